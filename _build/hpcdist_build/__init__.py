@@ -1,0 +1,1 @@
+"""How hpcdist is built: the PEP 517 hooks, the search for an MPI compiler, the extensions."""

