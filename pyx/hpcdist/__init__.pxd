@@ -1,0 +1,1 @@
+"""Declarations that the native modules share."""
