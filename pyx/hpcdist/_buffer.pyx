@@ -1,0 +1,325 @@
+"""Tensors and arrays as memory the engine can move.
+
+torch tensors go through the C function behind ``torch.Tensor.__dlpack_c_exchange_api__`` (about 50 ns), or through
+their attributes on torch before 2.10; NumPy arrays and everything else with the buffer protocol through a
+``Py_buffer``; other DLPack objects through ``torch.from_dlpack``. Everything is validated here, before MPI sees
+it: type, device, dtype, layout, writability.
+"""
+
+import sys
+
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_STRIDES,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from hpcdist cimport dlpack
+from hpcdist.dlpack cimport DLPackExchangeAPI, DLTensor
+
+cdef extern from "hd_base.h" nogil:
+    uint64_t hd_mix(uint64_t, uint64_t)
+
+cdef extern from "hd_types.h":
+    enum:
+        HD_BOOL, HD_UINT8, HD_INT8, HD_UINT16, HD_INT16, HD_UINT32, HD_INT32, HD_UINT64, HD_INT64
+        HD_FLOAT16, HD_BFLOAT16, HD_FLOAT32, HD_FLOAT64, HD_COMPLEX64, HD_COMPLEX128
+        HD_FLOAT8_E4M3FN, HD_FLOAT8_E5M2, HD_FLOAT8_E4M3FNUZ, HD_FLOAT8_E5M2FNUZ, HD_FLOAT8_E8M0FNU
+        HD_NDTYPES
+
+# The last tensor type seen and its exchange function: training uses one or two types.
+cdef object known_type = None
+cdef dlpack.tensor_from_object known_function = NULL
+cdef dict functions = {}  # type -> address of its function, 0 where it has none
+
+
+cdef uintptr_t find_function(object tp):
+    cdef DLPackExchangeAPI* api
+    capsule = getattr(tp, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    try:
+        api = <DLPackExchangeAPI*> PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
+    except (TypeError, ValueError):
+        return 0
+    if api.version.major != 1:
+        return 0
+    return <uintptr_t> api.dltensor_from_py_object_no_sync
+
+
+cdef int layout_of(hd_buf* b, int ndim, const int64_t* shape, const int64_t* strides, int64_t unit) except -2:
+    """Count, dims and hashes; strides in multiples of unit. 0 fine, -1 has gaps or overlaps."""
+    cdef int64_t n = 1, expect, step
+    cdef int i, _
+    cdef uint64_t h = 0x5be0cd19137e2179
+    cdef bint plain = True
+    for i in range(ndim):
+        n *= shape[i]
+        if i < HD_MAX_DIMS:
+            b.dims[i] = shape[i]
+        h = hd_mix(h, <uint64_t> shape[i])
+    b.n = n
+    b.ndim = ndim
+    b.shape = hd_mix(h, <uint64_t> ndim)
+    b.strides = 0
+    if strides == NULL or n <= 1:
+        return 0
+    expect = unit
+    for i in range(ndim - 1, -1, -1):
+        if shape[i] != 1:
+            if strides[i] != expect:
+                plain = False
+                break
+            expect *= shape[i]
+    if plain:
+        return 0
+    # Dense in another order? The strides, from the smallest up, must be the products of the extents.
+    expect = unit
+    for _ in range(ndim):
+        step = -1
+        for i in range(ndim):
+            if shape[i] != 1 and strides[i] == expect:
+                step = shape[i]
+                break
+        if step < 0:
+            break
+        expect *= step
+        if expect == n * unit:
+            break
+    if expect != n * unit:
+        return -1
+    h = 1
+    for i in range(ndim):
+        if shape[i] != 1:
+            h = hd_mix(h, <uint64_t> (strides[i] // unit))
+    b.strides = h
+    return 0
+
+
+cdef int dtype_of_dlpack(int code, int bits, int lanes) noexcept:
+    if lanes != 1:
+        return -1
+    if code == dlpack.kDLFloat:
+        return HD_FLOAT32 if bits == 32 else HD_FLOAT64 if bits == 64 else HD_FLOAT16 if bits == 16 else -1
+    if code == dlpack.kDLBfloat and bits == 16:
+        return HD_BFLOAT16
+    if code == dlpack.kDLInt:
+        return (HD_INT64 if bits == 64 else HD_INT32 if bits == 32 else HD_INT16 if bits == 16
+                else HD_INT8 if bits == 8 else -1)
+    if code == dlpack.kDLUInt:
+        return (HD_UINT8 if bits == 8 else HD_UINT64 if bits == 64 else HD_UINT32 if bits == 32
+                else HD_UINT16 if bits == 16 else -1)
+    if code == dlpack.kDLBool and bits == 8:
+        return HD_BOOL
+    if code == dlpack.kDLComplex:
+        return HD_COMPLEX64 if bits == 64 else HD_COMPLEX128 if bits == 128 else -1
+    if bits == 8:
+        if code == dlpack.kDLFloat8_e4m3fn:
+            return HD_FLOAT8_E4M3FN
+        if code == dlpack.kDLFloat8_e5m2:
+            return HD_FLOAT8_E5M2
+        if code == dlpack.kDLFloat8_e4m3fnuz:
+            return HD_FLOAT8_E4M3FNUZ
+        if code == dlpack.kDLFloat8_e5m2fnuz:
+            return HD_FLOAT8_E5M2FNUZ
+        if code == dlpack.kDLFloat8_e8m0fnu:
+            return HD_FLOAT8_E8M0FNU
+    return -1
+
+
+cdef int dtype_of_format(const char* f, Py_ssize_t itemsize) noexcept:
+    """A struct-module format of one native element."""
+    cdef char c
+    if f == NULL:
+        return HD_UINT8 if itemsize == 1 else -1
+    if f[0] == c'@' or f[0] == c'=' or f[0] == c'<' or f[0] == c'|':
+        f += 1
+    c = f[0]
+    if c == c'Z' and f[1] != 0 and f[2] == 0:
+        return HD_COMPLEX64 if f[1] == c'f' else HD_COMPLEX128 if f[1] == c'd' else -1
+    if c == 0 or f[1] != 0:
+        return -1
+    if c == c'?':
+        return HD_BOOL
+    if c == c'e':
+        return HD_FLOAT16
+    if c == c'f':
+        return HD_FLOAT32
+    if c == c'd':
+        return HD_FLOAT64
+    if c in (c'b', c'h', c'i', c'l', c'q', c'n'):
+        return (HD_INT8 if itemsize == 1 else HD_INT16 if itemsize == 2 else HD_INT32 if itemsize == 4
+                else HD_INT64)
+    if c in (c'B', c'c', c'H', c'I', c'L', c'Q', c'N'):
+        return (HD_UINT8 if itemsize == 1 else HD_UINT16 if itemsize == 2 else HD_UINT32 if itemsize == 4
+                else HD_UINT64)
+    return -1
+
+
+cdef object gaps(str role, object obj):
+    shape = tuple(obj.shape)
+    strides = obj.stride() if callable(getattr(obj, "stride", None)) else getattr(obj, "strides", "?")
+    return ValueError(
+        f"{role} of shape {shape} and strides {tuple(strides)} is not dense (it has gaps or overlaps): nothing is "
+        f"copied silently, so pass {role}.contiguous() (NumPy: numpy.ascontiguousarray) and copy the result back"
+    )
+
+
+cdef object fill_dlpack(object obj, hd_buf* b, dlpack.tensor_from_object function, str role):
+    cdef DLTensor t
+    try:
+        function(<void*> obj, &t)
+    except Exception:
+        return refuse(obj, role)
+    if t.device.device_type != dlpack.kDLCPU and t.device.device_type != dlpack.kDLCUDAHost:
+        return refuse(obj, role)
+    b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
+    if b.dtype < 0:
+        return refuse(obj, role)
+    # DLPack passes on the memory of a lazily negated or conjugated view, which holds other numbers.
+    if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
+        return refuse(obj, role)
+    b.ptr = <char*> t.data + t.byte_offset
+    if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
+        raise gaps(role, obj)
+    return obj
+
+
+cdef object refuse(object obj, str role):
+    """Says why a tensor cannot be used."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        if obj.layout != torch.strided:
+            raise TypeError(f"{role} is a {obj.layout} tensor; pass a dense one, e.g. {role}.to_dense()")
+        if obj.device.type == "meta":
+            raise TypeError(f"{role} is a meta tensor: it has no data to move")
+        if obj.device.type != "cpu":
+            raise ValueError(
+                f"{role} is on {obj.device}; this process group moves CPU tensors only, pass {role}.cpu()"
+            )
+        if obj.is_conj() or obj.is_neg():
+            raise ValueError(
+                f"{role} is a lazily conjugated or negated view; pass {role}.resolve_conj().resolve_neg()"
+            )
+        raise TypeError(f"{role} has dtype {obj.dtype}, which hpcdist does not move")
+    raise TypeError(
+        f"{role} is a {type(obj).__name__}; expected a torch tensor, a NumPy array, or an object with the buffer "
+        f"protocol or DLPack on the host"
+    )
+
+
+cdef object fill_protocol(object obj, hd_buf* b, bint writable, str role):
+    cdef Py_buffer view
+    cdef int rc
+    keep = obj if type(obj).__module__ == "numpy" else memoryview(obj)  # a view blocks resizing, as of a bytearray
+    try:
+        PyObject_GetBuffer(obj, &view, PyBUF_STRIDES | PyBUF_FORMAT)
+    except (BufferError, ValueError) as err:
+        raise TypeError(f"{role}: {err}") from None
+    try:
+        if writable and view.readonly:
+            raise ValueError(f"{role} is read-only, and this operation writes to it")
+        b.dtype = dtype_of_format(view.format, view.itemsize)
+        if b.dtype < 0:
+            kind = view.format.decode() if view.format != NULL else "unknown"
+            raise TypeError(
+                f"{role} has elements of format {kind!r} (itemsize {view.itemsize}), which hpcdist does not move"
+            )
+        b.ptr = <char*> view.buf
+        rc = layout_of(b, view.ndim, <int64_t*> view.shape, <int64_t*> view.strides, view.itemsize)
+        if rc < 0:
+            raise gaps(role, obj)
+    finally:
+        PyBuffer_Release(&view)
+    return keep
+
+
+cdef object fill_attributes(object obj, hd_buf* b, str role):
+    """torch before 2.10: no exchange capsule."""
+    cdef int64_t shape[64]
+    cdef int64_t strides[64]
+    cdef int i, ndim = obj.dim()
+    torch = sys.modules["torch"]
+    name = str(obj.dtype).removeprefix("torch.")
+    b.dtype = -1
+    for i in range(HD_NDTYPES):
+        if hd_dtype_name(i).decode() == name:
+            b.dtype = i
+    if b.dtype < 0 or obj.layout != torch.strided or obj.device.type != "cpu" or ndim > 64:
+        return refuse(obj, role)
+    for i in range(ndim):
+        shape[i] = obj.shape[i]
+        strides[i] = obj.stride(i)
+    b.ptr = <char*> <uintptr_t> obj.data_ptr()
+    if layout_of(b, ndim, shape, strides, 1) < 0:
+        raise gaps(role, obj)
+    return obj
+
+
+cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
+    global known_type, known_function
+    cdef uintptr_t address
+    tp = type(obj)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        if obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
+            return refuse(obj, role)
+        if tp not in functions:
+            functions[tp] = find_function(tp)
+        address = functions[tp]
+        if address == 0:
+            return fill_attributes(obj, b, role)
+        known_type = tp
+        known_function = <dlpack.tensor_from_object> address
+        return fill_dlpack(obj, b, known_function, role)
+    if PyObject_CheckBuffer(obj):
+        return fill_protocol(obj, b, writable, role)
+    if hasattr(obj, "__dlpack__"):
+        import torch
+        try:
+            view = torch.from_dlpack(obj)
+        except Exception as err:
+            raise TypeError(f"{role} ({type(obj).__name__}) offers DLPack, but not on the host: {err}") from None
+        return fill_slow(view, b, writable, role)
+    return refuse(obj, role)
+
+
+cdef object fill(object obj, hd_buf* b, bint writable, str role):
+    # Parameters alternate with tensors: both stay in the dictionary, the last one here.
+    if type(obj) is known_type:
+        return fill_dlpack(obj, b, known_function, role)
+    return fill_slow(obj, b, writable, role)
+
+
+def describe(obj):
+    """Shows how the engine sees a buffer; for tests and curious users.
+
+    Parameters
+    ----------
+    obj : torch.Tensor, numpy.ndarray or buffer
+        Anything an operation accepts.
+
+    Returns
+    -------
+    dict
+        ``pointer`` (int), ``elements``, ``dtype`` (name), ``shape`` (at most 8 dimensions) and ``contiguous``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As an operation would.
+    """
+    cdef hd_buf b
+    keep = fill(obj, &b, False, "tensor")
+    del keep
+    return {
+        "pointer": <uintptr_t> b.ptr,
+        "elements": b.n,
+        "dtype": hd_dtype_name(b.dtype).decode(),
+        "shape": tuple(b.dims[i] for i in range(min(b.ndim, HD_MAX_DIMS))),
+        "contiguous": b.strides == 0,
+    }

@@ -1,0 +1,128 @@
+"""The engine's C interface as Cython sees it; see engine/hd_engine.h for what each function does."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from hpcdist._buffer cimport hd_buf
+from hpcdist.libmpi cimport MPI_Comm
+
+cdef extern from "hd_base.h" nogil:
+    enum:
+        HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_INTERRUPT
+    uint64_t hd_mix(uint64_t, uint64_t)
+    uint64_t hd_hash_text(const char*)
+
+cdef extern from "hd_types.h" nogil:
+    enum:
+        HD_AVG, HD_PREMUL_SUM
+    size_t hd_itemsize(int)
+    const char* hd_dtype_name(int)
+    const char* hd_op_refusal(int op, int dtype)
+
+cdef extern from "hd_mpi_ops.h" nogil:
+    int hd_mpi_ops_init()
+    void hd_mpi_ops_free()
+
+cdef extern from "hd_engine.h" nogil:
+    enum:
+        HD_TEXT, HD_SITE, HD_MAX_DIMS
+        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
+        HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
+        HD_QUEUED, HD_RUNNING, HD_DONE
+
+    ctypedef struct hd_seg:
+        char* ptr
+        int64_t n
+
+    ctypedef struct hd_session:
+        pass
+
+    ctypedef struct hd_comm:
+        MPI_Comm mpi
+        int rank, size
+        char* name
+        double timeout
+        int check
+        int64_t chunk
+        int tag_limit
+        uint32_t seq
+        hd_session* session
+        int* node_slot
+        int one_node, freed
+        void* page
+
+    ctypedef struct hd_job:
+        int kind
+        const char* api
+        uint64_t api_hash
+        int dtype, redop, root
+        double factor
+        int64_t count, extra
+        uint64_t layout
+        int pairwise, uneven, permuted, listed
+        int nin, nout
+        hd_seg* in_ "in"
+        hd_seg* out
+        hd_seg in1, out1
+        int ndim
+        int64_t* dims
+        double timeout
+        int inline_
+        int peer, tag, source
+        uint32_t seq
+        int code
+        char* text
+        char* site
+        hd_comm* comm
+        int refs, watched, seen
+        void* keep
+        hd_job* next
+
+    ctypedef struct hd_hooks:
+        void (*site)(hd_job*) noexcept
+        int (*slow)(hd_job*) noexcept
+        void (*release)(hd_job*) noexcept nogil
+        void (*notify)(hd_job*) noexcept nogil
+
+    hd_hooks hd_py
+
+    void hd_job_init(hd_job*, hd_comm*, int kind, const char* api)
+    void hd_job_clear(hd_job*)
+    int hd_job_state(const hd_job*)
+    void hd_job_unref(hd_job*)
+    int hd_job_wait(hd_job*, double)
+    int hd_job_watch(hd_job*)
+
+    int hd_session_open(MPI_Comm, hd_session**, char*, size_t)
+    void hd_session_unref(hd_session*)
+    int hd_session_serialized(const hd_session*)
+    void hd_session_cpus(const hd_session*, int*, int*)
+    void hd_session_set_leaving(hd_session*)
+    void hd_session_set_failing(hd_session*, const char*)
+    void hd_session_poisoned(hd_session*)
+    void hd_abort(int, const char*)
+    void hd_failing(double)
+    void hd_arm_exit(int)
+    int hd_in_child()
+
+    int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
+    int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
+    int hd_comm_free(hd_comm*, double, char*, size_t)
+    void hd_comm_release(hd_comm*)
+
+    int hd_lane_try(hd_comm*)
+    void hd_lane_run(hd_comm*, hd_job*)
+    int hd_lane_submit(hd_comm*, hd_job*)
+    int hd_lane_drain(hd_comm*, double)
+
+    int hd_p2p_start(hd_comm*, hd_job*)
+    int hd_p2p_test(hd_job*)
+    int hd_p2p_wait(hd_job*, double, int)
+    void hd_p2p_watch(hd_job*)
+    int hd_p2p_take_back(hd_job*)
+    void hd_p2p_cancel(hd_job*)
+    int hd_p2p_drain(hd_comm*, double)
+    void hd_p2p_shutdown()
+
+    void hd_notify_push(hd_job*)
+    hd_job* hd_notify_next()
+    void hd_notify_stop()

@@ -1,0 +1,58 @@
+"""The MPI engine: communicators with their collectives, and the life of MPI in this process.
+
+Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. The moving parts are C
+(``engine/*.c``) and run without the GIL; here are the Python objects on top: validation, ownership, exceptions.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
+from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
+from libc.stdint cimport intptr_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, strncpy
+
+from hpcdist cimport libmpi
+from hpcdist._buffer cimport fill
+from hpcdist._ops cimport ReduceOp, as_reduce_op
+
+from hpcdist.errors import (
+    DistBackendError,
+    DistError,
+    DistMismatchError,
+    DistTimeoutError,
+    RankFailedError,
+)
+
+cdef extern from "Python.h":
+    # Not cpython.exc's declaration, after which Cython would swallow what the handler raised.
+    int look_at_signals "PyErr_CheckSignals"() noexcept
+    void PySys_WriteStderr(const char*, ...)
+    int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) nogil
+
+cdef extern from "hd_engine.h" nogil:
+    MPI_Comm comm_from_int "(MPI_Comm)(intptr_t)"(intptr_t)
+    intptr_t comm_to_int "(intptr_t)"(MPI_Comm)
+
+cdef extern from * nogil:
+    """
+    #include <pthread.h>
+    static int hd_forked;
+    static void hd_after_fork(void) { hd_forked = 1; }
+    static int hd_guard_fork(void) { return pthread_atfork(0, 0, hd_after_fork); }
+    """
+    int hd_forked
+    int hd_guard_fork()
+
+cdef class Comm
+cdef class Work
+
+include "engine/errors.pxi"
+include "engine/work.pxi"
+include "engine/submit.pxi"
+include "engine/comm.pxi"
+include "engine/process.pxi"

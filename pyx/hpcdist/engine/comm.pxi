@@ -1,0 +1,663 @@
+# Comm: the operations of one group. Ranks are the group's own; hpcdist.group translates.
+
+
+cdef class Comm:
+    """One group's communicator and lane.
+
+    Made by :meth:`world`, :meth:`from_handle` and :meth:`create_group`; freed by :meth:`free`. Each operation
+    returns None, or a :class:`Work` with ``async_op=True``.
+    """
+
+    cdef hd_comm* c
+    cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("use Comm.world, Comm.from_handle or create_group")
+
+    def __dealloc__(self):
+        if self.c != NULL and not hd_forked:
+            hd_comm_release(self.c)
+
+    # ---- life ----
+
+    @staticmethod
+    def world(str name, double timeout, int check):
+        """Duplicates MPI's world. Collective over all processes of the job.
+
+        Parameters
+        ----------
+        name : str
+            Name of the group in messages.
+        timeout : float
+            Seconds after which an operation gives up.
+        check : int
+            Entry check: 0 off, 1 on, 2 full.
+
+        Returns
+        -------
+        Comm
+        """
+        return open_root(libmpi.MPI_COMM_WORLD, name, timeout, check)
+
+    @staticmethod
+    def from_handle(object handle, str name, double timeout, int check):
+        """Duplicates a communicator of the user's, e.g. mpi4py's ``comm.handle``. Collective over it.
+
+        Parameters
+        ----------
+        handle : int
+            The MPI handle as an integer.
+        name, timeout, check
+            As for :meth:`world`.
+
+        Returns
+        -------
+        Comm
+        """
+        # any width and sign: mpi4py gives MPICH's negative int handles as unsigned 64 bit numbers
+        return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check)
+
+    def create_group(self, ranks, str name, double timeout, int tag=0):
+        """Makes a communicator of some ranks; only they call it.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            Members, in the numbering of this communicator; their order gives the new ranks.
+        name : str
+            The same on all members.
+        timeout : float
+            Seconds; also the new group's timeout.
+        tag : int, optional
+            Keeps apart groups that different threads make at the same time.
+
+        Returns
+        -------
+        Comm
+
+        Raises
+        ------
+        DistTimeoutError
+            A member did not call it in time.
+        DistMismatchError
+            The members named different lists.
+        """
+        cdef char text[512]
+        cdef hd_comm* made = NULL
+        cdef Comm comm
+        cdef int n = len(ranks), code, i
+        cdef int* list = <int*> malloc((n + 1) * sizeof(int))
+        encoded = name.encode()
+        cdef const char* cname = encoded
+        check_alive(self)
+        if list == NULL:
+            raise MemoryError
+        try:
+            for i in range(n):
+                list[i] = ranks[i]
+                root_in_range(self, list[i], "rank")
+            if self.c.rank not in ranks or len(set(ranks)) != n:
+                raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {self.c.rank}")
+            with nogil:
+                code = hd_comm_create_group(self.c, list, n, tag, cname, timeout, &made, text, sizeof(text))
+        finally:
+            free(list)
+        if code:
+            propagate()
+            raise error_of(code, text)
+        comm = Comm.__new__(Comm)
+        comm.c = made
+        comm.c.timeout = timeout
+        open_comms[<size_t> made] = comm
+        return comm
+
+    def free(self, double drain=5.0):
+        """Waits for what is in flight and frees the communicator. Every member calls it; may be repeated.
+
+        Parameters
+        ----------
+        drain : float, optional
+            Seconds to wait for operations in flight.
+
+        Raises
+        ------
+        DistTimeoutError
+            Operations did not end in time; nothing is freed, and they keep their tensors.
+        """
+        cdef char text[256]
+        cdef int code
+        if hd_forked or self.c == NULL or self.c.freed:
+            return
+        with nogil:
+            code = hd_comm_free(self.c, drain, text, sizeof(text))
+        open_comms.pop(<size_t> self.c, None)
+        bury(NULL)
+        if code:
+            lost_comms.append(self)
+            raise error_of(code, text)
+
+    @property
+    def rank(self):
+        """int: this process's rank in the group."""
+        return self.c.rank
+
+    @property
+    def size(self):
+        """int: number of ranks."""
+        return self.c.size
+
+    @property
+    def name(self):
+        """str: the group's name in messages."""
+        return self.c.name.decode()
+
+    @property
+    def handle(self):
+        """int: the MPI communicator, as mpi4py's ``MPI.Comm.fromhandle`` takes it."""
+        return <size_t> comm_to_int(self.c.mpi)  # mpi4py takes no negative numbers
+
+    @property
+    def seq(self):
+        """int: collectives begun."""
+        return self.c.seq
+
+    @property
+    def timeout(self):
+        """float: seconds after which an operation gives up; set it on all ranks."""
+        return self.c.timeout
+
+    @timeout.setter
+    def timeout(self, object value):
+        cdef double s = seconds_of(value)
+        if s == 0:
+            raise ValueError("a timeout of zero would end every operation")
+        self.c.timeout = s
+
+    @property
+    def check(self):
+        """int: entry check level, 0 off, 1 on, 2 full; set it alike on all ranks, between operations."""
+        return self.c.check
+
+    @check.setter
+    def check(self, int value):
+        if value < 0 or value > 2:
+            raise ValueError("check is 0 (off), 1 (on) or 2 (full)")
+        self.c.check = value
+
+    @property
+    def chunk(self):
+        """int: bytes of one piece of a long reduction; set it alike on all ranks, between operations."""
+        return self.c.chunk
+
+    @chunk.setter
+    def chunk(self, int64_t value):
+        if value < 4096:
+            raise ValueError(f"a chunk of {value} bytes is too small to be worth a call; 4096 is the least")
+        self.c.chunk = value
+
+    @property
+    def freed(self):
+        """bool: whether :meth:`free` was called."""
+        return bool(self.c.freed)
+
+    @property
+    def checks_through(self):
+        """str: what carries the entry check: ``shared memory`` within a node, else ``MPI``."""
+        return "shared memory" if self.c.page != NULL else "MPI"
+
+    @property
+    def node_ranks(self):
+        """tuple of int: the ranks of this group that share this node."""
+        ranks = tuple(r for r in range(self.c.size) if self.c.node_slot[r] >= 0)
+        return ranks or (self.c.rank,)
+
+    @property
+    def local_rank(self):
+        """int: position of this rank among :attr:`node_ranks`."""
+        return self.node_ranks.index(self.c.rank)
+
+    @property
+    def cpus(self):
+        """tuple of int: CPUs this process may use, and CPUs all ranks of the node may use together."""
+        cdef int own, node
+        hd_session_cpus(self.c.session, &own, &node)
+        return own, node
+
+    # ---- reductions ----
+
+    def all_reduce(self, tensor, op=ReduceOp.SUM, bint async_op=False, *, api=None, extra=0):
+        """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`."""
+        cdef hd_job j
+        cdef hd_buf b
+        keep = fill(tensor, &b, True, "tensor")
+        begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE if api is None else api_named(api, ALL_REDUCE))
+        subject(&j, &b, True)
+        reduces(&j, as_reduce_op(op))
+        j.extra = extra
+        j.nout = 1
+        j.out1.ptr = b.ptr
+        j.out1.n = b.n
+        return run(self, &j, async_op, keep, [tensor] if async_op else None)
+
+    def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, bint async_op=False):
+        """Reduces several tensors of one dtype under one agreement. See :func:`hpcdist.all_reduce_coalesced`."""
+        cdef hd_job j
+        cdef hd_buf b
+        cdef Py_ssize_t i
+        tensors = list(tensors)
+        if not tensors:
+            raise ValueError("tensors is empty")
+        begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE_COALESCED)
+        try:
+            j.out = segments(len(tensors))
+            j.listed = 1
+            keep = collect(&j, tensors, j.out, True, "tensors")
+            j.nout = len(tensors)
+            reduces(&j, as_reduce_op(op))
+        except BaseException:
+            hd_job_clear(&j)
+            raise
+        return run(self, &j, async_op, keep, tensors)
+
+    def reduce(self, tensor, int root, op=ReduceOp.SUM, bint async_op=False):
+        """Reduces a tensor to one rank. See :func:`hpcdist.reduce`."""
+        cdef hd_job j
+        cdef hd_buf b
+        root_in_range(self, root, "root")
+        keep = fill(tensor, &b, self.c.rank == root, "tensor")
+        begin(&j, self, HD_REDUCE, REDUCE)
+        subject(&j, &b, True)
+        reduces(&j, as_reduce_op(op))
+        j.root = root
+        j.nin = j.nout = 1
+        j.in1.ptr = j.out1.ptr = b.ptr
+        j.in1.n = j.out1.n = b.n
+        return run(self, &j, async_op, keep, [tensor])
+
+    def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, bint async_op=False):
+        """Reduces a list and leaves one entry on each rank. See :func:`hpcdist.reduce_scatter`."""
+        cdef hd_job j
+        cdef hd_buf b
+        inputs = list(inputs)
+        whole_list(self, inputs, "input_list")
+        out = fill(output, &b, True, "output")
+        begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER)
+        try:
+            j.in_ = segments(len(inputs))
+            j.listed = 1
+            keep = collect(&j, inputs, j.in_, False, "input_list")
+            j.nin = len(inputs)
+            same_dtype(j.dtype, b.dtype, "output", "input_list")
+            if j.in_[self.c.rank].n != b.n:
+                raise ValueError(
+                    f"output has {b.n} elements, but input_list[{self.c.rank}] has {j.in_[self.c.rank].n}"
+                )
+            reduces(&j, as_reduce_op(op))
+            j.nout = 1
+            j.out1.ptr = b.ptr
+            j.out1.n = b.n
+        except BaseException:
+            hd_job_clear(&j)
+            raise
+        return run(self, &j, async_op, (out, keep), [output])
+
+    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, bint async_op=False):
+        """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
+        cdef hd_job j
+        cdef hd_buf b, o
+        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+        same_dtype(b.dtype, o.dtype, "output", "input")
+        if b.n != o.n * self.c.size:
+            raise ValueError(
+                f"input has {b.n} elements; it must have {self.c.size} (the group's size) times output's {o.n}"
+            )
+        contiguous(&b, "input")
+        begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
+        subject(&j, &b, True)
+        reduces(&j, as_reduce_op(op))
+        j.nin = j.nout = 1
+        j.in1.ptr = b.ptr
+        j.in1.n = b.n
+        j.out1.ptr = o.ptr
+        j.out1.n = o.n
+        return run(self, &j, async_op, keep, [output])
+
+    # ---- one to all, all to one ----
+
+    def broadcast(self, tensor, int root, bint async_op=False, *, api=None, extra=0):
+        """Copies the root's tensor to all ranks. See :func:`hpcdist.broadcast`."""
+        cdef hd_job j
+        cdef hd_buf b
+        root_in_range(self, root, "root")
+        keep = fill(tensor, &b, self.c.rank != root, "tensor")
+        begin(&j, self, HD_BROADCAST, api_named(api, BROADCAST))
+        subject(&j, &b, True)
+        j.root = root
+        j.extra = extra
+        j.nout = 1
+        j.out1.ptr = b.ptr
+        j.out1.n = b.n
+        return run(self, &j, async_op, keep, [tensor])
+
+    def gather(self, tensor, gather_list, int root, bint async_op=False, *, api=None, extra=0):
+        """Collects one tensor from each rank at the root. See :func:`hpcdist.gather`."""
+        return rooted(self, HD_GATHER, api_named(api, GATHER), tensor, gather_list, root, async_op, extra)
+
+    def scatter(self, tensor, scatter_list, int root, bint async_op=False, *, api=None, extra=0):
+        """Hands one tensor of the root's list to each rank. See :func:`hpcdist.scatter`."""
+        return rooted(self, HD_SCATTER, api_named(api, SCATTER), tensor, scatter_list, root, async_op, extra)
+
+    # ---- all to all ----
+
+    def all_gather(self, outputs, tensor, bint async_op=False):
+        """Collects every rank's tensor on all ranks. See :func:`hpcdist.all_gather`."""
+        return gather_lists(self, ALL_GATHER, [list(outputs)], [tensor], async_op)
+
+    def all_gather_coalesced(self, output_lists, inputs, bint async_op=False):
+        """Collects several tensors under one agreement. See :func:`hpcdist.all_gather_coalesced`.
+
+        output_lists has one list per rank, each with one tensor per input.
+        """
+        by_rank, inputs = [list(o) for o in output_lists], list(inputs)
+        whole_list(self, by_rank, "output_tensor_lists")
+        if any(len(outputs) != len(inputs) for outputs in by_rank):
+            raise ValueError(f"each of output_tensor_lists must have {len(inputs)} tensors, one per input")
+        by_input = [[outputs[i] for outputs in by_rank] for i in range(len(inputs))]
+        return gather_lists(self, ALL_GATHER_COALESCED, by_input, inputs, async_op)
+
+    def all_gather_into_tensor(self, output, input, bint async_op=False, *, api=None, extra=0):
+        """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
+        cdef hd_job j
+        cdef hd_buf b, o
+        cdef char* own
+        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+        same_dtype(b.dtype, o.dtype, "output", "input")
+        if o.n != b.n * self.c.size:
+            raise ValueError(
+                f"output has {o.n} elements; it must have {self.c.size} (the group's size) times input's {b.n}"
+            )
+        contiguous(&o, "output")
+        own = o.ptr + <int64_t> self.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
+        if b.ptr != own and overlap(&b, &o):
+            raise ValueError("input lies inside output, but not where this rank's block goes: they would overwrite "
+                             "each other")
+        begin(&j, self, HD_ALL_GATHER, api_named(api, ALL_GATHER_INTO))
+        subject(&j, &b, True)
+        j.extra = extra
+        j.nin = j.nout = 1
+        j.in1.ptr = b.ptr
+        j.in1.n = b.n
+        j.out1.ptr = o.ptr
+        j.out1.n = o.n
+        return run(self, &j, async_op, keep, [output])
+
+    def all_to_all(self, outputs, inputs, bint async_op=False):
+        """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""
+        cdef hd_job j
+        cdef int r, dtype
+        outputs, inputs = list(outputs), list(inputs)
+        whole_list(self, outputs, "output_list")
+        whole_list(self, inputs, "input_list")
+        begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL)
+        try:
+            j.in_ = segments(len(inputs))
+            j.out = segments(len(outputs))
+            j.listed = j.pairwise = 1
+            keep_out = collect(&j, outputs, j.out, True, "output_list")
+            dtype = j.dtype
+            keep = (collect(&j, inputs, j.in_, False, "input_list"), keep_out)
+            same_dtype(j.dtype, dtype, "output_list", "input_list")
+            j.nin = j.nout = self.c.size
+            j.layout = 0
+            j.count = j.in_[0].n
+            for r in range(self.c.size):
+                j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
+        except BaseException:
+            hd_job_clear(&j)
+            raise
+        return run(self, &j, async_op, keep, outputs)
+
+    def all_to_all_single(self, output, input, output_splits=None, input_splits=None, bint async_op=False):
+        """Sends one block to and receives one from each rank. See :func:`hpcdist.all_to_all_single`."""
+        cdef hd_job j
+        cdef hd_buf b, o
+        cdef int r
+        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+        same_dtype(b.dtype, o.dtype, "output", "input")
+        contiguous(&b, "input")
+        contiguous(&o, "output")
+        if overlap(&b, &o):
+            raise ValueError("output and input overlap; all_to_all_single needs two separate tensors")
+        begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL_SINGLE)
+        try:
+            j.in_ = segments(self.c.size)
+            j.out = segments(self.c.size)
+            subject(&j, &b, False)
+            split(self, &b, input_splits, j.in_, "input")
+            split(self, &o, output_splits, j.out, "output")
+            j.nin = j.nout = self.c.size
+            j.pairwise = 1
+            j.count = j.in_[0].n
+            for r in range(self.c.size):
+                j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
+            if self.c.check == 0 and (input_splits or output_splits):
+                j.uneven = 1  # unchecked, the ranks cannot agree on the even form
+        except BaseException:
+            hd_job_clear(&j)
+            raise
+        return run(self, &j, async_op, keep, [output])
+
+    def barrier(self, bint async_op=False, *, api=None):
+        """Waits until all ranks have come. See :func:`hpcdist.barrier`."""
+        cdef hd_job j
+        begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
+        return run(self, &j, async_op, None, [])
+
+    # ---- point to point ----
+
+    def isend(self, tensor, int dst, int tag=0):
+        """Starts a send. See :func:`hpcdist.isend`."""
+        return post(self, tensor, dst, tag, HD_SEND, ISEND)
+
+    def irecv(self, tensor, int src=-1, int tag=0):
+        """Starts a receive; src -1 is any rank. See :func:`hpcdist.irecv`."""
+        return post(self, tensor, src, tag, HD_RECV, IRECV)
+
+    def send(self, tensor, int dst, int tag=0):
+        """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""
+        transfer(self, tensor, dst, tag, HD_SEND, SEND)
+
+    def recv(self, tensor, int src=-1, int tag=0):
+        """Receives; src -1 is any rank; returns the sender. See :func:`hpcdist.recv`."""
+        return transfer(self, tensor, src, tag, HD_RECV, RECV)
+
+    def __repr__(self):
+        return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"
+
+
+# ---- helpers of the methods above ----
+
+cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check):
+    cdef char text[512]
+    cdef hd_session* session = NULL
+    cdef hd_comm* made = NULL
+    cdef Comm comm
+    cdef int code
+    encoded = name.encode()
+    cdef const char* cname = encoded
+    check_alive(None)
+    init_mpi()
+    with nogil:
+        code = hd_session_open(from_, &session, text, sizeof(text))
+        if code == HD_OK:
+            code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
+            hd_session_unref(session)  # the communicator holds it now
+    if code:
+        raise error_of(code, text)
+    comm = Comm.__new__(Comm)
+    comm.c = made
+    open_comms[<size_t> made] = comm
+    return comm
+
+
+cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str role):
+    """A list of tensors of one dtype; what keeps them alive. Sizes become part of the agreement."""
+    cdef hd_buf b
+    cdef Py_ssize_t i
+    cdef uint64_t h = len(tensors)
+    keep = []
+    for i in range(len(tensors)):
+        keep.append(fill(tensors[i], &b, writable, role))
+        if i == 0:
+            subject(j, &b, False)
+        elif b.dtype != j.dtype:
+            raise TypeError(
+                f"{role}[{i}] is {hd_dtype_name(b.dtype).decode()}, but {role}[0] is {hd_dtype_name(j.dtype).decode()}"
+            )
+        list[i].ptr = b.ptr
+        list[i].n = b.n
+        h = hd_mix(hd_mix(h, <uint64_t> b.n), b.strides)
+    j.layout = h
+    return keep
+
+
+cdef int whole_list(Comm comm, list tensors, str role) except -1:
+    if len(tensors) != comm.c.size:
+        raise ValueError(f"{role} has {len(tensors)} tensors; the group has {comm.c.size} ranks")
+    return 0
+
+
+cdef int same_dtype(int a, int b, str first, str second) except -1:
+    if a != b:
+        raise TypeError(f"{second} is {hd_dtype_name(a).decode()}, but {first} is {hd_dtype_name(b).decode()}")
+    return 0
+
+
+cdef int contiguous(hd_buf* b, str role) except -1:
+    if b.strides != 0:
+        raise ValueError(f"{role} must be C-contiguous, because its blocks are; pass {role}.contiguous()")
+    return 0
+
+
+cdef bint overlap(hd_buf* a, hd_buf* b):
+    cdef int64_t item = hd_itemsize(a.dtype)
+    return a.n > 0 and b.n > 0 and a.ptr < b.ptr + b.n * item and b.ptr < a.ptr + a.n * item
+
+
+cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, int root, bint async_op, extra):
+    """gather and scatter: a list at the root, one tensor everywhere."""
+    cdef hd_job j
+    cdef hd_buf b
+    cdef hd_seg* list = NULL
+    cdef bint mine = comm.c.rank == root
+    cdef int r
+    name = "gather_list" if kind == HD_GATHER else "scatter_list"
+    root_in_range(comm, root, "root")
+    if mine and items is None:
+        raise ValueError(f"the root must pass {name}")
+    if not mine and items:
+        raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
+    keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
+    begin(&j, comm, kind, api)
+    try:
+        if mine:
+            tensors = [*items]
+            whole_list(comm, tensors, name)
+            list = segments(len(tensors))
+            if kind == HD_GATHER:
+                j.out = list
+                j.nout = comm.c.size
+            else:
+                j.in_ = list
+                j.nin = comm.c.size
+            keep = (keep, collect(&j, tensors, list, kind == HD_GATHER, name))
+            same_dtype(b.dtype, j.dtype, name, "tensor")
+            if list[root].n != b.n:
+                raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
+            for r in range(comm.c.size):
+                j.uneven |= list[r].n != b.n
+        subject(&j, &b, False)
+        j.pairwise = 1
+        j.root = root
+        j.extra = extra
+        if kind == HD_GATHER:
+            j.nin = 1
+            j.in1.ptr = b.ptr
+            j.in1.n = b.n
+        else:
+            j.nout = 1
+            j.out1.ptr = b.ptr
+            j.out1.n = b.n
+        j.listed = mine
+    except BaseException:
+        hd_job_clear(&j)
+        raise
+    if kind == HD_GATHER:
+        outputs = [*items] if mine else []
+    else:
+        outputs = [tensor]
+    return run(comm, &j, async_op, keep, outputs)
+
+
+cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, bint async_op):
+    cdef hd_job j
+    cdef hd_buf b
+    cdef Py_ssize_t i, n = len(inputs)
+    cdef int size = comm.c.size, dtype
+    cdef hd_seg* mine
+    if not n:
+        raise ValueError("no input tensor")
+    if len(output_lists) != n:
+        raise ValueError(f"{len(output_lists)} output lists for {n} input tensors")
+    for outputs in output_lists:
+        whole_list(comm, outputs, "tensor_list")
+    begin(&j, comm, HD_ALL_GATHER, api)
+    try:
+        j.in_ = segments(n)
+        j.out = segments(n * size)
+        j.listed = 1
+        keep = [collect(&j, inputs, j.in_, False, "tensor")]
+        dtype = j.dtype
+        flat = [t for outputs in output_lists for t in outputs]
+        keep.append(collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
+        same_dtype(dtype, j.dtype, "tensor_list", "tensor")
+        for i in range(n):
+            mine = &j.out[i * size + comm.c.rank]
+            if mine.n != j.in_[i].n:
+                raise ValueError(
+                    f"tensor has {j.in_[i].n} elements, but its place tensor_list[{comm.c.rank}] has {mine.n}"
+                )
+        j.nin = n
+        j.nout = n * size
+    except BaseException:
+        hd_job_clear(&j)
+        raise
+    return run(comm, &j, async_op, keep, flat)
+
+
+cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) except -1:
+    """Blocks of a tensor along its first dimension: equal ones, or as the splits say (rows)."""
+    cdef int64_t rows = b.dims[0] if b.ndim else b.n
+    cdef int64_t row = b.n // rows if rows else 0
+    cdef int64_t at = 0, n, total = 0
+    cdef int r, size = comm.c.size
+    if splits is not None and len(splits) == 0:
+        splits = None  # as torch: an empty list means equal blocks
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"{role}'s first dimension, {rows}, is not divisible by the group's size, {size}; pass {role}_split_sizes"
+            )
+    else:
+        if len(splits) != size:
+            raise ValueError(f"{role}_split_sizes has {len(splits)} entries; the group has {size} ranks")
+    for r in range(size):
+        n = rows // size if splits is None else splits[r]
+        if n < 0:
+            raise ValueError(f"{role}_split_sizes has a negative entry: {n}")
+        list[r].ptr = b.ptr + at * row * <int64_t> hd_itemsize(b.dtype)
+        list[r].n = n * row
+        at += n
+    if at != rows:
+        raise ValueError(f"{role}_split_sizes add up to {at}, but {role}'s first dimension is {rows}")
+    return 0

@@ -1,0 +1,69 @@
+# From the engine's codes to exceptions, and from the Python stack to "train.py:42 in step".
+
+cdef dict EXCEPTIONS = {
+    HD_ERR_BACKEND: DistBackendError,
+    HD_ERR_MISMATCH: DistMismatchError,
+    HD_ERR_TIMEOUT: DistTimeoutError,
+    HD_ERR_FAILED: RankFailedError,
+    HD_ERR_MEMORY: MemoryError,
+}
+
+
+cdef object error_of(int code, const char* text):
+    message = text.decode("utf-8", "replace") if text != NULL else "the engine failed and could not say why"
+    return EXCEPTIONS.get(code, DistError)(message)
+
+
+cdef int check_alive(Comm comm) except -1:
+    if hd_forked:
+        raise DistError(
+            "hpcdist was started before this process was forked; MPI does not survive a fork. Start worker processes "
+            "with multiprocessing's 'spawn' or 'forkserver', or fork before init_process_group"
+        )
+    if comm is not None and (comm.c == NULL or comm.c.freed):
+        raise DistError("this process group has been destroyed")
+    return 0
+
+
+# ---- the calling line ----
+
+cdef str PACKAGE = __file__.rpartition("/")[0] + "/"
+
+
+cdef object calling_line():
+    cdef object frame = sys._getframe()
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        # Inside backward() torch's own frames stand between the user's line and ours.
+        if not filename.startswith((PACKAGE, "<frozen")) and "/site-packages/torch/" not in filename:
+            parts = filename.rsplit("/", 2)
+            short = filename if len(parts) < 3 else f"{parts[1]}/{parts[2]}"
+            return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+cdef void note_line(hd_job* j):
+    if j == NULL or j.site[0] != 0:
+        return
+    try:
+        line = calling_line().encode()
+        strncpy(j.site, <const char*> line, HD_SITE - 1)
+    except Exception:
+        pass  # a message without its line is better than another error
+
+
+cdef void site_hook(hd_job* j) noexcept with gil:
+    note_line(j)
+
+
+cdef int slow_hook(hd_job* j) noexcept with gil:
+    note_line(j)
+    if PyErr_Occurred() != NULL:
+        return 1
+    return look_at_signals() != 0
+
+
+cdef int propagate() except -1:
+    """Lets an exception go on that a signal handler raised while the engine waited."""
+    return -1 if PyErr_Occurred() != NULL else 0

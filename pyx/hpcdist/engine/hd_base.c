@@ -1,0 +1,124 @@
+#define _GNU_SOURCE
+#include "hd_base.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MS 1000000LL /* ns */
+
+int64_t hd_now(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000LL + ts.tv_nsec;
+}
+
+uint64_t hd_wall_clock(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
+}
+
+void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
+{
+    w->n = 0;
+    /* ~50 us of spinning covers a healthy collective; without a spare core every spin steals
+     * the time slice of the very peer that is waited for. */
+    w->spins = spin ? 2000 : 30;
+    w->start = 0;
+    w->limit = timeout_s < 0 || timeout_s > 1e9 ? -1 : (int64_t)(timeout_s * 1e9);
+    w->next_hook = 0;
+}
+
+int hd_waiter_step(hd_waiter *w)
+{
+    int events = HD_WAIT_MORE;
+    int64_t now;
+
+    if (++w->n < w->spins) {
+        hd_pause();
+        return events;
+    }
+    if (w->start && (w->n & 7)) {
+        sched_yield();
+        return events;
+    }
+    now = hd_now();
+    if (!w->start) {
+        w->start = now;
+        w->next_hook = now + 50 * MS;
+    }
+    events = HD_WAIT_CLOCK;
+    if (now >= w->next_hook) {
+        w->next_hook = now + 50 * MS;
+        events |= HD_WAIT_HOOK;
+    }
+    if (w->limit >= 0 && now - w->start >= w->limit)
+        events |= HD_WAIT_EXPIRED;
+    /* A peer that is this late computes: leave it the core. */
+    if (now - w->start > 3 * MS) {
+        struct timespec nap = {0, now - w->start > 200 * MS ? 500000 : 50000};
+        nanosleep(&nap, NULL);
+        w->n |= 7; /* the clock is read after each nap */
+    } else {
+        sched_yield();
+    }
+    return events;
+}
+
+double hd_waiter_elapsed(const hd_waiter *w)
+{
+    return w->start ? (double)(hd_now() - w->start) * 1e-9 : 0.0;
+}
+
+uint64_t hd_hash_text(const char *s)
+{
+    uint64_t h = 0xcbf29ce484222325ULL; /* FNV-1a */
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 0x100000001b3ULL;
+    return h;
+}
+
+uint64_t hd_random64(void)
+{
+    uint64_t v = 0;
+    if (getrandom(&v, sizeof v, GRND_NONBLOCK) != (ssize_t)sizeof v)
+        v = hd_mix((uint64_t)hd_now(), (uint64_t)getpid());
+    return v;
+}
+
+void hd_text_init(hd_text *t, char *buffer, size_t room)
+{
+    t->at = buffer;
+    t->room = room;
+    t->used = 0;
+    if (room)
+        buffer[0] = 0;
+}
+
+void hd_say(hd_text *t, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    if (t->used + 1 >= t->room)
+        return;
+    va_start(ap, fmt);
+    n = vsnprintf(t->at + t->used, t->room - t->used, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        return;
+    if ((size_t)n < t->room - t->used) {
+        t->used += (size_t)n;
+    } else {
+        t->used = t->room - 1;
+        if (t->room > 4)
+            memcpy(t->at + t->room - 4, "...", 4);
+    }
+}

@@ -1,0 +1,76 @@
+/* Clock, waiting, hashing and error text: what every other file of the engine stands on. */
+#ifndef HD_BASE_H
+#define HD_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HD_LINE 64 /* bytes of a cache line */
+
+/* What a call ended with; the Python side maps each to one exception class. */
+enum hd_code {
+    HD_OK = 0,
+    HD_ERR_BACKEND,   /* MPI returned an error                -> DistBackendError   */
+    HD_ERR_MISMATCH,  /* ranks disagree about the call        -> DistMismatchError  */
+    HD_ERR_TIMEOUT,   /* a peer did not come in time          -> DistTimeoutError   */
+    HD_ERR_FAILED,    /* a peer has left the job              -> RankFailedError    */
+    HD_ERR_MEMORY,    /* no memory for a staging buffer       -> MemoryError        */
+    HD_ERR_INTERRUPT, /* a Python signal handler raised: the exception is already set */
+};
+
+/* Nanoseconds of CLOCK_MONOTONIC: one clock for all processes of a node. */
+int64_t hd_now(void);
+
+/* Nanoseconds of the calendar's clock: about the same on all nodes. */
+uint64_t hd_wall_clock(void);
+
+/* Tells the processor that this is a spin loop. */
+static inline void hd_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+/* A polite wait loop: spins for a short while, then yields, then naps.
+ *
+ *   hd_waiter w;
+ *   hd_waiter_init(&w, spin, timeout_s);
+ *   while (!done) { int ev = hd_waiter_step(&w); ... }
+ */
+typedef struct hd_waiter {
+    unsigned n;        /* steps so far */
+    unsigned spins;    /* steps before the first yield */
+    int64_t start;     /* ns, 0 until the spinning is over: a short wait reads no clock */
+    int64_t limit;     /* ns from start; negative: none */
+    int64_t next_hook; /* ns */
+} hd_waiter;
+
+enum { HD_WAIT_MORE = 0, HD_WAIT_CLOCK = 1, HD_WAIT_HOOK = 2, HD_WAIT_EXPIRED = 4 };
+
+void hd_waiter_init(hd_waiter *w, int spin, double timeout_s);
+/* One step. The answer holds HD_WAIT_CLOCK when time was read (a moment to make MPI progress),
+ * HD_WAIT_HOOK every 50 ms (a moment to look at signals), HD_WAIT_EXPIRED past the limit. */
+int hd_waiter_step(hd_waiter *w);
+double hd_waiter_elapsed(const hd_waiter *w); /* seconds */
+
+static inline uint64_t hd_mix(uint64_t h, uint64_t v)
+{
+    h ^= v + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);
+    h *= 0xbf58476d1ce4e5b9ULL;
+    return h ^ (h >> 31);
+}
+uint64_t hd_hash_text(const char *s);
+uint64_t hd_random64(void);
+
+/* Text that grows by printf and never overflows; what does not fit is cut and marked "...". */
+typedef struct hd_text {
+    char *at;
+    size_t room, used;
+} hd_text;
+void hd_text_init(hd_text *t, char *buffer, size_t room);
+void hd_say(hd_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

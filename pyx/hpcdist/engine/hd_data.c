@@ -1,0 +1,72 @@
+/* What reductions and moves share: waiting for MPI, a staging buffer, types for long messages. */
+#include <sched.h>
+#include <stdlib.h>
+
+#include "hd_data.h"
+
+int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req)
+{
+    const int spins = hd_session_spin(c->session, !j->inline_) ? 2000 : 4;
+    int done = 0, rc;
+    for (int k = 0;; k++) {
+        hd_mpi_lock(c->session);
+        rc = MPI_Test(req, &done, MPI_STATUS_IGNORE);
+        hd_mpi_unlock(c->session);
+        if (hd_mpi_failed(j, rc, "MPI_Test"))
+            return j->code;
+        if (done)
+            return HD_OK;
+        if (k >= spins)
+            sched_yield();
+    }
+}
+
+int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs)
+{
+    int done = 0, rc;
+    if (!j->polls) {
+        hd_mpi_lock(c->session);
+        rc = MPI_Waitall(n, reqs, MPI_STATUSES_IGNORE);
+        hd_mpi_unlock(c->session);
+        return hd_mpi_failed(j, rc, "MPI_Waitall") ? j->code : HD_OK;
+    }
+    while (!done) {
+        hd_mpi_lock(c->session);
+        rc = MPI_Testall(n, reqs, &done, MPI_STATUSES_IGNORE);
+        hd_mpi_unlock(c->session);
+        if (hd_mpi_failed(j, rc, "MPI_Testall"))
+            return j->code;
+        if (!done)
+            sched_yield();
+    }
+    return HD_OK;
+}
+
+char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes)
+{
+    if ((int64_t)c->staging_bytes < bytes) {
+        free(c->staging);
+        c->staging = malloc((size_t)bytes);
+        c->staging_bytes = c->staging ? (size_t)bytes : 0;
+        if (!c->staging)
+            hd_fail(j, HD_ERR_MEMORY, "no memory for a staging buffer of %lld bytes in %s", (long long)bytes, j->api);
+    }
+    return c->staging;
+}
+
+MPI_Datatype hd_big_type(int64_t bytes)
+{
+    const int64_t block = 1 << 30;
+    const int blocks = (int)(bytes / block), rest = (int)(bytes % block);
+    MPI_Datatype unit, parts[2], whole;
+    int lengths[2] = {blocks, rest};
+    MPI_Aint at[2] = {0, (MPI_Aint)blocks * block};
+
+    MPI_Type_contiguous((int)block, MPI_BYTE, &unit);
+    parts[0] = unit;
+    parts[1] = MPI_BYTE;
+    MPI_Type_create_struct(2, lengths, at, parts, &whole);
+    MPI_Type_commit(&whole);
+    MPI_Type_free(&unit);
+    return whole;
+}

@@ -1,0 +1,54 @@
+/* Inside of the data phase, shared by hd_exec.c, hd_reductions.c and hd_moves.c only.
+ *
+ * Which MPI calls are made must not depend on what only one rank knows, such as where its tensors lie: forms
+ * are chosen by kind and agreed sizes alone. Calls block, unless the library would spin on a core that the
+ * peer it waits for needs: then they are nonblocking and polled with yields (hd_job.polls, agreed as well). */
+#ifndef HD_DATA_H
+#define HD_DATA_H
+
+#include <limits.h>
+
+#include "hd_engine.h"
+#include "hd_kernels.h"
+#include "hd_mpi_ops.h"
+
+#define MOVE_MAX (1ll << 30) /* elements of one MPI call */
+
+/* CALL(c, j, Allreduce, arguments...) is MPI_Allreduce, or MPI_Iallreduce and a poll. The arguments of
+ * both forms are the same but for the request at the end. */
+#define CALL(c, j, NAME, INAME, ...)                                                                       \
+    do {                                                                                                   \
+        int rc_;                                                                                           \
+        if (!(j)->polls) {                                                                                 \
+            hd_mpi_lock((c)->session);                                                                     \
+            rc_ = MPI_##NAME(__VA_ARGS__);                                                                 \
+            hd_mpi_unlock((c)->session);                                                                   \
+            if (hd_mpi_failed(j, rc_, "MPI_" #NAME))                                                       \
+                return (j)->code;                                                                          \
+        } else {                                                                                           \
+            MPI_Request rq_;                                                                               \
+            hd_mpi_lock((c)->session);                                                                     \
+            rc_ = MPI_##INAME(__VA_ARGS__, &rq_);                                                          \
+            hd_mpi_unlock((c)->session);                                                                   \
+            if (hd_mpi_failed(j, rc_, "MPI_" #INAME) || hd_poll(c, j, &rq_))                               \
+                return (j)->code;                                                                          \
+        }                                                                                                  \
+    } while (0)
+
+int hd_all_reduce(hd_comm *c, hd_job *j);
+int hd_reduce(hd_comm *c, hd_job *j);
+int hd_reduce_scatter(hd_comm *c, hd_job *j);
+int hd_broadcast(hd_comm *c, hd_job *j);
+int hd_all_gather(hd_comm *c, hd_job *j);
+int hd_gather(hd_comm *c, hd_job *j);
+int hd_scatter(hd_comm *c, hd_job *j);
+int hd_all_to_all(hd_comm *c, hd_job *j);
+
+/* Is there a factor before the sum? PREMUL_SUM's, and the AVG of float16, which could overflow. */
+int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor);
+void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n); /* of AVG otherwise */
+
+/* A buffer of the communicator's, for whoever holds the lane; grows, NULL fails the job. */
+char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes);
+
+#endif

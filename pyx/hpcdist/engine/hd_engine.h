@@ -1,0 +1,248 @@
+/* The engine's nouns: session, communicator, job. Life cycles:
+ *
+ *   session  one per init_process_group: status page of the node, watchdog. Counted by its communicators.
+ *   comm     one per group: duplicated MPI communicator, entry-check page, lane (FIFO + thread).
+ *   job      one per operation. Inline jobs live on the caller's stack; queued ones and point-to-point
+ *            requests on the heap with two owners, the engine and the Python Work.
+ */
+#ifndef HD_ENGINE_H
+#define HD_ENGINE_H
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdint.h>
+
+#include "hd_base.h"
+#include "hd_buf.h"
+#include "hd_types.h"
+
+#define HD_TEXT 2048     /* bytes of an error text */
+#define HD_SITE 192      /* bytes of "train.py:42 in step" */
+#define HD_NAME 64       /* bytes of a group's name */
+#define HD_TINY 64       /* bytes of a contribution that travels with the entry check */
+#define HD_DESC 448      /* bytes of one rank's description of a call, as the others quote it */
+
+enum hd_kind {
+    HD_BARRIER = 0,
+    HD_ALL_REDUCE,
+    HD_REDUCE,
+    HD_REDUCE_SCATTER,
+    HD_BROADCAST,
+    HD_ALL_GATHER,
+    HD_GATHER,
+    HD_SCATTER,
+    HD_ALL_TO_ALL,
+    HD_SEND,
+    HD_RECV,
+};
+
+enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
+
+typedef struct hd_seg {
+    char *ptr;
+    int64_t n; /* elements */
+} hd_seg;
+
+typedef struct hd_comm hd_comm;
+typedef struct hd_session hd_session;
+typedef struct hd_job hd_job;
+
+struct hd_job {
+    /* what to do */
+    int kind;
+    const char *api;      /* public name for messages; lives for ever */
+    uint64_t api_hash;
+    int dtype, redop, root;
+    double factor;        /* PREMUL_SUM */
+    int64_t count;        /* elements that messages speak of and that must agree (unless pairwise) */
+    int64_t extra;        /* part of the agreement: a list length */
+    uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
+    int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
+    int uneven;           /* this rank's own sizes differ from each other; after the check: somebody's do */
+    int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */
+    int permuted;         /* dense but not C-contiguous: for messages */
+    int listed;           /* in/out are lists of tensors, even when of length one */
+    int nin, nout;
+    hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
+    hd_seg in1, out1;
+    int ndim;
+    int64_t dims[HD_MAX_DIMS];
+    double timeout;       /* seconds */
+    int inline_;          /* runs on the caller's thread: signals and the Python stack can be looked at */
+    int tiny;             /* bytes, when the entry check itself reduces them; else 0 */
+    const char *own;      /* ... this rank's */
+    uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
+    /* point to point */
+    int peer, tag;
+    MPI_Request req;
+    MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
+    int source;           /* who sent */
+    int64_t posted;       /* ns */
+    pthread_mutex_t mu;   /* guards req: MPI_Test by one thread at a time */
+    /* what came of it */
+    uint32_t seq;
+    int state;            /* enum hd_state, atomic */
+    int code;
+    char *text;           /* error, malloc'ed */
+    /* ownership */
+    hd_comm *comm;
+    int refs;             /* atomic: engine + Work */
+    int watched;          /* a future waits for it */
+    int seen;             /* its error was shown to the user */
+    void *keep;           /* PyObject *: the tensors */
+    hd_job *next;
+    hd_job *ready;        /* queue of hd_notify.c */
+    char site[HD_SITE];   /* the calling line, "" until someone needs it; last, hd_job_init leaves it as it is */
+};
+
+/* One cache line a rank that all members on the node read: see hd_check.c. */
+typedef struct hd_page hd_page;
+
+struct hd_comm {
+    MPI_Comm mpi;
+    int rank, size;
+    char name[HD_NAME];
+    uint64_t uid;         /* the same on all members */
+    double timeout;       /* seconds */
+    int check;            /* 0 off, 1 on, 2 full */
+    int64_t chunk;        /* bytes of one piece of a long reduction */
+    int tag_limit;        /* largest user tag */
+    uint32_t seq;         /* collectives begun */
+    hd_session *session;
+    int *node_slot;       /* slot of each member on this node's status page, -1: another node */
+    int one_node;
+
+    hd_page *page;        /* entry check through shared memory, or */
+    struct hd_post *post; /* through MPI: see hd_check_mpi.c */
+    size_t page_bytes;
+    uint32_t check_seq;   /* checks begun */
+    uint32_t seen_log;    /* abandoned checks already known */
+    int freed;
+
+    char *staging;        /* scaled or packed data, used by whoever holds the lane */
+    size_t staging_bytes;
+
+    pthread_mutex_t mu;
+    pthread_cond_t work_cv, done_cv;
+    hd_job *head, *tail;
+    int pending;          /* atomic: jobs submitted to the thread and not done */
+    int busy;             /* atomic: an inline job runs */
+    int stop, started;
+    pthread_t thread;
+
+    uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
+    const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
+    uint32_t cur_seq;
+    uint64_t wd_phase;    /* watchdog's memory */
+    int64_t wd_since;
+
+    hd_comm *next;        /* session's list */
+};
+
+/* ---- jobs ---- */
+void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
+void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int hd_mpi_failed(hd_job *j, int rc, const char *call); /* rc != MPI_SUCCESS -> HD_ERR_BACKEND with the MPI text */
+void hd_job_clear(hd_job *j);                           /* frees what the job allocated, not the job */
+void hd_job_describe(hd_text *t, const hd_job *j);      /* "all_reduce(float32[4, 3], op=SUM)" */
+int hd_job_state(const hd_job *j);
+void hd_job_finish(hd_job *j);                          /* publishes HD_DONE and wakes waiters */
+void hd_job_unref(hd_job *j);                           /* by the engine, without the GIL */
+/* Waits up to seconds for a queued job: 1 done, 0 not yet. */
+int hd_job_wait(hd_job *j, double seconds);
+
+/* Asks for a notice when j is done. 1: it will come; 0: j is done already. */
+int hd_job_watch(hd_job *j);
+void hd_notify_push(hd_job *j);
+hd_job *hd_notify_next(void);  /* blocks; NULL: stopped */
+void hd_notify_stop(void);
+
+/* Hooks into Python, set by _engine.pyx. */
+typedef struct hd_hooks {
+    void (*site)(hd_job *j);     /* inline job: take the GIL, note the calling line */
+    int (*slow)(hd_job *j);      /* inline job waits: the same, and look at signals; 1: a handler raised */
+    void (*release)(hd_job *j);  /* the last owner is the engine: free with the GIL, later */
+    void (*notify)(hd_job *j);   /* a watched job is done */
+} hd_hooks;
+extern hd_hooks hd_py;
+
+/* ---- session ---- */
+int hd_session_open(MPI_Comm comm, hd_session **out, char *text, size_t room);
+void hd_session_ref(hd_session *s);
+void hd_session_unref(hd_session *s);
+uint64_t hd_session_node(const hd_session *s, int *slot); /* identity of this node, and this rank's slot */
+int hd_session_share(MPI_Comm node, size_t bytes, void **out); /* maps zeroed shared memory on all ranks of node, or on none */
+void hd_session_adopt(hd_session *s, hd_comm *c);     /* the watchdog looks after c */
+void hd_session_forget(hd_session *s, hd_comm *c);
+int hd_session_serialized(const hd_session *s);
+int hd_session_spin(const hd_session *s, int lane);
+void hd_session_cpus(const hd_session *s, int *own, int *node);
+void hd_session_progress(hd_session *s);              /* lets MPI move messages; cheap */
+void hd_session_enter(hd_session *s, hd_job *j);      /* the status page: this rank is in j */
+void hd_session_leave(hd_session *s);
+void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
+int hd_session_gone(hd_session *s, int slot);         /* 0 running, 1 left in order, 2 died, 3 failed */
+void hd_session_report(hd_session *s, int slot, hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
+void hd_mpi_lock(const hd_session *s);                /* below MPI_THREAD_MULTIPLE: one thread at a time */
+void hd_mpi_unlock(const hd_session *s);
+void hd_session_poisoned(hd_session *s);              /* requests are left that nobody will match */
+void hd_session_set_leaving(hd_session *s);
+void hd_session_set_failing(hd_session *s, const char *why); /* an unhandled exception: the others hear it */
+void hd_abort(int code, const char *why);
+void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
+void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
+int hd_in_child(void);                                /* 1 in a process forked after MPI started */
+
+/* ---- communicators ---- */
+int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double timeout, int check,
+                 hd_comm **out, char *text, size_t room);
+int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
+                         double timeout, hd_comm **out, char *text, size_t room);
+void hd_comm_release(hd_comm *c);            /* the last Python owner has gone */
+int hd_comm_free(hd_comm *c, double drain_s, char *text, size_t room);
+
+/* ---- the entry check ---- */
+size_t hd_page_size(int nranks);
+int hd_page_open(hd_comm *c);                /* collective over the group; leaves page NULL where it cannot be */
+void hd_page_close(hd_comm *c);
+int hd_post_open(hd_comm *c);                /* collective over the group */
+int hd_post_close(hd_comm *c);               /* 0: requests are left that nobody matched */
+int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t fingerprint);
+/* Agrees on the call. 0, or an error code with j->text. j->uneven becomes what holds for all: counts differ,
+ * verify pair by pair; so does j->polls: somebody has to poll. */
+int hd_check(hd_comm *c, hd_job *j, uint64_t fingerprint);
+
+/* ---- what its errors say ---- */
+void hd_note_site(hd_job *j);                               /* the calling line, if it can be had */
+void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
+void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC bytes */
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride); /* one text a rank */
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as hd_session_gone */
+int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member that has gone, if one has */
+
+/* ---- running a job ---- */
+void hd_exec(hd_comm *c, hd_job *j);         /* check + data; fills code and text */
+int hd_verify_pairs(hd_comm *c, hd_job *j);  /* uneven counts: what I send is what you expect */
+int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);
+int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs);
+MPI_Datatype hd_big_type(int64_t bytes);     /* a committed type of that many bytes */
+
+/* ---- the lane ---- */
+int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now the caller's */
+void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
+int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like */
+int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
+void hd_lane_close(hd_comm *c);
+
+/* ---- point to point ---- */
+int hd_p2p_start(hd_comm *c, hd_job *j);     /* posts; may finish at once */
+int hd_p2p_test(hd_job *j);                  /* 1 done */
+/* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
+int hd_p2p_wait(hd_job *j, double seconds, int interruptible);
+void hd_p2p_watch(hd_job *j);                /* leave it to the poller thread */
+int hd_p2p_take_back(hd_job *j);             /* 1: the receive was cancelled; 0: it is done */
+void hd_p2p_cancel(hd_job *j);
+int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
+void hd_p2p_shutdown(void);
+
+#endif

@@ -1,0 +1,127 @@
+/* Running a job: the ranks agree, then data moves, then - at check level full - the results are compared. */
+#include <string.h>
+
+#include "hd_data.h"
+
+/* Does this thread have to poll? The ranks agree on the answer: a blocking call does not match a
+ * nonblocking one. Unchecked, they cannot agree, and block. */
+static int must_poll(const hd_comm *c, const hd_job *j)
+{
+#ifdef OPEN_MPI
+    (void)c, (void)j;
+    return 0; /* its blocking calls yield when told to: see init_mpi */
+#else
+    return c->check && !hd_session_serialized(c->session) && !hd_session_spin(c->session, !j->inline_);
+#endif
+}
+
+static int barrier(hd_comm *c, hd_job *j)
+{
+    MPI_Request req;
+    int rc;
+    hd_mpi_lock(c->session);
+    rc = MPI_Ibarrier(c->mpi, &req);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, "MPI_Ibarrier"))
+        return j->code;
+    return hd_poll(c, j, &req);
+}
+
+static int data(hd_comm *c, hd_job *j)
+{
+    switch (j->kind) {
+    case HD_BARRIER: return c->check || c->size == 1 ? HD_OK : barrier(c, j); /* the check was one */
+    case HD_ALL_REDUCE: return hd_all_reduce(c, j);
+    case HD_REDUCE: return hd_reduce(c, j);
+    case HD_REDUCE_SCATTER: return hd_reduce_scatter(c, j);
+    case HD_BROADCAST: return c->size > 1 ? hd_broadcast(c, j) : HD_OK;
+    case HD_ALL_GATHER: return hd_all_gather(c, j);
+    case HD_GATHER: return hd_gather(c, j);
+    case HD_SCATTER: return hd_scatter(c, j);
+    case HD_ALL_TO_ALL: return hd_all_to_all(c, j);
+    }
+    hd_fail(j, HD_ERR_BACKEND, "unknown operation %d", j->kind);
+    return j->code;
+}
+
+static uint64_t fingerprint(const hd_job *j)
+{
+    union {
+        double d;
+        uint64_t u;
+    } factor = {j->factor};
+    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->kind << 48) | ((uint64_t)(uint8_t)j->dtype << 40) |
+                                         ((uint64_t)(uint8_t)j->redop << 32) | (uint32_t)j->root);
+    h = hd_mix(h, j->layout);
+    if (j->extra)
+        h = hd_mix(h, (uint64_t)j->extra);
+    if (j->redop == HD_PREMUL_SUM)
+        h = hd_mix(h, factor.u);
+    if (j->tiny)
+        h = hd_mix(h, (uint64_t)j->count);
+    return h;
+}
+
+/* Level full: what must be the same everywhere is compared after the operation as well. */
+static int check_result(hd_comm *c, hd_job *j)
+{
+    uint64_t h = 1;
+    if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
+        return HD_OK;
+    for (int i = 0; i < j->nout; i++) {
+        const int64_t bytes = j->out[i].n * (int64_t)hd_itemsize(j->dtype);
+        const char *p = j->out[i].ptr;
+        uint64_t word = 0;
+        int64_t at = 0;
+        for (; at + 8 <= bytes; at += 8) {
+            memcpy(&word, p + at, 8);
+            h = hd_mix(h, word);
+        }
+        word = 0;
+        memcpy(&word, p + at, (size_t)(bytes - at));
+        h = hd_mix(h, word);
+    }
+    j->checksum = h | 1;
+    j->tiny = 0; /* this check carries nothing */
+    return hd_check(c, j, hd_mix(fingerprint(j), j->checksum));
+}
+
+/* Few bytes, few ranks: reading every rank's contribution beats any algorithm. */
+static int tiny(const hd_comm *c, const hd_job *j)
+{
+    const int64_t bytes = j->out[0].n * (int64_t)hd_itemsize(j->dtype);
+    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && c->size <= 16 && bytes > 0 && bytes <= HD_TINY
+               ? (int)bytes
+               : 0;
+}
+
+void hd_exec(hd_comm *c, hd_job *j)
+{
+    char scaled[HD_TINY];
+    double factor;
+
+    hd_session_enter(c->session, j);
+    j->tiny = tiny(c, j);
+    j->polls = must_poll(c, j);
+    j->own = j->out[0].ptr;
+    if (j->tiny && hd_scales_first(c, j, &factor)) { /* not in place: the check may fail */
+        hd_scale_mul(scaled, j->own, j->count, j->dtype, factor);
+        j->own = scaled;
+    }
+    if (c->size > 1 && (c->check || j->tiny) && hd_check(c, j, fingerprint(j)))
+        goto out;
+    if (j->tiny) {
+        hd_scale_after(c, j, j->out[0].ptr, j->out[0].n);
+    } else {
+        c->cur_api = j->api;
+        c->cur_seq = j->seq;
+        __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+        if (!(c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j)))
+            data(c, j);
+        __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+    }
+    if (c->check >= 2 && c->size > 1 && j->code == HD_OK)
+        check_result(c, j);
+out:
+    hd_session_leave(c->session);
+}

@@ -1,0 +1,146 @@
+/* The end of the process, and of the job with it: a rank that leaves with an error must not leave the others
+ * waiting. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hd_session.h"
+
+/* Which entry tells the others that this process is on its way out; kept mapped after the session. */
+static entry *exit_page;
+static int exit_open; /* its session still uses it */
+static int exit_n, exit_slot, exit_whole; /* exit_whole: the node's ranks are all the ranks */
+static size_t exit_bytes;
+static int armed, armed_owner;
+static pid_t armed_pid;
+static int poisoned;
+
+int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
+
+void hd_exit_follow(hd_session *s)
+{
+    if (!s->page)
+        return;
+    if (exit_page && !exit_open)
+        munmap(exit_page, exit_bytes);
+    exit_open = 1;
+    exit_page = s->page;
+    exit_n = s->node_n;
+    exit_slot = s->slot;
+    exit_bytes = s->page_bytes;
+    exit_whole = s->node_n == s->size;
+}
+
+void hd_exit_unfollow(hd_session *s)
+{
+    if (s->page && s->page == exit_page)
+        exit_open = 0;
+    else if (s->page)
+        munmap(s->page, s->page_bytes);
+}
+
+static void *abort_fallback(void *code)
+{
+    struct timespec ts = {3, 0};
+    nanosleep(&ts, NULL);
+    _exit((int)(intptr_t)code);
+    return NULL;
+}
+
+void hd_abort(int code, const char *why)
+{
+    pthread_t t;
+    int up = 0, down = 0;
+    if (why && why[0]) {
+        fflush(stdout);
+        fprintf(stderr, "%s\n", why);
+        fflush(stderr);
+    }
+    if (code <= 0 || code > 255)
+        code = 1;
+    /* MPI_Abort itself can hang when the library is in a bad state. */
+    if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
+        pthread_detach(t);
+    MPI_Initialized(&up);
+    MPI_Finalized(&down);
+    if (up && !down)
+        MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code);
+}
+
+void hd_session_poisoned(hd_session *s)
+{
+    (void)s;
+    poisoned = 1;
+}
+
+static void *failing_main(void *arg)
+{
+    int64_t ns = (int64_t)(intptr_t)arg;
+    struct timespec ts = {ns / 1000000000, ns % 1000000000};
+    nanosleep(&ts, NULL);
+    hd_abort(1, "[hpcdist] the process did not end after its error: aborting the job");
+    return NULL;
+}
+
+void hd_failing(double grace_s)
+{
+    pthread_t t;
+    if (pthread_create(&t, NULL, failing_main, (void *)(intptr_t)(int64_t)(grace_s * 1e9)) == 0)
+        pthread_detach(t);
+}
+
+/* Runs inside libc's exit(), after Python has gone, and is told the exit status: the only place where
+ * `sys.exit(3)` shows. MPI_Finalize would wait for ranks that are waiting for this one. */
+static void at_exit(int status, void *arg)
+{
+    int down = 0, others = 0;
+    (void)arg;
+    if (hd_in_child() || !armed)
+        return;
+    MPI_Finalized(&down);
+    if (down)
+        return;
+    status &= 0xff;
+    if (status != 0 && exit_page && exit_n >= 1) {
+        /* A whole job that ends with an error ends by itself: give the others a moment. */
+        for (int k = 0; k < 100; k++) {
+            struct timespec ts = {0, 10000000};
+            others = !exit_whole;
+            for (int i = 0; i < exit_n; i++)
+                others |= __atomic_load_n(&exit_page[i].state, __ATOMIC_ACQUIRE) == RUNNING;
+            if (!others)
+                break;
+            nanosleep(&ts, NULL);
+        }
+        if (others) {
+            char buffer[256];
+            snprintf(buffer, sizeof buffer,
+                     "[hpcdist rank %u, pid %d] exits with status %d while other ranks are still running: "
+                     "aborting the job",
+                     exit_page[exit_slot].world_rank, (int)getpid(), status);
+            hd_abort(status, buffer);
+        }
+    }
+    if (!armed_owner)
+        return;
+    if (poisoned) { /* finalizing may wait for messages that never come */
+        pthread_t t;
+        if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)status) == 0)
+            pthread_detach(t);
+    }
+    MPI_Finalize();
+}
+
+void hd_arm_exit(int owns_mpi)
+{
+    armed_owner = owns_mpi;
+    if (armed && armed_pid == getpid())
+        return;
+    armed = 1;
+    armed_pid = getpid();
+    on_exit(at_exit, NULL);
+}

@@ -1,0 +1,168 @@
+/* Jobs: description, errors, ownership, completion. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "hd_engine.h"
+
+hd_hooks hd_py;
+
+void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api)
+{
+    memset(j, 0, offsetof(hd_job, site));
+    j->site[0] = 0;
+    j->kind = kind;
+    j->api = api;
+    j->comm = c;
+    j->timeout = c->timeout;
+    j->root = -1;
+    j->redop = -1;
+    j->dtype = -1;
+    j->source = -1;
+    j->in = &j->in1;
+    j->out = &j->out1;
+    j->req = MPI_REQUEST_NULL;
+    j->big = MPI_DATATYPE_NULL;
+    j->refs = 1;
+}
+
+void hd_job_clear(hd_job *j)
+{
+    if (j->in != &j->in1)
+        free(j->in);
+    if (j->out != &j->out1)
+        free(j->out);
+    free(j->text);
+    j->in = &j->in1;
+    j->out = &j->out1;
+    j->text = NULL;
+}
+
+void hd_fail(hd_job *j, int code, const char *fmt, ...)
+{
+    va_list ap;
+    if (j->code == HD_ERR_INTERRUPT)
+        return; /* the Python exception that is already set tells more */
+    j->code = code;
+    free(j->text);
+    j->text = malloc(HD_TEXT);
+    if (!j->text)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(j->text, HD_TEXT, fmt, ap);
+    va_end(ap);
+}
+
+int hd_mpi_failed(hd_job *j, int rc, const char *call)
+{
+    char what[MPI_MAX_ERROR_STRING] = "";
+    int len = 0, class = rc;
+    if (rc == MPI_SUCCESS)
+        return 0;
+    MPI_Error_class(rc, &class);
+    MPI_Error_string(rc, what, &len);
+    hd_fail(j, class == MPI_ERR_TRUNCATE ? HD_ERR_MISMATCH : HD_ERR_BACKEND,
+            "%s failed in %s #%u of group '%s' (this is rank %d of %d): %s", call, j->api, j->seq, j->comm->name,
+            j->comm->rank, j->comm->size, what);
+    return 1;
+}
+
+void hd_job_describe(hd_text *t, const hd_job *j)
+{
+    const char *sep = "";
+    hd_say(t, "%s(", j->api);
+    if (j->dtype >= 0) {
+        hd_say(t, "%s[", hd_dtype_name(j->dtype));
+        if (j->ndim > HD_MAX_DIMS) {
+            hd_say(t, "%lld elements", (long long)j->count);
+        } else {
+            for (int i = 0; i < j->ndim; i++)
+                hd_say(t, "%s%lld", i ? ", " : "", (long long)j->dims[i]);
+        }
+        hd_say(t, "]");
+        sep = ", ";
+    }
+    if (j->permuted) {
+        hd_say(t, "%snot C-contiguous", sep);
+        sep = ", ";
+    }
+    if (j->redop >= 0) {
+        hd_say(t, "%sop=%s", sep, hd_op_name(j->redop));
+        if (j->redop == HD_PREMUL_SUM)
+            hd_say(t, "(%g)", j->factor);
+        sep = ", ";
+    }
+    if (j->root >= 0) {
+        hd_say(t, "%sroot=%d", sep, j->root);
+        sep = ", ";
+    }
+    if (j->listed) {
+        const int outs = j->kind == HD_GATHER || j->kind == HD_ALL_GATHER || j->kind == HD_ALL_TO_ALL ||
+                         j->kind == HD_ALL_REDUCE;
+        const int n = outs ? j->nout : j->nin;
+        const hd_seg *list = outs ? j->out : j->in;
+        hd_say(t, "%ssizes=[", sep);
+        for (int i = 0; i < n && i < 16; i++)
+            hd_say(t, "%s%lld", i ? ", " : "", (long long)list[i].n);
+        hd_say(t, n > 16 ? ", ...]" : "]");
+        sep = ", ";
+    }
+    if (j->extra)
+        hd_say(t, "%slist length %lld", sep, (long long)j->extra);
+    hd_say(t, ")");
+    if (j->checksum)
+        hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checksum);
+}
+
+int hd_job_state(const hd_job *j)
+{
+    return __atomic_load_n(&j->state, __ATOMIC_ACQUIRE);
+}
+
+void hd_job_finish(hd_job *j)
+{
+    hd_comm *c = j->comm;
+    int watched;
+    pthread_mutex_lock(&c->mu);
+    __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
+    watched = j->watched;
+    pthread_cond_broadcast(&c->done_cv);
+    pthread_mutex_unlock(&c->mu);
+    if (watched && hd_py.notify)
+        hd_py.notify(j);
+}
+
+void hd_job_unref(hd_job *j)
+{
+    if (__atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL) == 0 && hd_py.release)
+        hd_py.release(j);
+}
+
+int hd_job_wait(hd_job *j, double seconds)
+{
+    hd_comm *c = j->comm;
+    struct timespec until;
+    int64_t ns;
+    int spins = hd_session_spin(c->session, 0) ? 2000 : 20;
+
+    for (int i = 0; i < spins; i++) {
+        if (hd_job_state(j) == HD_DONE)
+            return 1;
+        hd_pause();
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    ns = until.tv_nsec + (int64_t)(seconds * 1e9);
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_mutex_lock(&c->mu);
+    while (hd_job_state(j) != HD_DONE)
+        if (pthread_cond_timedwait(&c->done_cv, &c->mu, &until) == ETIMEDOUT)
+            break;
+    pthread_mutex_unlock(&c->mu);
+    return hd_job_state(j) == HD_DONE;
+}

@@ -1,0 +1,223 @@
+/* Operations that move data and reduce nothing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hd_data.h"
+
+#define TAG_EXCHANGE 31      /* user tags never end in 31: see hd_p2p.c */
+#define STAGE_LIST (1 << 20) /* bytes: shorter lists are packed and moved by one MPI call */
+
+static int adjacent(const hd_job *j, const hd_seg *list, int n)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    for (int i = 1; i < n; i++)
+        if (list[i].ptr != list[i - 1].ptr + list[i - 1].n * item)
+            return 0;
+    return 1;
+}
+
+static int64_t total(const hd_seg *list, int n)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += list[i].n;
+    return sum;
+}
+
+static void copy(const hd_job *j, hd_seg to, hd_seg from)
+{
+    if (to.ptr != from.ptr && to.n)
+        memmove(to.ptr, from.ptr, (size_t)to.n * hd_itemsize(j->dtype));
+}
+
+/* ---- any pattern of blocks, pair by pair ---- */
+
+static int exchange(hd_comm *c, hd_job *j, const hd_seg *out, const hd_seg *in)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    MPI_Request *reqs = malloc(2 * (size_t)c->size * sizeof *reqs);
+    MPI_Datatype *types = malloc(2 * (size_t)c->size * sizeof *types);
+    int n = 0, nt = 0, rc = 0;
+
+    if (!reqs || !types) {
+        free(reqs);
+        free(types);
+        hd_fail(j, HD_ERR_MEMORY, "no memory for %d requests", 2 * c->size);
+        return j->code;
+    }
+    if (out && in)
+        copy(j, out[c->rank], in[c->rank]);
+    hd_mpi_lock(c->session);
+    for (int pass = 0; pass < 2; pass++) { /* receives first: nothing arrives unexpected */
+        const hd_seg *list = pass ? in : out;
+        for (int i = 1; list && i < c->size && !rc; i++) {
+            const int r = pass ? (c->rank + i) % c->size : (c->rank - i + c->size) % c->size;
+            int64_t bytes = list[r].n * item;
+            MPI_Datatype type = MPI_BYTE;
+            if (!bytes)
+                continue;
+            if (bytes > INT_MAX) {
+                type = types[nt++] = hd_big_type(bytes);
+                bytes = 1;
+            }
+            if (pass)
+                rc = MPI_Isend(list[r].ptr, (int)bytes, type, r, TAG_EXCHANGE, c->mpi, &reqs[n++]);
+            else
+                rc = MPI_Irecv(list[r].ptr, (int)bytes, type, r, TAG_EXCHANGE, c->mpi, &reqs[n++]);
+        }
+    }
+    hd_mpi_unlock(c->session);
+    if (!hd_mpi_failed(j, rc, "MPI_Isend/Irecv"))
+        hd_wait_all(c, j, n, reqs);
+    for (int i = 0; i < nt; i++)
+        MPI_Type_free(&types[i]);
+    free(reqs);
+    free(types);
+    return j->text ? j->code : HD_OK;
+}
+
+/* ---- the operations ---- */
+
+int hd_broadcast(hd_comm *c, hd_job *j)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    for (int64_t at = 0; at < j->out[0].n; at += MOVE_MAX) {
+        const int64_t left = j->out[0].n - at;
+        CALL(c, j, Bcast, Ibcast, j->out[0].ptr + at * item, (int)(left < MOVE_MAX ? left : MOVE_MAX), type,
+             j->root, c->mpi);
+    }
+    return HD_OK;
+}
+
+static int gatherv(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out, char *base)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    int *counts = malloc(2 * (size_t)c->size * sizeof *counts), *at = counts ? counts + c->size : NULL;
+    int64_t sum = 0;
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    MPI_Request req;
+    int rc;
+
+    if (!counts) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
+        return j->code;
+    }
+    for (int r = 0; r < c->size; r++) {
+        counts[r] = (int)out[r].n;
+        at[r] = (int)sum;
+        sum += out[r].n;
+    }
+    hd_mpi_lock(c->session);
+    if (in.ptr == base + at[c->rank] * item)
+        rc = MPI_Iallgatherv(MPI_IN_PLACE, 0, type, base, counts, at, type, c->mpi, &req);
+    else
+        rc = MPI_Iallgatherv(in.ptr, (int)in.n, type, base, counts, at, type, c->mpi, &req);
+    hd_mpi_unlock(c->session);
+    if (!hd_mpi_failed(j, rc, "MPI_Iallgatherv"))
+        hd_wait_all(c, j, 1, &req);
+    free(counts);
+    return j->text ? j->code : HD_OK;
+}
+
+static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
+    hd_seg *same;
+
+    if (sum * item <= STAGE_LIST) { /* many small messages cost more than one copy */
+        char *s;
+        if (adjacent(j, out, c->size))
+            return gatherv(c, j, in, out, out[0].ptr);
+        s = hd_stage(c, j, sum * item + 1);
+        if (!s || gatherv(c, j, in, out, s))
+            return j->code;
+        for (int r = 0; r < c->size; r++) {
+            memcpy(out[r].ptr, s, (size_t)(out[r].n * item));
+            s += out[r].n * item;
+        }
+        return HD_OK;
+    }
+    same = malloc((size_t)c->size * sizeof *same);
+    if (!same) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for %d blocks", c->size);
+        return j->code;
+    }
+    for (int r = 0; r < c->size; r++)
+        same[r] = in;
+    exchange(c, j, out, same);
+    free(same);
+    return j->text ? j->code : HD_OK;
+}
+
+int hd_all_gather(hd_comm *c, hd_job *j)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+
+    if (j->listed) { /* nin tensors, each gathered into `size` of the outputs */
+        for (int i = 0; i < j->nin; i++)
+            if (all_gather_list(c, j, j->in[i], j->out + (int64_t)i * c->size))
+                return j->code;
+        return HD_OK;
+    }
+    if (j->out[0].n == 0)
+        return HD_OK;
+    if (j->out[0].n > INT_MAX) {
+        hd_seg *out = malloc((size_t)c->size * sizeof *out);
+        if (!out) {
+            hd_fail(j, HD_ERR_MEMORY, "no memory for %d blocks", c->size);
+            return j->code;
+        }
+        for (int r = 0; r < c->size; r++)
+            out[r] = (hd_seg){j->out[0].ptr + r * j->in[0].n * item, j->in[0].n};
+        all_gather_list(c, j, j->in[0], out);
+        free(out);
+        return j->text ? j->code : HD_OK;
+    }
+    if (j->in[0].ptr == j->out[0].ptr + c->rank * j->in[0].n * item)
+        CALL(c, j, Allgather, Iallgather, MPI_IN_PLACE, 0, type, j->out[0].ptr, (int)j->in[0].n, type, c->mpi);
+    else
+        CALL(c, j, Allgather, Iallgather, j->in[0].ptr, (int)j->in[0].n, type, j->out[0].ptr, (int)j->in[0].n, type,
+             c->mpi);
+    return HD_OK;
+}
+
+/* One block to or from the root: the list is the root's, the single block everybody's. */
+static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
+{
+    hd_seg *mine;
+    int rc;
+
+    if (c->rank == j->root) {
+        copy(j, to_root ? list[c->rank] : one, to_root ? one : list[c->rank]);
+        return exchange(c, j, to_root ? list : NULL, to_root ? NULL : list);
+    }
+    mine = calloc((size_t)c->size, sizeof *mine);
+    if (!mine) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for %d blocks", c->size);
+        return j->code;
+    }
+    mine[j->root] = one;
+    rc = exchange(c, j, to_root ? NULL : mine, to_root ? mine : NULL);
+    free(mine);
+    return rc;
+}
+
+int hd_gather(hd_comm *c, hd_job *j) { return rooted(c, j, j->out, j->in[0], 1); }
+
+int hd_scatter(hd_comm *c, hd_job *j) { return rooted(c, j, j->in, j->out[0], 0); }
+
+int hd_all_to_all(hd_comm *c, hd_job *j)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const int n = c->size;
+
+    if (!j->listed && !j->uneven && total(j->in, n) <= INT_MAX) { /* uneven: as the ranks have agreed */
+        if (j->in[0].n)
+            CALL(c, j, Alltoall, Ialltoall, j->in[0].ptr, (int)j->in[0].n, type, j->out[0].ptr, (int)j->in[0].n, type,
+                 c->mpi);
+        return HD_OK;
+    }
+    return exchange(c, j, j->out, j->in);
+}

@@ -1,0 +1,52 @@
+/* The queue between the threads that finish jobs and the one Python thread that completes futures: a
+ * finisher never takes the GIL, so a main thread busy in Python cannot hold the lane up. */
+#include "hd_engine.h"
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;
+static hd_job *first, **last = &first;
+static int stopped;
+
+void hd_notify_push(hd_job *j)
+{
+    pthread_mutex_lock(&mu);
+    j->ready = NULL;
+    *last = j;
+    last = &j->ready;
+    pthread_cond_signal(&cv);
+    pthread_mutex_unlock(&mu);
+}
+
+hd_job *hd_notify_next(void)
+{
+    hd_job *j;
+    pthread_mutex_lock(&mu);
+    while (!first && !stopped)
+        pthread_cond_wait(&cv, &mu);
+    j = first;
+    if (j) {
+        first = j->ready;
+        if (!first)
+            last = &first;
+    }
+    pthread_mutex_unlock(&mu);
+    return j;
+}
+
+void hd_notify_stop(void)
+{
+    pthread_mutex_lock(&mu);
+    stopped = 1;
+    pthread_cond_broadcast(&cv);
+    pthread_mutex_unlock(&mu);
+}
+
+int hd_job_watch(hd_job *j)
+{
+    int watch;
+    pthread_mutex_lock(&j->comm->mu);
+    watch = hd_job_state(j) != HD_DONE;
+    j->watched = watch;
+    pthread_mutex_unlock(&j->comm->mu);
+    return watch;
+}

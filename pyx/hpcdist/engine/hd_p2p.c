@@ -1,0 +1,389 @@
+/* Point to point: nonblocking MPI from the caller's thread, progressed by whoever waits and by one
+ * poller thread, never queued behind a lane.
+ *
+ * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match and
+ * cannot misread the bytes; a receive that waits looks for such a message now and then and says so. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "hd_engine.h"
+
+#define TAG(user, dtype) ((user) * 32 + (dtype)) /* dtype codes stay below 31: 31 is the engine's own */
+
+_Static_assert(HD_NDTYPES <= 31, "the dtype code has five bits of the tag");
+
+static struct {
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    hd_job *list;
+    int count, started, stop;
+    pthread_t thread;
+} poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0, 0};
+
+static int expired(const hd_job *j)
+{
+    return j->timeout > 0 && (double)(hd_now() - j->posted) * 1e-9 > j->timeout;
+}
+
+int hd_p2p_start(hd_comm *c, hd_job *j)
+{
+    const int64_t bytes = j->count * (int64_t)hd_itemsize(j->dtype);
+    const int tag = TAG(j->tag, j->dtype);
+    hd_seg *b = j->kind == HD_SEND ? j->in : j->out;
+    MPI_Datatype type = MPI_BYTE;
+    int n = (int)bytes, rc;
+
+    pthread_mutex_init(&j->mu, NULL);
+    j->posted = hd_now();
+    if (bytes > INT_MAX) {
+        type = j->big = hd_big_type(bytes);
+        n = 1;
+    }
+    hd_mpi_lock(c->session);
+    if (j->kind == HD_SEND)
+        rc = MPI_Isend(b->ptr, n, type, j->peer, tag, c->mpi, &j->req);
+    else
+        rc = MPI_Irecv(b->ptr, n, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
+        j->req = MPI_REQUEST_NULL;
+        hd_job_finish(j);
+        return j->code;
+    }
+    return hd_p2p_test(j) ? j->code : HD_OK;
+}
+
+static void complete(hd_job *j, const MPI_Status *st, int rc)
+{
+    if (j->big != MPI_DATATYPE_NULL)
+        MPI_Type_free(&j->big);
+    if (rc != MPI_SUCCESS && j->kind == HD_RECV) {
+        int class = rc;
+        MPI_Error_class(rc, &class);
+        if (class == MPI_ERR_TRUNCATE) {
+            hd_fail(j, HD_ERR_MISMATCH,
+                    "rank %d sent more than the %lld elements of %s that rank %d receives with tag %d (group '%s'%s%s): "
+                    "the message is lost, the group can still be used",
+                    st->MPI_SOURCE, (long long)j->count, hd_dtype_name(j->dtype), j->comm->rank, j->tag,
+                    j->comm->name, j->site[0] ? ", called at " : "", j->site);
+            return;
+        }
+    }
+    if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv"))
+        return;
+    if (j->kind == HD_RECV) {
+        const int64_t item = (int64_t)hd_itemsize(j->dtype);
+        MPI_Count got = 0;
+        MPI_Get_elements_x(st, MPI_BYTE, &got);
+        j->source = st->MPI_SOURCE;
+        if ((int64_t)got != j->count * item)
+            hd_fail(j, HD_ERR_MISMATCH,
+                    "rank %d sent %lld elements of %s with tag %d, rank %d expected %lld (group '%s'): the rest of "
+                    "the tensor is unchanged",
+                    j->source, (long long)(got / item), hd_dtype_name(j->dtype), j->tag, j->comm->rank,
+                    (long long)j->count, j->comm->name);
+    } else {
+        j->source = j->comm->rank;
+    }
+}
+
+/* With j->mu held. */
+static int test_locked(hd_job *j)
+{
+    MPI_Status st;
+    int done = 0, rc;
+    if (hd_job_state(j) == HD_DONE)
+        return 1;
+    hd_mpi_lock(j->comm->session);
+    rc = MPI_Test(&j->req, &done, &st);
+    hd_mpi_unlock(j->comm->session);
+    if (!done && rc == MPI_SUCCESS)
+        return 0;
+    complete(j, &st, rc);
+    hd_job_finish(j);
+    return 1;
+}
+
+int hd_p2p_test(hd_job *j)
+{
+    int done;
+    if (hd_job_state(j) == HD_DONE)
+        return 1;
+    if (pthread_mutex_trylock(&j->mu))
+        return 0; /* another thread looks right now */
+    done = test_locked(j);
+    pthread_mutex_unlock(&j->mu);
+    return done;
+}
+
+/* A receive can be taken back unless it has matched; a send cannot: its buffer stays owned for ever. */
+static void end_request(hd_job *j)
+{
+    int done = 0, cancelled = 0;
+    MPI_Status st;
+    if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
+        return;
+    hd_mpi_lock(j->comm->session);
+    MPI_Cancel(&j->req);
+    for (int k = 0; k < 1000 && !done; k++) {
+        if (MPI_Test(&j->req, &done, &st))
+            break;
+    }
+    if (done)
+        MPI_Test_cancelled(&st, &cancelled);
+    hd_mpi_unlock(j->comm->session);
+    if (done && !cancelled) { /* it arrived at the last moment */
+        free(j->text);
+        j->text = NULL;
+        if (j->code != HD_ERR_INTERRUPT)
+            j->code = HD_OK;
+        complete(j, &st, MPI_SUCCESS);
+    }
+}
+
+/* With j->mu held: the deadline of the group has passed. */
+static void time_out(hd_job *j)
+{
+    char buffer[HD_TEXT];
+    hd_comm *c = j->comm;
+    hd_text t;
+
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ", (double)(hd_now() - j->posted) * 1e-9, j->api,
+           hd_dtype_name(j->dtype), (long long)j->count);
+    if (j->peer < 0)
+        hd_say(&t, "from any rank");
+    else
+        hd_say(&t, "%s rank %d", j->kind == HD_SEND ? "to" : "from", j->peer);
+    hd_say(&t, ", tag %d, group '%s' (this is rank %d of %d", j->tag, c->name, c->rank, c->size);
+    if (j->site[0])
+        hd_say(&t, ", called at %s", j->site);
+    hd_say(&t, "): no matching %s was posted.", j->kind == HD_SEND ? "receive" : "send");
+    for (int r = 0; r < c->size && t.used < 1200; r++)
+        if (r != c->rank && (j->peer < 0 || j->peer == r)) {
+            hd_say(&t, "\n  rank %d ", r);
+            hd_session_report(c->session, c->node_slot[r], &t);
+        }
+    hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
+    end_request(j);
+    hd_job_finish(j);
+}
+
+/* A message that would match but for its dtype. */
+static int other_dtype(hd_job *j)
+{
+    hd_comm *c = j->comm;
+    for (int d = 0; d < HD_NDTYPES; d++) {
+        MPI_Status st;
+        int flag = 0;
+        if (d == j->dtype)
+            continue;
+        hd_mpi_lock(c->session);
+        MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
+        hd_mpi_unlock(c->session);
+        if (flag) {
+            MPI_Count got = 0;
+            MPI_Get_elements_x(&st, MPI_BYTE, &got);
+            hd_fail(j, HD_ERR_MISMATCH,
+                    "rank %d sent %lld elements of %s with tag %d, but rank %d receives %lld elements of %s (group "
+                    "'%s'%s%s). The message waits for a matching recv; the group can still be used.",
+                    st.MPI_SOURCE, (long long)got / (long long)hd_itemsize(d), hd_dtype_name(d), j->tag, c->rank,
+                    (long long)j->count, hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "",
+                    j->site);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int peer_gone(hd_job *j)
+{
+    hd_comm *c = j->comm;
+    int how, all = 1;
+    if (j->peer >= 0) {
+        how = hd_session_gone(c->session, c->node_slot[j->peer]);
+        if (!how)
+            return 0;
+        hd_fail(j, HD_ERR_FAILED, "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
+                j->peer, c->name, how == 2 ? "died" : "has left the job", j->api, j->kind == HD_SEND ? "to" : "from",
+                c->rank, j->tag, j->site[0] ? ", called at " : "", j->site);
+        return 1;
+    }
+    for (int r = 0; r < c->size; r++)
+        all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != 0;
+    if (all)
+        hd_fail(j, HD_ERR_FAILED, "all other ranks of group '%s' have left the job: %s cannot complete", c->name,
+                j->api);
+    return all;
+}
+
+int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
+{
+    hd_comm *c = j->comm;
+    hd_waiter w;
+
+    if (hd_p2p_test(j))
+        return j->code;
+    hd_session_enter(c->session, j);
+    hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
+    for (;;) {
+        int ev;
+        if (hd_p2p_test(j))
+            break;
+        ev = hd_waiter_step(&w);
+        if (ev & HD_WAIT_HOOK) {
+            hd_session_note(c->session, j);
+            if (interruptible && hd_py.slow && hd_py.slow(j)) {
+                hd_session_leave(c->session);
+                return HD_ERR_INTERRUPT;
+            }
+            pthread_mutex_lock(&j->mu);
+            if (hd_job_state(j) != HD_DONE) {
+                if (!test_locked(j) && ((j->kind == HD_RECV && other_dtype(j)) || peer_gone(j))) {
+                    end_request(j);
+                    hd_job_finish(j);
+                } else if (hd_job_state(j) != HD_DONE && expired(j)) {
+                    time_out(j);
+                }
+            }
+            pthread_mutex_unlock(&j->mu);
+        }
+        if ((ev & HD_WAIT_EXPIRED) && hd_job_state(j) != HD_DONE) {
+            hd_session_leave(c->session);
+            return -1;
+        }
+    }
+    hd_session_leave(c->session);
+    return j->code;
+}
+
+int hd_p2p_take_back(hd_job *j)
+{
+    int taken = 0;
+    pthread_mutex_lock(&j->mu);
+    if (!test_locked(j)) {
+        hd_fail(j, HD_ERR_BACKEND, "%s from rank %d, tag %d, of group '%s' was cancelled", j->api, j->peer, j->tag,
+                j->comm->name);
+        end_request(j);
+        taken = j->code != HD_OK; /* else it arrived at the last moment */
+        hd_job_finish(j);
+    }
+    pthread_mutex_unlock(&j->mu);
+    return taken;
+}
+
+void hd_p2p_cancel(hd_job *j)
+{
+    pthread_mutex_lock(&j->mu);
+    if (hd_job_state(j) != HD_DONE) {
+        j->code = HD_ERR_INTERRUPT;
+        end_request(j);
+        hd_job_finish(j);
+    }
+    pthread_mutex_unlock(&j->mu);
+}
+
+/* ---- the poller ---- */
+
+/* Takes finished jobs off the list; with poller.mu held. */
+static int sweep(void)
+{
+    int progressed = 0;
+    for (hd_job **p = &poller.list; *p;) {
+        hd_job *j = *p;
+        if (!hd_p2p_test(j) && expired(j) && pthread_mutex_trylock(&j->mu) == 0) {
+            if (!test_locked(j))
+                time_out(j);
+            pthread_mutex_unlock(&j->mu);
+        }
+        if (hd_job_state(j) == HD_DONE) {
+            *p = j->next;
+            j->next = NULL;
+            poller.count--;
+            progressed = 1;
+            /* A send that was given up still reads its buffer: this reference is never dropped. */
+            if (j->req == MPI_REQUEST_NULL)
+                hd_job_unref(j);
+        } else {
+            p = &j->next;
+        }
+    }
+    return progressed;
+}
+
+static void *poller_main(void *arg)
+{
+    long nap = 20000;
+    (void)arg;
+    prctl(PR_SET_NAME, "hpcdist-poll");
+    pthread_mutex_lock(&poller.mu);
+    while (!poller.stop) {
+        struct timespec ts;
+        if (!poller.list) {
+            pthread_cond_wait(&poller.cv, &poller.mu);
+            nap = 20000;
+            continue;
+        }
+        nap = sweep() ? 20000 : nap < 500000 ? nap * 5 / 4 : nap; /* ns; waiting costs a share of a core */
+        pthread_mutex_unlock(&poller.mu);
+        ts = (struct timespec){0, nap};
+        nanosleep(&ts, NULL);
+        pthread_mutex_lock(&poller.mu);
+    }
+    pthread_mutex_unlock(&poller.mu);
+    return NULL;
+}
+
+void hd_p2p_watch(hd_job *j)
+{
+    pthread_mutex_lock(&poller.mu);
+    if (!poller.started && !hd_session_serialized(j->comm->session)) {
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        poller.stop = 0;
+        poller.started = pthread_create(&poller.thread, NULL, poller_main, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+    }
+    j->next = poller.list;
+    poller.list = j;
+    poller.count++;
+    pthread_cond_signal(&poller.cv);
+    pthread_mutex_unlock(&poller.mu);
+}
+
+int hd_p2p_drain(hd_comm *c, double seconds)
+{
+    const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
+    for (;;) {
+        struct timespec nap = {0, 100000};
+        int left = 0;
+        pthread_mutex_lock(&poller.mu);
+        sweep();
+        for (hd_job *j = poller.list; j; j = j->next)
+            left += !c || j->comm == c;
+        pthread_mutex_unlock(&poller.mu);
+        if (!left)
+            return 1;
+        if (hd_now() > until)
+            return 0;
+        nanosleep(&nap, NULL);
+    }
+}
+
+void hd_p2p_shutdown(void)
+{
+    if (!poller.started)
+        return;
+    pthread_mutex_lock(&poller.mu);
+    poller.stop = 1;
+    pthread_cond_signal(&poller.cv);
+    pthread_mutex_unlock(&poller.mu);
+    pthread_join(poller.thread, NULL);
+    poller.started = 0;
+}

@@ -1,0 +1,72 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hd_engine.h"
+
+/* Counts that differ from rank to rank cannot be compared by a fingerprint: each sender tells each
+ * receiver how much is coming, and all ranks hear whether every pair agrees. */
+int hd_verify_pairs(hd_comm *c, hd_job *j)
+{
+    const int n = c->size;
+    int64_t *told = malloc(2 * (size_t)n * sizeof *told), *mine = told ? told + n : NULL;
+    int rc = 0, ok = 1;
+    char note[160] = "";
+
+    if (!told) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", n);
+        return j->code;
+    }
+    hd_mpi_lock(c->session);
+    if (j->kind == HD_ALL_TO_ALL) {
+        for (int r = 0; r < n; r++)
+            mine[r] = j->in[r].n;
+        rc = MPI_Alltoall(mine, 1, MPI_INT64_T, told, 1, MPI_INT64_T, c->mpi);
+        for (int r = 0; r < n && ok && !rc; r++)
+            if (told[r] != j->out[r].n) {
+                ok = 0;
+                snprintf(note, sizeof note, "rank %d sends %lld elements where rank %d expects %lld", r,
+                         (long long)told[r], c->rank, (long long)j->out[r].n);
+            }
+    } else { /* gather and scatter: the root's list against each rank's own tensor */
+        int64_t own = j->kind == HD_GATHER ? j->in[0].n : j->out[0].n;
+        if (c->rank == j->root) {
+            const hd_seg *list = j->kind == HD_GATHER ? j->out : j->in;
+            for (int r = 0; r < n; r++)
+                mine[r] = list[r].n;
+        }
+        rc = MPI_Scatter(mine, 1, MPI_INT64_T, told, 1, MPI_INT64_T, j->root, c->mpi);
+        if (!rc && told[0] != own) {
+            ok = 0;
+            snprintf(note, sizeof note, "rank %d's list has %lld elements for rank %d, whose tensor has %lld",
+                     j->root, (long long)told[0], c->rank, (long long)own);
+        }
+    }
+    free(told);
+    if (!rc)
+        rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, "exchange of counts"))
+        return j->code;
+    if (!ok) {
+        char *texts = calloc((size_t)n + 1, HD_DESC), *me;
+        hd_text t;
+        if (!texts) {
+            hd_fail(j, HD_ERR_MISMATCH, "sizes differ in %s", j->api);
+            return j->code;
+        }
+        me = texts + (size_t)n * HD_DESC;
+        hd_describe_here(me, j);
+        t.at = me, t.room = HD_DESC, t.used = strlen(me);
+        if (note[0])
+            hd_say(&t, " (%s)", note);
+        hd_mpi_lock(c->session);
+        rc = MPI_Allgather(me, HD_DESC, MPI_CHAR, texts, HD_DESC, MPI_CHAR, c->mpi);
+        hd_mpi_unlock(c->session);
+        if (!hd_mpi_failed(j, rc, "MPI_Allgather"))
+            hd_fail_mismatch(c, j, texts, HD_DESC);
+        free(texts);
+        return j->code;
+    }
+    return HD_OK;
+}

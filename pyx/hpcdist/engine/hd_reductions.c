@@ -1,0 +1,134 @@
+/* Reductions. Long ones go in pieces of a few MiB: MPI's temporaries then stay below the allocator's mmap
+ * limit and in cache, which makes 64 MiB twice as fast as one call, and 2^31 elements no limit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hd_data.h"
+
+#define SCATTER_WHOLE (64ll << 20) /* bytes: longer reduce_scatters go block by block */
+
+int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor)
+{
+    if (j->redop == HD_PREMUL_SUM) {
+        *factor = j->factor;
+        return 1;
+    }
+    if (j->redop == HD_AVG && j->dtype == HD_FLOAT16 && c->size > 1) {
+        *factor = 1.0 / c->size;
+        return 1;
+    }
+    return 0;
+}
+
+void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n)
+{
+    if (j->redop == HD_AVG && j->dtype != HD_FLOAT16 && c->size > 1)
+        hd_scale_div(p, n, j->dtype, c->size);
+}
+
+static int64_t piece(const hd_comm *c, const hd_job *j)
+{
+    int64_t n = c->chunk / (int64_t)hd_itemsize(j->dtype);
+    return n < 1 ? 1 : n > MOVE_MAX ? MOVE_MAX : n;
+}
+
+int hd_all_reduce(hd_comm *c, hd_job *j)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
+    double factor = 1;
+    const int first = hd_scales_first(c, j, &factor);
+
+    for (int i = 0; i < j->nout; i++) {
+        for (int64_t at = 0; at < j->out[i].n; at += step) {
+            char *p = j->out[i].ptr + at * item;
+            const int64_t left = j->out[i].n - at, n = left < step ? left : step;
+            if (first)
+                hd_scale_mul(p, p, n, j->dtype, factor);
+            if (c->size > 1)
+                CALL(c, j, Allreduce, Iallreduce, MPI_IN_PLACE, p, (int)n, type, op, c->mpi);
+            hd_scale_after(c, j, p, n); /* while the piece is in cache */
+        }
+    }
+    return HD_OK;
+}
+
+/* One block to one root, piece by piece. At the root, out may be in. */
+static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, int64_t count)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
+    double factor = 1;
+    const int first = hd_scales_first(c, j, &factor), mine = c->rank == root;
+
+    for (int64_t at = 0; at < count; at += step) {
+        const int64_t n = count - at < step ? count - at : step;
+        char *from = in + at * item, *to = mine ? out + at * item : NULL;
+        if (mine) { /* put the own part into the result, reduce in place */
+            if (first)
+                hd_scale_mul(to, from, n, j->dtype, factor);
+            else if (to != from)
+                memcpy(to, from, (size_t)(n * item));
+        } else if (first) { /* the input is not ours to change */
+            char *s = hd_stage(c, j, step < count ? step * item : count * item);
+            if (!s)
+                return j->code;
+            hd_scale_mul(s, from, n, j->dtype, factor);
+            from = s;
+        }
+        if (c->size > 1)
+            CALL(c, j, Reduce, Ireduce, mine ? MPI_IN_PLACE : (void *)from, to, (int)n, type, op, root, c->mpi);
+        if (mine)
+            hd_scale_after(c, j, to, n);
+    }
+    return HD_OK;
+}
+
+int hd_reduce(hd_comm *c, hd_job *j)
+{
+    return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
+}
+
+int hd_reduce_scatter(hd_comm *c, hd_job *j)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    const int list = j->listed;
+    const hd_seg out = j->out[0];
+    char *to = out.ptr, *own = list ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * out.n * item;
+    double factor;
+    const int whole = !list && c->size > 1 && !hd_scales_first(c, j, &factor) &&
+                      c->size * out.n * item <= SCATTER_WHOLE && c->size * out.n <= INT_MAX;
+    int clash = 0;
+
+    if (out.n == 0 && !list)
+        return HD_OK;
+    for (int r = 0; r < j->nin; r++)
+        clash |= j->in[r].ptr < out.ptr + out.n * item && out.ptr < j->in[r].ptr + j->in[r].n * item;
+    /* Only the block-by-block form may write its result over its own block of the input. */
+    clash = clash && (whole || own != out.ptr);
+    if (clash && !(to = malloc((size_t)(out.n * item)))) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for an output of %lld elements", (long long)out.n);
+        return j->code;
+    }
+    if (whole) {
+        MPI_Request req;
+        int rc;
+        hd_mpi_lock(c->session);
+        rc = MPI_Ireduce_scatter_block(j->in[0].ptr, to, (int)out.n, hd_mpi_type(j->dtype),
+                                       hd_mpi_op(j->redop, j->dtype), c->mpi, &req);
+        hd_mpi_unlock(c->session);
+        if (!hd_mpi_failed(j, rc, "MPI_Ireduce_scatter_block") && !hd_wait_all(c, j, 1, &req))
+            hd_scale_after(c, j, to, out.n);
+    } else {
+        for (int r = 0; r < c->size && !j->text; r++)
+            reduce_block(c, j, r, list ? j->in[r].ptr : j->in[0].ptr + r * out.n * item, to,
+                         list ? j->in[r].n : out.n);
+    }
+    if (clash) {
+        memcpy(out.ptr, to, (size_t)(out.n * item));
+        free(to);
+    }
+    return j->text ? j->code : HD_OK;
+}

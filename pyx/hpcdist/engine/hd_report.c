@@ -1,0 +1,90 @@
+/* What the errors of the entry check say: which call, on which ranks, called where. */
+#include <string.h>
+
+#include "hd_engine.h"
+
+void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j)
+{
+    hd_job_describe(t, j);
+    hd_say(t, ", collective #%u of group '%s' (this is rank %d of %d", j->seq, c->name, c->rank, c->size);
+    if (j->site[0])
+        hd_say(t, ", called at %s", j->site);
+    hd_say(t, ")");
+}
+
+void hd_note_site(hd_job *j)
+{
+    if (j->inline_ && !j->site[0] && hd_py.site)
+        hd_py.site(j);
+}
+
+/* "ranks 0, 2: ..." for each different description. */
+static void say_variants(hd_text *t, int n, const char *texts, size_t stride)
+{
+    for (int i = 0; i < n; i++) {
+        const char *mine = texts + (size_t)i * stride;
+        int first = 1, many = 0;
+        for (int k = 0; k < i && first; k++)
+            first = strcmp(texts + (size_t)k * stride, mine) != 0;
+        if (!first)
+            continue;
+        for (int k = i + 1; k < n; k++)
+            many |= strcmp(texts + (size_t)k * stride, mine) == 0;
+        hd_say(t, "\n  rank%s %d", many ? "s" : "", i);
+        for (int k = i + 1; k < n; k++)
+            if (strcmp(texts + (size_t)k * stride, mine) == 0)
+                hd_say(t, ", %d", k);
+        hd_say(t, ": %s", mine[0] ? mine : "(no description arrived)");
+    }
+}
+
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "the ranks of group '%s' disagree about collective #%u (this is rank %d of %d):", c->name,
+           j->seq, c->rank, c->size);
+    say_variants(&t, c->size, texts, stride);
+    hd_say(&t, "\nNothing was transferred; the group can still be used. Make all ranks call the same "
+               "operation with matching arguments.");
+    hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
+    return j->code;
+}
+
+void hd_describe_here(char *out, hd_job *j)
+{
+    hd_text t;
+    hd_note_site(j);
+    hd_text_init(&t, out, HD_DESC);
+    hd_job_describe(&t, j);
+    if (j->site[0])
+        hd_say(&t, " at %s", j->site);
+}
+
+int hd_fail_if_gone(hd_comm *c, hd_job *j)
+{
+    for (int r = 0; r < c->size; r++) {
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        if (how)
+            return hd_fail_gone(c, j, r, how);
+    }
+    return HD_OK;
+}
+
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    hd_note_site(j);
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "rank %d of group '%s' ", rank, c->name);
+    if (how == 1)
+        hd_say(&t, "has left the job (it exited or destroyed its process group)");
+    else
+        hd_session_report(c->session, c->node_slot[rank], &t);
+    hd_say(&t, " and will not join ");
+    hd_say_call(&t, c, j);
+    hd_fail(j, HD_ERR_FAILED, "%s", buffer);
+    return j->code;
+}

@@ -1,0 +1,46 @@
+/* Inside of a session, shared by hd_session.c, hd_status.c, hd_watchdog.c and hd_exit.c only. */
+#ifndef HD_SESSION_H
+#define HD_SESSION_H
+
+#include "hd_engine.h"
+
+enum { RUNNING = 1, LEAVING = 2, FAILING = 3 };
+enum { NO_PIDFD = -1, UNSEEN = -2 }; /* UNSEEN: another pid namespace, its pids mean nothing here */
+
+/* What one rank shows the others of its node. */
+typedef struct entry {
+    uint32_t state, pid, world_rank, seq, kind;
+    uint64_t phase;      /* odd: inside an operation */
+    int64_t beat, since; /* ns; since: the watchdog saw this phase first */
+    uint64_t since_phase, text_phase;
+    char text[2][192];   /* what it is in (slow paths only) */
+    char why[160];       /* of FAILING */
+} __attribute__((aligned(HD_LINE))) entry;
+
+struct hd_session {
+    MPI_Comm ctl;
+    int rank, size;
+    int node_n, slot;
+    uint64_t node;
+    entry *page;
+    size_t page_bytes;
+    int spin, lane_spin, serialized, own_cpus, node_cpus;
+    int refs;
+    int *pidfd;
+    int *dead;           /* by slot, set by the watchdog */
+    pthread_t watchdog;
+    int watching, stop;
+    int wake[2];
+    pthread_mutex_t mu;  /* comms */
+    hd_comm *comms;
+    pthread_mutex_t mpi_mu;
+    const char *last_api;
+    uint32_t last_seq;
+};
+
+void hd_watchdog_start(hd_session *s);
+void hd_watchdog_stop(hd_session *s);
+void hd_exit_follow(hd_session *s);   /* the process's end looks at this session's page */
+void hd_exit_unfollow(hd_session *s); /* ... and keeps it, or frees it when it is another's */
+
+#endif

@@ -1,0 +1,130 @@
+/* The status page: what the ranks of a node know of each other without asking - alive or leaving, in which
+ * call, since when. It informs; nothing waits on it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hd_session.h"
+
+/* The fast path: a few plain stores into this rank's own entry, no clock. Two threads of a rank may
+ * overwrite each other's; the entry only informs. */
+void hd_session_enter(hd_session *s, hd_job *j)
+{
+    s->last_api = j->api;
+    s->last_seq = j->seq;
+    if (s->page) {
+        entry *e = &s->page[s->slot];
+        e->seq = j->seq;
+        e->kind = (uint32_t)j->kind;
+        __atomic_store_n(&e->phase, (e->phase + 1) | 1, __ATOMIC_RELAXED);
+    }
+}
+
+void hd_session_leave(hd_session *s)
+{
+    if (s->page) {
+        entry *e = &s->page[s->slot];
+        __atomic_store_n(&e->phase, (e->phase | 1) + 1, __ATOMIC_RELAXED);
+    }
+}
+
+void hd_session_note(hd_session *s, const hd_job *j)
+{
+    entry *e;
+    hd_text t;
+    int k;
+    if (!s->page)
+        return;
+    e = &s->page[s->slot];
+    k = !(e->text_phase & 1);
+    hd_text_init(&t, e->text[k], sizeof e->text[k]);
+    if (j->kind == HD_SEND || j->kind == HD_RECV)
+        hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag);
+    else
+        hd_say(&t, "%s #%u", j->api, j->seq);
+    hd_say(&t, " of group '%s'", j->comm->name);
+    if (j->site[0])
+        hd_say(&t, " at %s", j->site);
+    __atomic_store_n(&e->text_phase, (e->phase << 1) | (uint64_t)k, __ATOMIC_RELEASE);
+}
+
+int hd_session_gone(hd_session *s, int slot)
+{
+    uint32_t state;
+    if (!s->page || slot < 0)
+        return 0;
+    state = __atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE);
+    if (state == LEAVING)
+        return 1;
+    if (state == FAILING)
+        return 3;
+    return __atomic_load_n(&s->dead[slot], __ATOMIC_ACQUIRE) ? 2 : 0;
+}
+
+static void say_last(hd_text *t, const entry *e)
+{
+    static const char *const names[] = {"barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather",
+                                        "gather", "scatter", "all_to_all", "send", "receive"};
+    const uint32_t kind = e->kind;
+    hd_say(t, "%s", kind <= HD_RECV ? names[kind] : "an operation");
+    if (kind < HD_SEND)
+        hd_say(t, " #%u", e->seq);
+}
+
+void hd_session_report(hd_session *s, int slot, hd_text *t)
+{
+    entry *e;
+    uint64_t phase, tp;
+    int64_t now = hd_now();
+    double since;
+
+    if (!s->page || slot < 0) {
+        hd_say(t, "on another node");
+        return;
+    }
+    e = &s->page[slot];
+    switch (hd_session_gone(s, slot)) {
+    case 1: hd_say(t, "has left the job in order (pid %u)", e->pid); return;
+    case 2: hd_say(t, "died (pid %u)", e->pid); return;
+    case 3: hd_say(t, "%.159s", e->why); return;
+    }
+    if (now - e->beat > 2000000000LL) {
+        hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)", (double)(now - e->beat) * 1e-9,
+               e->pid);
+        return;
+    }
+    phase = __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE);
+    tp = __atomic_load_n(&e->text_phase, __ATOMIC_ACQUIRE);
+    since = e->since_phase == phase ? (double)(now - e->since) * 1e-9 : 0.0;
+    if (phase & 1) {
+        if (tp >> 1 == phase) {
+            char copy[192];
+            memcpy(copy, e->text[tp & 1], sizeof copy);
+            copy[sizeof copy - 1] = 0;
+            hd_say(t, "is in %s for %.1f s", copy, since);
+        } else {
+            hd_say(t, "is in ");
+            say_last(t, e);
+            hd_say(t, " for %.1f s", since);
+        }
+    } else if (phase) {
+        hd_say(t, "is outside hpcdist for %.1f s (last: ", since);
+        say_last(t, e);
+        hd_say(t, "; pid %u)", e->pid);
+    } else {
+        hd_say(t, "has called no operation yet (pid %u)", e->pid);
+    }
+}
+
+void hd_session_set_leaving(hd_session *s)
+{
+    if (s && s->page && s->page[s->slot].state == RUNNING)
+        __atomic_store_n(&s->page[s->slot].state, LEAVING, __ATOMIC_RELEASE);
+}
+
+void hd_session_set_failing(hd_session *s, const char *why)
+{
+    if (!s->page)
+        return;
+    snprintf(s->page[s->slot].why, sizeof s->page[s->slot].why, "failed (%s)", why);
+    __atomic_store_n(&s->page[s->slot].state, FAILING, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,269 @@
+# MPI in this process: start, questions, and the way out.
+
+cdef extern from * nogil:
+    """
+    /* Open MPI's blocking calls spin unless this parameter says to yield. Where a rank's main thread and its
+     * lane have to share a core, they must. The user's own setting wins, and the environment is left as it
+     * was. */
+    static int hd_set_yield;
+    static void begin_yielding(int yield)
+    {
+        hd_set_yield = yield && !getenv("OMPI_MCA_mpi_yield_when_idle");
+        if (hd_set_yield)
+            setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+    }
+    static void end_yielding(void)
+    {
+        if (hd_set_yield)
+            unsetenv("OMPI_MCA_mpi_yield_when_idle");
+    }
+    """
+    void begin_yielding(int)
+    void end_yielding()
+
+cdef dict open_comms = {}   # address -> Comm, until freed
+cdef list lost_comms = []   # freed with operations in flight: kept for ever
+cdef bint owned = False     # we started MPI, so we finalize it
+cdef bint hooked = False
+cdef object failed = None   # the unhandled exception this process ends with
+cdef object previous_excepthook = None
+cdef object previous_exit = None
+cdef object exit_status = None
+cdef object leave_at_once = None
+
+
+cdef bint no_core_to_spare() except -1:
+    """Whether some core will have to carry two busy threads of the ranks of this node."""
+    own = len(os.sched_getaffinity(0))
+    if own < 2:
+        return True
+    ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    # Unbound, all ranks of the node have the same cores; bound to two or more, each has its own.
+    return own == os.cpu_count() and ranks.isdecimal() and own < 2 * int(ranks)
+
+
+def init_mpi():
+    """Starts MPI with ``MPI_THREAD_MULTIPLE``, unless it is up already, and prepares for the process's end.
+
+    Raises
+    ------
+    DistBackendError
+        MPI was finalized already, or does not start.
+
+    Notes
+    -----
+    Whoever started MPI finalizes it: hpcdist if this call did, else e.g. mpi4py.
+    """
+    global owned, hooked, previous_excepthook, previous_exit, leave_at_once
+    cdef int up = 0, down = 0, provided = 0, rc
+    cdef bint crowded
+    check_alive(None)
+    libmpi.MPI_Finalized(&down)
+    if down:
+        raise DistBackendError("MPI has been finalized in this process and cannot start again")
+    libmpi.MPI_Initialized(&up)
+    if not up:
+        crowded = no_core_to_spare()
+        with nogil:
+            begin_yielding(crowded)
+            rc = libmpi.MPI_Init_thread(NULL, NULL, libmpi.MPI_THREAD_MULTIPLE, &provided)
+            end_yielding()
+        if rc != libmpi.MPI_SUCCESS:
+            raise DistBackendError(f"MPI_Init_thread failed (error {rc})")
+        owned = True
+    rc = hd_mpi_ops_init()
+    if rc:
+        raise DistBackendError(f"MPI_Op_create failed (error {rc})")
+    if not hooked:
+        hooked = True
+        if thread_level() != "multiple":
+            warnings.warn(
+                f"MPI was started with MPI_THREAD_{thread_level().upper()}, not MULTIPLE: asynchronous operations run "
+                f"on the calling thread, so nothing overlaps. With mpi4py leave mpi4py.rc.thread_level at 'multiple'",
+                RuntimeWarning, stacklevel=2,
+            )
+        hd_guard_fork()
+        hd_arm_exit(owned)
+        atexit.register(_leave)
+        previous_excepthook = sys.excepthook
+        sys.excepthook = _fail
+        leave_at_once = os._exit
+        os._exit = _exit_at_once
+        if not owned:
+            previous_exit = sys.exit
+            sys.exit = _exit
+
+
+def _fail(kind, value, traceback):
+    """sys.excepthook: an unhandled exception on one rank ends the job, after the traceback."""
+    global failed
+    cdef Comm comm
+    previous_excepthook(kind, value, traceback)
+    others = [c for c in open_comms.values() if c.size > 1]
+    if hd_forked or not others or threading.current_thread() is not threading.main_thread():
+        return
+    failed = kind.__name__
+    comm = others[0]
+    print(
+        f"[hpcdist rank {comm.rank} of {comm.size}] unhandled {failed}: this ends the job on all ranks",
+        file=sys.stderr, flush=True,
+    )
+    said = f"unhandled {failed}: {value}".encode("utf-8", "replace")[:150]
+    hd_session_set_failing(comm.c.session, <const char*> said)
+    hd_failing(3.0)
+
+
+def _exit(status=None, /):
+    """sys.exit where another package finalizes MPI: it does so before libc's exit tells the status."""
+    global exit_status
+    exit_status = status
+    previous_exit(status)
+
+
+def _exit_at_once(status):
+    """os._exit: without a word to MPI it would leave the other ranks waiting, and MPICH's mpirun takes a rank
+    that vanishes with status 0 for success."""
+    others = [c for c in open_comms.values() if c.size > 1]
+    if others and not hd_forked and not hd_in_child():
+        why = (
+            f"[hpcdist rank {others[0].rank} of {others[0].size}] os._exit({status}) without leaving the process "
+            f"group: aborting the job (call destroy_process_group first)"
+        ).encode()
+        hd_abort(status if 0 < status < 256 else 1, <const char*> why)
+    leave_at_once(status)
+
+
+def _leave():
+    """atexit: lets operations in flight end, tells the others, joins the threads. MPI is finalized later, by libc's
+    exit, which knows the exit status; or by mpi4py, where that started MPI."""
+    cdef Comm comm
+    cdef int ended = 1, p2p = 1
+    cdef double patience = 3.0
+    if hd_forked or hd_in_child():
+        return
+    comms = list(open_comms.values())
+    if failed is None:
+        for c in comms:
+            comm = c
+            with nogil:
+                ended = hd_lane_drain(comm.c, patience)
+            if not ended:
+                why = (
+                    f"[hpcdist rank {comm.rank} of {comm.size}] the program ends with operations of group "
+                    f"'{comm.name}' in flight that the other ranks have not joined: aborting the job"
+                ).encode()
+                hd_abort(1, <const char*> why)
+        with nogil:
+            p2p = hd_p2p_drain(NULL, 0.5)
+        if not p2p:
+            print("[hpcdist] the program ends with sends or receives that were never matched", file=sys.stderr)
+            for c in comms:
+                hd_session_poisoned((<Comm> c).c.session)
+    if not owned and comms and (failed is not None or (exit_status is not None and exit_status != 0)):
+        # Whoever owns MPI would now finalize it, and wait for ranks that wait for this one.
+        why = f"[hpcdist rank {comms[0].rank} of {comms[0].size}] exits with an error: aborting the job".encode()
+        hd_abort(exit_status if isinstance(exit_status, int) else 1, <const char*> why)
+    hd_notify_stop()
+    for c in comms:
+        hd_session_set_leaving((<Comm> c).c.session)
+    if failed is None and ended and p2p:
+        hd_p2p_shutdown()
+        for c in reversed(comms):
+            try:
+                c.free(0.5)
+            except DistError as err:
+                print(f"[hpcdist] {err}", file=sys.stderr)
+        hd_mpi_ops_free()
+
+
+def mpi_state():
+    """Where MPI is in its life.
+
+    Returns
+    -------
+    str
+        ``none`` (not started), ``up`` or ``finalized``.
+    """
+    cdef int up = 0, down = 0
+    libmpi.MPI_Initialized(&up)
+    libmpi.MPI_Finalized(&down)
+    return "finalized" if down else "up" if up else "none"
+
+
+def owns_mpi():
+    """Whether hpcdist started MPI, and so finalizes it.
+
+    Returns
+    -------
+    bool
+    """
+    return owned
+
+
+def thread_level():
+    """What MPI was started with.
+
+    Returns
+    -------
+    str
+        ``single``, ``funneled``, ``serialized`` or ``multiple``; ``none`` before MPI is up.
+    """
+    cdef int level = 0
+    if mpi_state() != "up":
+        return "none"
+    libmpi.MPI_Query_thread(&level)
+    return {
+        libmpi.MPI_THREAD_SINGLE: "single", libmpi.MPI_THREAD_FUNNELED: "funneled",
+        libmpi.MPI_THREAD_SERIALIZED: "serialized", libmpi.MPI_THREAD_MULTIPLE: "multiple",
+    }[level]
+
+
+def library_version():
+    """The MPI library's own name and version; works before MPI is started.
+
+    Returns
+    -------
+    str
+    """
+    cdef char* text = <char*> calloc(libmpi.MPI_MAX_LIBRARY_VERSION_STRING + 1, 1)
+    cdef int n = 0
+    try:
+        libmpi.MPI_Get_library_version(text, &n)
+        return text[:n].decode("utf-8", "replace").rstrip("\0\n ")
+    finally:
+        free(text)
+
+
+def world_rank_size():
+    """This process's place in MPI's world.
+
+    Returns
+    -------
+    tuple of int
+        Rank and size.
+
+    Raises
+    ------
+    DistBackendError
+        MPI is not up.
+    """
+    cdef int rank, size
+    if mpi_state() != "up":
+        raise DistBackendError(f"MPI is not up (it is {mpi_state()})")
+    libmpi.MPI_Comm_rank(libmpi.MPI_COMM_WORLD, &rank)
+    libmpi.MPI_Comm_size(libmpi.MPI_COMM_WORLD, &size)
+    return rank, size
+
+
+def abort(int code=1, str why=""):
+    """Ends the whole job at once.
+
+    Parameters
+    ----------
+    code : int, optional
+        Exit status, 1 to 255.
+    why : str, optional
+        Printed on standard error first.
+    """
+    encoded = why.encode()
+    hd_abort(code, <const char*> encoded)

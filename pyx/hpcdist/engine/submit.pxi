@@ -1,0 +1,241 @@
+# From validated arguments to a job that runs: inline on the caller's thread, or queued for the lane.
+
+
+cdef class Api:
+    """A public operation's name as C text, with its hash: part of what the ranks agree on."""
+
+    cdef bytes text
+    cdef const char* name
+    cdef uint64_t hash
+
+    def __cinit__(self, str name):
+        self.text = name.encode()
+        self.name = self.text
+        self.hash = hd_hash_text(self.name)
+
+
+cdef dict apis = {}  # never emptied: jobs hold the pointers
+
+
+cdef Api api_named(object name, Api default):
+    if name is None:
+        return default
+    api = apis.get(name)
+    if api is None:
+        api = apis[name] = Api(name)
+    return api
+
+
+cdef Api BARRIER = Api("barrier")
+cdef Api ALL_REDUCE = Api("all_reduce")
+cdef Api ALL_REDUCE_COALESCED = Api("all_reduce_coalesced")
+cdef Api BROADCAST = Api("broadcast")
+cdef Api REDUCE = Api("reduce")
+cdef Api ALL_GATHER = Api("all_gather")
+cdef Api ALL_GATHER_INTO = Api("all_gather_into_tensor")
+cdef Api ALL_GATHER_COALESCED = Api("all_gather_coalesced")
+cdef Api GATHER = Api("gather")
+cdef Api SCATTER = Api("scatter")
+cdef Api REDUCE_SCATTER = Api("reduce_scatter")
+cdef Api REDUCE_SCATTER_TENSOR = Api("reduce_scatter_tensor")
+cdef Api ALL_TO_ALL = Api("all_to_all")
+cdef Api ALL_TO_ALL_SINGLE = Api("all_to_all_single")
+cdef Api SEND = Api("send")
+cdef Api RECV = Api("recv")
+cdef Api ISEND = Api("isend")
+cdef Api IRECV = Api("irecv")
+
+
+cdef void begin(hd_job* j, Comm comm, int kind, Api api):
+    hd_job_init(j, comm.c, kind, api.name)
+    j.api_hash = api.hash
+
+
+cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
+    """The tensor that messages speak of."""
+    cdef int i
+    j.dtype = b.dtype
+    j.count = b.n
+    j.ndim = b.ndim
+    for i in range(b.ndim if b.ndim < HD_MAX_DIMS else HD_MAX_DIMS):
+        j.dims[i] = b.dims[i]
+    j.permuted = b.strides != 0
+    j.layout = hd_mix(b.shape, b.strides) if shape_agrees else 0
+
+
+cdef int reduces(hd_job* j, ReduceOp op) except -1:
+    cdef const char* why = hd_op_refusal(op.code, j.dtype)
+    if why != NULL:
+        raise TypeError(f"{op!r} on {hd_dtype_name(j.dtype).decode()}: {why.decode()}")
+    j.redop = op.code
+    j.factor = op.factor
+    return 0
+
+
+cdef hd_seg* segments(Py_ssize_t n) except NULL:
+    cdef hd_seg* list = <hd_seg*> calloc(n if n > 0 else 1, sizeof(hd_seg))
+    if list == NULL:
+        raise MemoryError(f"no memory for a list of {n} tensors")
+    return list
+
+
+cdef int root_in_range(Comm comm, int root, str name) except -1:
+    if root < 0 or root >= comm.c.size:
+        raise ValueError(f"{name}={root} is not a rank of group '{comm.c.name.decode()}' of {comm.c.size} ranks")
+    return 0
+
+
+cdef object run(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
+    """Runs or queues the job on the caller's stack; frees what it allocated. keep and outputs are for a Work."""
+    cdef hd_comm* c = comm.c
+    cdef int code
+    try:
+        check_alive(comm)
+    except BaseException:
+        hd_job_clear(j)
+        raise
+    if not async_op or hd_session_serialized(c.session):
+        if hd_lane_try(c):
+            c.seq += 1
+            j.seq = c.seq
+            j.inline_ = 1
+            with nogil:
+                hd_lane_run(c, j)
+            code = j.code
+            if code == HD_OK:
+                hd_job_clear(j)
+                return finished_work(comm, outputs) if async_op else None
+            error = None if code == HD_ERR_INTERRUPT else error_of(code, j.text)
+            hd_job_clear(j)
+            if error is None:
+                propagate()
+                raise KeyboardInterrupt
+            raise error
+    work = queue(comm, j, keep, outputs)
+    if async_op:
+        return work
+    (<Work> work).wait()
+    return None
+
+
+cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
+    cdef hd_job* job = <hd_job*> malloc(sizeof(hd_job))
+    cdef Work work
+    cdef int rc
+    if orphans != NULL:
+        bury(NULL)
+    if job == NULL:
+        hd_job_clear(j)
+        raise MemoryError("no memory for an operation")
+    comm.c.seq += 1
+    j.seq = comm.c.seq
+    note_line(j)
+    move(job, j)
+    work = adopt(comm, job, keep, outputs)
+    rc = hd_lane_submit(comm.c, job)
+    if rc:
+        unref(job)
+        raise DistBackendError(f"the lane's thread could not be started (error {rc}): too many processes or threads?")
+    return work
+
+
+cdef void move(hd_job* to, hd_job* j):
+    memcpy(to, j, sizeof(hd_job))
+    if j.in_ == &j.in1:
+        to.in_ = &to.in1
+    if j.out == &j.out1:
+        to.out = &to.out1
+
+
+cdef Work adopt(Comm comm, hd_job* job, object keep, list outputs):
+    """A Work with a job of two owners; the job keeps the tensors and the communicator."""
+    cdef Work work = Work.__new__(Work)
+    holder = (comm, keep)
+    Py_INCREF(holder)
+    job.keep = <void*> holder
+    job.refs = 2
+    work.j = job
+    work.comm = comm
+    work.outputs = outputs
+    return work
+
+
+cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api):
+    """Starts a send or a receive and leaves it to the poller if it does not end at once."""
+    cdef hd_job* job
+    cdef hd_buf b
+    cdef Work work
+    check_alive(comm)
+    keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    route(comm, peer, tag, kind, True)  # to itself too: both ends are in flight at once
+    if orphans != NULL:
+        bury(NULL)
+    job = <hd_job*> malloc(sizeof(hd_job))
+    if job == NULL:
+        raise MemoryError("no memory for an operation")
+    begin(job, comm, kind, api)
+    aim(job, &b, peer, tag, kind)
+    note_line(job)
+    work = adopt(comm, job, keep, [tensor])
+    hd_p2p_start(comm.c, job)
+    if hd_job_state(job) == HD_DONE:
+        unref(job)
+    else:
+        hd_p2p_watch(job)
+    return work
+
+
+cdef int route(Comm comm, int peer, int tag, int kind, bint itself) except -1:
+    cdef hd_comm* c = comm.c
+    if peer == c.rank and not itself:
+        raise ValueError(
+            f"rank {peer} cannot {'send to' if kind == HD_SEND else 'receive from'} itself and wait; "
+            f"use {'isend' if kind == HD_SEND else 'irecv'}, or copy the tensor"
+        )
+    if peer >= c.size or peer < (-1 if kind == HD_RECV else 0):
+        raise ValueError(f"rank {peer} is not in group '{c.name.decode()}' of {c.size} ranks")
+    if tag < 0 or tag > c.tag_limit:
+        raise ValueError(f"tag {tag} is outside 0..{c.tag_limit}, what this MPI leaves to users")
+    if kind == HD_RECV and c.size == 1 and not itself:
+        raise ValueError("a group of one rank has nobody to receive from")
+    return 0
+
+
+cdef void aim(hd_job* j, hd_buf* b, int peer, int tag, int kind):
+    subject(j, b, False)
+    j.peer = peer
+    j.tag = tag
+    if kind == HD_SEND:
+        j.in1.ptr = b.ptr
+        j.in1.n = b.n
+    else:
+        j.out1.ptr = b.ptr
+        j.out1.n = b.n
+
+
+cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api) except -2:
+    """A blocking send or receive; the sender's rank."""
+    cdef hd_job j
+    cdef hd_buf b
+    cdef int code
+    check_alive(comm)
+    keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    route(comm, peer, tag, kind, False)
+    begin(&j, comm, kind, api)
+    aim(&j, &b, peer, tag, kind)
+    j.inline_ = 1
+    with nogil:
+        hd_p2p_start(comm.c, &j)
+        code = hd_p2p_wait(&j, -1, 1)
+        if code == HD_ERR_INTERRUPT:
+            hd_p2p_cancel(&j)
+    if code == HD_OK:
+        return j.source
+    if kind == HD_SEND and (code == HD_ERR_INTERRUPT or code == HD_ERR_TIMEOUT or code == HD_ERR_FAILED):
+        Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
+    error = None if code == HD_ERR_INTERRUPT else error_of(code, j.text)
+    hd_job_clear(&j)
+    if error is None:
+        propagate()
+        raise KeyboardInterrupt
+    raise error

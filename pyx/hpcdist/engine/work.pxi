@@ -1,0 +1,307 @@
+# Work: an operation in flight. The C job has two owners, the engine and the Work; whoever lets go last frees it.
+
+cdef hd_job* orphans = NULL  # jobs whose last owner was a thread without the GIL; a lock-free stack
+
+
+cdef extern from * nogil:
+    """
+    static void push_orphan(hd_job **head, hd_job *j)
+    {
+        j->next = __atomic_load_n(head, __ATOMIC_RELAXED);
+        while (!__atomic_compare_exchange_n(head, &j->next, j, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            ;
+    }
+    static hd_job *pop_orphans(hd_job **head) { return __atomic_exchange_n(head, NULL, __ATOMIC_ACQ_REL); }
+    static int unref(hd_job *j) { return __atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL); }
+    """
+    void push_orphan(hd_job**, hd_job*)
+    hd_job* pop_orphans(hd_job**)
+    int unref(hd_job*)
+
+
+cdef void dispose(hd_job* j) noexcept:
+    """Frees a job and lets go of its tensors; with the GIL."""
+    cdef PyObject* keep = <PyObject*> j.keep
+    if j.code != HD_OK and j.code != HD_ERR_INTERRUPT and not j.seen and j.text != NULL:
+        PySys_WriteStderr(
+            b"[hpcdist rank %d of %d] an operation failed and its Work was never waited for: %.600s\n",
+            j.comm.rank, j.comm.size, j.text,
+        )
+    hd_job_clear(j)
+    free(j)
+    if keep != NULL:
+        Py_DECREF(<object> keep)
+
+
+cdef int bury(void* arg) noexcept with gil:
+    cdef hd_job* j = pop_orphans(&orphans)
+    cdef hd_job* after
+    while j != NULL:
+        after = j.next
+        dispose(j)
+        j = after
+    return 0
+
+
+cdef void release_hook(hd_job* j) noexcept nogil:
+    push_orphan(&orphans, j)
+    Py_AddPendingCall(bury, NULL)  # when the queue is full, the next submission buries
+
+
+hd_py.site = site_hook
+hd_py.slow = slow_hook
+hd_py.release = release_hook
+hd_py.notify = hd_notify_push
+
+cdef dict watched = {}  # address of a job -> its Work, until the future is completed
+cdef object notifier = None
+
+
+def _complete_futures():
+    cdef hd_job* j
+    cdef Work work
+    while True:
+        with nogil:
+            j = hd_notify_next()
+        if j == NULL:
+            return
+        work = watched.pop(<size_t> j, None)
+        if work is not None:
+            work.complete_future()
+        work = None
+
+
+cdef double seconds_of(object timeout) except? -2:
+    if timeout is None:
+        return -1
+    if hasattr(timeout, "total_seconds"):
+        timeout = timeout.total_seconds()
+    cdef double s = timeout
+    if s != s:
+        raise ValueError("timeout is not a number")
+    return s if s >= 0 else -1  # torch's "no timeout" arrives as a negative duration
+
+
+cdef class Work:
+    """An asynchronous operation.
+
+    Returned by operations called with ``async_op=True`` and by :func:`isend` and :func:`irecv`. It owns the tensors
+    until the operation is complete, also when the Work itself is dropped. Not created by users.
+    """
+
+    cdef hd_job* j
+    cdef Comm comm
+    cdef list outputs
+    cdef object future
+    cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("a Work is made by an operation with async_op=True")
+
+    def __dealloc__(self):
+        if self.j != NULL and unref(self.j) == 0:
+            dispose(self.j)
+
+    cdef object failure(self):
+        if self.j == NULL or self.j.code == HD_OK:
+            return None
+        self.j.seen = 1
+        return error_of(self.j.code, self.j.text)
+
+    cdef bint done(self):
+        if self.j == NULL:
+            return True
+        if self.j.kind >= HD_SEND:
+            return hd_p2p_test(self.j) != 0
+        return hd_job_state(self.j) == HD_DONE
+
+    def wait(self, timeout=None):
+        """Waits until the operation is complete on this rank.
+
+        Parameters
+        ----------
+        timeout : float or datetime.timedelta, optional
+            Seconds to wait at most. Without it, the group's timeout ends the operation itself.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        DistTimeoutError
+            ``timeout`` passed (the operation goes on and can be waited for again), or the group's timeout did.
+        DistMismatchError, RankFailedError, DistBackendError
+            The operation failed.
+        KeyboardInterrupt
+            Ctrl-C, or whatever another signal handler raises; the operation goes on.
+
+        Notes
+        -----
+        Any rank may call it, in any order.
+        """
+        cdef double limit = seconds_of(timeout), step, waited = 0
+        cdef int rc = 0
+        cdef hd_job* j = self.j
+        check_alive(None)
+        if j == NULL:
+            return True
+        if j.kind >= HD_SEND:
+            with nogil:
+                rc = hd_p2p_wait(j, limit, 1)
+            if rc == HD_ERR_INTERRUPT and PyErr_Occurred() != NULL:
+                propagate()
+        else:
+            while True:
+                step = 0.05 if limit < 0 or limit - waited > 0.05 else limit - waited
+                with nogil:
+                    rc = hd_job_wait(j, step if step > 0 else 0)
+                PyErr_CheckSignals()
+                if rc:
+                    rc = j.code
+                    break
+                waited += step
+                if 0 <= limit <= waited:
+                    rc = -1
+                    break
+        if rc == -1:
+            raise DistTimeoutError(
+                f"wait({limit:g} s) ended before {j.api.decode()} of group '{j.comm.name.decode()}' did (this is rank "
+                f"{j.comm.rank} of {j.comm.size}); it goes on and can be waited for again"
+            )
+        if rc:
+            raise self.failure()
+        return True
+
+    def is_completed(self):
+        """Whether the operation has ended, well or not, without waiting.
+
+        Returns
+        -------
+        bool
+        """
+        check_alive(None)
+        return self.done()
+
+    def is_success(self):
+        """Whether the operation has ended without an error.
+
+        Returns
+        -------
+        bool
+        """
+        return self.done() and self.failure() is None
+
+    def exception(self):
+        """The error the operation ended with.
+
+        Returns
+        -------
+        Exception or None
+            None while it runs and when it succeeded.
+        """
+        return self.failure() if self.done() else None
+
+    def result(self):
+        """The tensors the operation writes.
+
+        Returns
+        -------
+        list
+            The output tensors that were passed in; valid after :meth:`wait`.
+        """
+        return list(self.outputs)
+
+    def source_rank(self):
+        """Who sent what a receive has received.
+
+        Returns
+        -------
+        int
+            Rank in the group; this rank for a send; -1 for a collective.
+        """
+        return self.j.source if self.j != NULL and self.done() else -1
+
+    def cancel(self):
+        """Takes a receive back that nothing has arrived for, so that it cannot swallow a later message.
+
+        Returns
+        -------
+        bool
+            True if it was taken back: the tensor is unchanged, and :meth:`wait` raises. False if it is complete.
+
+        Raises
+        ------
+        ValueError
+            For anything but a receive: other operations cannot be taken back.
+        """
+        cdef int taken
+        check_alive(None)
+        if self.j == NULL or self.j.kind != HD_RECV:
+            raise ValueError("only a receive can be cancelled")
+        with nogil:
+            taken = hd_p2p_take_back(self.j)
+        self.j.seen = 1
+        return bool(taken)
+
+    def synchronize(self):
+        """Waits, like :meth:`wait` without a timeout (on the host, results are visible then)."""
+        self.wait()
+
+    def block_current_stream(self):
+        """Makes the current stream wait; on the host that is :meth:`wait`."""
+        self.wait()
+
+    cdef void complete_future(self):
+        try:
+            if self.future is None or self.future.done():
+                return
+            error = self.failure()
+            if error is None:
+                self.future.set_result(list(self.outputs))
+            else:
+                self.future.set_exception(error)
+        except Exception:
+            # A callback of the user's may raise; torch keeps that in the future it made for the callback.
+            sys.excepthook(*sys.exc_info())
+
+    def get_future(self):
+        """A future that is completed with the operation.
+
+        Returns
+        -------
+        torch.futures.Future
+            Its value is the list of output tensors; ``.then`` callbacks run on a thread of hpcdist's, or at once
+            when the operation is complete already.
+        """
+        global notifier
+        import torch
+
+        check_alive(None)
+        if self.future is not None:
+            return self.future
+        self.future = torch.futures.Future()
+        if not self.done():
+            if notifier is None:
+                notifier = threading.Thread(target=_complete_futures, name="hpcdist-futures", daemon=True)
+                notifier.start()
+            watched[<size_t> self.j] = self
+            if hd_job_watch(self.j):
+                return self.future
+            watched.pop(<size_t> self.j, None)
+        self.complete_future()
+        return self.future
+
+    def __repr__(self):
+        if self.j == NULL:
+            return "<hpcdist.Work, complete>"
+        state = "running" if not self.done() else "complete" if self.failure() is None else "failed"
+        return f"<hpcdist.Work {self.j.api.decode()} of group '{self.j.comm.name.decode()}', {state}>"
+
+
+cdef Work finished_work(Comm comm, list outputs):
+    cdef Work work = Work.__new__(Work)
+    work.comm = comm
+    work.outputs = outputs
+    return work
