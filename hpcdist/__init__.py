@@ -1,0 +1,205 @@
+"""torch.distributed, rebuilt MPI-first for HPC clusters.
+
+``import hpcdist as dist`` gives the names, signatures and semantics of ``torch.distributed`` under
+``mpirun`` and ``srun``, with no rebuild of torch. Importing it starts neither MPI nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcdist import _loader
+
+# before any native module: they link to the MPI library that mpi4py would load
+_loader.preload()
+
+from hpcdist import group  # noqa: E402
+from hpcdist.backends.mpi import MPIOptions  # noqa: E402
+from hpcdist.backends.registry import Backend, BackendConfig  # noqa: E402
+from hpcdist.codec import CodecError, allow_pickle, register_object_type  # noqa: E402
+from hpcdist.errors import (  # noqa: E402
+    DistBackendError,
+    DistError,
+    DistMismatchError,
+    DistNetworkError,
+    DistStoreError,
+    DistTimeoutError,
+    QueueEmptyError,
+    RankFailedError,
+)
+from hpcdist.group import (  # noqa: E402
+    GroupMember,
+    ProcessGroup,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    is_initialized,
+)
+from hpcdist.mesh import DeviceMesh  # noqa: E402
+from hpcdist.mesh_init import init_device_mesh  # noqa: E402
+from hpcdist.ops.all_to_all import all_to_all, all_to_all_single  # noqa: E402
+from hpcdist.ops.barrier import barrier  # noqa: E402
+from hpcdist.ops.broadcast import broadcast  # noqa: E402
+from hpcdist.ops.deprecated import reduce_op  # noqa: E402
+from hpcdist.ops.gather import (  # noqa: E402
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_gather_single,
+    gather,
+)
+from hpcdist.ops.monitored import monitored_barrier  # noqa: E402
+from hpcdist.ops.objects import (  # noqa: E402
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from hpcdist.ops.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send  # noqa: E402
+from hpcdist.ops.reduce import (  # noqa: E402
+    all_reduce,
+    all_reduce_coalesced,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+)
+from hpcdist.ops.scatter import scatter  # noqa: E402
+from hpcdist.queries import (  # noqa: E402
+    get_backend,
+    get_backend_config,
+    get_default_backend_for_device,
+    get_node_local_rank,
+    get_pg_count,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+    supports_complex,
+)
+from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
+from hpcdist.subgroups import (  # noqa: E402
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from hpcdist.versions import show_versions  # noqa: E402
+from hpcdist.work import ReduceOp, Work  # noqa: E402
+from hpcdist.world import destroy_process_group, init_process_group  # noqa: E402
+
+if TYPE_CHECKING:
+    from hpcdist.data import DistributedSampler
+    from hpcdist.parallel import DistributedDataParallel
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "CodecError",
+    "DeviceMesh",
+    "DistBackendError",
+    "DistError",
+    "DistMismatchError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistTimeoutError",
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "GroupMember",
+    "MPIOptions",
+    "P2POp",
+    "ProcessGroup",
+    "QueueEmptyError",
+    "RankFailedError",
+    "ReduceOp",
+    "Work",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "allow_pickle",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_device_mesh",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "register_object_type",
+    "register_rendezvous_handler",
+    "rendezvous",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "show_versions",
+    "split_group",
+    "supports_complex",
+]
+
+# These are classes derived from torch's: importing them imports torch.
+_NEEDS_TORCH = {
+    "DistributedDataParallel": "hpcdist.parallel",
+    "DistributedSampler": "hpcdist.data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
+        return value
+    raise AttributeError(f"module 'hpcdist' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,251 @@
+"""What a backend has to offer, and how the backends of a group are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from hpcdist.errors import DistBackendError
+
+from . import registry
+
+__all__ = ["BackendOptions", "GroupBackend", "create"]
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What a backend is told about the group it is made for.
+
+    Parameters
+    ----------
+    store : object or None
+        The key-value store the processes share; None when they met without one.
+    group_rank : int
+        This process's rank in the group; -1 when only the backend can know (``mpi://``).
+    group_size : int
+        Number of processes in the group; -1 when only the backend can know.
+    timeout : datetime.timedelta
+        After this long a missing peer is an error.
+    group_id : str
+        Name of the group, the same on all its members.
+    global_ranks_in_group : sequence of int
+        World ranks of the members, in group order; empty for the world itself.
+    parent : object or None
+        The backend of the group this one is split from; None for the world.
+    parent_ranks : sequence of int
+        The members' ranks in `parent`, in group order.
+    """
+
+    store: Any
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: Sequence[int] = ()
+    parent: Any = None
+    parent_ranks: Sequence[int] = ()
+
+
+class GroupBackend:
+    """Interface between a group and what moves its data; base class for third parties.
+
+    All ranks are group ranks. A collective returns None, or with ``async_op`` an object like
+    :class:`hpcdist.Work`. A backend overrides what it can do; the rest raises. The MPI backend's
+    class is native and offers the same names.
+
+    Parameters
+    ----------
+    rank : int
+        This process's rank in the group.
+    size : int
+        Number of processes in the group.
+    name : str
+        Name of the group, for messages.
+    timeout : float
+        Seconds after which a missing peer is an error.
+    """
+
+    def __init__(self, rank: int, size: int, name: str = "", timeout: float = 1800.0) -> None:
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self.timeout = timeout
+        self.seq = 0
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """Group ranks on this rank's node; a backend that does not know says only itself."""
+        return (self.rank,)
+
+    @property
+    def local_rank(self) -> int:
+        """Place of this rank among those of its node."""
+        return self.node_ranks.index(self.rank)
+
+    def free(self, drain: float = 5.0) -> None:
+        """Release what the group holds, waiting `drain` seconds for operations in flight.
+
+        Called once by each member, and safe to call again.
+        """
+
+    def _refuse(self, operation: str) -> Any:
+        raise DistBackendError(
+            f"{type(self).__name__} does not offer {operation} (group {self.name!r}, rank "
+            f"{self.rank}); a backend offers an operation by overriding its method"
+        )
+
+    def create_group(
+        self, ranks: Sequence[int], name: str, timeout_s: float, tag: int = 0
+    ) -> GroupBackend:
+        """Make the backend of a subgroup; called by its members only."""
+        return self._refuse("create_group")
+
+    def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
+        """Reduce over all ranks, in place on each."""
+        return self._refuse("all_reduce")
+
+    def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
+        """Reduce several tensors in one call."""
+        return self._refuse("all_reduce_coalesced")
+
+    def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
+        """Copy root's tensor to all ranks."""
+        return self._refuse("broadcast")
+
+    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
+        """Reduce over all ranks, onto root."""
+        return self._refuse("reduce")
+
+    def all_gather(self, tensor_list: Any, tensor: Any, async_op: bool = False) -> Any:
+        """Collect a tensor of each rank on all ranks; sizes may differ."""
+        return self._refuse("all_gather")
+
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Collect equal tensors of each rank into one."""
+        return self._refuse("all_gather_into_tensor")
+
+    def all_gather_coalesced(
+        self, output_lists: Any, input_list: Any, async_op: bool = False
+    ) -> Any:
+        """Collect several tensors of each rank in one call."""
+        return self._refuse("all_gather_coalesced")
+
+    def gather(
+        self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Collect a tensor of each rank on root; the list is None elsewhere."""
+        return self._refuse("gather")
+
+    def scatter(
+        self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Give each rank its tensor of root's list; the list is None elsewhere."""
+        return self._refuse("scatter")
+
+    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
+        """Reduce a list element by element; rank i keeps element i."""
+        return self._refuse("reduce_scatter")
+
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        """Reduce one tensor; rank i keeps its i-th part."""
+        return self._refuse("reduce_scatter_tensor")
+
+    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
+        """Send the i-th input to rank i, receive the i-th output from it."""
+        return self._refuse("all_to_all")
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The same with parts of one tensor, split along dimension 0."""
+        return self._refuse("all_to_all_single")
+
+    def barrier(self, async_op: bool = False, **about: Any) -> Any:
+        """Wait until all ranks are here."""
+        return self._refuse("barrier")
+
+    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
+        """Begin to send; returns a Work."""
+        return self._refuse("isend")
+
+    def irecv(self, tensor: Any, src: int, tag: int = 0) -> Any:
+        """Begin to receive, from any rank if src is -1; returns a Work."""
+        return self._refuse("irecv")
+
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+        """Send and wait."""
+        self.isend(tensor, dst, tag).wait()
+
+    def recv(self, tensor: Any, src: int, tag: int = 0) -> int:
+        """Receive and wait; returns the sender's rank."""
+        work = self.irecv(tensor, src, tag)
+        work.wait()
+        return src if src >= 0 else work.source_rank()
+
+
+def create(
+    config: registry.BackendConfig, options: BackendOptions, pg_options: Any = None
+) -> dict[str, Any]:
+    """Make the backends of one group, on its members.
+
+    Parameters
+    ----------
+    config : BackendConfig
+        Which backend serves which device type.
+    options : BackendOptions
+        The group.
+    pg_options : object, optional
+        Handed on to backends with the extended interface.
+
+    Returns
+    -------
+    dict
+        Device type to backend object; a backend that serves several devices is made once.
+
+    Raises
+    ------
+    ValueError
+        If nobody knows a backend of that name.
+    DistBackendError
+        If the backend is known but cannot be had in this installation.
+    """
+    names = config.get_device_backend_map()
+    for name in names.values():
+        if not registry.is_registered(name):
+            raise _missing(name)
+    made: dict[str, Any] = {}
+    for name in names.values():
+        if name in made:
+            continue
+        creator, extended = registry.Backend._plugins[name]
+        if extended:
+            made[name] = creator(options, pg_options)
+        else:
+            made[name] = creator(
+                options.store, options.group_rank, options.group_size, options.timeout
+            )
+    return {device: made[name] for device, name in names.items()}
+
+
+def _missing(name: str) -> Exception:
+    usable = ", ".join(sorted(registry.Backend._plugins)) or "none"
+    if name in registry.Backend.backend_list and name != registry.Backend.UNDEFINED:
+        return DistBackendError(
+            f"the backend {name!r} is not available in this installation of hpcdist; usable: "
+            f"{usable}"
+        )
+    return ValueError(
+        f"there is no backend {name!r}; usable: {usable}. A third party's backend joins with "
+        "hpcdist.Backend.register_backend."
+    )

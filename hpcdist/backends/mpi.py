@@ -1,0 +1,167 @@
+"""The backend over MPI: starts MPI, and makes the native communicators of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdist import _engine, _loader, config
+from hpcdist.errors import DistBackendError
+
+from .base import BackendOptions
+from .registry import Backend
+
+__all__ = ["MPIOptions", "create", "start"]
+
+_LEVELS = {"off": 0, "on": 1, "full": 2}
+
+
+@dataclass(frozen=True)
+class MPIOptions:
+    """Options of the MPI backend, for the argument ``pg_options``.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm or int, optional
+        For :func:`hpcdist.init_process_group`: the communicator that becomes the world, from mpi4py
+        or as the integer ``comm.handle``. It is duplicated, and stays the caller's own. None means
+        MPI_COMM_WORLD.
+    check : {"off", "on", "full"}, optional
+        Level of the entry check in this group. None means the setting ``HPCDIST_CHECK``, and for a
+        subgroup its parent's level.
+
+    Raises
+    ------
+    ValueError
+        If `check` is not a level, or `comm` is MPI_COMM_NULL or an intercommunicator.
+    TypeError
+        If `comm` is not a communicator.
+
+    Notes
+    -----
+    Every member of the group must give the same options. Source: the idea of
+    ``torch.distributed.ProcessGroupNCCL.Options``; torch's MPI backend has none.
+    """
+
+    comm: Any = None
+    check: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.check is not None and self.check not in _LEVELS:
+            raise ValueError(f"check must be one of {', '.join(_LEVELS)}, not {self.check!r}")
+        if self.comm is not None:
+            _handle(self.comm)
+
+    @property
+    def handle(self) -> int | None:
+        """The communicator as an integer, or None."""
+        return None if self.comm is None else _handle(self.comm)
+
+
+def _handle(comm: Any) -> int:
+    """The integer that stands for a communicator of mpi4py."""
+    if isinstance(comm, int) and not isinstance(comm, bool):
+        return comm
+    handle = getattr(comm, "handle", None)
+    if not isinstance(handle, int):
+        raise TypeError(
+            f"comm must be a communicator of mpi4py 4 or newer, or its integer comm.handle, not "
+            f"{type(comm).__name__}"
+        )
+    # mpi4py's communicators are false exactly when they are MPI_COMM_NULL
+    if not comm:
+        raise ValueError("comm is MPI_COMM_NULL: this process is not in that communicator")
+    if getattr(comm, "is_inter", False):
+        raise ValueError("comm is an intercommunicator; merge it first (comm.Merge())")
+    return handle
+
+
+def start() -> tuple[int, int]:
+    """Start MPI unless it runs.
+
+    Returns
+    -------
+    tuple of int
+        Rank in MPI_COMM_WORLD and its size.
+
+    Raises
+    ------
+    DistBackendError
+        If MPI was finalized already (it cannot be started twice in a process), or a second libmpi
+        was loaded since hpcdist was imported.
+
+    Notes
+    -----
+    All processes of the job must call it.
+    """
+    if _engine.mpi_state() == "finalized":
+        raise DistBackendError(
+            "MPI has been finalized in this process and cannot start again; call "
+            "hpcdist.init_process_group before MPI.Finalize"
+        )
+    # what was imported since hpcdist may have brought a second libmpi
+    _loader.verify()
+    _engine.init_mpi()
+    return _engine.world_rank_size()
+
+
+def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
+    """Make the native communicator of a group.
+
+    Parameters
+    ----------
+    options : BackendOptions
+        The group.
+    pg_options : MPIOptions, optional
+        Communicator of the world, level of the entry check.
+
+    Returns
+    -------
+    hpcdist._engine.Comm
+        A duplicate of its own; nothing else sends on it.
+
+    Raises
+    ------
+    TypeError
+        If `pg_options` is something else than MPIOptions.
+    ValueError
+        If a subgroup is given a communicator.
+    DistTimeoutError
+        If a member does not come.
+
+    Notes
+    -----
+    All members must call it, and nobody else needs to.
+    """
+    if pg_options is None:
+        pg_options = MPIOptions()
+    elif not isinstance(pg_options, MPIOptions):
+        raise TypeError(
+            f"pg_options of the mpi backend must be hpcdist.MPIOptions, not "
+            f"{type(pg_options).__name__}"
+        )
+    seconds = options.timeout.total_seconds()
+    if options.parent is not None:
+        if pg_options.comm is not None:
+            raise ValueError(
+                "MPIOptions(comm=...) is for init_process_group: a group gets its communicator "
+                "from its ranks"
+            )
+        comm = options.parent.create_group(list(options.parent_ranks), options.group_id, seconds)
+        if pg_options.check is not None:
+            comm.check = _LEVELS[pg_options.check]
+        return comm
+    if options.global_ranks_in_group:
+        raise DistBackendError(
+            f"the group {options.group_id!r} cannot use the mpi backend, because the group it is "
+            "made from does not: pass backend='mpi' to init_process_group"
+        )
+    start()
+    level = _LEVELS[pg_options.check or config.get("check")]
+    handle = pg_options.handle
+    if handle is None:
+        return _engine.Comm.world(options.group_id, seconds, level)
+    return _engine.Comm.from_handle(handle, options.group_id, seconds, level)
+
+
+Backend.register_backend(Backend.MPI, create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,282 @@
+"""Every setting of hpcdist: its name, type, default and meaning.
+
+A setting is read from the environment variable ``HPCDIST_<NAME>`` at the moment it is needed, so a
+program may set ``os.environ`` before :func:`hpcdist.init_process_group`. Nothing here writes to the
+environment. This module is a leaf: it imports nothing of hpcdist, torch or MPI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Option", "describe", "get", "option", "options", "register"]
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting.
+
+    Parameters
+    ----------
+    name : str
+        Short name; the environment variable is ``HPCDIST_`` and this in capitals.
+    kind : {"choice", "seconds", "bytes", "int", "bool", "str"}
+        How the text of the variable is read. ``bytes`` accepts the suffixes k, M and G (powers of
+        1024).
+    default : object
+        Value when the variable is unset or empty.
+    doc : str
+        What it does, in a sentence or two.
+    choices : tuple of str
+        The allowed values of a ``choice``; compared without regard to case.
+    minimum : float
+        Smallest allowed value of a number.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float = 0
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return "HPCDIST_" + self.name.upper()
+
+    def parse(self, text: str) -> Any:
+        """Turn the text of the variable into a value.
+
+        Parameters
+        ----------
+        text : str
+            What the variable holds.
+
+        Returns
+        -------
+        object
+            A value of the option's kind.
+
+        Raises
+        ------
+        ValueError
+            If the text is not one; the message names the variable and what it accepts.
+        """
+        value = text.strip()
+        if self.kind == "str":
+            return value
+        if self.kind == "choice":
+            lowered = value.lower()
+            if lowered in self.choices:
+                return lowered
+            raise self._refuse(text, "one of " + ", ".join(self.choices))
+        if self.kind == "bool":
+            lowered = value.lower()
+            if lowered in _TRUE or lowered in _FALSE:
+                return lowered in _TRUE
+            raise self._refuse(text, "0 or 1")
+        return self._number(text, value)
+
+    def _number(self, text: str, value: str) -> float | int:
+        wanted = {"seconds": "a number of seconds", "bytes": "a number of bytes (k, M, G allowed)"}
+        expected = f"{wanted.get(self.kind, 'a whole number')} of at least {self.minimum:g}"
+        factor = 1
+        if self.kind == "bytes" and value[-1:].lower() in _SUFFIXES:
+            factor = _SUFFIXES[value[-1].lower()]
+            value = value[:-1]
+        try:
+            number = float(value) if self.kind == "seconds" else int(value) * factor
+        except ValueError:
+            raise self._refuse(text, expected) from None
+        # "not >=" also refuses NaN, which compares false with everything
+        if not number >= self.minimum:
+            raise self._refuse(text, expected)
+        return number
+
+    def _refuse(self, text: str, expected: str) -> ValueError:
+        return ValueError(f"{self.variable}={text!r} is not valid: it must be {expected}")
+
+
+_OPTIONS: dict[str, Option] = {}
+
+
+def register(new: Option) -> Option:
+    """Add a setting, so that :func:`get` finds it and :func:`describe` lists it.
+
+    Parameters
+    ----------
+    new : Option
+        The setting; its name must be free.
+
+    Returns
+    -------
+    Option
+        The same object.
+
+    Raises
+    ------
+    ValueError
+        If a setting of that name exists.
+    """
+    if new.name in _OPTIONS:
+        raise ValueError(f"the setting {new.name!r} exists already")
+    _OPTIONS[new.name] = new
+    return new
+
+
+def option(name: str) -> Option:
+    """Look a setting up by its short name.
+
+    Parameters
+    ----------
+    name : str
+        For example ``"check"``.
+
+    Returns
+    -------
+    Option
+        Its type, default and meaning.
+
+    Raises
+    ------
+    KeyError
+        If there is none of that name.
+    """
+    try:
+        return _OPTIONS[name]
+    except KeyError:
+        known = ", ".join(sorted(_OPTIONS))
+        raise KeyError(f"hpcdist has no setting {name!r}; it has: {known}") from None
+
+
+def options() -> tuple[Option, ...]:
+    """All settings, by name.
+
+    Returns
+    -------
+    tuple of Option
+        Sorted by name.
+    """
+    return tuple(_OPTIONS[name] for name in sorted(_OPTIONS))
+
+
+def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """Value of a setting: from its environment variable, else its default.
+
+    Parameters
+    ----------
+    name : str
+        Short name, for example ``"timeout"``.
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    object
+        The value, of the setting's kind.
+
+    Raises
+    ------
+    KeyError
+        If there is no such setting.
+    ValueError
+        If the variable holds something else than the setting accepts.
+    """
+    found = option(name)
+    text = (os.environ if environ is None else environ).get(found.variable, "")
+    return found.parse(text) if text.strip() else found.default
+
+
+def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """List every setting with its present value, for diagnosis.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    list of dict
+        Keys ``variable``, ``value``, ``default``, ``is_set`` and ``doc``. A value that cannot be
+        read is given as the text of its error.
+    """
+    env = os.environ if environ is None else environ
+    rows = []
+    for item in options():
+        try:
+            value = get(item.name, env)
+        except ValueError as error:
+            value = str(error)
+        rows.append(
+            {
+                "variable": item.variable,
+                "value": value,
+                "default": item.default,
+                "is_set": bool(env.get(item.variable, "").strip()),
+                "doc": item.doc,
+            }
+        )
+    return rows
+
+
+register(
+    Option(
+        "check",
+        "choice",
+        "on",
+        "Entry check of collectives: before data moves, the ranks compare what they called. "
+        "'off' leaves it out, 'on' compares operation, dtype, count, layout, reduce-op and root, "
+        "'full' compares more and costs more.",
+        choices=("off", "on", "full"),
+    )
+)
+register(
+    Option(
+        "timeout",
+        "seconds",
+        1800.0,
+        "Seconds after which a peer that does not come is an error, where no timeout is given to "
+        "init_process_group or new_group.",
+        minimum=0.001,
+    )
+)
+register(
+    Option(
+        "log",
+        "choice",
+        "",
+        "Level of hpcdist's own log on stderr, each line with its rank: debug, info, warning or "
+        "error. Unset leaves the level and the handlers to the program's logging.",
+        choices=("debug", "info", "warning", "error"),
+    )
+)
+register(
+    Option(
+        "check_transport",
+        "choice",
+        "auto",
+        "What carries the entry check: 'auto' takes memory shared by the node where all ranks are "
+        "on one, and MPI elsewhere; 'mpi' takes MPI always. Read by the native engine when a group "
+        "is made; give it to all ranks.",
+        choices=("auto", "mpi"),
+    )
+)
+register(
+    Option(
+        "simd",
+        "choice",
+        "auto",
+        "Instruction set of the reduction kernels. Read by the native engine at the first "
+        "reduction; one that this processor or build lacks counts as auto.",
+        choices=("auto", "avx512", "avx2", "neon", "scalar"),
+    )
+)

@@ -1,0 +1,63 @@
+"""Exceptions of hpcdist.
+
+Everything that goes wrong at run time between processes is a :class:`DistError`, so one
+``except hpcdist.DistError`` catches it. Wrong arguments are plain ``ValueError`` and ``TypeError``
+and are raised before anything is sent.
+
+This module is a leaf: it imports nothing of hpcdist, so every other module may import it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DistBackendError",
+    "DistError",
+    "DistMismatchError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistTimeoutError",
+    "QueueEmptyError",
+    "RankFailedError",
+]
+
+
+class DistError(RuntimeError):
+    """Base of every error that hpcdist raises at run time.
+
+    The message says what happened, where (rank, group, operation, sequence number) and what to do.
+    """
+
+
+class DistBackendError(DistError):
+    """A backend (MPI, NCCL) reported an error, or is not usable in this process."""
+
+
+class DistNetworkError(DistError):
+    """An address could not be reached, bound or understood while processes were meeting."""
+
+
+class DistStoreError(DistError):
+    """A key-value store failed, or a key that was asked for is not there."""
+
+
+class QueueEmptyError(DistStoreError):
+    """A store's queue had nothing to pop and the caller asked not to wait."""
+
+
+class DistTimeoutError(DistError, TimeoutError):
+    """A peer did not come within the timeout.
+
+    It is also a :class:`TimeoutError`, so code that knows nothing of hpcdist can catch it. The
+    message names the ranks that are missing and what the others are in, as far as they are known.
+    """
+
+
+class DistMismatchError(DistError):
+    """The ranks of a group called different operations, or one operation with different arguments.
+
+    Raised on all ranks of the group before any data has moved: the group stays usable.
+    """
+
+
+class RankFailedError(DistError):
+    """A process of the group died or can no longer be reached."""

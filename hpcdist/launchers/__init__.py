@@ -1,0 +1,85 @@
+"""Where ranks come from before MPI is up: one small class per launcher's environment variables.
+
+The order matters, because launchers nest: torchrun inside srun, mpirun inside sbatch. After MPI has
+started, MPI is right, and what is here only serves to find a wrong start. Importing this package
+needs neither torch nor MPI.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .base import Environ, Launch, Launcher, mpi_family
+from .flux import Flux
+from .generic import Environment, Pmi, Pmix
+from .hydra import Hydra
+from .jsrun import Jsrun
+from .mvapich import Mvapich
+from .openmpi import OpenMpi
+from .pals import Pals
+from .slurm import Slurm, SlurmPmi2, SlurmPmix
+from .torchrun import Torchrun
+
+__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family"]
+
+#: The innermost launcher first. SlurmPmi2 and SlurmPmix come before the bare PMI interfaces, whose
+#: variables they share; plain srun after those, because an mpirun inside sbatch inherits its
+#: variables.
+ORDER: tuple[Launcher, ...] = (
+    Torchrun(),
+    OpenMpi(),
+    Hydra(),
+    Mvapich(),
+    Pals(),
+    Jsrun(),
+    Flux(),
+    SlurmPmix(),
+    SlurmPmi2(),
+    Pmix(),
+    Pmi(),
+    Slurm(),
+    Environment(),
+)
+
+
+def find(env: Environ | None = None) -> Launcher | None:
+    """Find the launcher that started this process.
+
+    Parameters
+    ----------
+    env : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    Launcher or None
+        None when no launcher's variables are there.
+    """
+    environ = os.environ if env is None else env
+    for launcher in ORDER:
+        if launcher.detect(environ):
+            return launcher
+    return None
+
+
+def detect(env: Environ | None = None) -> Launch | None:
+    """Read this process's place in the job from its launcher's variables.
+
+    Parameters
+    ----------
+    env : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    Launch or None
+        None when no launcher's variables are there: a process of its own.
+
+    Raises
+    ------
+    ValueError
+        If a launcher's variable is not a whole number.
+    """
+    environ = os.environ if env is None else env
+    launcher = find(environ)
+    return None if launcher is None else launcher.read(environ)

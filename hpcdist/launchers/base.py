@@ -1,0 +1,159 @@
+"""What a launcher tells a process about its place in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Launch", "Launcher", "mpi_family"]
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process's place in its job, as its launcher's environment variables say.
+
+    Parameters
+    ----------
+    launcher : str
+        Name of the launcher, for messages.
+    rank : int or None
+        Rank in the job; None when the launcher does not say.
+    size : int or None
+        Number of processes in the job; None when the launcher does not say.
+    local_rank : int or None
+        Rank among the processes of this node.
+    local_size : int or None
+        Number of processes on this node.
+    """
+
+    launcher: str
+    rank: int | None
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+
+
+class Launcher:
+    """Base of the launchers: names of environment variables, and what to do with them.
+
+    A subclass states its variables as class attributes, and overrides a method only where a
+    variable needs more than to be read as a number.
+    """
+
+    name: str = ""
+    #: variables that are all there when this launcher started the process
+    present: tuple[str, ...] = ()
+    rank_variable: str = ""
+    size_variable: str = ""
+    local_rank_variable: str = ""
+    local_size_variable: str = ""
+
+    def detect(self, env: Environ) -> bool:
+        """Say whether this launcher started the process.
+
+        Parameters
+        ----------
+        env : mapping
+            The environment.
+
+        Returns
+        -------
+        bool
+            True if all of its variables are there.
+        """
+        return all(variable in env for variable in self.present)
+
+    def read(self, env: Environ) -> Launch:
+        """Read the process's place in the job.
+
+        Parameters
+        ----------
+        env : mapping
+            The environment.
+
+        Returns
+        -------
+        Launch
+            Ranks and sizes; None for what the launcher does not say.
+
+        Raises
+        ------
+        ValueError
+            If a variable is there and is not a whole number.
+        """
+        return Launch(
+            self.name,
+            self.number(env, self.rank_variable),
+            self.number(env, self.size_variable),
+            self.local_rank(env),
+            self.local_size(env),
+        )
+
+    def local_rank(self, env: Environ) -> int | None:
+        """Rank on the node, or None if the launcher does not say."""
+        return self.number(env, self.local_rank_variable)
+
+    def local_size(self, env: Environ) -> int | None:
+        """Number of processes on the node, or None if the launcher does not say."""
+        return self.number(env, self.local_size_variable)
+
+    def fix(self, library: str) -> str:
+        """Say what to do when MPI sees one process although the launcher started more.
+
+        Parameters
+        ----------
+        library : str
+            Version text of the MPI library in use.
+
+        Returns
+        -------
+        str
+            One or two sentences with the command.
+        """
+        wanted = mpi_family(library)
+        return (
+            f"hpcdist runs on {wanted} here, and {self.name} did not start {wanted}'s processes. "
+            f"Start the job with the mpirun that belongs to {wanted}."
+        )
+
+    def number(self, env: Environ, variable: str) -> int | None:
+        """Read a variable as a whole number; None if it is not there."""
+        text = env.get(variable, "") if variable else ""
+        if not text.strip():
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(
+                f"{variable}={text!r}, which {self.name} sets, is not a whole number"
+            ) from None
+
+
+def mpi_family(library: str) -> str:
+    """Name the MPI implementation from its version text.
+
+    Parameters
+    ----------
+    library : str
+        What ``MPI_Get_library_version`` returns.
+
+    Returns
+    -------
+    str
+        ``"Open MPI"``, ``"Intel MPI"``, ``"MVAPICH"``, ``"Cray MPICH"``, ``"MPICH"``, or
+        ``"this MPI"`` when the text is none of those.
+    """
+    text = library.lower()
+    # MPICH last: its derivatives carry its name too
+    for mark, family in (
+        ("open mpi", "Open MPI"),
+        ("intel", "Intel MPI"),
+        ("mvapich", "MVAPICH"),
+        ("cray", "Cray MPICH"),
+        ("mpich", "MPICH"),
+    ):
+        if mark in text:
+            return family
+    return "this MPI"

@@ -1,0 +1,42 @@
+"""Process managers that are known only by the interface they offer, and bare environments."""
+
+from __future__ import annotations
+
+from .base import Launcher, mpi_family
+
+__all__ = ["Environment", "Pmi", "Pmix"]
+
+
+class Pmi(Launcher):
+    """Started by something that speaks PMI-1 or PMI-2."""
+
+    name = "a PMI process manager"
+    present = ("PMI_RANK", "PMI_SIZE")
+    rank_variable = "PMI_RANK"
+    size_variable = "PMI_SIZE"
+
+
+class Pmix(Launcher):
+    """Started by something that speaks PMIx (prun, prterun): the size has to be asked from MPI."""
+
+    name = "a PMIx process manager"
+    present = ("PMIX_RANK",)
+    rank_variable = "PMIX_RANK"
+
+
+class Environment(Launcher):
+    """Started by hand, or by a script, with torch.distributed's own variables."""
+
+    name = "the variables RANK and WORLD_SIZE"
+    present = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+    rank_variable = "RANK"
+    size_variable = "WORLD_SIZE"
+    local_rank_variable = "LOCAL_RANK"
+    local_size_variable = "LOCAL_WORLD_SIZE"
+
+    def fix(self, library: str) -> str:
+        """Nobody started an MPI job: name a launcher that starts one."""
+        return (
+            "RANK, WORLD_SIZE and MASTER_ADDR do not make an MPI job. Start the processes with "
+            f"{mpi_family(library)}'s launcher instead: mpirun -n N python ... (or srun)."
+        )

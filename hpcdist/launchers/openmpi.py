@@ -1,0 +1,18 @@
+"""Open MPI's mpirun."""
+
+from __future__ import annotations
+
+from .base import Launcher
+
+__all__ = ["OpenMpi"]
+
+
+class OpenMpi(Launcher):
+    """Started by Open MPI's mpirun (PRRTE in version 5)."""
+
+    name = "Open MPI's mpirun"
+    present = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    rank_variable = "OMPI_COMM_WORLD_RANK"
+    size_variable = "OMPI_COMM_WORLD_SIZE"
+    local_rank_variable = "OMPI_COMM_WORLD_LOCAL_RANK"
+    local_size_variable = "OMPI_COMM_WORLD_LOCAL_SIZE"

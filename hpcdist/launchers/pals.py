@@ -1,0 +1,18 @@
+"""PALS, the launcher of HPE Cray systems under PBS."""
+
+from __future__ import annotations
+
+from .base import Launcher
+
+__all__ = ["Pals"]
+
+
+class Pals(Launcher):
+    """Started by PALS' mpiexec. PMI_SIZE is not always there: then MPI is asked for the size."""
+
+    name = "PALS"
+    present = ("PALS_RANKID",)
+    rank_variable = "PALS_RANKID"
+    size_variable = "PMI_SIZE"
+    local_rank_variable = "PALS_LOCAL_RANKID"
+    local_size_variable = "PALS_LOCAL_SIZE"

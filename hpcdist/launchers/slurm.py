@@ -1,0 +1,88 @@
+"""srun, with each of its MPI plugins.
+
+Under sbatch with another launcher every process sees ``SLURM_PROCID=0``, and ``SLURM_NTASKS``
+counts srun's own tasks: these classes come last in the order, and take the size from the step.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .base import Environ, Launcher, mpi_family
+
+__all__ = ["Slurm", "SlurmPmi2", "SlurmPmix"]
+
+# "2(x3),1" is three nodes with two tasks each, then one node with one
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?$")
+
+_PLUGIN = {
+    "Open MPI": "--mpi=pmix",
+    "MPICH": "--mpi=pmi2",
+    "MVAPICH": "--mpi=pmi2",
+    "Cray MPICH": "--mpi=cray_shasta",
+    "Intel MPI": "--mpi=pmi2 (with I_MPI_PMI_LIBRARY naming Slurm's libpmi2.so)",
+}
+
+
+class Slurm(Launcher):
+    """Started by srun without an MPI plugin: N processes that do not know of each other."""
+
+    name = "srun"
+    plugin = "none"
+    present: tuple[str, ...] = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    rank_variable = "SLURM_PROCID"
+    size_variable = "SLURM_STEP_NUM_TASKS"
+    local_rank_variable = "SLURM_LOCALID"
+
+    def local_size(self, env: Environ) -> int | None:
+        """Tasks of this step on this node, from the step's tasks per node and the node's number."""
+        node = self.number(env, "SLURM_NODEID")
+        if node is None:
+            return None
+        for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+            match = _TASKS.match(part.strip())
+            if match is None:
+                return None
+            repeat = int(match[2] or 1)
+            if node < repeat:
+                return int(match[1])
+            node -= repeat
+        return None
+
+    def fix(self, library: str) -> str:
+        """Name the plugin that starts this MPI library's processes."""
+        family = mpi_family(library)
+        wanted = _PLUGIN.get(
+            family, "--mpi=pmix or --mpi=pmi2 (srun --mpi=list shows what is there)"
+        )
+        return (
+            f"The job step ran with srun --mpi={self.plugin}, which does not start {family}'s "
+            f"processes. Use: srun {wanted}"
+        )
+
+
+class SlurmPmi2(Slurm):
+    """Started by srun --mpi=pmi2."""
+
+    name = "srun --mpi=pmi2"
+    plugin = "pmi2"
+    rank_variable = "PMI_RANK"
+    size_variable = "PMI_SIZE"
+    present = ("SLURM_PROCID", "PMI_RANK", "PMI_SIZE")
+
+    def detect(self, env: Environ) -> bool:
+        """The plugin's own variables, and srun's word that it is this plugin."""
+        return super().detect(env) and env.get("SLURM_MPI_TYPE") == self.plugin
+
+
+class SlurmPmix(Slurm):
+    """Started by srun --mpi=pmix, which gives a rank and leaves the size to the step."""
+
+    name = "srun --mpi=pmix"
+    plugin = "pmix"
+    rank_variable = "PMIX_RANK"
+    present = ("SLURM_PROCID", "PMIX_RANK")
+
+    def detect(self, env: Environ) -> bool:
+        """The plugin's own variables, and srun's word that it is this plugin (or pmix_v4, ...)."""
+        return super().detect(env) and env.get("SLURM_MPI_TYPE", "").startswith(self.plugin)

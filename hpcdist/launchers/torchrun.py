@@ -1,0 +1,25 @@
+"""torchrun and torch.distributed.launch."""
+
+from __future__ import annotations
+
+from .base import Launcher, mpi_family
+
+__all__ = ["Torchrun"]
+
+
+class Torchrun(Launcher):
+    """Started by torchrun: its agents start plain processes that no MPI knows of."""
+
+    name = "torchrun"
+    present = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE")
+    rank_variable = "RANK"
+    size_variable = "WORLD_SIZE"
+    local_rank_variable = "LOCAL_RANK"
+    local_size_variable = "LOCAL_WORLD_SIZE"
+
+    def fix(self, library: str) -> str:
+        """Torchrun's processes are not an MPI job: name a launcher that starts one."""
+        return (
+            "torchrun starts processes that are not an MPI job. Start them with "
+            f"{mpi_family(library)}'s launcher instead: mpirun -n N python ... (or srun)."
+        )

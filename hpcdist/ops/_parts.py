@@ -1,0 +1,98 @@
+"""What the object operations share: one rank's part of an operation, and how it fails."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpcdist import codec
+from hpcdist.errors import DistError
+
+_RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
+
+#: Ranks whose reasons one error quotes.
+_SHOWN = 4
+
+
+class Part:
+    """What this rank sends: a payload, or the reason why it cannot."""
+
+    def __init__(self, api: str, rank: int) -> None:
+        self.api = api
+        self.rank = rank
+        self.error: Exception | None = None
+        self.data = np.empty(0, np.uint8)
+
+    def encode(self, obj: Any, pickle: bool | None) -> None:
+        """Encode the object, unless something was wrong before."""
+        if self.error is None:
+            try:
+                self.data = buffer(codec.encode(obj, pickle=pickle))
+            except Exception as exc:
+                self.refuse(exc)
+
+    def refuse(self, error: Exception) -> None:
+        """Send an error in place of the object."""
+        self.error = error
+        kind = b"D"
+        for code, cls in _RAISED_ALIKE.items():
+            if isinstance(error, cls):
+                kind = code
+                break
+        text = str(error) if kind != b"D" else f"{type(error).__name__}: {error}"
+        message = f"{self.api}, rank {self.rank}: {text}"
+        self.data = buffer(bytearray(kind + message.encode("utf-8", "replace")))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload; negative for an error."""
+        return -self.data.nbytes if self.error else self.data.nbytes
+
+    def fail(self, texts: list[Any]) -> NoReturn:
+        """Raise what the ranks' texts say: all of them in one error, of the first one's type."""
+        raw = bytes(texts[0])
+        cls = _RAISED_ALIKE.get(raw[:1], DistError)
+        said = [bytes(text)[1:].decode("utf-8", "replace") for text in texts[:_SHOWN]]
+        if len(texts) > _SHOWN:
+            said.append(f"... and {len(texts) - _SHOWN} ranks more")
+        message = "\n".join(said)
+        raise cls(message) from self.error
+
+
+def buffer(data: bytearray) -> Any:
+    """View bytes as the uint8 array that the native layer moves; no copy."""
+    return np.frombuffer(data, np.uint8)
+
+
+def decode(api: str, sender: int, data: Any, pickle: bool | None) -> Any:
+    """Return the object of a payload; an error names the operation and the sender."""
+    try:
+        return codec.decode(data, pickle=pickle)
+    except codec.CodecError as exc:
+        raise codec.CodecError(f"{api}: from rank {sender}: {exc}") from exc.__cause__
+
+
+def check_list(value: Any, name: str) -> int:
+    """Return a list's length; a TypeError when it is none."""
+    if not isinstance(value, list):
+        raise TypeError(f"{name} must be a list, not {type(value).__name__}")
+    return len(value)
+
+
+def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int:
+    """Return the group rank meant by `src` or `dst`, by default world rank 0."""
+    return pg._place(0 if rank is None and group_rank is None else rank, group_rank, what)
+
+
+def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
+    """Tell every rank the size of every rank's part; raise on all when one cannot send."""
+    sizes = np.empty(comm.size, np.int64)
+    own = np.array([part.size], np.int64)
+    comm.all_gather_into_tensor(sizes, own, api=part.api, extra=extra)
+    found: list[int] = sizes.tolist()
+    if min(found) < 0:
+        texts = [np.empty(max(0, -size), np.uint8) for size in found]
+        comm.all_gather(texts, part.data if part.error else part.data[:0])
+        part.fail([text for text in texts if text.nbytes])
+    return found

@@ -1,0 +1,148 @@
+"""Point to point for Python objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcdist.errors import DistMismatchError
+from hpcdist.group import _resolve
+from hpcdist.ops._parts import Part, check_list, decode
+
+__all__ = ["recv_object_list", "send_object_list"]
+
+#: Tag of object messages between two ranks, so that they never meet a tensor's. The largest that
+#: every MPI leaves: it promises tags up to 32767, and the engine needs five bits of them.
+_TAG = 1022
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+    *,
+    pickle: bool | None = None,
+) -> None:
+    """Send the objects in a list to one rank.
+
+    The peer must call :func:`recv_object_list` with a list of the same length.
+
+    Parameters
+    ----------
+    object_list : list
+        The objects.
+    dst : int, optional
+        World rank of the receiver. One of `dst` and `group_dst` must be given.
+    group : ProcessGroup, optional
+        None means the default group.
+    device : torch.device or str, optional
+        Accepted for torch's sake; objects always travel through host memory.
+    group_dst : int, optional
+        Rank of the receiver in `group`, instead of `dst`.
+    use_batch : bool
+        Accepted for torch's sake; it changes nothing here.
+    pickle : bool, optional
+        Whether pickle may be used for what the codec does not carry; the receiver must allow it
+        too. None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On both sides, when the codec does not carry an object. The receiver gets the reason.
+
+    Notes
+    -----
+    Outside the group it warns and does nothing. Source: ``torch.distributed.send_object_list``.
+    """
+    pg = _resolve(group)
+    comm = pg._comm
+    if comm.rank < 0:
+        comm.send_object_list()
+        return
+    peer = pg._peer(dst, group_dst, "dst")
+    length = check_list(object_list, "object_list")
+    part = Part("send_object_list", comm.rank)
+    part.encode(list(object_list), pickle)
+    comm.send(np.array([part.size, length], np.int64), peer, _TAG)
+    comm.send(part.data, peer, _TAG)
+    if part.error:
+        part.fail([part.data])
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+    *,
+    pickle: bool | None = None,
+) -> int:
+    """Receive objects that another rank sends with :func:`send_object_list`.
+
+    Parameters
+    ----------
+    object_list : list
+        Its items are replaced. As long as the sender's list.
+    src : int, optional
+        World rank of the sender; any rank when neither `src` nor `group_src` is given.
+    group : ProcessGroup, optional
+        None means the default group.
+    device : torch.device or str, optional
+        Accepted for torch's sake; objects always travel through host memory.
+    group_src : int, optional
+        Rank of the sender in `group`, instead of `src`.
+    use_batch : bool
+        Accepted for torch's sake; it changes nothing here.
+    pickle : bool, optional
+        Whether a pickle may be loaded. None: as :class:`hpcdist.allow_pickle` and
+        ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
+
+    Returns
+    -------
+    int
+        World rank of the sender; -1 outside the group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the sender could not encode its objects.
+    CodecError
+        When what came cannot be read here, for example a pickle that is not allowed.
+    DistMismatchError
+        When the sender's list has another length. The message is used up; the sender does not
+        learn of it.
+
+    Notes
+    -----
+    Outside the group it warns. Source: ``torch.distributed.recv_object_list``.
+    """
+    api = "recv_object_list"
+    pg = _resolve(group)
+    comm = pg._comm
+    if comm.rank < 0:
+        comm.recv_object_list()
+        return -1
+    peer = -1
+    if src is not None or group_src is not None:
+        peer = pg._peer(src, group_src, "src")
+    length = check_list(object_list, "object_list")
+    header = np.empty(2, np.int64)
+    peer = comm.recv(header, peer, _TAG)
+    size, sent = header.tolist()
+    data = np.empty(abs(size), np.uint8)
+    comm.recv(data, peer, _TAG)
+    if size < 0:
+        Part(api, comm.rank).fail([data])
+    if sent != length:
+        raise DistMismatchError(
+            f"{api}: rank {peer} sent a list of {sent} objects, rank {comm.rank} receives into a "
+            f"list of {length}"
+        )
+    object_list[:] = decode(api, peer, data, pickle)
+    return int(pg._ranks[peer])

@@ -1,0 +1,7 @@
+"""Data-parallel training: one replica of the module per rank, gradients averaged between them."""
+
+from __future__ import annotations
+
+from hpcdist.parallel.module import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

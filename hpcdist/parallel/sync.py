@@ -1,0 +1,78 @@
+"""Copy one rank's tensors to all others, many small ones in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hpcdist.parallel.bucket import MIB, is_dense
+
+__all__ = ["broadcast_tensors"]
+
+# From here on a message is so long that packing it costs more than a call of its own.
+_LARGE = MIB
+# Flat buffers end here, so that packing one overlaps with sending the one before.
+_FLAT = 16 * MIB
+
+
+def broadcast_tensors(
+    group: Any, tensors: Iterable[torch.Tensor], root: int = 0, api: str = "broadcast"
+) -> None:
+    """Overwrite `tensors` on every rank with those of one rank.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        All of its ranks must call, with tensors of the same shapes, strides and dtypes.
+    tensors : iterable of torch.Tensor
+        Changed in place where they differ, except on the root. Packed tensors that are equal are
+        not written to, so that autograd does not take them for modified.
+    root : int
+        The group rank whose values go out.
+    api : str
+        What to call the operation in error messages.
+    """
+    if group.size() == 1:
+        return
+    comm = group._comm
+    is_root = comm.rank == root
+    works: list[Any] = []
+    flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
+    small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+
+    def send(members: list[torch.Tensor]) -> None:
+        first = members[0]
+        flat = torch.empty(sum(t.numel() for t in members), dtype=first.dtype, device=first.device)
+        torch._foreach_copy_(_pieces(flat, members), members)
+        if not is_root:
+            flats.append((flat.clone(), flat, members))
+        works.append(comm.broadcast(flat, root, True, api=api))
+
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor = tensor.detach()
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes == 0:
+                continue
+            if nbytes >= _LARGE and is_dense(tensor):
+                works.append(comm.broadcast(tensor, root, True, api=api))
+                continue
+            members = small.setdefault((tensor.dtype, tensor.device), [])
+            members.append(tensor)
+            if sum(t.numel() for t in members) * tensor.element_size() >= _FLAT:
+                send(small.pop((tensor.dtype, tensor.device)))
+        for members in small.values():
+            send(members)
+        for work in works:
+            work.wait()
+        for before, after, members in flats:
+            if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
+                torch._foreach_copy_(members, _pieces(after, members))
+
+
+def _pieces(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Cut a flat tensor into views of the shapes of `like`."""
+    parts = flat.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]

@@ -1,0 +1,151 @@
+"""Before training: do all ranks hold the same module?
+
+Two steps. A digest of fixed size goes round first, which is all that happens when the answer is
+yes. Only if the digests differ do the ranks exchange what the digests stand for, and then every
+rank finds, and raises, the same first difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hpcdist.errors import DistMismatchError
+
+__all__ = ["describe", "verify_same"]
+
+API = "DistributedDataParallel"
+
+# The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
+_WORDS = 5
+
+_Entry = list[Any]
+_FACTS = ("layout", "shape", "stride", "dtype", "device", "requires_grad")
+_MAX_LINES = 8
+
+
+def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Entry]:
+    """Write down what must agree between ranks.
+
+    Parameters
+    ----------
+    kind : str
+        ``"parameter"`` or ``"buffer"``; appears in messages.
+    named : iterable of (str, torch.Tensor)
+        Full names and tensors.
+
+    Returns
+    -------
+    list of list
+        One ``[kind, name, {fact: text}]`` per tensor, plain enough for JSON. Local.
+    """
+    entries: list[_Entry] = []
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):
+            facts = {"shape": "not known before the first forward"}
+        elif tensor.layout != torch.strided:
+            facts = {"shape": str(tuple(tensor.shape)), "layout": str(tensor.layout)}
+        else:
+            facts = {
+                "shape": str(tuple(tensor.shape)),
+                # The stride of a dimension of size 1 means nothing and may differ.
+                "stride": str(
+                    tuple(
+                        0 if n == 1 else st
+                        for st, n in zip(tensor.stride(), tensor.shape, strict=True)
+                    )
+                ),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "device": tensor.device.type,
+            }
+        facts["requires_grad"] = str(tensor.requires_grad)
+        entries.append([kind, name, facts])
+    return entries
+
+
+def verify_same(group: Any, entries: list[_Entry]) -> None:
+    """Make sure that `entries` is the same on all ranks of the group.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        All of its ranks must call.
+    entries : list of list
+        From :func:`describe`, or ``["argument", name, {"value": text}]``.
+
+    Raises
+    ------
+    DistMismatchError
+        On every rank, with the same text: the ranks that differ from the majority, and for each of
+        them the first entry that differs.
+    """
+    text = json.dumps(entries).encode()
+    digest = hashlib.blake2b(text, digest_size=32).digest()
+    mine = torch.frombuffer(
+        bytearray(len(text).to_bytes(8, "little") + digest), dtype=torch.int64
+    )
+    size = group.size()
+    all_digests = torch.empty(size * _WORDS, dtype=torch.int64)
+    group._comm.all_gather_into_tensor(all_digests, mine, api=API)
+    rows = all_digests.view(size, _WORDS)
+    if bool((rows == mine).all()):
+        return
+
+    lengths = rows[:, 0].tolist()
+    longest = max(lengths)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    gathered = torch.empty(size * longest, dtype=torch.uint8)
+    group._comm.all_gather_into_tensor(gathered, padded, api=API)
+    raw = gathered.numpy().tobytes()
+    texts = [raw[r * longest : r * longest + lengths[r]].decode() for r in range(size)]
+    raise DistMismatchError(_report(texts, group))
+
+
+def _report(texts: list[str], group: Any) -> str:
+    """Say which ranks differ from the majority, and where first."""
+    usual, _ = max(Counter(texts).items(), key=lambda item: (item[1], -texts.index(item[0])))
+    reference = texts.index(usual)
+    lines = [
+        _first_difference(json.loads(text), rank, json.loads(usual), reference, group)
+        for rank, text in enumerate(texts)
+        if text != usual
+    ]
+    more = len(lines) - _MAX_LINES
+    if more > 0:
+        lines[_MAX_LINES:] = [f"and {more} more ranks"]
+    return (
+        f"DDP expects same model across all ranks of group {group.name}, but "
+        + "; ".join(lines)
+        + ". Build the module in the same way, and pass the same arguments, on every rank."
+    )
+
+
+def _first_difference(
+    theirs: list[_Entry], rank: int, usual: list[_Entry], reference: int, group: Any
+) -> str:
+    """Describe the first entry in which two ranks differ."""
+    who, other = f"rank {group._ranks[rank]}", f"rank {group._ranks[reference]}"
+    counts = [sum(entry[0] == "parameter" for entry in side) for side in (theirs, usual)]
+    start = who
+    if counts[0] != counts[1]:
+        start = f"{who} has {counts[0]} params, while {other} has {counts[1]} params: {who}"
+    for (kind, name, facts), (kind2, name2, facts2) in zip(theirs, usual, strict=False):
+        if (kind, name) != (kind2, name2):
+            return f"{start} has {kind} '{name}' where {other} has {kind2} '{name2}'"
+        if facts != facts2:
+            differing = [
+                fact for fact in (*_FACTS, "value") if facts.get(fact) != facts2.get(fact)
+            ]
+            here = ", ".join(f"{fact} {facts.get(fact)}" for fact in differing)
+            there = ", ".join(f"{fact} {facts2.get(fact)}" for fact in differing)
+            return f"{start} has {kind} '{name}' with {here}, {other} with {there}"
+    longer = theirs if len(theirs) > len(usual) else usual
+    kind, name, _ = longer[min(len(theirs), len(usual))]
+    verb = "has" if longer is theirs else "lacks"
+    return f"{start} {verb} {kind} '{name}', which {other} {'lacks' if verb == 'has' else 'has'}"

@@ -1,0 +1,263 @@
+"""Starting and ending: the default group, and what may be asked about this installation."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from hpcdist import _engine, config, launchers, log, topology
+from hpcdist import group as _group
+from hpcdist.backends import base, mpi
+from hpcdist.backends.registry import Backend, BackendConfig
+from hpcdist.errors import DistBackendError
+from hpcdist.group import GroupMember, ProcessGroup
+from hpcdist.launchers.generic import Pmix
+from hpcdist.launchers.openmpi import OpenMpi
+from hpcdist.launchers.slurm import SlurmPmix
+from hpcdist.queries import get_default_backend_for_device, is_backend_available
+from hpcdist.rendezvous import rendezvous, stated
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["destroy_process_group", "init_process_group"]
+
+_log = log.get_logger("world")
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: torch.device | int | str | None = None,
+) -> None:
+    """Make the default group, of all processes of the job.
+
+    All processes must call it. Under mpirun or srun nothing needs to be given; without a launcher
+    the process is a world of one.
+
+    Parameters
+    ----------
+    backend : str, optional
+        ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. None means the
+        default backend of `device_id`'s type, or without that all that this installation has.
+    init_method : str, optional
+        URL that says how the processes meet; None means ``"mpi://"``.
+    timeout : datetime.timedelta, optional
+        After this long a missing peer is an error. None means the setting ``HPCDIST_TIMEOUT``, 30
+        minutes by default.
+    world_size : int
+        Number of processes; -1 means "as the launcher says". Over MPI only compared with MPI's.
+    rank : int
+        This process's rank; -1 means "as the launcher says". Over MPI only compared with MPI's.
+    store : object, optional
+        Key-value store shared by the processes, in place of `init_method`; for backends that
+        communicate through one.
+    group_name : str
+        Name of the group in messages; empty means ``"world"``.
+    pg_options : object, optional
+        Options of the backend: :class:`hpcdist.MPIOptions`, for example with a communicator of
+        mpi4py as the world.
+    device_id : torch.device, int or str, optional
+        Device this process works on; an int is the index of a CUDA device.
+
+    Raises
+    ------
+    ValueError
+        If the default group exists already, or the arguments contradict each other or MPI.
+    TypeError
+        If an argument is of the wrong type.
+    DistNetworkError
+        If nobody knows the init method.
+    DistBackendError
+        If the backend cannot be had here, or the launcher started several processes and MPI sees
+        one: then the message names the right launcher or srun plugin.
+    DistTimeoutError
+        If a process does not come within the timeout.
+
+    Notes
+    -----
+    Source: ``torch.distributed.init_process_group``.
+    """
+    if _group.is_initialized():
+        raise ValueError(
+            "the default process group exists already: call hpcdist.destroy_process_group() before "
+            "another init_process_group()"
+        )
+    if store is not None and init_method is not None:
+        raise ValueError("give either init_method or store, not both")
+    log.configure(config.get("log"))
+    kind = Backend(backend) if backend is not None else _default_backend(device_id)
+    wanted = BackendConfig(kind)
+    limit = _timeout(timeout)
+    method = init_method or "mpi://"
+    if store is None:
+        store, met_rank, met_size = next(rendezvous(method, rank, world_size, timeout=limit))
+    else:
+        if world_size <= 0 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"a store needs rank and world_size too: got rank={rank}, world_size={world_size}"
+            )
+        method, met_rank, met_size = "", rank, world_size
+    over_mpi = urlsplit(method).scheme == "mpi"
+    if over_mpi or Backend.MPI in wanted.get_device_backend_map().values():
+        own_world = isinstance(pg_options, mpi.MPIOptions) and pg_options.comm is not None
+        _warn_of_abort()
+        rank_of_mpi, size_of_mpi = mpi.start()
+        if not own_world:
+            _check_launcher(size_of_mpi)
+        if over_mpi:
+            # what the caller stated is compared with MPI; what a launcher said was checked above
+            met_rank, met_size = _merge((rank, world_size), stated(method))
+        if not own_world:
+            _check_stated(met_rank, met_size, rank_of_mpi, size_of_mpi)
+            met_rank, met_size = rank_of_mpi, size_of_mpi
+    name = group_name or "world"
+    backends = base.create(
+        wanted, base.BackendOptions(store, met_rank, met_size, limit, name), pg_options
+    )
+    comm = next(iter(backends.values()))
+    try:
+        _check_stated(met_rank, met_size, comm.rank, comm.size)
+    except ValueError:
+        comm.free()
+        raise
+    pg = ProcessGroup(backends, range(comm.size), name, "default_pg", kind, repr(wanted))
+    _group.add(pg)
+    _group.world.store = store
+    log.set_rank(comm.rank, comm.size)
+    _log.info("default group: backend %s", wanted)
+    if comm.local_rank == 0:
+        _check_binding()
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Free a group, or all groups.
+
+    All members must call it. It waits for outstanding operations, for the group's timeout or 30
+    seconds, whichever is shorter. MPI itself stays up, so that :func:`init_process_group` may be
+    called again.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        None or the default group frees all groups.
+
+    Raises
+    ------
+    ValueError
+        If there is no default group, or the group was destroyed already.
+    DistTimeoutError
+        If an operation is still outstanding then. The group is gone all the same; the operation
+        keeps its tensors.
+
+    Notes
+    -----
+    Source: ``torch.distributed.destroy_process_group``.
+    """
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return
+    pg = _group.member(group)
+    if pg is not _group.world.pg:
+        _group.remove(pg)
+        return
+    problem: Exception | None = None
+    # the youngest first: members made their groups in the same order, so they free them in the same
+    for each in reversed(list(_group.world.groups)):
+        try:
+            _group.remove(each)
+        except Exception as error:  # the others must be freed all the same
+            problem = problem or error
+    _group.world.forget()
+    log.set_rank(None)
+    if problem is not None:
+        raise problem
+
+
+def _default_backend(device_id: Any) -> str:
+    """The backend for a device, or for all that this installation serves."""
+    if device_id is not None:
+        return get_default_backend_for_device(
+            f"cuda:{device_id}" if isinstance(device_id, int) else device_id
+        )
+    devices = {
+        device: name
+        for device, name in Backend.default_device_backend_map.items()
+        if device in ("cpu", "cuda") and is_backend_available(name)
+    }
+    if set(devices.values()) == {Backend.MPI}:
+        return Backend.MPI
+    return ",".join(f"{device}:{name}" for device, name in devices.items())
+
+
+def _timeout(timeout: timedelta | None) -> timedelta:
+    if timeout is None:
+        return timedelta(seconds=config.get("timeout"))
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
+    if timeout <= timedelta(0):
+        raise ValueError(f"timeout must be positive, not {timeout}")
+    return timeout
+
+
+def _merge(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    rank, size = (b if a == -1 else a for a, b in zip(first, second, strict=True))
+    return rank, size
+
+
+def _warn_of_abort() -> None:
+    """MPICH without PMIx stops the process in MPI_Init where it finds PMIx: say why beforehand."""
+    launcher = launchers.find()
+    library = _engine.library_version()
+    if (
+        isinstance(launcher, (OpenMpi, SlurmPmix, Pmix))
+        and _engine.mpi_state() == "none"
+        and launchers.mpi_family(library) == "MPICH"
+        and "pmix" not in library.lower()  # of its configure options
+    ):
+        # on every rank: the first that stops takes the others with it
+        _log.warning(
+            "this MPICH was built without PMIx, by which %s speaks to it: if it stops here with "
+            "'unsupported PMI version', that is why. %s",
+            launcher.name,
+            launcher.fix(library),
+        )
+
+
+def _check_launcher(size: int) -> None:
+    """A launcher with several processes, and an MPI with one: the start went wrong."""
+    launcher = launchers.find()
+    launch = launchers.detect()
+    if size > 1 or launcher is None or launch is None or (launch.size or 1) <= 1:
+        return
+    library = _engine.library_version()
+    raise DistBackendError(
+        f"{launch.launcher} started {launch.size} processes (this is rank {launch.rank}), but "
+        f"{launchers.mpi_family(library)} sees one: each would be a world of its own. "
+        + launcher.fix(library)
+    )
+
+
+def _check_stated(rank: int, size: int, true_rank: int, true_size: int) -> None:
+    """ValueError if what the caller stated is not so. Programs for torch's MPI pass 0 and 0."""
+    if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
+        raise ValueError(
+            f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
+            f"{true_rank} of {true_size}. Leave both out, and start with: mpirun -n "
+            f"{size if size > 0 else 'N'} python ..."
+        )
+
+
+def _check_binding() -> None:
+    """Once a node: say so when a rank has one core for all its threads."""
+    family = launchers.mpi_family(_engine.library_version())
+    advice = topology.binding_advice(family, topology.allowed_cpus(), os.cpu_count() or 1)
+    if advice is not None:
+        _log.warning(advice)
