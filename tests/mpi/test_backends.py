@@ -1,0 +1,114 @@
+"""Backends and schemes of third parties, and what may be asked about backends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import pytest
+import torch
+from worlds import SHORT, outcome, true_place, works
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+
+@pytest.fixture
+def no_world():
+    """Without the default group during the test; it is made again afterwards."""
+    dist.destroy_process_group()
+    yield
+    if not dist.is_initialized():
+        dist.init_process_group(timeout=SHORT)
+
+
+def test_queries():
+    parallel_assert(dist.is_mpi_available() and dist.is_backend_available("MPI"))
+    parallel_assert(dist.is_backend_available("cpu:mpi"))
+    nothing = [dist.is_gloo_available(), dist.is_ucc_available(), dist.is_xccl_available()]
+    parallel_assert(nothing == [False] * 3 and not dist.is_backend_available("gloo"))
+    parallel_assert(not dist.is_backend_available("cpu:mpi,cuda:nccl") or dist.is_nccl_available())
+    parallel_assert(dist.get_default_backend_for_device("cpu") == "mpi")
+    parallel_assert(dist.get_default_backend_for_device(torch.device("cuda", 1)) == "nccl")
+    with parallel_raises(ValueError, match="no default backend for device 'tpu'"):
+        dist.get_default_backend_for_device("tpu")
+    parallel_assert(dist.is_torchelastic_launched() == ("TORCHELASTIC_RUN_ID" in os.environ))
+    defined = {op: dist.supports_complex(getattr(dist.ReduceOp, op)) for op in ("SUM", "MAX")}
+    parallel_assert(defined == {"SUM": True, "MAX": False})
+    parallel_assert(dist.supports_complex(dist.ReduceOp.PREMUL_SUM(2.0)))
+
+
+def test_backend_is_an_enum_of_strings():
+    parallel_assert(dist.Backend("MPI") == "mpi" == dist.Backend.MPI)
+    parallel_assert(dist.Backend.UNDEFINED == "undefined")
+    parallel_assert(dist.Backend("Other") == "other")
+    parallel_assert(repr(dist.BackendConfig("cpu:mpi,cuda:nccl")) == "cpu:mpi,cuda:nccl")
+    with parallel_raises(ValueError, match="must be a str"):
+        dist.Backend(3)
+
+
+def test_the_deprecated_alias_warns():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same = dist.reduce_op.SUM is dist.ReduceOp.SUM
+    parallel_assert(same and [each.category for each in caught] == [FutureWarning])
+
+
+def test_a_registered_backend(no_world):
+    from hpcdist.backends.base import GroupBackend
+
+    calls = []
+
+    class Echo(GroupBackend):
+        def all_reduce(self, tensor, op, async_op=False, **about):
+            calls.append((op.name, async_op))
+
+    def make(store, rank, world_size, timeout):
+        calls.append((store, rank, world_size, timeout))
+        return Echo(rank, world_size, timeout=timeout.total_seconds())
+
+    if not dist.is_backend_available("echo"):
+        dist.Backend.register_backend("echo", make, devices="cpu")
+    else:
+        dist.Backend._plugins["echo"] = dist.Backend._plugins["echo"]._replace(creator_fn=make)
+    rank, size = true_place()
+    dist.init_process_group("echo", timeout=SHORT)
+    dist.all_reduce(torch.ones(1), dist.ReduceOp.MAX)
+    seen = (dist.get_backend(), dist.get_backend_config(), dist.get_rank(), dist.get_world_size())
+    try:
+        dist.broadcast(torch.ones(1), 0)
+        text = ""
+    except dist.DistBackendError as error:
+        text = str(error)
+    dist.destroy_process_group()
+    dist.init_process_group(timeout=SHORT)
+    parallel_assert(calls == [(None, rank, size, SHORT), ("MAX", False)], f"{calls}")
+    parallel_assert(seen == ("echo", "cpu:echo", rank, size), f"{seen}")
+    parallel_assert("does not offer broadcast" in text, text)
+    parallel_assert(dist.Backend.ECHO == "echo" and dist.is_backend_available("echo"))
+    with parallel_raises(ValueError, match="registered already"):
+        dist.Backend.register_backend("Echo", make, devices="cpu")
+
+
+def test_a_registered_scheme_and_the_mpi_backend(no_world):
+    rank, size = true_place()
+    schemes = sys.modules["hpcdist.rendezvous"]._handlers
+    store = object()
+
+    def meet(url, **kwargs):
+        yield store, rank, size
+
+    schemes["meet"] = meet
+    try:
+        text = outcome(init_method="meet://here")
+        kept = dist.group.world.store is store
+        fine = not text and works()
+        dist.destroy_process_group()
+        schemes["meet"] = lambda url, **kwargs: iter([(store, rank, size + 1)])
+        wrong = outcome(init_method="meet://here")
+    finally:
+        del schemes["meet"]
+    dist.init_process_group(timeout=SHORT)
+    parallel_assert(fine and kept, text)
+    parallel_assert(f"rank {rank} of {size}" in wrong, wrong)

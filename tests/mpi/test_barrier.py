@@ -1,0 +1,69 @@
+"""barrier: nobody leaves before everybody has come."""
+
+import time
+from datetime import timedelta
+
+import torch
+from cases import Check, here
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+
+def test_nobody_leaves_early():
+    """The last rank comes late; its clock is the same machine's, so times compare."""
+    check, (rank, size) = Check(), here()
+    for late in range(size):
+        for async_op in (False, True):
+            dist.barrier()
+            if rank == late:
+                time.sleep(0.05)
+            came = torch.tensor([time.monotonic()], dtype=torch.float64)
+            work = dist.barrier(async_op=async_op)
+            if async_op:
+                check.that(work.wait(), "wait returned False")
+            left = time.monotonic()
+            all_came = torch.zeros(size, dtype=torch.float64)
+            dist.all_gather_into_tensor(all_came, came)
+            check.that(left >= float(all_came.max()), f"rank {late} was late, async={async_op}")
+    check.done()
+
+
+def test_async_barrier_does_not_wait():
+    rank, size = here()
+    dist.barrier()
+    began = time.monotonic()
+    if rank == size - 1:
+        time.sleep(0.3)
+    work = dist.barrier(async_op=True)
+    took = time.monotonic() - began
+    early = work.is_completed() if rank != size - 1 and size > 1 else False
+    work.wait()
+    parallel_assert(rank == size - 1 or took < 0.25, f"begun after {took} s")
+    parallel_assert(not early, "complete before the last rank came")
+    parallel_assert(work.is_completed() and work.is_success() and work.exception() is None)
+
+
+def test_many_barriers_in_a_row():
+    works = [dist.barrier(async_op=True) for _ in range(50)]
+    for work in works:
+        work.wait()
+    for _ in range(50):
+        dist.barrier()
+
+
+def test_arguments():
+    dist.barrier(device_ids=[0])
+    dist.barrier(timeout=timedelta(seconds=30))
+    with parallel_raises(TypeError):
+        dist.barrier(timeout=3.0)
+    with parallel_raises(TypeError):
+        dist.barrier(group=3)
+
+
+def test_groups_do_not_wait_for_each_other():
+    rank, size = here()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    dist.barrier(alone)
+    dist.barrier()
+    dist.destroy_process_group(alone)

@@ -1,0 +1,335 @@
+"""From one rank to another: tags, any source, batches, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+two = pytest.mark.mpi(min_size=2)
+
+
+def ring() -> tuple[int, int, int, int]:
+    """This rank, the number of ranks, the rank before and the one after."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return rank, size, (rank - 1) % size, (rank + 1) % size
+
+
+@two
+@pytest.mark.parametrize("count", [0, 1, 17, 1 << 20])
+def test_send_and_receive(count):
+    rank, size, before, after = ring()
+    data = torch.arange(count, dtype=torch.float32) + rank
+    got = torch.full((count,), -1.0)
+    # the last rank receives first, so that even sends that wait for their receive get through
+    if rank == size - 1:
+        sender = dist.recv(got, before)
+        result = dist.send(data, after)
+    else:
+        result = dist.send(data, after)
+        sender = dist.recv(got, before)
+    parallel_assert(result is None and sender == before, f"send {result}, recv from {sender}")
+    parallel_assert(torch.equal(got, torch.arange(count, dtype=torch.float32) + before))
+
+
+@two
+def test_numpy_and_buffers():
+    rank, _, before, after = ring()
+    data, got = np.full((3, 2), rank, np.int16), np.zeros((3, 2), np.int16)
+    works = [dist.irecv(got, before), dist.isend(data, after)]
+    raw = bytearray(4)
+    works += [dist.irecv(raw, before, tag=1), dist.isend(bytes([rank] * 4), after, tag=1)]
+    for work in works:
+        work.wait()
+    parallel_assert((got == before).all() and raw == bytes([before] * 4), f"{got} {raw!r}")
+
+
+@two
+def test_tags_tell_messages_apart():
+    rank, _, before, after = ring()
+    sends = [dist.isend(torch.tensor([10 * rank + tag]), after, tag=tag) for tag in (1, 2, 3)]
+    got = {tag: torch.zeros(1, dtype=torch.int64) for tag in (3, 1, 2)}
+    for tag, tensor in got.items():
+        dist.recv(tensor, before, tag=tag)
+    for work in sends:
+        work.wait()
+    parallel_assert({tag: int(t) for tag, t in got.items()} == {t: 10 * before + t for t in got})
+
+
+@two
+def test_messages_of_one_tag_stay_in_order():
+    rank, _, before, after = ring()
+    sends = [dist.isend(torch.tensor([100 * rank + i]), after, tag=5) for i in range(20)]
+    seen = []
+    for _ in range(20):
+        tensor = torch.zeros(1, dtype=torch.int64)
+        dist.recv(tensor, before, tag=5)
+        seen.append(int(tensor) - 100 * before)
+    for work in sends:
+        work.wait()
+    parallel_assert(seen == list(range(20)), f"{seen}")
+
+
+@two
+def test_any_source():
+    rank, size, *_ = ring()
+    if rank == 0:
+        seen = {}
+        for _ in range(size - 1):
+            tensor = torch.zeros(2, dtype=torch.int64)
+            sender = dist.recv(tensor, tag=7)
+            seen[sender] = tensor.tolist()
+        parallel_assert(seen == {r: [r, r * r] for r in range(1, size)}, f"{seen}")
+    else:
+        dist.send(torch.tensor([rank, rank * rank]), 0, tag=7)
+        parallel_assert(True)
+
+
+@two
+def test_any_source_of_a_work():
+    rank, size, *_ = ring()
+    if rank == 0:
+        tensors = [torch.zeros(1, dtype=torch.int64) for _ in range(size - 1)]
+        works = [dist.irecv(tensor, tag=8) for tensor in tensors]
+        for work in works:
+            work.wait()
+        sources = [work.source_rank() for work in works]
+        parallel_assert(
+            sorted(sources) == list(range(1, size)) and [int(t) for t in tensors] == sources,
+            f"sources {sources}, data {tensors}",
+        )
+    else:
+        dist.isend(torch.tensor([rank]), 0, tag=8).wait()
+        parallel_assert(True)
+
+
+@two
+def test_ranks_of_a_group():
+    """dst and src are ranks of the world, group_dst and group_src ranks of the group."""
+    rank, size, *_ = ring()
+    backwards = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+    data, got = torch.tensor([rank]), torch.zeros(1, dtype=torch.int64)
+    parallel_assert(dist.get_rank(backwards) == size - 1 - rank)
+    # group rank 0 is the last rank of the world
+    if rank == size - 1:
+        sender = dist.recv(got, group_src=size - 1, group=backwards)
+        ok = sender == 0 and int(got) == 0
+        dist.send(data, 0, group=backwards)
+    elif rank == 0:
+        dist.send(data, group_dst=0, group=backwards)
+        sender = dist.recv(got, group=backwards)
+        ok = sender == size - 1 and int(got) == size - 1
+    else:
+        ok = True
+    parallel_assert(ok, f"got {got}")
+    dist.destroy_process_group(backwards)
+
+
+def test_to_itself():
+    rank, *_ = ring()
+    got = torch.zeros(3)
+    works = [dist.irecv(got, rank), dist.isend(torch.full((3,), 4.0), rank)]
+    for work in works:
+        work.wait()
+    parallel_assert(torch.equal(got, torch.full((3,), 4.0)), f"{got}")
+
+
+@two
+@pytest.mark.parametrize("count", [1, 1 << 18])
+@pytest.mark.parametrize("sends_first", [True, False])
+def test_batch_ring_cannot_deadlock(count, sends_first):
+    """A megabyte is beyond what MPI sends without a receive: sends must not come first."""
+    rank, _, before, after = ring()
+    got = torch.zeros(count)
+    operations = [
+        dist.P2POp(dist.isend, torch.full((count,), float(rank)), after),
+        dist.P2POp(dist.irecv, got, before),
+    ]
+    if not sends_first:
+        operations.reverse()
+    works = dist.batch_isend_irecv(operations)
+    parallel_assert(len(works) == 2)
+    for work in works:
+        work.wait()
+    parallel_assert(bool((got == before).all()), f"{got[:3]}")
+
+
+@two
+def test_batch_with_everyone_and_several_messages():
+    rank, size, *_ = ring()
+    operations, boxes = [], {}
+    for other in range(size):
+        for tag in (0, 1):
+            boxes[other, tag] = torch.full((5,), -1, dtype=torch.int32)
+            data = torch.full((5,), 100 * rank + tag, dtype=torch.int32)
+            operations.append(dist.P2POp(dist.isend, data, other, tag=tag))
+            operations.append(dist.P2POp(dist.irecv, boxes[other, tag], group_peer=other, tag=tag))
+    works = dist.batch_isend_irecv(operations)
+    for work in reversed(works):
+        work.wait()
+    wrong = {k: v.tolist() for k, v in boxes.items() if not (v == 100 * k[0] + k[1]).all()}
+    parallel_assert(not wrong, f"{wrong}")
+
+
+@two
+def test_batch_keeps_the_order_of_its_list():
+    rank, _, before, after = ring()
+    boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(6)]
+    operations = []
+    for i, box in enumerate(boxes):
+        operations.append(dist.P2POp(dist.isend, torch.tensor([10 * rank + i]), after))
+        operations.append(dist.P2POp(dist.irecv, box, before))
+    works = dist.batch_isend_irecv(operations)
+    for work in works:
+        work.wait()
+    parallel_assert([int(box) for box in boxes] == [10 * before + i for i in range(6)], f"{boxes}")
+    # the handle at a receive's place is that receive
+    parallel_assert(all(works[2 * i + 1].result()[0] is box for i, box in enumerate(boxes)))
+
+
+def test_batch_refuses():
+    rank, size, *_ = ring()
+    tensor = torch.zeros(1)
+    with parallel_raises(ValueError, match="isend or hpcdist.irecv"):
+        dist.P2POp(dist.broadcast, tensor, rank)
+    with parallel_raises(TypeError, match="must be a tensor or an array, not list"):
+        dist.P2POp(dist.isend, [1.0], rank)
+    with parallel_raises(ValueError, match="peer .* must be given"):
+        dist.P2POp(dist.isend, tensor)
+    with parallel_raises(ValueError, match="not both"):
+        dist.P2POp(dist.isend, tensor, rank, group_peer=rank)
+    with parallel_raises(ValueError, match=rf"peer={size} .* of size {size}"):
+        dist.P2POp(dist.irecv, tensor, size)
+    with parallel_raises(ValueError, match="list of hpcdist.P2POp"):
+        dist.batch_isend_irecv([dist.isend])
+    other = dist.new_group()
+    mixed = [
+        dist.P2POp(dist.isend, tensor, rank),
+        dist.P2POp(dist.irecv, tensor, rank, group=other),
+    ]
+    with parallel_raises(ValueError, match="one group"):
+        dist.batch_isend_irecv(mixed)
+    dist.destroy_process_group(other)
+    parallel_assert(dist.batch_isend_irecv([]) == [])
+
+
+def test_p2pop_says_what_it_is():
+    rank, *_ = ring()
+    text = repr(dist.P2POp(dist.isend, torch.zeros(2, 3), rank, tag=4))
+    parallel_assert(
+        all(part in text for part in ("isend", f"group_dst={rank}", "tag=4", "float32", "[2, 3]")),
+        text,
+    )
+
+
+def test_refuses_itself():
+    rank, *_ = ring()
+    for call in (dist.send, dist.recv):
+        with parallel_raises(ValueError, match="this process itself"):
+            call(torch.zeros(1), rank)
+    with parallel_raises(ValueError, match="this process itself"):
+        dist.send(torch.zeros(1), group_dst=rank)
+
+
+@pytest.mark.parametrize("call", [dist.send, dist.isend, dist.recv, dist.irecv])
+def test_refuses_ranks_outside(call):
+    size = dist.get_world_size()
+    what = "dst" if call in (dist.send, dist.isend) else "src"
+    with parallel_raises(ValueError, match=rf"{what}={size} .* of size {size}"):
+        call(torch.zeros(1), size)
+    with parallel_raises(ValueError, match=rf"{what}=-1 .* of size {size}"):
+        call(torch.zeros(1), -1)
+    with parallel_raises(ValueError, match=rf"group_{what}={size} .* of size {size}"):
+        call(torch.zeros(1), **{f"group_{what}": size})
+    with parallel_raises(ValueError, match="not both"):
+        call(torch.zeros(1), 0, **{f"group_{what}": 0})
+
+
+def test_send_needs_a_destination():
+    with parallel_raises(ValueError, match="dst .* or group_dst must be given"):
+        dist.send(torch.zeros(1))
+    with parallel_raises(ValueError, match="dst .* or group_dst must be given"):
+        dist.isend(torch.zeros(1))
+
+
+@two
+def test_refuses_what_cannot_be_sent():
+    _, _, before, after = ring()
+    with parallel_raises(TypeError):
+        dist.send("text", after)
+    with parallel_raises(ValueError, match="(?i)dense|contiguous"):
+        dist.send(torch.zeros(4, 4)[:, ::2], after)
+    with parallel_raises(ValueError, match="tag"):
+        dist.isend(torch.zeros(1), after, tag=-1)
+    with parallel_raises((TypeError, ValueError)):
+        dist.irecv(torch.zeros(1, device="meta"), before)
+
+
+@two
+def test_another_size_is_an_error_for_the_receiver():
+    rank, _, before, after = ring()
+    work = dist.isend(torch.ones(3), after, tag=9)
+    got = torch.zeros(5)
+    with parallel_raises(dist.DistMismatchError, match="3"):
+        dist.recv(got, before, tag=9)
+    work.wait()
+    dist.barrier()
+
+
+@two
+def test_timeout_of_a_receive_leaves_the_group_usable():
+    rank, _, before, after = ring()
+    work = dist.irecv(torch.zeros(1), before, tag=11)
+    with parallel_raises(dist.DistTimeoutError):
+        work.wait(timedelta(seconds=0.1))
+    dist.isend(torch.ones(1), after, tag=11).wait()
+    parallel_assert(work.wait() is True and work.is_completed())
+
+
+def test_object_style():
+    pg = dist.group.WORLD
+    rank, size, before, after = ring()
+    got = torch.zeros(1, dtype=torch.int64)
+    works = [pg.irecv(got, before), pg.isend(torch.tensor([rank]), after)]
+    for work in works:
+        work.wait()
+    parallel_assert(int(got) == before)
+    with parallel_raises(ValueError, match="this process itself"):
+        pg.send(got, rank)
+    with parallel_raises(ValueError, match=f"of size {size}"):
+        pg.isend(got, size)
+    sender = None
+    if size > 1 and rank == 0:
+        pg.send(torch.tensor([5]), 1, tag=3)
+    elif rank == 1:
+        sender = pg.recv(got, tag=3)
+    parallel_assert(rank != 1 or (sender == 0 and int(got) == 5), f"{got} from {sender}")
+
+
+@two
+def test_outside_the_group_nothing_happens():
+    rank = dist.get_rank()
+    group = dist.new_group([0])
+    tensor = torch.full((1,), 3.0)
+    results, said = [], []
+    if rank != 0:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results.append(dist.isend(tensor, 0, group=group))
+            results.append(dist.irecv(tensor, 0, group=group))
+            results.append(dist.send(tensor, 0, group=group))
+            results.append(dist.recv(tensor, 0, group=group))
+            results.append(dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 0, group=group)]))
+        said = [str(each.message).split()[0] for each in caught]
+        where = {each.filename for each in caught}
+    parallel_assert(rank == 0 or results == [None, None, None, -1, []], f"{results}")
+    parallel_assert(rank == 0 or said == ["isend", "irecv", "send", "recv", "isend"], f"{said}")
+    parallel_assert(rank == 0 or __file__ in where, "the warning does not point at its caller")
+    parallel_assert(float(tensor) == 3.0)
+    dist.destroy_process_group(group)

@@ -1,0 +1,113 @@
+"""Several groups at once: by size, by node, by lists, and splits of a group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def sum_over(group) -> int:
+    """The sum of the world ranks of a group's members."""
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total, group=group)
+    return int(total)
+
+
+def raised(call) -> str:
+    """The text of the error a call raises, or an empty string."""
+    try:
+        call()
+    except (ValueError, TypeError, dist.DistError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_subgroups_of_one_size():
+    rank, size = place()
+    for group_size in (each for each in range(1, size + 1) if size % each == 0):
+        own, groups = dist.new_subgroups(group_size)
+        first = rank // group_size * group_size
+        expected = list(range(first, first + group_size))
+        parallel_assert(dist.get_process_group_ranks(own) == expected)
+        parallel_assert(len(groups) == size // group_size)
+        inside = [group is own for group in groups]
+        parallel_assert(inside == [i == rank // group_size for i in range(len(groups))])
+        parallel_assert(all(g is own or g is OUTSIDE for g in groups))
+        parallel_assert(sum_over(own) == sum(expected))
+        for group in groups:
+            dist.destroy_process_group(group)
+    for wrong in (0, -1, size + 1):
+        with parallel_raises(ValueError, match=f"group_size={wrong}"):
+            dist.new_subgroups(wrong)
+
+
+def test_subgroups_by_node():
+    # these tests run on one node
+    rank, size = place()
+    own, groups = dist.new_subgroups()
+    parallel_assert(dist.get_process_group_ranks(own) == list(range(size)) and groups == [own])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_subgroups_of_a_group():
+    rank, size = place()
+    others = dist.new_group(range(1, size))
+    if rank:
+        own, groups = dist.new_subgroups(1, group=others)
+        ok = dist.get_process_group_ranks(own) == [rank] and len(groups) == size - 1
+    else:
+        ok = "not in the given group" in raised(lambda: dist.new_subgroups(1, group=others))
+    parallel_assert(ok)
+
+
+def test_subgroups_by_enumeration():
+    rank, size = place()
+    odd, even = list(range(1, size, 2)), list(range(0, size, 2))
+    lists = [even, odd] if odd else [even]
+    own, groups = dist.new_subgroups_by_enumeration(lists, group_desc="parity")
+    expected = lists[rank % 2]
+    parallel_assert(dist.get_process_group_ranks(own) == expected and len(groups) == len(lists))
+    parallel_assert(own.group_desc == "parity" and sum_over(own) == sum(expected))
+    own, groups = dist.new_subgroups_by_enumeration([[0]])
+    parallel_assert((own is None) == (rank != 0) and len(groups) == 1)
+    with parallel_raises(ValueError, match="rank 0 is in both"):
+        dist.new_subgroups_by_enumeration([[0], [0]])
+    with parallel_raises(ValueError, match="at least one"):
+        dist.new_subgroups_by_enumeration([])
+
+
+def test_split_group():
+    rank, size = place()
+    half = (size + 1) // 2
+    lists = [list(range(half)), list(range(half, size))][: 1 + (size > 1)]
+    part = dist.split_group(split_ranks=lists)
+    expected = lists[rank >= half]
+    parallel_assert(dist.get_process_group_ranks(part) == expected)
+    parallel_assert(sum_over(part) == sum(expected) and part.group_desc == "default_pg:split")
+    # ranks are those of the parent, and ranks left out get None
+    inner = dist.split_group(part, [[part.size() - 1]], group_desc="last")
+    last = rank == expected[-1]
+    parallel_assert((inner is not None) == last)
+    parallel_assert(not last or dist.get_process_group_ranks(inner) == [rank])
+    parallel_assert(dist.split_group(split_ranks=[[0]], backend="cpu:mpi") is None or rank == 0)
+    for lists, hint in (
+        (None, "at least one"),
+        ([], "at least one"),
+        ([[]], "empty"),
+        ([[0], [0]], "both"),
+        ([[0, 0]], "twice"),
+        ([[size]], f"outside the group 'world' of size {size}"),
+    ):
+        with parallel_raises(ValueError, match=hint):
+            dist.split_group(split_ranks=lists)
+    with parallel_raises(ValueError, match="the parent group 'world' has 'cpu:mpi'"):
+        dist.split_group(split_ranks=[[0]], backend="cpu:gloo")

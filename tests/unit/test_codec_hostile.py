@@ -1,0 +1,135 @@
+"""The object codec on bytes that may be anything: an object or a CodecError, cheaply."""
+
+import random
+import struct
+import time
+import tracemalloc
+
+import pytest
+from codec_cases import SEED, everything
+
+from hpcdist.codec import CodecError, decode, encode
+
+
+def harmless(payload, limit):
+    """Decode bytes that may be anything: only an object or a CodecError may come, cheaply."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    began = time.perf_counter()
+    try:
+        decode(payload)
+    except CodecError:
+        pass
+    peak = tracemalloc.get_traced_memory()[1] - before
+    # An empty set takes 9 bytes here and 216 there; the constant covers messages and caches.
+    assert peak < 100 * len(payload) + limit, f"{peak} bytes for a payload of {len(payload)}"
+    assert time.perf_counter() - began < 5
+
+
+@pytest.fixture
+def traced():
+    decode(encode(everything()))  # fill the caches outside the measurement
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def test_truncation_at_each_byte(traced):
+    for obj in everything():
+        payload = bytes(encode(obj))
+        for cut in range(len(payload) if len(payload) < 800 else 400):
+            with pytest.raises(CodecError):
+                decode(payload[:cut])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_payloads(traced):
+    """Random damage: flipped bytes, huge lengths, foreign tags, cut and doubled pieces."""
+    rng = random.Random(SEED)
+    payloads = [bytes(encode(obj)) for obj in everything()]
+    payloads = [p for p in payloads if len(p) < 2000]
+    tags = b"N10iIfcsbBltdoeEp:rmyanDVZTR&"
+    lengths = [struct.pack("<Q", n) for n in (0, 1, 255, 2**31, 2**32, 2**62, 2**63, 2**64 - 1)]
+    for round_ in range(15_000):
+        payload = bytearray(rng.choice(payloads))
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            at = rng.randrange(8, max(9, len(payload)))
+            kind = rng.randrange(5)
+            if kind == 0:
+                payload[at : at + 1] = bytes((rng.randrange(256),))
+            elif kind == 1:
+                payload[at : at + 8] = rng.choice(lengths)
+            elif kind == 2:
+                payload[at : at + 1] = rng.choice(tags).to_bytes(1, "little")
+            elif kind == 3:
+                del payload[at : at + rng.randrange(1, 9)]
+            else:
+                payload[at:at] = rng.choice(payloads)[8 : 8 + rng.randrange(1, 40)]
+        try:
+            harmless(bytes(payload), 1 << 17)
+        except Exception as exc:
+            raise AssertionError(
+                f"seed {SEED}, round {round_}, payload {bytes(payload)!r}"
+            ) from exc
+
+
+def head():
+    return bytes(encode(None)[:8])
+
+
+def u64(n):
+    return struct.pack("<Q", n)
+
+
+CRAFTED = [
+    b"l" + u64(2**62),
+    b"pl" + b"q" + u64(2**61),
+    b"d" + u64(2**63) + b"N" * 50,
+    b"s" + u64(2**40),
+    b"I" + u64(2**50),
+    b"l" + u64(1) + b"&" + u64(0),  # a list that holds itself
+    b"l" + u64(2) + b"&" + u64(1) + b"N",
+    b"l" * 5000,
+    (b"l" + u64(1)) * 5000,
+    b"e" + u64(2) + b"NN",
+    b"d" + u64(2) + b"NNNN",
+    b"e" + u64(1) + b"l" + u64(0),  # an unhashable element
+    b"r" + b"i" + u64(0) + b"i" + u64(1) + b"i" + u64(0),  # range with step 0
+    b"m" + 3 * (b"i" + struct.pack("<q", 2**62)),
+    b"as" + u64(3) + b"<f8" + b"C\x02" + u64(2**32) * 2 + u64(0),
+    b"as" + u64(3) + b"<f8" + b"C\x01" + u64(2**61) + u64(0),
+    b"as" + u64(3) + b"<f8" + b"C\xff" + u64(1) * 255 + u64(8) + u64(0),
+    b"as" + u64(2) + b"|O" + b"C\x01" + u64(1) + u64(8) + u64(0),
+    b"as" + u64(3) + b"|V0" + b"C\x01" + u64(2**60) + u64(0),
+    b"as" + u64(11) + b"|V999999999" + b"C\x01" + u64(0) + u64(0),
+    b"ys" + u64(16) + b"os.system('id')x",
+    b"yt" + u64(2) + b"s" + u64(3) + b"<f8" + b"i" + u64(2**40),
+    b"D" + u64(4) + b"load",
+    b"D" + u64(8) + b"__dict__",
+    b"V" + u64(4) + b"evil" + b"i" + struct.pack("<q", -1),
+    b"V" + u64(4) + b"cuda" + b"i" + u64(10**10),
+    b"Z" + u64(2**60),
+    b"T\x00" + u64(5) + b"qint8" + b"\x01" + u64(1) + u64(1) + b"x",
+    b"T\x00" + u64(7) + b"float32" + b"\x03" + u64(2**62) * 2 + u64(0) + u64(0),
+    b"T\x00" + u64(7) + b"float32" + b"\x01" + u64(2**64 - 1) + u64(0),
+    b"T\xff" + u64(7) + b"float32" + b"\x00" + u64(4) + u64(0),
+    b"T\x01" + u64(5) + b"int32" + b"\x00" + u64(4) + b"abcd",  # an int that requires grad
+    b"R" + u64(9) + b"os.system" + b"s" + u64(2) + b"id",
+]
+
+
+def test_crafted_payloads(traced):
+    for body in CRAFTED:
+        with pytest.raises(CodecError):
+            obj = decode(head() + body)
+            pytest.fail(f"{body!r} was taken for {obj!r}")
+        harmless(head() + body, 1 << 17)
+
+
+def test_nested_keys_cost_no_more_than_their_bytes():
+    """References inside keys would let a kilobyte take 2^100 steps to hash."""
+    body = b"t" + u64(0)
+    for number in range(1, 60):
+        body = b"t" + u64(2) + body + b"&" + u64(60 - number)
+    with pytest.raises(CodecError, match="leads nowhere"):
+        decode(head() + b"e" + u64(1) + body)

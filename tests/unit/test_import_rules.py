@@ -1,0 +1,231 @@
+"""Who may import whom: the layers of docs/architecture.md, checked in the source text."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Room -> the rooms directly below it. A room may import itself and whatever is below it.
+BELOW = {
+    "leaves": (),
+    "loader": ("leaves",),
+    "native": ("leaves", "loader"),
+    "launchers": ("leaves",),
+    "store": ("leaves",),
+    "codec": ("leaves",),
+    "topology": ("leaves",),
+    "rendezvous": ("launchers", "store"),
+    "work": ("native",),
+    "backends": ("native", "work", "topology", "leaves"),
+    "group": ("backends", "rendezvous"),
+    "ops": ("group", "work", "codec"),
+    "training": ("ops",),
+    "torch": ("ops",),
+    "debug": ("ops",),
+    "testing": ("ops",),
+    "versions": ("loader", "native", "launchers", "leaves"),
+    "cli": ("training", "torch", "debug", "testing", "versions"),
+}
+
+#: Module or package -> its room. A new module has to be put here.
+ROOMS = {
+    "errors": "leaves",
+    "dtypes": "leaves",
+    "config": "leaves",
+    "log": "leaves",
+    "layout": "leaves",
+    "_loader": "loader",
+    "_build_info": "loader",
+    "_engine": "native",
+    "_buffer": "native",
+    "_ops": "native",
+    "launchers": "launchers",
+    "store": "store",
+    "codec": "codec",
+    "topology": "topology",
+    "rendezvous": "rendezvous",
+    "work": "work",
+    "backends": "backends",
+    "collectives": "group",
+    "process_group": "group",
+    "group": "group",
+    "subgroups": "group",
+    "queries": "group",
+    "world": "group",
+    "grid": "group",
+    "mesh": "group",
+    "mesh_init": "group",
+    "ops": "ops",
+    "parallel": "training",
+    "nn": "training",
+    "data": "training",
+    "torch": "torch",
+    "debug": "debug",
+    "_deadline": "testing",
+    "testing": "testing",
+    "versions": "versions",
+    "cli": "cli",
+    "__main__": "cli",
+}
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted(ROOT.glob("hpcdist/**/*.py"))
+}
+MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
+
+
+def below(room: str) -> set[str]:
+    """The room and all rooms below it."""
+    found = {room}
+    for lower in BELOW[room]:
+        found |= below(lower)
+    return found
+
+
+def room_of(module: str) -> str:
+    first = module.split(".")[1]
+    assert first in ROOMS, f"hpcdist/{first} has no room: put it into ROOMS, and keep it there"
+    return ROOMS[first]
+
+
+def imports(path: Path, module: str, *, late: bool = True) -> set[str]:
+    """Modules of ours that a file imports, by full name; without those inside functions on wish."""
+    tree = ast.parse(path.read_text())
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            todo.extend(node.orelse)
+            continue
+        if not late and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]) if base else ".".join(above)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                native = base == "hpcdist" and alias.name in ROOMS
+                found.add(full if full in MODULES or native else base)
+        todo.extend(ast.iter_child_nodes(node))
+    return {name for name in found if name.partition(".")[0] == "hpcdist"}
+
+
+def test_there_is_something_to_check():
+    assert {"hpcdist.group", "hpcdist.ops.reduce", "hpcdist.launchers.base"} <= set(MODULES)
+    assert "hpcdist.launchers" in imports(MODULES["hpcdist.rendezvous"], "hpcdist.rendezvous")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "hpcdist"])
+def test_imports_go_down(module):
+    room = room_of(module)
+    for imported in imports(MODULES[module], module):
+        assert imported != "hpcdist", f"{module} imports the package itself, which imports all"
+        other = room_of(imported)
+        assert other in below(room), f"{module} ({room}) may not import {imported} ({other})"
+
+
+def test_nothing_imports_cli():
+    for module, path in MODULES.items():
+        if not module.startswith(("hpcdist.cli", "hpcdist.__main__")):
+            assert not any(name.startswith("hpcdist.cli") for name in imports(path, module)), module
+
+
+def test_leaves_import_nothing_of_ours():
+    for module, path in MODULES.items():
+        if module != "hpcdist" and room_of(module) == "leaves":
+            assert imports(path, module) == set(), module
+
+
+def test_no_circles():
+    graph = {
+        module: {name for name in imports(path, module, late=False) if name in MODULES}
+        for module, path in MODULES.items()
+        if module != "hpcdist"
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, "a circle of imports: " + " -> ".join((*trail, module))
+        if module not in done:
+            for name in graph[module]:
+                if name != module:
+                    visit(name, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_native_modules_import_down():
+    """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer they import the errors only."""
+    order = ["libmpi", "libnccl", "dlpack", "_errors", "_ops", "_buffer"]
+    sources = [*ROOT.glob("pyx/hpcdist/*.px[di]"), *ROOT.glob("pyx/hpcdist/*.pyx")]
+    assert sources
+    for source in sources:
+        name = source.stem
+        allowed = order[: order.index(name)] if name in order else [*order, name]
+        for line in source.read_text().splitlines():
+            match = re.match(
+                r"\s*(?:from\s+(?:hpcdist|\.)\.?(\w*)\s+c?import\s+(\w+)|c?import\s+hpcdist\.(\w+))",
+                line,
+            )
+            if match:
+                used = match[1] or match[3] or match[2]
+                assert used in (*allowed, name, "errors"), f"{source.name}: {line.strip()}"
+
+
+@pytest.mark.parametrize("module", ["hpcdist", "hpcdist.launchers", "hpcdist.rendezvous"])
+def test_imports_without_torch_and_without_starting_mpi(module):
+    program = f"""
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is not here")
+sys.meta_path.insert(0, NoTorch())
+import {module}
+from hpcdist import _engine
+print(_engine.mpi_state())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "none", done.stderr
+
+
+def test_importing_changes_no_environment():
+    program = """
+import os
+before = dict(os.environ)
+import hpcdist, hpcdist.parallel, hpcdist.data, hpcdist.testing
+print(dict(os.environ) == before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_all_is_what_can_be_imported():
+    import hpcdist
+
+    assert sorted(hpcdist.__all__) == sorted(set(hpcdist.__all__))
+    for name in hpcdist.__all__:
+        assert getattr(hpcdist, name) is not None, name
+    assert set(hpcdist.__all__) <= set(dir(hpcdist))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hpcdist.nothing  # noqa: B018

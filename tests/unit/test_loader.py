@@ -1,0 +1,303 @@
+"""Which libmpi is taken, and what a user reads when it is missing, doubled or the wrong one."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcdist
+from hpcdist import _loader
+from hpcdist.errors import DistBackendError
+
+PACKAGE = Path(hpcdist.__file__).parent
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+BUILT = _loader.build_info()
+OTHER = {"openmpi": "mpich", "mpich": "openmpi"}[BUILT["mpi_family"]]
+
+WHEEL_INFO = {
+    "mpi_family": "openmpi",
+    "mpi_vendor": "Open MPI",
+    "mpi_version": "5.0.11",
+    "mpi_soname": "libmpi.so.40",
+    "mpi_wheel": "openmpi 5.0.11",
+    "mpicc": "mpicc",
+    "mpi_libdirs": (),
+}
+SITE_INFO = {**WHEEL_INFO, "mpi_wheel": "", "mpicc": "/apps/openmpi/bin/mpicc"}
+
+
+def line(path: str, start: int = 0x7F0000000000) -> str:
+    return f"{start:x}-{start + 4096:x} r-xp 00000000 08:01 131 {' ' * 20}{path}\n"
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (["/v/lib/libmpi.so.40"], ["/v/lib/libmpi.so.40"]),
+        (
+            ["/usr/lib/openmpi/lib/libmpi.so.40.40.7"] * 4,
+            ["/usr/lib/openmpi/lib/libmpi.so.40.40.7"],
+        ),
+        (["/usr/lib/libmpich.so.12.2.1"], ["/usr/lib/libmpich.so.12.2.1"]),
+        (["/opt/cray/lib/libmpi_cray.so.12.0.1"], ["/opt/cray/lib/libmpi_cray.so.12.0.1"]),
+        (["/opt/cray/lib/libmpi_gnu_123.so.12"], ["/opt/cray/lib/libmpi_gnu_123.so.12"]),
+        (["/v/lib/libmpi_abi.so.1"], ["/v/lib/libmpi_abi.so.1"]),
+        (["/my env/lib/libmpi.so.12"], ["/my env/lib/libmpi.so.12"]),
+        (["/v/lib/libmpi.so.40 (deleted)"], ["/v/lib/libmpi.so.40"]),
+        (["/v/lib/libmpi_mpifh.so.40", "/v/libmpi_cxx.so.40", "/v/libmpi_gtl_cuda.so.0"], []),
+        (["/v/lib/libmpi.so.40.txt", "/v/libmpi.so.40/other.so", "[heap]", ""], []),
+        (["/a/libmpi.so.12", "/b/libmpi.so.40"], ["/a/libmpi.so.12", "/b/libmpi.so.40"]),
+    ],
+)
+def test_libraries_in_a_process_map(paths, found):
+    assert _loader.loaded_libraries("".join(line(path) for path in paths)) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "family"),
+    [
+        ("/v/libmpi.so.40", "openmpi"),
+        ("/v/libmpi.so.20.10.1", "openmpi"),
+        ("/v/libmpi.so.12", "mpich"),
+        ("/v/libmpich.so.12.2.1", "mpich"),
+        ("/v/libmpi_cray.so.12", "mpich"),
+        ("/v/libmpi_gnu_123.so.12", "mpich"),
+        ("/v/libmpi_abi.so.1", "abi"),
+        ("/nowhere/libmpi.so", ""),
+    ],
+)
+def test_family_by_file_name(path, family):
+    assert _loader.family_of(path) == family
+
+
+def test_one_library_is_loaded_here():
+    (path,) = _loader.loaded_libraries()
+    assert _loader.family_of(path) == BUILT["mpi_family"]
+    assert _loader.preload() == path == _loader.verify()
+
+
+def folder_with(folder: Path, name: str = "libmpi.so.40") -> str:
+    folder.mkdir(parents=True)
+    (folder / name).touch()
+    return str(folder)
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    """An environment whose lib folder holds libmpi; the wheels' metadata is out of sight."""
+
+    def no_distribution(name):
+        raise _loader.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(_loader.importlib.metadata, "distribution", no_distribution)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    return folder_with(tmp_path / "venv" / "lib")
+
+
+def test_a_wheel_build_looks_into_the_environment_first(prefix, tmp_path):
+    module = folder_with(tmp_path / "module")
+    found = list(_loader.candidates(WHEEL_INFO, {"LD_LIBRARY_PATH": module}))
+    assert found[0] == f"{prefix}/libmpi.so.40"
+    # By its bare name the dynamic linker finds the module's.
+    assert found[-1] == "libmpi.so.40"
+
+
+def test_a_site_build_follows_the_dynamic_linker(prefix, tmp_path):
+    module, linked = folder_with(tmp_path / "module"), folder_with(tmp_path / "linked")
+    info = {**SITE_INFO, "mpi_libdirs": ("/gone", linked)}
+    assert list(_loader.candidates(info, {"LD_LIBRARY_PATH": f":{module}"})) == [
+        f"{module}/libmpi.so.40",
+        f"{linked}/libmpi.so.40",
+        "libmpi.so.40",
+        f"{prefix}/libmpi.so.40",
+    ]
+
+
+def test_what_mpi4py_was_told_comes_first(prefix, tmp_path):
+    told = folder_with(tmp_path / "told") + "/libmpi.so.40"
+    other = folder_with(tmp_path / "other", "libmpi.so.12") + "/libmpi.so.12"
+    env = {"MPI4PY_LIBMPI": f"{other}{os.pathsep}{told}"}
+    found = list(_loader.candidates(WHEEL_INFO, env))
+    assert found[0] == told and other not in found
+
+
+def run(
+    code: str, path: str | os.PathLike | None = None, **env: str
+) -> subprocess.CompletedProcess:
+    """Run Python code in a process of its own, with a folder in front of its search path."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PRTE"))}
+    if path:
+        env["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd="/",
+        env={**clean, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def copy_package(folder: Path, info: dict | None = None, ours: bool = False) -> Path:
+    """Copy the package: without native modules, with the real ones, or with others' facts.
+
+    With `info` the native modules are empty files, which is enough for the loader: it must
+    stop before it comes to them.
+    """
+    ignore = shutil.ignore_patterns("__pycache__", *(() if ours else ("*.so", "_build_info.py")))
+    shutil.copytree(PACKAGE, folder / "hpcdist", ignore=ignore)
+    if info is not None:
+        for name in _loader.NATIVE:
+            (folder / "hpcdist" / (name + SUFFIX)).touch()
+        (folder / "hpcdist" / "_build_info.py").write_text(f"INFO = {info!r}\n")
+    return folder
+
+
+def fake_library(folder: Path, name: str) -> Path:
+    """Compile an empty shared library of a given file name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "empty.c"
+    source.write_text("int hpcdist_test_nothing;\n")
+    command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+    subprocess.run([*command, str(source)], check=True, timeout=60)
+    return folder / name
+
+
+def test_not_built_is_an_import_error_with_the_command(tmp_path):
+    copy_package(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    code = "try:\n import hpcdist\nexcept ImportError as e:\n print(type(e).__name__, e)"
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = "hpcdist._buffer and hpcdist._ops and hpcdist._engine"
+    assert f"MPILibraryError hpcdist is not built: {names} not found in" in done.stdout
+    command = f"cd {tmp_path} && {sys.executable} -m pip install --no-deps -e ."
+    assert f"To build it: {command}\n" in done.stdout
+
+
+def test_a_source_folder_that_hides_the_built_copy_is_named(tmp_path):
+    copy_package(tmp_path / "source")
+    copy_package(tmp_path / "site", WHEEL_INFO)
+    done = run("import hpcdist", f"{tmp_path / 'source'}{os.pathsep}{tmp_path / 'site'}")
+    assert done.returncode == 1
+    assert f"hides a built copy in {tmp_path / 'site' / 'hpcdist'}" in done.stderr
+
+
+def test_built_for_another_python_is_said(tmp_path):
+    copy_package(tmp_path)
+    for name in _loader.NATIVE:
+        (tmp_path / "hpcdist" / f"{name}.cpython-39-x86_64-linux-gnu.so").touch()
+    done = run("import hpcdist", tmp_path)
+    assert done.returncode == 1
+    assert "_engine.cpython-39-x86_64-linux-gnu.so, which is for another Python" in done.stderr
+
+
+def test_libmpi_not_found_names_the_command(tmp_path):
+    family = BUILT["mpi_family"]
+    info = {**WHEEL_INFO, "mpi_family": family, "mpi_soname": "libmpi.so.4099"}
+    done = run("import hpcdist", copy_package(tmp_path, info))
+    assert done.returncode == 1
+    assert "its library libmpi.so.4099 is not found" in done.stderr
+    assert f"{sys.executable} -m pip install {family}" in done.stderr
+    assert "Tried: libmpi.so.4099: cannot open shared object file" in done.stderr
+
+
+def test_site_libmpi_not_found_names_the_module(tmp_path):
+    info = {**SITE_INFO, "mpi_family": BUILT["mpi_family"], "mpi_soname": "libmpi.so.4099"}
+    done = run("import hpcdist", copy_package(tmp_path, info))
+    assert done.returncode == 1
+    assert "Load the module of the MPI it was built with (/apps/openmpi/bin/mpicc)" in done.stderr
+
+
+def test_built_for_the_wheel_that_is_not_installed(monkeypatch):
+    """`pip install .[mpich]` that built for Open MPI, because nothing said MPICH at build time."""
+    monkeypatch.setattr(
+        _loader, "_installed", lambda family: "mpich 5.0.2" if family == "mpich" else None
+    )
+    text = _loader._not_found(WHEEL_INFO, [])
+    assert "built for Open MPI 5.0.11, but its library libmpi.so.40 is not found" in text
+    assert "has MPICH instead (package mpich 5.0.2)" in text
+    assert f"To build hpcdist for it: {_loader.rebuild_command('mpich')}" in text
+    assert "HPCDIST_MPI=mpich " in text
+
+
+def test_another_mpi_loaded_before_is_refused(tmp_path):
+    number = {"openmpi": 40, "mpich": 12}[OTHER]
+    library = fake_library(tmp_path, f"libmpi.so.{number}")
+    done = run(f"import ctypes; ctypes.CDLL({str(library)!r}); import hpcdist")
+    assert done.returncode == 1
+    built = f"built for {BUILT['mpi_vendor']} {BUILT['mpi_version']}"
+    names = {"openmpi": "Open MPI", "mpich": "MPICH"}
+    assert built in done.stderr
+    assert f"imported before hpcdist has loaded {names[OTHER]}: {library}" in done.stderr
+    assert f"HPCDIST_MPI={OTHER} " in done.stderr
+
+
+def test_mpi4py_with_another_mpi_is_named(tmp_path):
+    number = {"openmpi": 40, "mpich": 12}[OTHER]
+    library = fake_library(tmp_path, f"libmpi.so.{number}")
+    stand_in = "sys.modules['mpi4py.MPI'] = types.ModuleType('mpi4py.MPI')"
+    done = run(
+        f"import ctypes, sys, types; ctypes.CDLL({str(library)!r}); {stand_in}; import hpcdist"
+    )
+    assert done.returncode == 1
+    assert f"but mpi4py has loaded {_loader.NAMES[OTHER]}: {library}" in done.stderr
+    assert "export MPI4PY_LIBMPI=" in done.stderr
+
+
+def test_a_second_libmpi_is_refused_before_and_after_import(tmp_path):
+    first = fake_library(tmp_path / "a", "libmpi.so.12")
+    second = fake_library(tmp_path / "b", "libmpi.so.40")
+    load = "import ctypes; [ctypes.CDLL(p) for p in %r]; "
+    done = run(load % [str(first), str(second)] + "import hpcdist")
+    assert done.returncode == 1
+    assert "holds 2 MPI libraries: " in done.stderr
+    assert str(first) in done.stderr and str(second) in done.stderr
+
+    # The same name from another folder would not be loaded twice: take another number.
+    third = fake_library(tmp_path / "c", "libmpi.so.41")
+    done = run(
+        "import hpcdist; from hpcdist import _loader; print(_loader.verify());"
+        + load % [str(third)]
+        + "_loader.verify()"
+    )
+    assert done.returncode == 1 and "libmpi" in done.stdout
+    assert "holds 2 MPI libraries: " in done.stderr and str(third) in done.stderr
+
+
+@pytest.mark.parametrize("order", ["import hpcdist; {mpi4py}", "{mpi4py}; import hpcdist"])
+def test_mpi4py_and_hpcdist_share_one_libmpi(order):
+    mpi4py = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    done = run(
+        order.format(mpi4py=mpi4py)
+        + "; from hpcdist import _loader; print(len(_loader.loaded_libraries()));"
+        "_loader.verify();"
+        "print(hpcdist._engine.library_version().strip() in MPI.Get_library_version())"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "True"]
+
+
+def test_the_error_is_both_a_backend_and_an_import_error():
+    assert issubclass(_loader.MPILibraryError, DistBackendError)
+    assert issubclass(_loader.MPILibraryError, ImportError)
+
+
+def test_the_loader_needs_the_standard_library_only():
+    tree = ast.parse(Path(_loader.__file__).read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(
+                node.module if node.module.startswith("hpcdist") else node.module.partition(".")[0]
+            )
+    assert modules - sys.stdlib_module_names == {"hpcdist.errors", "hpcdist._build_info"}

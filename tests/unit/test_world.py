@@ -1,0 +1,184 @@
+"""A process of its own as the world, and starts that went wrong.
+
+Each case is a fresh process without a launcher, in which MPI is a world of one; the variables of a
+launcher that started more are added by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpcdist import _engine, topology
+from hpcdist.launchers import mpi_family
+
+#: Beginnings of the variables by which launchers and MPI libraries speak to their processes.
+_SPOKEN = ("OMPI_COMM", "PMI", "MPI_LOCAL", "SLURM", "PALS", "FLUX", "JSM", "MV2", "TORCHELASTIC",
+           "RANK", "WORLD_SIZE", "MASTER", "LOCAL_")  # fmt: skip
+
+SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
+# the mpirun of the other MPI: its processes are worlds of one to this MPI
+OTHER_MPIRUN = (
+    {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
+    if OPEN_MPI
+    else {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
+)
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+
+
+def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_SPOKEN)}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**env, **variables},
+    )
+
+
+def test_a_world_of_one_without_a_launcher():
+    done = run("""
+import hpcdist as dist, torch
+for _ in range(3):
+    dist.init_process_group()
+    t = torch.arange(5.0)
+    dist.all_reduce(t)
+    dist.broadcast(t, 0)
+    out = [torch.zeros(5)]
+    dist.all_gather(out, t)
+    box = [None]
+    dist.all_gather_object(box, {"a": 1})
+    dist.barrier()
+    dist.monitored_barrier()
+    assert torch.equal(out[0], torch.arange(5.0)) and box == [{"a": 1}]
+    print(dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank())
+    dist.destroy_process_group()
+""")
+    assert done.stdout == "0 1 0\n" * 3, done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (STEP, "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"),
+        (OTHER_MPIRUN, "with the mpirun that belongs to"),
+        (TORCHRUN, "mpirun -n N python"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "mpirun -n N python"),
+    ],
+    ids=["srun", "another mpirun", "torchrun", "by hand"],
+)
+def test_many_processes_and_an_mpi_that_sees_one(variables, expected):
+    """Silent worlds of one each would train N models that know nothing of each other."""
+    done = run("import hpcdist; hpcdist.init_process_group(); print('started')", **variables)
+    assert done.returncode != 0 and "started" not in done.stdout
+    assert "DistBackendError" in done.stderr and expected in done.stderr, done.stderr
+    size = next(value for name, value in variables.items() if name in SIZES)
+    assert f"started {size} processes" in done.stderr
+
+
+@pytest.mark.skipif(OPEN_MPI, reason="Open MPI speaks PMIx")
+def test_mpich_under_pmix_says_why_it_stops():
+    """MPICH ends the process in MPI_Init, before an exception could be raised."""
+    done = run(
+        "import hpcdist; hpcdist.init_process_group()",
+        **{**STEP, "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmix_v4", "PMIX_RANK": "0"},
+    )
+    assert "built without PMIx, by which srun --mpi=pmix speaks" in done.stderr, done.stderr
+    assert "srun --mpi=pmi2" in done.stderr
+
+
+def test_a_launcher_of_one_process_is_fine():
+    done = run(
+        "import hpcdist; hpcdist.init_process_group(); print(hpcdist.get_world_size())",
+        **{**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_local_rank_before_the_start():
+    program = "import hpcdist; print(hpcdist.get_node_local_rank())"
+    assert run(program, **STEP).stdout == "1\n"
+    assert run(program, **TORCHRUN).stdout == "1\n"
+    assert run(program, LOCAL_RANK="3").stdout == "3\n"
+    assert run("import hpcdist; print(hpcdist.get_node_local_rank(7))").stdout == "7\n"
+    done = run(program)
+    assert done.returncode != 0 and "RuntimeError: the node-local rank is not known" in done.stderr
+
+
+@pytest.mark.parametrize("first", ["mpi4py", "hpcdist"])
+def test_beside_mpi4py(first):
+    """Whoever starts MPI, both work, and the process ends with 0."""
+    start = ["from mpi4py import MPI", "import hpcdist; hpcdist.init_process_group()"]
+    lines = start if first == "mpi4py" else start[::-1]
+    done = run(
+        "\n".join(lines)
+        + """
+import torch
+from hpcdist import _engine
+t = torch.ones(2)
+hpcdist.all_reduce(t)
+print(MPI.COMM_WORLD.allreduce(1), int(t[0]), _engine.owns_mpi())
+"""
+    )
+    assert done.stdout == f"1 1 {first == 'hpcdist'}\n", done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_after_mpi_was_finalized():
+    done = run("""
+from mpi4py import MPI
+MPI.Finalize()
+import hpcdist
+hpcdist.init_process_group()
+""")
+    assert done.returncode != 0
+    assert "DistBackendError: MPI has been finalized" in done.stderr, done.stderr
+
+
+def test_log_setting_shows_the_rank():
+    done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_LOG="info")
+    assert "[rank 0/1] default group: backend cpu:mpi" in done.stderr, done.stderr
+
+
+def test_wrong_setting_is_named():
+    done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_CHECK="sometimes")
+    assert "HPCDIST_CHECK='sometimes' is not valid: it must be one of off, on, full" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "cpus", "machine", "hint"),
+    [
+        ("Open MPI", {3}, 8, "mpirun --bind-to none"),
+        ("MPICH", {0}, 2, "mpirun -bind-to none"),
+        ("Cray MPICH", {0}, 2, "launcher's option"),
+        ("Open MPI", {0, 1}, 8, None),
+        ("Open MPI", {0}, 1, None),
+    ],
+)
+def test_binding_advice(family, cpus, machine, hint):
+    advice = topology.binding_advice(family, frozenset(cpus), machine)
+    if hint is None:
+        assert advice is None
+    else:
+        assert hint in advice and "--cpu-bind=cores" in advice
+        assert f"core {min(cpus)} of {machine}" in advice
+
+
+def test_allowed_cpus_are_those_of_the_mask():
+    assert topology.allowed_cpus() == frozenset(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to give one up")
+def test_a_rank_on_one_core_is_told():
+    start = "import hpcdist; hpcdist.init_process_group()"
+    bound = run("import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + start)
+    assert bound.stderr.count("bound to core") == 1, bound.stderr
+    assert "bound to core" not in run(start).stderr
