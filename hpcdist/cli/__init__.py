@@ -1,0 +1,54 @@
+"""The command line: ``python -m hpcdist COMMAND``.
+
+Each command is a module or package of this folder with two functions, ``add_arguments(parser)`` and
+``run(options) -> int`` (the exit status). It is imported only when it is asked for, so a command
+that needs neither torch nor MPI works where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["COMMANDS", "main"]
+
+#: Command -> what it does, in a line. The module of the same name in this folder does it.
+COMMANDS: dict[str, str] = {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The command and its arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        The exit status: 0 if all is well, 2 if the arguments make no sense.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcdist",
+        description="Distributed communication for deep learning on HPC clusters.",
+        epilog="python -m hpcdist COMMAND --help tells more.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = (sys.argv[1:] if arguments is None else list(arguments))[:1]
+    for name, line in COMMANDS.items():
+        # Only the chosen command's module is imported, for its arguments.
+        module = importlib.import_module(f"{__name__}.{name}") if name in chosen else None
+        command = commands.add_parser(
+            name,
+            help=line,
+            description=module.__doc__ if module else line,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=module is not None,
+        )
+        if module:
+            module.add_arguments(command)
+    options = parser.parse_args(arguments)
+    return importlib.import_module(f"{__name__}.{options.command}").run(options)
