@@ -98,7 +98,7 @@ from hpcdist.world import destroy_process_group, init_process_group  # noqa: E40
 
 if TYPE_CHECKING:
     from hpcdist.data import DistributedSampler
-    from hpcdist.parallel import DistributedDataParallel
+    from hpcdist.parallel import DistributedDataParallel, GradBucket
 
 __all__ = [
     "Backend",
@@ -113,6 +113,7 @@ __all__ = [
     "DistTimeoutError",
     "DistributedDataParallel",
     "DistributedSampler",
+    "GradBucket",
     "GroupMember",
     "MPIOptions",
     "P2POp",
@@ -189,6 +190,7 @@ __all__ = [
 _NEEDS_TORCH = {
     "DistributedDataParallel": "hpcdist.parallel",
     "DistributedSampler": "hpcdist.data",
+    "GradBucket": "hpcdist.parallel",
 }
 
 

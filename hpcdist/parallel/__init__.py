@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.parallel.module import DistributedDataParallel
 
-__all__ = ["DistributedDataParallel"]
+__all__ = ["DistributedDataParallel", "GradBucket"]

@@ -158,17 +158,31 @@ class Bucket:
         self.as_view = as_view
         numel = sum(p.numel() for p in self.parameters)
         self.buffer = allocator(numel, self.parameters[0].dtype, self.parameters[0].device)
-        self.views = []
-        offset = 0
-        for p in self.parameters:
-            part = self.buffer[offset : offset + p.numel()]
-            dense = p.numel() > 0 and is_dense(p)
-            self.views.append(
-                part.as_strided(p.shape, p.stride()) if dense else part.view(p.shape)
-            )
-            offset += p.numel()
+        self.views = self.cut(self.buffer)
         self.work: Any = None
         self.pending = len(members)
+
+    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
+
+        Parameters
+        ----------
+        flat : torch.Tensor
+            As many elements as the buffer, contiguous.
+
+        Returns
+        -------
+        list of torch.Tensor
+            One per parameter.
+        """
+        views = []
+        offset = 0
+        for p in self.parameters:
+            part = flat[offset : offset + p.numel()]
+            dense = p.numel() > 0 and is_dense(p)
+            views.append(part.as_strided(p.shape, p.stride()) if dense else part.view(p.shape))
+            offset += p.numel()
+        return views
 
     def reset(self) -> None:
         """Make ready for the next backward pass. A Work still held here keeps its own buffers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from hpcdist import group as _group
 from hpcdist.parallel.bucket import MIB
+from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.parallel.reducer import API, Reducer
 from hpcdist.parallel.sync import broadcast_tensors
 from hpcdist.parallel.verify import describe, verify_same
@@ -216,6 +217,48 @@ device_mesh
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def register_comm_hook(
+        self, state: Any, hook: Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+    ) -> None:
+        """Let a function of your own move the gradients between ranks, in place of the average.
+
+        All ranks must register the same hook, before the first backward pass; it can be done once.
+
+        Parameters
+        ----------
+        state : object
+            Passed to the hook as it is: error feedback, groups, counters, or None.
+        hook : callable
+            ``hook(state, bucket) -> torch.futures.Future`` of a tensor. Called during backward for
+            each bucket in the order of its index, as soon as the gradients in it are there. They
+            are not divided by the number of ranks. The tensor in the future, of as many elements as
+            ``bucket.buffer()``, becomes the bucket's gradients.
+
+        Raises
+        ------
+        TypeError
+            If `hook` cannot be called.
+        RuntimeError
+            If a hook is registered already.
+
+        Notes
+        -----
+        Source: ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``.
+
+        Examples
+        --------
+        >>> def mean_of_halves(group, bucket):
+        ...     half = bucket.buffer().to(torch.bfloat16)
+        ...     work = dist.all_reduce(half, dist.ReduceOp.AVG, group, async_op=True)
+        ...     return work.get_future().then(lambda f: f.value()[0].to(bucket.buffer().dtype))
+        >>> model.register_comm_hook(None, mean_of_halves)
+        """
+        if not callable(hook):
+            raise TypeError(f"Communication hook must be callable, not {type(hook).__name__}")
+        if self.reducer.has_hook:
+            raise RuntimeError("register_comm_hook can only be called once")
+        self.reducer.set_hook(state, hook)
 
     @property
     def communication_seconds(self) -> float:

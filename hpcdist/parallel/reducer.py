@@ -25,6 +25,7 @@ import torch
 
 from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
 from hpcdist.parallel.bucket import Allocator, Bucket, allocate, assign_buckets
+from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.work import ReduceOp
 
 __all__ = ["Reducer"]
@@ -91,6 +92,7 @@ class Reducer:
         self._count = 0  # how many of them are ready
         self._next = 0  # first bucket not started
         self._failure: BaseException | None = None
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
 
         # The hooks live as long as the parameters, and hold the reducer only weakly: with the
         # reducer gone, another one can take over the same module.
@@ -100,6 +102,15 @@ class Reducer:
             for index, parameter in enumerate(self._parameters)
         ]
         weakref.finalize(self, _remove, handles).atexit = False
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether a communication hook is registered."""
+        return self._hook is not None
+
+    def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        """Let `hook` move the buckets from now on."""
+        self._hook = (state, hook)
 
     # -- called by forward --------------------------------------------------------------------
 
@@ -179,10 +190,15 @@ class Reducer:
         while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
             bucket = self.buckets[self._next]
             bucket.pack()
-            bucket.work = self._group._comm.all_reduce(
-                bucket.buffer, ReduceOp.AVG, True, api=API
-            )
             self._next += 1
+            if self._hook is None:
+                bucket.work = self._group._comm.all_reduce(
+                    bucket.buffer, ReduceOp.AVG, True, api=API
+                )
+            else:
+                state, hook = self._hook
+                last = self._next == len(self.buckets)
+                bucket.work = hook(state, GradBucket(bucket, self._next - 1, last))
 
     def _end_of_backward(self) -> None:
         """Wait for the averages and hand them out; runs once, after the last gradient."""
@@ -197,8 +213,10 @@ class Reducer:
             with torch.no_grad():
                 for bucket in self.buckets:
                     began = time.perf_counter()
-                    bucket.work.wait()
+                    result = bucket.work.wait()
                     self.wait_seconds += time.perf_counter() - began
+                    if self._hook is not None and result.data_ptr() != bucket.buffer.data_ptr():
+                        bucket.buffer.copy_(result)
                     bucket.unpack()
         except BaseException as error:
             self._failure = error

@@ -86,9 +86,7 @@ def verify_same(group: Any, entries: list[_Entry]) -> None:
     """
     text = json.dumps(entries).encode()
     digest = hashlib.blake2b(text, digest_size=32).digest()
-    mine = torch.frombuffer(
-        bytearray(len(text).to_bytes(8, "little") + digest), dtype=torch.int64
-    )
+    mine = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + digest), dtype=torch.int64)
     size = group.size()
     all_digests = torch.empty(size * _WORDS, dtype=torch.int64)
     group._comm.all_gather_into_tensor(all_digests, mine, api=API)
@@ -139,9 +137,7 @@ def _first_difference(
         if (kind, name) != (kind2, name2):
             return f"{start} has {kind} '{name}' where {other} has {kind2} '{name2}'"
         if facts != facts2:
-            differing = [
-                fact for fact in (*_FACTS, "value") if facts.get(fact) != facts2.get(fact)
-            ]
+            differing = [fact for fact in (*_FACTS, "value") if facts.get(fact) != facts2.get(fact)]
             here = ", ".join(f"{fact} {facts.get(fact)}" for fact in differing)
             there = ", ".join(f"{fact} {facts2.get(fact)}" for fact in differing)
             return f"{start} has {kind} '{name}' with {here}, {other} with {there}"

@@ -1,0 +1,95 @@
+"""Communication hooks: a function of the user's moves the gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.mpi
+
+DDP = dist.DistributedDataParallel
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def batch() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(4, 6, generator=generator)
+
+
+def average(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def grads(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def run(hook: Any, state: Any = None, **arguments: Any) -> list[torch.Tensor]:
+    model = DDP(layers(), **arguments)
+    if hook is not None:
+        model.register_comm_hook(state, hook)
+    for _ in range(2):
+        model.zero_grad()
+        model(batch()).square().sum().backward()
+    return grads(model)
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("cap", [None, 0])
+def test_a_hook_that_averages_does_what_no_hook_does(cap: float | None, as_view: bool) -> None:
+    arguments = {"bucket_cap_mb": cap, "gradient_as_bucket_view": as_view}
+    pairs = zip(run(average, **arguments), run(None, **arguments), strict=True)
+    parallel_assert(all(torch.equal(a, b) for a, b in pairs))
+
+
+def test_a_result_of_its_own_becomes_the_gradients() -> None:
+    def sevens(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = torch.futures.Future()
+        future.set_result(torch.full_like(bucket.buffer(), 7, dtype=torch.float64))
+        return future
+
+    for as_view in (False, True):
+        found = run(sevens, gradient_as_bucket_view=as_view)
+        parallel_assert(all(bool((g == 7).all()) for g in found))
+
+
+def test_what_a_bucket_tells() -> None:
+    seen = []
+
+    def look(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state.append((bucket.index(), bucket.is_last(), len(bucket.parameters())))
+        pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
+        seen.extend(torch.equal(g, p.grad) and g.shape == p.shape for g, p in pairs)
+        whole = torch.cat([g.flatten() for g in bucket.gradients()])
+        seen.append(torch.equal(whole, bucket.buffer()))
+        bucket.set_buffer(bucket.buffer().double())
+        seen.extend(g.dtype == torch.float64 for g in bucket.gradients())
+        seen.append("GradBucket" in repr(bucket))
+        bucket.set_buffer(bucket.buffer().float())
+        return average(None, bucket)
+
+    state: list = []
+    run(look, state, bucket_cap_mb=0)
+    expected = [(i, i == 5, 1) for i in range(6)]
+    parallel_assert(state == expected * 2, str(state))
+    parallel_assert(all(seen))
+
+
+def test_hooks_that_are_refused() -> None:
+    model = DDP(layers())
+    with parallel_raises(TypeError, match="hook must be callable"):
+        model.register_comm_hook(None, 3)  # type: ignore[arg-type]
+    model.register_comm_hook(None, average)
+    with parallel_raises(RuntimeError, match="register_comm_hook can only be called once"):
+        model.register_comm_hook(None, average)
