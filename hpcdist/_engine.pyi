@@ -121,7 +121,12 @@ class Comm:
         extra: int = 0,
     ) -> Work | None: ...
     def all_gather(
-        self, outputs: Iterable[_Tensor], tensor: _Tensor, async_op: bool = False
+        self,
+        outputs: Iterable[_Tensor],
+        tensor: _Tensor,
+        async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def all_gather_coalesced(
         self,

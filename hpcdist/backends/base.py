@@ -118,7 +118,9 @@ class GroupBackend:
         """Reduce over all ranks, onto root."""
         return self._refuse("reduce")
 
-    def all_gather(self, tensor_list: Any, tensor: Any, async_op: bool = False) -> Any:
+    def all_gather(
+        self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
+    ) -> Any:
         """Collect a tensor of each rank on all ranks; sizes may differ."""
         return self._refuse("all_gather")
 

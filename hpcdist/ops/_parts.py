@@ -93,6 +93,6 @@ def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
     found: list[int] = sizes.tolist()
     if min(found) < 0:
         texts = [np.empty(max(0, -size), np.uint8) for size in found]
-        comm.all_gather(texts, part.data if part.error else part.data[:0])
+        comm.all_gather(texts, part.data if part.error else part.data[:0], api=part.api)
         part.fail([text for text in texts if text.nbytes])
     return found

@@ -150,7 +150,7 @@ def all_gather_object(
     part.encode(obj, pickle)
     sizes = gather_sizes(comm, part, length)
     parts = [np.empty(size, np.uint8) for size in sizes]
-    comm.all_gather(parts, part.data)
+    comm.all_gather(parts, part.data, api=api)
     # first all, then the list: an error leaves it as it was
     object_list[: comm.size] = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
 

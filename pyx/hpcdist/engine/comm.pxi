@@ -349,9 +349,9 @@ cdef class Comm:
 
     # ---- all to all ----
 
-    def all_gather(self, outputs, tensor, bint async_op=False):
+    def all_gather(self, outputs, tensor, bint async_op=False, *, api=None):
         """Collects every rank's tensor on all ranks. See :func:`hpcdist.all_gather`."""
-        return gather_lists(self, ALL_GATHER, [list(outputs)], [tensor], async_op)
+        return gather_lists(self, api_named(api, ALL_GATHER), [list(outputs)], [tensor], async_op)
 
     def all_gather_coalesced(self, output_lists, inputs, bint async_op=False):
         """Collects several tensors under one agreement. See :func:`hpcdist.all_gather_coalesced`.
