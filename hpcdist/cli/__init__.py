@@ -1,8 +1,9 @@
 """The command line: ``python -m hpcdist COMMAND``.
 
 Each command is a module or package of this folder with two functions, ``add_arguments(parser)`` and
-``run(options) -> int`` (the exit status). It is imported only when it is asked for, so a command
-that needs neither torch nor MPI works where there is none.
+``run(options) -> int`` (the exit status); one that has commands of its own has ``main(arguments)``
+instead. It is imported only when it is asked for, so a command that needs neither torch nor MPI
+works where there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 __all__ = ["COMMANDS", "main"]
 
 #: Command -> what it does, in a line. The module of the same name in this folder does it.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "bench": "measure collectives, point to point and overlap, beside other libraries",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="python -m hpcdist COMMAND --help tells more.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = (sys.argv[1:] if arguments is None else list(arguments))[:1]
+    words = sys.argv[1:] if arguments is None else list(arguments)
     for name, line in COMMANDS.items():
         # Only the chosen command's module is imported, for its arguments.
-        module = importlib.import_module(f"{__name__}.{name}") if name in chosen else None
+        module = importlib.import_module(f"{__name__}.{name}") if name in words[:1] else None
+        if hasattr(module, "main"):
+            return module.main(words[1:])
         command = commands.add_parser(
             name,
             help=line,
@@ -50,5 +55,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if module:
             module.add_arguments(command)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     return importlib.import_module(f"{__name__}.{options.command}").run(options)

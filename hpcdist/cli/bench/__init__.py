@@ -1,0 +1,109 @@
+"""``python -m hpcdist bench``: how fast communication is here, and beside other libraries.
+
+Each bench is a module of this folder with ``add_arguments(parser)`` and ``run(options) -> int``.
+Its docstring is its help. What benches share: `arguments` (options and sizes), `job` (the ranks,
+what rank 0 prints), `measure` (interleaved medians) and `formats` (tables).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from hpcdist import launchers
+
+from .errors import BenchError
+
+__all__ = ["BENCHES", "DEFAULT", "main"]
+
+#: The bench that runs when none is named.
+DEFAULT = "collectives"
+
+#: Bench -> what it measures, in a line. The module of the same name in this folder does it.
+BENCHES: dict[str, str] = {
+    "collectives": "time and bandwidth of collectives, beside other libraries (the default)",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one bench.
+
+    Every rank calls it, with the same arguments.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The bench's name, which may be left out, and its arguments.
+
+    Returns
+    -------
+    int
+        The exit status: 0 if all is well, 1 if a result was wrong, 2 if the arguments make no sense
+        or something that the bench needs is missing.
+    """
+    words = list(arguments)
+    name = words.pop(0) if words and words[0] in BENCHES else DEFAULT
+    module = importlib.import_module(f"{__name__}.{name}")
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcdist bench" + ("" if name == DEFAULT else f" {name}"),
+        description=module.__doc__,
+        epilog=_epilog(name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    first = _is_first()
+    try:
+        with _only(first):
+            options = parser.parse_args(words)
+    except SystemExit as ended:
+        if not first and ended.code:
+            # Every rank found the same fault. A launcher ends the job at the first that leaves, and
+            # the one that speaks must not be cut short.
+            time.sleep(2)
+        raise
+    try:
+        return module.run(options)
+    except BenchError as error:
+        error.report()
+        return 2
+
+
+def _epilog(name: str) -> str:
+    """The other benches, and how to start one."""
+    lines = [f"  {each:<12} {line}" for each, line in BENCHES.items()]
+    chosen = "" if name == DEFAULT else f" {name}"
+    return (
+        "benches:\n"
+        + "\n".join(lines)
+        + "\n  (python -m hpcdist bench BENCH --help tells more)\n\n"
+        + f"start it on two ranks:\n  mpirun -n 2 python -m hpcdist bench{chosen} ..."
+    )
+
+
+def _is_first() -> bool:
+    """Whether this process speaks for the job, as far as that is known before MPI starts."""
+    found = launchers.detect()
+    return found is None or not found.rank
+
+
+class _only:
+    """Silence standard output and error on all ranks but one."""
+
+    def __init__(self, first: bool) -> None:
+        self.first = first
+
+    def __enter__(self) -> None:
+        self.kept = sys.stdout, sys.stderr
+        if not self.first:
+            self.null = open(os.devnull, "w")
+            sys.stdout = sys.stderr = self.null
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout, sys.stderr = self.kept
+        if not self.first:
+            self.null.close()

@@ -1,0 +1,181 @@
+"""Options that benches share, and what their texts mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+__all__ = ["add_measure", "add_output", "add_sizes", "positive", "size", "sizes"]
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes from a text such as ``8``, ``64K`` or ``1.5M``; the units are powers of 1024.
+
+    Parameters
+    ----------
+    text : str
+        A number with an optional unit K, M or G, each with an optional B or iB after it.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    word = text.strip().lower()
+    for ending in ("ib", "b"):
+        if word.endswith(ending):
+            word = word.removesuffix(ending)
+            break
+    unit = word[-1:] if word[-1:] in ("k", "m", "g") else ""
+    try:
+        number = float(word.removesuffix(unit)) * _UNITS[unit]
+        if number < 0 or number != int(number):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number of bytes, such as 8, 64K or 1.5M"
+        ) from None
+    return int(number)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1.
+
+    Parameters
+    ----------
+    text : str
+        The number.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    try:
+        number = int(text)
+        if number < 1:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1") from None
+    return number
+
+
+def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M") -> None:
+    """Add ``-b -e -f``: which sizes to measure.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Gets the options ``begin``, ``end``, ``factor``, ``step``.
+    begin, end : str
+        The defaults.
+    """
+    group = parser.add_argument_group("sizes, in bytes (K, M, G: powers of 1024)")
+    group.add_argument(
+        "-b", "--begin", type=size, default=begin, metavar="B", help=f"smallest ({begin})"
+    )
+    group.add_argument("-e", "--end", type=size, default=end, metavar="B", help=f"largest ({end})")
+    group.add_argument(
+        "-f", "--factor", type=float, default=4, metavar="F", help="from each to the next (4)"
+    )
+    group.add_argument(
+        "-i", "--step", type=size, metavar="B", help="add this to each instead of multiplying"
+    )
+
+
+def sizes(options: argparse.Namespace) -> list[int]:
+    """The sizes that ``-b -e -f -i`` ask for.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What `add_sizes` made.
+
+    Returns
+    -------
+    list of int
+        Bytes, growing; the last is at most ``end``.
+
+    Raises
+    ------
+    ValueError
+        If they never reach the end.
+    """
+    begin, end, factor, step = options.begin, options.end, options.factor, options.step
+    if begin > end:
+        raise ValueError(f"-b {begin} is larger than -e {end}")
+    if step is None and not factor > 1:
+        raise ValueError(f"-f {factor:g} must be larger than 1")
+    if step is not None and step < 1:
+        raise ValueError("-i must be at least 1")
+    found, now = [], begin
+    while now <= end:
+        found.append(now)
+        now = now + step if step is not None else max(now + 1, int(now * factor))
+    return found
+
+
+def add_measure(parser: argparse.ArgumentParser, rounds: int = 20, warmup: int = 2) -> None:
+    """Add ``-n -w -c``: how often to measure.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Gets the options ``rounds``, ``warmup``, ``calls``.
+    rounds, warmup : int
+        The defaults.
+    """
+    group = parser.add_argument_group("measuring")
+    group.add_argument(
+        "-n",
+        "--rounds",
+        type=positive,
+        default=rounds,
+        metavar="N",
+        help=f"measurements of each row; their median is printed ({rounds})",
+    )
+    group.add_argument(
+        "-w",
+        "--warmup",
+        type=int,
+        default=warmup,
+        metavar="N",
+        help=f"measurements before those, thrown away ({warmup})",
+    )
+    group.add_argument(
+        "-c",
+        "--calls",
+        type=positive,
+        metavar="N",
+        help="calls in one measurement (as many as take about 2 ms)",
+    )
+
+
+def add_output(
+    parser: argparse.ArgumentParser, formats: Sequence[str] = ("nccl", "csv", "json")
+) -> None:
+    """Add ``--format`` and ``--output``: how the table looks, and where it goes.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Gets the options ``format``, ``output`` and ``quiet``.
+    formats : sequence of str
+        What there is to choose from; the first is the default.
+    """
+    group = parser.add_argument_group("output, by rank 0")
+    group.add_argument(
+        "--format", choices=formats, default=formats[0], help=f"of the table ({formats[0]})"
+    )
+    group.add_argument("-o", "--output", metavar="FILE", help="write the table there")
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")

@@ -1,0 +1,261 @@
+"""Measure collectives, beside other libraries in the same run.
+
+For each operation, dtype and size every library has its turn in each round, on the same memory. A
+row is the median over the rounds of the slowest rank's time for one call. Before and after that the
+results are compared with what they must be (#wrong). Libraries that are missing, or do not offer an
+operation, are left out, with a line that says so.
+
+  hpcdist      as it comes, with the entry check
+  hpcdist-off  without the entry check (HPCDIST_CHECK=off)
+  mpi4py       the same MPI call from mpi4py, on NumPy arrays
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from hpcdist.dtypes import DTYPES, lookup
+
+from . import arguments, formats
+from .errors import BenchError, Unsupported
+from .job import Job
+from .libraries import LIBRARIES, Library
+from .measure import Batch, interleave
+from .operations import OPERATIONS, Case, refuse
+
+__all__ = ["COLUMNS", "add_arguments", "run"]
+
+_REDOPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+COLUMNS = (
+    formats.Column("size_bytes", "size", "B", 12),
+    formats.Column("count", "count", "elements", 13),
+    formats.Column("type", "type", "", 10),
+    formats.Column("redop", "redop", "", 9),
+    formats.Column("root", "root", "", 6),
+    formats.Column("time_us", "time", "us", 11, ".2f"),
+    formats.Column("algbw_GBps", "algbw", "GB/s", 8, ".2f"),
+    formats.Column("busbw_GBps", "busbw", "GB/s", 8, ".2f"),
+    formats.Column("wrong", "#wrong", "", 8),
+    formats.Column("spread", "spread", "", 8, ".0%"),
+    formats.Column("library", "library", "", 14),
+    formats.Column("operation"),
+    formats.Column("min_us"),
+    formats.Column("max_us"),
+    formats.Column("calls"),
+    formats.Column("rounds"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Of this bench.
+    """
+    parser.add_argument(
+        "operations",
+        nargs="*",
+        metavar="OPERATION",
+        default=["all_reduce"],
+        help=f"what to measure (all_reduce), or all: {', '.join(OPERATIONS)}",
+    )
+    arguments.add_sizes(parser)
+    arguments.add_measure(parser)
+    group = parser.add_argument_group("what exactly")
+    group.add_argument(
+        "-d",
+        "--dtype",
+        nargs="+",
+        default=["float32"],
+        choices=[dtype.name for dtype in DTYPES],
+        metavar="DTYPE",
+        help="of the elements (float32)",
+    )
+    group.add_argument(
+        "-O", "--redop", nargs="+", default=["SUM"], type=str.upper, choices=_REDOPS, metavar="OP",
+        help="how reductions combine (SUM)",
+    )  # fmt: skip
+    group.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="(0)")
+    names = [library.name for library in LIBRARIES]
+    group.add_argument(
+        "-l",
+        "--libraries",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="LIBRARY",
+        help=f"what to compare: {', '.join(names)} (all)",
+    )
+    group.add_argument(
+        "--no-check", action="store_true", help="do not compare the results with what they must be"
+    )
+    arguments.add_output(parser, ("nccl", "osu", "csv", "json"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        From `add_arguments`.
+
+    Returns
+    -------
+    int
+        0, or 1 if a result was wrong.
+
+    Raises
+    ------
+    BenchError
+        On all ranks, if the arguments make no sense.
+    """
+    names = list(OPERATIONS) if options.operations == ["all"] else options.operations
+    for name in names:
+        if name not in OPERATIONS:
+            raise BenchError(f"no operation {name!r}; there are: {', '.join(OPERATIONS)}, all")
+    try:
+        sizes = arguments.sizes(options)
+    except ValueError as error:
+        raise BenchError(str(error)) from None
+    with Job(options.quiet) as job:
+        if not 0 <= options.root < job.size:
+            raise BenchError(f"--root {options.root} is not one of the {job.size} ranks")
+        table = formats.Table(
+            job,
+            COLUMNS,
+            options.format,
+            options.output,
+            pivot=("size_bytes", "library", "time_us"),
+        )
+        table.begin(job.facts())
+        if job.size == 1:
+            table.note("one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist ...")
+        wrong = _measure(job, table, _open(job, table, options), names, sizes, options)
+        if wrong:
+            table.note(f"{wrong} wrong elements")
+        table.end()
+    return 1 if wrong else 0
+
+
+def _open(job: Job, table: formats.Table, options: argparse.Namespace) -> list[Library]:
+    """The libraries that are here."""
+    import torch
+
+    # Its worker threads spin for a while after each use, on cores that the measurement needs.
+    torch.set_num_threads(1)
+    found = []
+    for library in (kind() for kind in LIBRARIES if kind.name in options.libraries):
+        problem = None
+        try:
+            library.open(job)
+        except Unsupported as error:
+            problem = str(error)
+        problem = job.problem(problem)
+        if problem is None:
+            found.append(library)
+        else:
+            table.note(f"without {library.name}: {problem}")
+    if not found:
+        raise BenchError("none of the libraries asked for is here")
+    return found
+
+
+def _measure(
+    job: Job,
+    table: formats.Table,
+    libraries: list[Library],
+    names: list[str],
+    sizes: list[int],
+    options: argparse.Namespace,
+) -> int:
+    """All rows; returns how many elements were wrong."""
+    plan = [
+        (OPERATIONS[name], dtype, redop)
+        for name in names
+        for dtype in options.dtype
+        for redop in (options.redop if OPERATIONS[name].reduces else ["none"])
+    ]
+    steps = sum(len(sizes) if operation.send else 1 for operation, _, _ in plan)
+    done = wrong = 0
+    for operation, dtype, redop in plan:
+        title = operation.name
+        if operation.send:
+            title += f", {dtype}" + (f", {redop}" if operation.reduces else "")
+        table.section(title, [library.name for library in libraries])
+        left_out: set[str] = set()
+        for size in sizes if operation.send else [0]:
+            job.progress(done, steps, f"{title}, {formats.short(size)}")
+            case = Case(operation, size, lookup(dtype), redop, options.root, job.rank, job.size)
+            wrong += _row(job, table, libraries, case, left_out, options)
+            done += 1
+    return wrong
+
+
+def _row(
+    job: Job,
+    table: formats.Table,
+    libraries: list[Library],
+    case: Case,
+    left_out: set[str],
+    options: argparse.Namespace,
+) -> int:
+    """One case with all libraries; returns how many elements were wrong."""
+    batches: dict[str, Batch] = {}
+    for library in libraries:
+        problem = None
+        try:
+            refuse(case)
+            batches[library.name] = library.batch(case)
+        except Unsupported as error:
+            problem = str(error)
+        problem = job.problem(problem)
+        if problem is not None:
+            batches.pop(library.name, None)
+            if library.name not in left_out:
+                left_out.add(library.name)
+                table.note(f"without {library.name}: {problem}")
+    if not batches:
+        return 0
+    wrong = {name: None if options.no_check else 0 for name in batches}
+    _verify(job, case, batches, wrong)
+    case.rest()
+    times = interleave(job, batches, options.rounds, options.warmup, options.calls)
+    _verify(job, case, batches, wrong)
+    for name, time in times.items():
+        algbw = case.size / time.median / 1e9
+        table.row(
+            {
+                "operation": case.operation.name,
+                "size_bytes": case.size,
+                "count": case.count,
+                "type": case.dtype.name if case.operation.send else "none",
+                "redop": case.redop.lower(),
+                "root": case.root if case.operation.rooted else -1,
+                "time_us": time.median * 1e6,
+                "algbw_GBps": algbw,
+                "busbw_GBps": algbw * case.operation.bus(job.size),
+                "wrong": wrong[name],
+                "spread": time.spread,
+                "library": name,
+                "min_us": time.least * 1e6,
+                "max_us": time.most * 1e6,
+                "calls": time.calls,
+                "rounds": options.rounds,
+            }
+        )
+    return sum(each or 0 for each in wrong.values())
+
+
+def _verify(job: Job, case: Case, batches: dict[str, Batch], wrong: dict[str, int | None]) -> None:
+    """Let each library do it once on fresh data, and add up what is wrong on all ranks."""
+    for name, batch in batches.items():
+        before = wrong[name]
+        if before is not None:
+            case.fill()
+            job.barrier()
+            batch(1)
+            wrong[name] = before + job.total(case.wrong())

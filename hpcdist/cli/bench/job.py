@@ -1,0 +1,232 @@
+"""The processes of one bench: how they start, agree, and what rank 0 says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import socket
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hpcdist import _engine, launchers, topology
+from hpcdist.group import get_rank, get_world_size
+from hpcdist.ops.objects import all_gather_object
+from hpcdist.subgroups import new_group
+from hpcdist.work import ReduceOp
+from hpcdist.world import destroy_process_group, init_process_group
+
+from .errors import BenchError
+
+__all__ = ["Job"]
+
+
+class Job:
+    """All ranks of a bench, as a context.
+
+    Entering starts hpcdist and makes a group apart, so that a barrier between two measurements
+    disturbs neither the lane nor the settings of the group that is measured. All ranks must call
+    every method but `say` and `progress`.
+
+    Parameters
+    ----------
+    quiet : bool
+        Whether `progress` says nothing.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process, and how many there are.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._began = self._told = time.monotonic()
+
+    def __enter__(self) -> Job:
+        init_process_group()
+        self.rank, self.size = get_rank(), get_world_size()
+        self._control = new_group(group_desc="bench")
+        self._comm = self._control._comm
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """bool: whether this is the rank that prints."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._comm.barrier()
+
+    def worst(self, values: Any) -> np.ndarray:
+        """The largest of all ranks' values, place by place.
+
+        Parameters
+        ----------
+        values : array_like of float
+            The same shape on all ranks.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64.
+        """
+        array = np.array(values, np.float64)
+        self._comm.all_reduce(array, ReduceOp.MAX)
+        return array
+
+    def total(self, value: int) -> int:
+        """The sum over all ranks.
+
+        Parameters
+        ----------
+        value : int
+            This rank's.
+
+        Returns
+        -------
+        int
+        """
+        array = np.array([value], np.int64)
+        self._comm.all_reduce(array, ReduceOp.SUM)
+        return int(array[0])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on all ranks.
+
+        Parameters
+        ----------
+        value : object
+            What hpcdist's codec takes.
+
+        Returns
+        -------
+        list
+        """
+        found: list[Any] = [None] * self.size
+        all_gather_object(found, value, self._control)
+        return found
+
+    def problem(self, text: str | None) -> str | None:
+        """Some rank's problem, the same one on all ranks.
+
+        Parameters
+        ----------
+        text : str or None
+            What is wrong on this rank.
+
+        Returns
+        -------
+        str or None
+            None if nothing is wrong anywhere.
+        """
+        if not self.total(text is not None):
+            return None
+        return next(each for each in self.gather(text) if each is not None)
+
+    def require(self, text: str | None) -> None:
+        """End the bench on all ranks if something is wrong on any.
+
+        Parameters
+        ----------
+        text : str or None
+            What is wrong on this rank.
+
+        Raises
+        ------
+        BenchError
+            On all ranks.
+        """
+        found = self.problem(text)
+        if found is not None:
+            raise BenchError(found)
+
+    def say(self, text: str) -> None:
+        """Print a line to standard error, on rank 0.
+
+        Parameters
+        ----------
+        text : str
+            The line.
+        """
+        if self.first:
+            print(text, file=sys.stderr, flush=True)
+
+    def progress(self, done: int, of: int, what: str) -> None:
+        """Say on standard error how far the bench is, at most every two seconds, on rank 0.
+
+        Parameters
+        ----------
+        done, of : int
+            Rows that are ready, and all rows.
+        what : str
+            What comes next.
+        """
+        now = time.monotonic()
+        if self._quiet or now - self._told < 2:
+            return
+        self._told = now
+        left = (now - self._began) / done * (of - done) if done else None
+        ready = "" if left is None else f", about {left:.0f} s left if the rest goes like this"
+        self.say(f"# {done} of {of} done, now {what}{ready}")
+
+    def facts(self) -> dict[str, str]:
+        """What a reader of the numbers has to know: the ranks, the MPI, the machine, the command.
+
+        Returns
+        -------
+        dict
+            Name -> text; the same on all ranks but for the command.
+        """
+        own = f"{socket.gethostname()}:{len(topology.allowed_cpus())}"
+        ranks = self.gather(own)
+        hosts = list(dict.fromkeys(each.rpartition(":")[0] for each in ranks))
+        cores = sorted({int(each.rpartition(":")[2]) for each in ranks})
+        library = _engine.library_version().strip().splitlines()[0].rstrip(",")
+        family = launchers.mpi_family(_engine.library_version())
+        short = " ".join(library.split(",")[0].split())
+        versions = [f"{name} {_version(name)}" for name in ("hpcdist", "torch", "numpy", "mpi4py")]
+        return {
+            "command": "python -m hpcdist " + shlex.join(sys.argv[1:]),
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            "ranks": f"{self.size} on {len(hosts)} node{'s' if len(hosts) > 1 else ''}, "
+            f"{' or '.join(map(str, cores))} of {os.cpu_count()} cores each",
+            "MPI": short if family.split()[0].lower() in short.lower() else f"{family}, {short}",
+            "versions": ", ".join(versions),
+            "processor": _processor(),
+        }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.machine()
