@@ -280,3 +280,13 @@ register(
         choices=("auto", "avx512", "avx2", "neon", "scalar"),
     )
 )
+register(
+    Option(
+        "store_limit",
+        "bytes",
+        1 << 30,
+        "Bytes that a store may hold: keys and values of a TCPStore's server, or the file of a "
+        "FileStore. One more is an error, and the store goes on.",
+        minimum=1 << 16,
+    )
+)

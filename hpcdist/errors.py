@@ -18,6 +18,7 @@ __all__ = [
     "DistTimeoutError",
     "QueueEmptyError",
     "RankFailedError",
+    "StoreTimeoutError",
 ]
 
 
@@ -49,6 +50,14 @@ class DistTimeoutError(DistError, TimeoutError):
 
     It is also a :class:`TimeoutError`, so code that knows nothing of hpcdist can catch it. The
     message names the ranks that are missing and what the others are in, as far as they are known.
+    """
+
+
+class StoreTimeoutError(DistStoreError, DistTimeoutError):
+    """A store did not have a key, or did not answer, within the timeout.
+
+    Both a :class:`DistStoreError`, as torch raises here, and a :class:`DistTimeoutError`. The
+    message names the keys that are missing and the store or server.
     """
 
 

@@ -1,0 +1,12 @@
+"""Key-value stores, through which processes find each other before they can communicate.
+
+The names, signatures and semantics of torch.distributed's stores, with errors where those hang or
+lose data: see ``docs/stores.md``. Importing this needs neither torch nor MPI.
+"""
+
+from .base import Store
+from .file import FileStore
+from .hash import HashStore
+from .prefix import PrefixStore
+
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store"]

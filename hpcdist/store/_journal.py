@@ -1,0 +1,201 @@
+"""The format of a FileStore's file: a header, then records that are only ever appended.
+
+Each record is one step that happened as a whole or not at all. It carries a checksum over its
+contents, its place in the file and the file's random number, so neither half a record nor one that
+was left by another file is taken for a step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdist.errors import DistStoreError
+
+__all__ = [
+    "ARRIVE",
+    "CLOSE",
+    "DELETE",
+    "HEADER_SIZE",
+    "LEAVE",
+    "OPEN",
+    "POP",
+    "PUSH",
+    "SET",
+    "TAIL",
+    "Entry",
+    "Header",
+    "encode",
+    "records",
+    "scan",
+]
+
+MAGIC = b"hpcdist store 1\n"
+#: magic, random number, job, world size, checksum of all before
+_HEADER = struct.Struct("<16s16s16sq8s")
+HEADER_SIZE = _HEADER.size
+
+_RECORD_MAGIC = b"hdR1"
+#: magic, checksum of the rest of this head, bytes of the body, digest of the body
+_HEAD = struct.Struct("<4sIQ16s")
+#: kind, bytes of the key, bytes of the value
+_ENTRY = struct.Struct("<BIQ")
+
+SET, DELETE, TAIL, PUSH, POP, ARRIVE, LEAVE, OPEN, CLOSE = range(1, 10)
+
+Entry = tuple[int, str, bytes]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first bytes of a file.
+
+    Attributes
+    ----------
+    nonce : bytes
+        16 random bytes: another one means another file, also under the same name.
+    job : bytes
+        16 bytes that stand for the job, zeros if it is not known.
+    world_size : int
+        Number of members, -1 if it is not fixed.
+    """
+
+    nonce: bytes
+    job: bytes
+    world_size: int
+
+    @classmethod
+    def new(cls, job: bytes, world_size: int) -> Header:
+        """A header for a new file."""
+        return cls(os.urandom(16), job, world_size)
+
+    def pack(self) -> bytes:
+        """Its bytes in the file."""
+        bare = _HEADER.pack(MAGIC, self.nonce, self.job, self.world_size, b"")[:-8]
+        return bare + hashlib.blake2b(bare, digest_size=8).digest()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header | None:
+        """The header that a file begins with, or None if its writer was killed before the end.
+
+        Raises
+        ------
+        DistStoreError
+            If it is another kind of file.
+        """
+        if not MAGIC.startswith(data[: len(MAGIC)]) or len(data) > HEADER_SIZE:
+            raise DistStoreError("it is not an hpcdist store file")
+        if len(data) < HEADER_SIZE:
+            return None
+        _, nonce, job, world_size, digest = _HEADER.unpack(data)
+        if hashlib.blake2b(data[:-8], digest_size=8).digest() != digest:
+            return None
+        return cls(nonce, job, world_size)
+
+
+def _digest(nonce: bytes, offset: int, body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16, key=nonce + struct.pack("<Q", offset)).digest()
+
+
+def encode(nonce: bytes, offset: int, entries: Sequence[Entry]) -> bytes:
+    """One record.
+
+    Parameters
+    ----------
+    nonce : bytes
+        The file's random number.
+    offset : int
+        Where in the file the record will begin.
+    entries : sequence of (kind, key, value)
+        What it says.
+
+    Returns
+    -------
+    bytes
+        To be written there.
+    """
+    parts = []
+    for kind, key, value in entries:
+        name = key.encode()
+        parts += [_ENTRY.pack(kind, len(name), len(value)), name, value]
+    body = b"".join(parts)
+    tail = _HEAD.pack(_RECORD_MAGIC, 0, len(body), _digest(nonce, offset, body))[8:]
+    return _RECORD_MAGIC + struct.pack("<I", zlib.crc32(tail)) + tail + body
+
+
+def _body(nonce: bytes, offset: int, data: bytes, at: int) -> bytes | None:
+    """The body of the whole and undamaged record at a place, or None."""
+    if len(data) - at < _HEAD.size:
+        return None
+    magic, crc, size, digest = _HEAD.unpack_from(data, at)
+    if magic != _RECORD_MAGIC or zlib.crc32(data[at + 8 : at + _HEAD.size]) != crc:
+        return None
+    begin = at + _HEAD.size
+    if size > len(data) - begin:
+        return None
+    body = data[begin : begin + size]
+    return body if _digest(nonce, offset + at, body) == digest else None
+
+
+def _entries(body: bytes) -> list[Entry]:
+    found = []
+    at = 0
+    while at < len(body):
+        kind, key_size, value_size = _ENTRY.unpack_from(body, at)
+        at += _ENTRY.size
+        key = body[at : at + key_size].decode()
+        at += key_size
+        found.append((kind, key, body[at : at + value_size]))
+        at += value_size
+    return found
+
+
+def records(nonce: bytes, offset: int, data: bytes) -> tuple[list[Entry], int]:
+    """The entries of all whole records at the beginning of some bytes of the file.
+
+    Parameters
+    ----------
+    nonce : bytes
+        The file's random number.
+    offset : int
+        Where in the file the bytes begin.
+    data : bytes
+        From there on.
+
+    Returns
+    -------
+    entries : list of (kind, key, value)
+        In order.
+    used : int
+        Bytes of the whole records; what follows is torn, or not written yet.
+    """
+    found: list[Entry] = []
+    at = 0
+    while (body := _body(nonce, offset, data, at)) is not None:
+        found += _entries(body)
+        at += _HEAD.size + len(body)
+    return found, at
+
+
+def scan(nonce: bytes, offset: int, data: bytes) -> int:
+    """Find a whole record behind bytes that are none.
+
+    A writer that was killed leaves a torn record at the end, and nothing after it. A whole record
+    after damaged bytes means that the file was damaged otherwise, and that cutting it off there
+    would lose what was acknowledged.
+
+    Returns
+    -------
+    int
+        The place of such a record in the file, or -1.
+    """
+    at = data.find(_RECORD_MAGIC, 1)
+    while at >= 0:
+        if _body(nonce, offset, data, at) is not None:
+            return offset + at
+        at = data.find(_RECORD_MAGIC, at + 1)
+    return -1

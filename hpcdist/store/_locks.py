@@ -1,0 +1,125 @@
+"""Locks on a file that other processes and other computers respect, with a deadline.
+
+They belong to the open file, not to the process (``F_OFD_SETLK``): two stores of one process do not
+share them, and closing another descriptor of the same file does not drop them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+
+from hpcdist.errors import DistStoreError, StoreTimeoutError
+
+from ._common import Deadline
+
+__all__ = ["ALIVE", "MAIN", "lock", "try_lock", "unlock"]
+
+#: Held while reading before writing, or writing: one byte, far behind any contents.
+MAIN = 1 << 62
+#: Held shared by each member as long as it lives.
+ALIVE = MAIN + 1
+
+_FLOCK = struct.Struct("hhqqi4x")
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_LONGEST_NAP = 0.005
+
+
+def _flock(kind: int, place: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0)
+
+
+def try_lock(fd: int, place: int, shared: bool = False) -> bool:
+    """Take a lock if it is free.
+
+    Parameters
+    ----------
+    fd : int
+        The open file.
+    place : int
+        ``MAIN`` or ``ALIVE``.
+    shared : bool
+        Whether others may hold it too.
+
+    Returns
+    -------
+    bool
+        Whether it was taken.
+
+    Raises
+    ------
+    OSError
+        If the file system has no locks.
+    """
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(kind, place))
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+def unlock(fd: int, place: int) -> None:
+    """Give a lock back.
+
+    Parameters
+    ----------
+    fd : int
+        The open file.
+    place : int
+        ``MAIN`` or ``ALIVE``.
+    """
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, place))
+
+
+def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = False) -> None:
+    """Take a lock, waiting for it.
+
+    Parameters
+    ----------
+    fd : int
+        The open file.
+    place : int
+        ``MAIN`` or ``ALIVE``.
+    deadline : Deadline
+        How long.
+    path : str
+        For the error.
+    shared : bool
+        Whether others may hold it too.
+
+    Raises
+    ------
+    StoreTimeoutError
+        If another process held it all the time.
+    DistStoreError
+        If the file system has no locks.
+    """
+    nap = 0.0001
+    try:
+        while not try_lock(fd, place, shared):
+            if deadline.over():
+                raise StoreTimeoutError(
+                    f"FileStore {path}: its lock was not free within "
+                    f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
+                    "stopped or hangs in a write holds it; end that process"
+                )
+            time.sleep(min(nap, deadline.left()))
+            nap = min(2 * nap, _LONGEST_NAP)
+    except OSError as error:
+        raise DistStoreError(
+            f"FileStore {path}: its file system gives no locks ({error.strerror}). Put the file "
+            "on one that does: a local disk, /dev/shm, NFS 4, or Lustre mounted with -o flock"
+        ) from error
+
+
+def _holder(fd: int, place: int) -> str:
+    """The process that has the lock, where the kernel tells: not for locks like ours."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, place))
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return f", held by process {pid}" if kind != fcntl.F_UNLCK and pid > 0 else ""

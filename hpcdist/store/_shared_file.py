@@ -1,0 +1,496 @@
+"""The file behind a FileStore: membership, reading what others wrote, writing a record."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from hpcdist.errors import DistStoreError, StoreTimeoutError
+from hpcdist.log import get_logger
+
+from . import _journal as journal
+from . import _locks as locks
+from ._common import Deadline
+from ._table import Table
+
+__all__ = ["SharedFile", "job_of"]
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+_NFS_TYPES = ("nfs", "nfs4")
+_log = get_logger("store")
+
+#: Open files of this process: a child of fork has to close them, or their locks outlive us.
+_open_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for each in list(_open_files):
+        each._drop_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def job_of(job_id: str | None, environ: Mapping[str, str] | None = None) -> bytes:
+    """16 bytes that stand for the job a process belongs to; zeros if nothing tells.
+
+    Parameters
+    ----------
+    job_id : str or None
+        What the user says it is. By default the job's store key, torchrun's run id or Slurm's job
+        number decide: what all processes of a job have in common, however they were started.
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    bytes
+        16 of them.
+    """
+    env = os.environ if environ is None else environ
+    if job_id is None:
+        for name in ("HPCDIST_STORE_KEY", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+            # torchrun's run id is "none" unless the user chose one
+            if env.get(name) and env[name] != "none":
+                job_id = f"{name}={env[name]}"
+                break
+    if not job_id:
+        return bytes(16)
+    return hashlib.blake2b(job_id.encode(), digest_size=16, person=b"hpcdist job").digest()
+
+
+class SharedFile:
+    """One member's view of a store's file.
+
+    Parameters
+    ----------
+    path : str
+        The file; its folder has to exist.
+    world_size : int
+        Number of members, -1 if it is not fixed.
+    job : bytes
+        From :func:`job_of`.
+    deadline : Deadline
+        Until when the file has to be ours.
+    limit : int
+        Bytes the file may grow to.
+    """
+
+    def __init__(
+        self, path: str, world_size: int, job: bytes, deadline: Deadline, limit: int
+    ) -> None:
+        self.path = path
+        self.table = Table()
+        self.mutex = threading.RLock()
+        self._world_size = world_size
+        self._job = job
+        self._limit = limit
+        self._fd = -1
+        self._pid = os.getpid()
+        self._members: dict[str, str] = {}
+        self._opened = 0
+        self._closed = 0
+        self._id = os.urandom(8).hex()
+        self._offset = journal.HEADER_SIZE
+        self._join(deadline)
+        self._always_lock = _file_system(path) in _NFS_TYPES
+        _open_files.add(self)
+        self._finalizer = weakref.finalize(self, _leave, self._state())
+
+    # --- coming and going ------------------------------------------------------------------------
+
+    def _join(self, deadline: Deadline) -> None:
+        nap = 0.001
+        while True:
+            self._fd = self._open()
+            try:
+                if self._try_join(deadline):
+                    return
+            except BaseException:
+                self._close_fd()
+                raise
+            self._close_fd()
+            if deadline.over():
+                raise StoreTimeoutError(
+                    f"FileStore {self.path}: {self._opened} members have joined a store of "
+                    f"{self._header.world_size} and some are still there after "
+                    f"{round(deadline.seconds * 1000)}ms: {self._member_text()}. If they belong to "
+                    "another job, give this one a file of its own"
+                )
+            time.sleep(min(nap, deadline.left()))
+            nap = min(2 * nap, 0.05)
+
+    def _open(self) -> int:
+        try:
+            fd = os.open(self.path, _FLAGS, 0o600)
+        except OSError as error:
+            raise DistStoreError(
+                f"FileStore {self.path}: {_why_not_open(self.path, error)}"
+            ) from error
+        found = os.fstat(fd)
+        problem = ""
+        if not stat.S_ISREG(found.st_mode):
+            problem = "it is not a regular file"
+        elif found.st_uid != os.geteuid():
+            problem = f"it belongs to user {found.st_uid}, not to {os.geteuid()}"
+        elif stat.S_IMODE(found.st_mode) & 0o077:
+            problem = (
+                f"its mode is {stat.S_IMODE(found.st_mode):04o}: others may read or change it. "
+                f"Delete it, or chmod 600 {self.path}"
+            )
+        if problem:
+            os.close(fd)
+            raise DistStoreError(f"FileStore {self.path}: {problem}")
+        return fd
+
+    def _try_join(self, deadline: Deadline) -> bool:
+        """Become a member, unless the file is going away or is still full of others."""
+        locks.lock(self._fd, locks.MAIN, deadline, self.path)
+        try:
+            own = os.fstat(self._fd)
+            try:
+                named = os.stat(self.path, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            if (own.st_dev, own.st_ino) != (named.st_dev, named.st_ino):
+                return False
+            try:
+                header = journal.Header.unpack(os.pread(self._fd, journal.HEADER_SIZE, 0))
+            except DistStoreError as error:
+                raise DistStoreError(
+                    f"FileStore {self.path}: {error}; give the store a name of its own"
+                ) from None
+            # Whoever lives holds this one shared, and the kernel takes it from who dies.
+            alone = locks.try_lock(self._fd, locks.ALIVE)
+            if header is None:
+                if not alone:
+                    raise DistStoreError(f"FileStore {self.path}: its header is damaged")
+                self._start()
+            else:
+                self._header = header
+                self._forget()
+                self._read_all()
+                if alone:
+                    self._judge()
+                elif not self._fits():
+                    return False
+            host = f"{socket.gethostname()}:{os.getpid()}"
+            self._append([(journal.OPEN, self._id, host.encode())])
+            if not locks.try_lock(self._fd, locks.ALIVE, shared=True):
+                raise DistStoreError(f"FileStore {self.path}: a lock was taken away")
+            return True
+        finally:
+            locks.unlock(self._fd, locks.MAIN)
+
+    def _start(self) -> None:
+        """Make the file new and empty."""
+        header = journal.Header.new(self._job, self._world_size)
+        try:
+            os.ftruncate(self._fd, 0)
+            _write_all(self._fd, header.pack(), 0)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._failed("it cannot be begun", error) from error
+        _sync_folder(self.path)
+        self._header = header
+        self._forget()
+
+    def _forget(self) -> None:
+        self.table = Table()
+        self._members.clear()
+        self._opened = self._closed = 0
+        self._offset = journal.HEADER_SIZE
+
+    def _judge(self) -> None:
+        """Nobody else has the file open: keep what is in it, or begin anew if it is stale."""
+        reason = ""
+        if self._members:
+            reason = f"its members are gone without leaving it: {self._member_text()}"
+        elif self._header.job != self._job:
+            reason = "it is of another job"
+        elif self._header.world_size != self._world_size:
+            reason = f"it was made for world_size={self._header.world_size}"
+        elif 0 < self._world_size <= self._opened:
+            reason = "all its members have left it"
+        if reason:
+            _log.warning("FileStore %s is left over, so it begins anew: %s", self.path, reason)
+            self._start()
+
+    def _fits(self) -> bool:
+        """Others have the file open: join them, refuse, or (False) wait until they have gone."""
+        if self._header.job != self._job:
+            raise DistStoreError(
+                f"FileStore {self.path}: another job uses it ({self._member_text()}); give this "
+                "job a file of its own"
+            )
+        if 0 < self._header.world_size <= self._opened:
+            return False
+        if self._header.world_size != self._world_size:
+            raise DistStoreError(
+                f"FileStore {self.path}: this process says world_size={self._world_size}, those "
+                f"that have joined said {self._header.world_size} ({self._member_text()})"
+            )
+        return True
+
+    def _member_text(self) -> str:
+        names = sorted(self._members.values())
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    def _state(self) -> Callable[[], None]:
+        """What leaves the store when this object goes; it must not keep the object alive."""
+        fd, path, me, pid = self._fd, self.path, self._id, self._pid
+        header, job, size = self._header, self._job, self._world_size
+
+        def leave() -> None:
+            if os.getpid() != pid:
+                return
+            last = SharedFile.__new__(SharedFile)
+            last.path, last._fd, last._header, last._id = path, fd, header, me
+            last._job, last._world_size, last._limit = job, size, 1 << 62
+            last._members, last.mutex = {}, threading.RLock()
+            last._forget()
+            last._leave()
+
+        return leave
+
+    def close(self) -> None:
+        """Leave the store; the last member of a fixed number deletes the file."""
+        with self.mutex:
+            self._finalizer()
+            self._fd = -1
+
+    def _leave(self) -> None:
+        try:
+            locks.lock(self._fd, locks.MAIN, Deadline(2.0), self.path)
+            self._read_all()
+            self._append([(journal.CLOSE, self._id, b"")])
+            if 0 < self._world_size <= self._opened and not self._members:
+                named = os.stat(self.path, follow_symlinks=False)
+                if named.st_ino == os.fstat(self._fd).st_ino:
+                    os.unlink(self.path)
+        except (DistStoreError, OSError) as error:
+            # Not worth an exception at exit: the next job finds nobody alive, and begins anew.
+            _log.info("FileStore %s was not left in order: %s", self.path, error)
+        finally:
+            self._close_fd()
+
+    def _close_fd(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def _drop_in_child(self) -> None:
+        # The locks belong to the open file, which parent and child would share.
+        if self._fd >= 0:
+            self._close_fd()
+        self._finalizer.detach()
+        self.mutex = threading.RLock()
+
+    # --- reading and writing ---------------------------------------------------------------------
+
+    def use(self) -> None:
+        """Refuse what a closed store or a child of fork asks for."""
+        if self._pid != os.getpid():
+            raise DistStoreError(
+                f"this FileStore was opened by process {self._pid}, and this is a child of it: "
+                f"open FileStore({self.path!r}) again here"
+            )
+        if self._fd < 0:
+            raise DistStoreError(f"FileStore {self.path}: it is closed")
+
+    @contextmanager
+    def exclusive(self, deadline: Deadline) -> Iterator[Table]:
+        """The up-to-date contents, which nobody else can change meanwhile."""
+        if not self.mutex.acquire(timeout=deadline.left() + 0.001):
+            raise StoreTimeoutError(
+                f"FileStore {self.path}: another thread of this process kept it for "
+                f"{round(deadline.seconds * 1000)}ms"
+            )
+        try:
+            self.use()
+            locks.lock(self._fd, locks.MAIN, deadline, self.path)
+            try:
+                self._same_file()
+                self._read_all()
+                yield self.table
+            finally:
+                locks.unlock(self._fd, locks.MAIN)
+        finally:
+            self.mutex.release()
+
+    def refresh(self, deadline: Deadline) -> Table:
+        """Read what is new. The caller has the mutex.
+
+        Whole records are true also without a lock. Over NFS it takes a lock to see what other
+        computers wrote.
+        """
+        self.use()
+        if self._always_lock:
+            locks.lock(self._fd, locks.MAIN, deadline, self.path, shared=True)
+            try:
+                self._read()
+            finally:
+                locks.unlock(self._fd, locks.MAIN)
+        else:
+            self._read()
+        return self.table
+
+    def _same_file(self) -> None:
+        """Over NFS a computer can lose its locks; then another job may have begun the file anew."""
+        if os.pread(self._fd, journal.HEADER_SIZE, 0) != self._header.pack():
+            raise DistStoreError(
+                f"FileStore {self.path}: the file was begun anew by another job while this "
+                "process was in it (its locks were lost, or somebody wrote into the file)"
+            )
+
+    def _read(self) -> bytes:
+        """Apply all whole records; returns what is behind them."""
+        size = os.fstat(self._fd).st_size
+        if size <= self._offset:
+            return b""
+        data = _read_all(self._fd, size - self._offset, self._offset)
+        entries, used = journal.records(self._header.nonce, self._offset, data)
+        for entry in entries:
+            self._apply(entry)
+        self._offset += used
+        return data[used:]
+
+    def _read_all(self) -> None:
+        """The same with the lock held: what is left is torn, and is cut off."""
+        rest = self._read()
+        if not rest:
+            return
+        beyond = journal.scan(self._header.nonce, self._offset, rest)
+        if beyond >= 0:
+            raise DistStoreError(
+                f"FileStore {self.path}: the file is damaged: bytes {self._offset} to {beyond} "
+                "are no record, but records follow. Its contents cannot be trusted; delete it"
+            )
+        _log.warning(
+            "FileStore %s: %d bytes of a torn record are cut off; its writer was killed and was "
+            "never told that it is stored", self.path, len(rest),
+        )  # fmt: skip
+        os.ftruncate(self._fd, self._offset)
+
+    def write(self, entries: Sequence[journal.Entry]) -> None:
+        """Write one record; inside :meth:`exclusive` only. When it returns, it is on the disk."""
+        self._append(entries)
+
+    def _append(self, entries: Sequence[journal.Entry]) -> None:
+        data = journal.encode(self._header.nonce, self._offset, entries)
+        if self._offset + len(data) > self._limit:
+            raise DistStoreError(
+                f"FileStore {self.path}: with {len(data)} bytes more it would pass the limit of "
+                f"{self._limit} bytes; HPCDIST_STORE_LIMIT raises it"
+            )
+        try:
+            _write_all(self._fd, data, self._offset)
+            os.fdatasync(self._fd)
+        except BaseException as error:
+            try:
+                os.ftruncate(self._fd, self._offset)
+            except OSError:
+                pass  # torn, and cut off by the next writer
+            if isinstance(error, OSError):
+                raise self._failed(f"{len(data)} bytes cannot be written", error) from error
+            raise
+        for entry in entries:
+            self._apply(entry)
+        self._offset += len(data)
+
+    def _failed(self, what: str, error: OSError) -> DistStoreError:
+        return DistStoreError(f"FileStore {self.path}: {what}: {error.strerror}")
+
+    def _apply(self, entry: journal.Entry) -> None:
+        kind, key, value = entry
+        table = self.table
+        if kind == journal.SET:
+            table.values[key] = value
+        elif kind == journal.DELETE:
+            table.values.pop(key, None)
+        elif kind == journal.TAIL:
+            table.values[key] = table.values.get(key, b"") + value
+        elif kind == journal.PUSH:
+            table.push(key, value)
+        elif kind == journal.POP:
+            table.pop(key)
+        elif kind == journal.ARRIVE:
+            table.arrive(key, int(value))
+        elif kind == journal.LEAVE:
+            table.leave(key)
+        elif kind == journal.OPEN:
+            self._members[key] = value.decode("utf-8", "replace")
+            self._opened += 1
+        elif kind == journal.CLOSE:
+            self._members.pop(key, None)
+            self._closed += 1
+        else:
+            raise DistStoreError(
+                f"FileStore {self.path}: a record of unknown kind {kind}: the file was written by "
+                "a newer hpcdist"
+            )
+
+
+def _leave(state: Callable[[], None]) -> None:
+    state()
+
+
+def _why_not_open(path: str, error: OSError) -> str:
+    folder = os.path.dirname(path) or "."
+    if isinstance(error, FileNotFoundError):
+        return f"its folder {folder} does not exist"
+    if os.path.islink(path):
+        return "it is a symbolic link, which is not followed"
+    return f"it cannot be opened: {error.strerror}"
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system a path is on, as /proc/self/mountinfo has it."""
+    wanted = os.stat(path).st_dev
+    device = f"{os.major(wanted)}:{os.minor(wanted)}"
+    try:
+        with open("/proc/self/mountinfo") as mounts:
+            for line in mounts:
+                fields = line.split()
+                if fields[2] == device:
+                    return fields[fields.index("-") + 1]
+    except (OSError, ValueError, IndexError):
+        pass
+    return ""
+
+
+def _sync_folder(path: str) -> None:
+    """Make the file's name as lasting as its contents."""
+    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # some network file systems refuse it, and need no such thing
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view = view[done:]
+        offset += done
+
+
+def _read_all(fd: int, size: int, offset: int) -> bytes:
+    parts = []
+    while size > 0:
+        part = os.pread(fd, min(size, 1 << 30), offset)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+        offset += len(part)
+    return b"".join(parts)

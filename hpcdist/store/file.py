@@ -1,0 +1,251 @@
+"""A store in a file that all processes can reach."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from hpcdist import config
+from hpcdist.errors import QueueEmptyError, StoreTimeoutError
+
+from . import _journal as journal
+from ._common import (
+    DEFAULT_TIMEOUT,
+    Deadline,
+    Timeout,
+    key_list,
+    key_of,
+    seconds_of,
+    timed_out,
+    value_of,
+    whole,
+)
+from ._shared_file import SharedFile, job_of
+from ._table import Table
+from .base import Store, Value
+
+__all__ = ["FileStore"]
+
+_LONGEST_NAP = 0.01
+
+
+class FileStore(Store):
+    """A store in a file: each change is a record, on the disk before the call returns.
+
+    A record that a killed process left half written is ignored and cut off. A file that an earlier
+    job left behind is found out, because none of its members lives any more, and begun anew. With a
+    fixed `world_size` the last member to leave deletes the file.
+
+    Parameters
+    ----------
+    file_name : str or path-like
+        The file; its folder has to exist. It is made with mode 0600, and refused if it belongs to
+        another user, is open to others, or is a symbolic link.
+    world_size : int
+        Number of processes that will open it; negative if that is not fixed.
+    timeout : datetime.timedelta or float
+        Seconds that operations wait, also for the file's lock.
+    job_id : str, optional
+        Tells jobs apart that use the same file one after the other; the same for all processes of a
+        job. By default it is taken from ``HPCDIST_STORE_KEY``, torchrun's run id or Slurm's job
+        number.
+
+    Raises
+    ------
+    DistStoreError
+        At once: if the folder is missing, the file is not a store, is not safe, or is in use by
+        another job; or if the processes disagree about `world_size`.
+    StoreTimeoutError
+        If as many as `world_size` have joined and have not left, or the file stays locked.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.FileStore``.
+    """
+
+    def __init__(
+        self,
+        file_name: str | os.PathLike[str],
+        world_size: int = -1,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        job_id: str | None = None,
+    ) -> None:
+        path = os.path.abspath(os.fspath(file_name))
+        size = whole(world_size, "world_size")
+        if size == 0:
+            raise ValueError("FileStore world size cannot be 0")
+        self._timeout = timedelta(seconds=seconds_of(timeout))
+        deadline = Deadline(seconds_of(timeout))
+        limit = int(config.get("store_limit"))
+        self._file = SharedFile(path, max(size, -1), job_of(job_id), deadline, limit)
+
+    @property
+    def path(self) -> str:
+        """The file's absolute path."""
+        return self._file.path
+
+    def close(self) -> None:
+        """Leave the store now, instead of when this object and its clones are gone."""
+        self._file.close()
+
+    def set(self, key: str, value: Value) -> None:
+        name, data = key_of(key), value_of(value)
+        with self._file.exclusive(self._deadline(None)):
+            self._file.write([(journal.SET, name, data)])
+
+    def get(self, key: str) -> bytes:
+        return self._values([key_of(key)], "get")[0]
+
+    def add(self, key: str, value: int) -> int:
+        name, amount = key_of(key), whole(value, "the amount to add")
+        with self._file.exclusive(self._deadline(None)) as table:
+            total = table.sum_of(name, amount)
+            if amount or name not in table.values:
+                self._file.write([(journal.SET, name, b"%d" % total)])
+            return total
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        name, expected, desired = key_of(key), value_of(expected_value), value_of(desired_value)
+        with self._file.exclusive(self._deadline(None)) as table:
+            store, answer = table.exchange(name, expected, desired)
+            if store:
+                self._file.write([(journal.SET, name, desired)])
+            return answer
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = key_list(keys)
+        return not self._look(lambda table: table.missing(names))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        names = key_list(keys)
+        self._until(lambda table: table.missing(names), "wait", self._deadline(timeout))
+
+    def delete_key(self, key: str) -> bool:
+        name = key_of(key)
+        with self._file.exclusive(self._deadline(None)) as table:
+            if name not in table.values:
+                return False
+            self._file.write([(journal.DELETE, name, b"")])
+            return True
+
+    def append(self, key: str, value: Value) -> None:
+        name, tail = key_of(key), value_of(value)
+        with self._file.exclusive(self._deadline(None)):
+            self._file.write([(journal.TAIL, name, tail)])
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._values(key_list(keys), "multi_get")
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        entries = [(journal.SET, name, value) for name, value in self._pairs(keys, values)]
+        if entries:
+            with self._file.exclusive(self._deadline(None)):
+                self._file.write(entries)
+
+    def queue_push(self, key: str, value: Value) -> None:
+        name, data = key_of(key), value_of(value)
+        with self._file.exclusive(self._deadline(None)):
+            self._file.write([(journal.PUSH, name, data)])
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        name = key_of(key)
+        deadline = self._deadline(None)
+        empty = [name]
+        while True:
+            if block:
+                self._until(
+                    lambda table: [] if table.length(name) else empty, "queue_pop", deadline
+                )
+            with self._file.exclusive(deadline) as table:
+                if table.length(name):
+                    value = table.queues[name][0]
+                    self._file.write([(journal.POP, name, b"")])
+                    return value
+            if not block:
+                raise QueueEmptyError(f"the queue {name} is empty ({self._where()})")
+
+    def queue_len(self, key: str) -> int:
+        name = key_of(key)
+        return self._look(lambda table: table.length(name))
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        name, size = key_of(key), self._barrier_size(world_size)
+        deadline = self._deadline(timeout)
+        with self._file.exclusive(deadline) as table:
+            table.size_of_barrier(name, size)
+            state = table.barriers.get(name)
+            own = state[1] if state else 0
+            self._file.write([(journal.ARRIVE, name, b"%d" % size)])
+        waiting = [name]
+        try:
+            self._until(
+                lambda table: [] if table.passed(name, own) else waiting, "barrier", deadline
+            )
+        except BaseException as error:
+            came = self._leave_barrier(name, own)
+            if not isinstance(error, StoreTimeoutError):
+                raise
+            if came is not None:
+                raise timed_out(
+                    "barrier", deadline.seconds, [name], self._where(), f"{came}/{size} came"
+                ) from None
+
+    def _leave_barrier(self, name: str, own: int) -> int | None:
+        """Go out again; None if the round has ended meanwhile, else how many had come."""
+        with self._file.exclusive(Deadline(0.2)) as table:
+            if table.passed(name, own):
+                return None
+            came = table.barriers[name][2]
+            self._file.write([(journal.LEAVE, name, b"")])
+            return came
+
+    def num_keys(self) -> int:
+        return self._look(lambda table: len(table.values))
+
+    def list_keys(self) -> list[str]:
+        return self._keys_below("")
+
+    def clone(self) -> FileStore:
+        twin = FileStore.__new__(FileStore)
+        twin._file = self._file
+        twin._timeout = self._timeout
+        return twin
+
+    def _look(self, question: Callable[[Table], int | list[str]]) -> int | list[str]:
+        """Ask the up-to-date contents."""
+        with self._file.mutex:
+            return question(self._file.refresh(self._deadline(None)))
+
+    def _until(self, missing: Callable[[Table], list[str]], what: str, deadline: Deadline) -> None:
+        """Wait until nothing is missing."""
+        nap = 0.0002
+        while True:
+            with self._file.mutex:
+                names = missing(self._file.refresh(deadline))
+            if not names:
+                return
+            if deadline.over():
+                raise timed_out(what, deadline.seconds, names, self._where())
+            time.sleep(min(nap, deadline.left()))
+            nap = min(2 * nap, _LONGEST_NAP)
+
+    def _values(self, names: list[str], what: str) -> list[bytes]:
+        """Wait for values and return them."""
+        found: list[bytes] = []
+
+        def look(table: Table) -> list[str]:
+            missing = table.without_value(names)
+            if not missing:
+                found.extend(table.values[name] for name in names)
+            return missing
+
+        self._until(look, what, self._deadline(None))
+        return found
+
+    def _keys_below(self, prefix: str) -> list[str]:
+        return self._look(lambda table: table.below(prefix))
+
+    def _where(self) -> str:
+        return f"FileStore {self._file.path}"
