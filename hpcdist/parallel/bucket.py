@@ -1,18 +1,18 @@
-"""Buckets: gradients of one dtype and device, packed end to end so that one all-reduce moves many.
-
-Nothing in this file communicates: it decides which parameter goes where, and copies.
-"""
+"""Buckets: gradients of one dtype and device, end to end, so that one all-reduce moves many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from hpcdist.work import ReduceOp
+
 __all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense"]
 
+API = "DistributedDataParallel"
 MIB = 1 << 20
 
 #: Bytes from which NumPy asks for huge pages.
@@ -74,7 +74,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def assign_buckets(
-    parameters: Sequence[torch.Tensor], order: Sequence[int], caps: Sequence[int]
+    parameters: Sequence[torch.Tensor],
+    order: Sequence[int],
+    caps: Sequence[int],
+    sparse: Collection[int] = (),
 ) -> list[list[int]]:
     """Divide parameters into buckets.
 
@@ -90,6 +93,8 @@ def assign_buckets(
     caps : sequence of int
         Size limits in bytes: the first for the first bucket of each (dtype, device), and so on;
         the last one also for all that follow.
+    sparse : collection of int
+        Indices of parameters with sparse gradients; each gets a bucket of its own.
 
     Returns
     -------
@@ -102,6 +107,9 @@ def assign_buckets(
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int, int]] = {}
     made: dict[tuple[torch.dtype, torch.device], int] = {}
     for place, index in enumerate(order):
+        if index in sparse:
+            closed.append((place, [index]))
+            continue
         parameter = parameters[index]
         key = (parameter.dtype, parameter.device)
         members, size, _ = filling.pop(key, ([], 0, 0))
@@ -127,9 +135,12 @@ class Bucket:
     parameters : sequence of torch.Tensor
         The parameters themselves, in the order of `members`; one dtype, one device.
     as_view : bool
-        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out.
+        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out. Without
+        effect where `dtype` differs from the parameters'.
     allocator : callable
         See :func:`allocate`.
+    dtype : torch.dtype, optional
+        Of the buffer; default: the parameters'.
 
     Attributes
     ----------
@@ -140,11 +151,25 @@ class Bucket:
         those are dense, so that the copies run over memory in order.
     pending : int
         Gradients not yet there in this backward pass.
-    work : Work or None
-        The all-reduce under way.
+    unused : list of int
+        Places in `parameters` of those that get no gradient in this backward pass on this rank.
+    work : object or None
+        The reduction under way; ``wait()`` gives its result, or ends it in place.
     """
 
-    __slots__ = ("as_view", "buffer", "members", "parameters", "pending", "views", "work")
+    __slots__ = (
+        "as_view",
+        "buffer",
+        "members",
+        "parameters",
+        "pending",
+        "saved",
+        "unused",
+        "views",
+        "work",
+    )
+
+    sparse = False
 
     def __init__(
         self,
@@ -152,15 +177,24 @@ class Bucket:
         parameters: Sequence[torch.Tensor],
         as_view: bool = False,
         allocator: Allocator = allocate,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.members = members
         self.parameters = list(parameters)
-        self.as_view = as_view
+        first = self.parameters[0]
+        self.as_view = as_view and dtype in (None, first.dtype)
         numel = sum(p.numel() for p in self.parameters)
-        self.buffer = allocator(numel, self.parameters[0].dtype, self.parameters[0].device)
+        self.buffer = allocator(numel, dtype or first.dtype, first.device)
         self.views = self.cut(self.buffer)
         self.work: Any = None
+        self.unused: list[int] = []
+        self.saved: dict[int, torch.Tensor] = {}
         self.pending = len(members)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffer in bytes."""
+        return self.buffer.numel() * self.buffer.element_size()
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
@@ -184,16 +218,23 @@ class Bucket:
             offset += p.numel()
         return views
 
+    def zeros(self) -> torch.Tensor:
+        """A flat tensor like the buffer, of zeros."""
+        return torch.zeros_like(self.buffer)
+
     def reset(self) -> None:
         """Make ready for the next backward pass. A Work still held here keeps its own buffers."""
         self.pending = len(self.members)
         self.work = None
+        if self.unused:
+            self.unused = []
+            self.saved.clear()
 
     def pack(self) -> None:
         """Copy the gradients into the buffer; a parameter without one counts as zeros.
 
         With `as_view`, ``parameter.grad`` is the view afterwards, and a gradient that already was
-        needs no copy.
+        needs no copy. A parameter in `unused` keeps its ``grad`` for now.
         """
         targets, sources = [], []
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -203,23 +244,84 @@ class Bucket:
             elif grad is not view:
                 targets.append(view)
                 sources.append(grad)
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        if self.as_view:
+        if targets and _copy(targets, sources):
+            for parameter in self.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = None  # the average is dense
+        if not self.as_view:
+            return
+        if self.unused:
+            for place in self.unused:
+                if self.parameters[place].grad is self.views[place]:
+                    # It may have to be given back as it was.
+                    self.saved[place] = self.views[place].clone()
+            for place in {*range(len(self.members))} - {*self.unused}:
+                self.parameters[place].grad = self.views[place]
+        else:
             for parameter, view in zip(self.parameters, self.views, strict=True):
                 if parameter.grad is not view:
                     parameter.grad = view
 
-    def unpack(self) -> None:
-        """Copy the buffer back into the gradients; with `as_view` they are in place already."""
+    def pack_one(self, place: int) -> None:
+        """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
+        parameter, view = self.parameters[place], self.views[place]
+        if parameter.grad is not None and parameter.grad is not view:
+            _copy([view], [parameter.grad])
+            parameter.grad = view
+
+    def reduce(self, comm: Any, divisor: int | None, extra: int, buffer: Any = None) -> Any:
+        """Begin to average the buffer between ranks; without `divisor`, over all of them."""
+        op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
+        target = self.buffer if buffer is None else buffer
+        return comm.all_reduce(target, op, True, api=API, extra=extra)
+
+    def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
+        """Hand out what the reduction gave.
+
+        Parameters
+        ----------
+        result : torch.Tensor or None
+            What takes the place of the buffer's contents; None if it is in there already.
+        keep : sequence of int
+            Places in `parameters` of those that keep the gradient they had.
+        divisor : int or None
+            Divide by this first.
+        """
+        if result is not None:
+            same = result.data_ptr() == self.buffer.data_ptr()
+            if not same or result.dtype != self.buffer.dtype:
+                self.buffer.copy_(result.view(-1))
+        if divisor is not None:
+            self.buffer.div_(divisor)
         if self.as_view:
+            for place in self.unused:
+                if place not in keep:
+                    self.parameters[place].grad = self.views[place]
+                elif place in self.saved:
+                    self.views[place].copy_(self.saved[place])
             return
         targets, sources = [], []
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.clone(memory_format=torch.preserve_format)
+        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if keep and place in keep:
+                continue
+            grad = parameter.grad
+            if grad is None:
+                parameter.grad = view.to(parameter.dtype, copy=True)
             else:
-                targets.append(parameter.grad)
+                targets.append(grad)
                 sources.append(view)
         if targets:
             torch._foreach_copy_(targets, sources)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> bool:
+    """Copy gradients; also sparse ones that came unannounced, of which it tells."""
+    try:
+        torch._foreach_copy_(targets, sources)
+    except RuntimeError:
+        if not any(source.is_sparse for source in sources):
+            raise
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source.to_dense() if source.is_sparse else source)
+        return True
+    return False

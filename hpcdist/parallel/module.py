@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from hpcdist import group as _group
-from hpcdist.parallel.bucket import MIB
+from hpcdist.parallel import arguments
+from hpcdist.parallel.bucket import API
+from hpcdist.parallel.buffers import BufferCommHookLocation, Buffers
+from hpcdist.parallel.delayed import DelayedReduction
 from hpcdist.parallel.grad_bucket import GradBucket
-from hpcdist.parallel.reducer import API, Reducer
+from hpcdist.parallel.precision import Precision
+from hpcdist.parallel.reducer import Reducer
+from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.sync import broadcast_tensors
 from hpcdist.parallel.verify import describe, verify_same
 
 __all__ = ["DistributedDataParallel"]
-
-# A small first bucket lets communication begin soon after backward has begun; large ones after it
-# keep the number of messages low.
-_FIRST_BUCKET = MIB
-_DEFAULT_CAP_MB = 25.0
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -44,9 +47,8 @@ class DistributedDataParallel(torch.nn.Module):
         For modules on CUDA devices, which hpcdist does not train yet: None (or empty).
     dim : int
         0. (It means something only with several devices per process.)
-    broadcast_buffers : bool
-        Copy rank 0's buffers (running means and the like) to all ranks at the start of each
-        forward that follows a forward which averages gradients.
+    broadcast_buffers : bool, optional
+        The older form of `forward_sync_buffers`; False also leaves buffers out at construction.
     init_sync : bool
         False: skip the comparison and the copy at construction. The caller then answers for it
         that modules are equal.
@@ -56,15 +58,36 @@ class DistributedDataParallel(torch.nn.Module):
         Size of a bucket, MiB. Default: 1 for the first bucket of each dtype and 25 for the rest;
         if given, it holds for the first one too. 0 gives each parameter its own.
     find_unused_parameters : bool
-        False. Parameters that get no gradient are an error that names them.
+        Let parameters take no part in a loss, others on each rank and in each iteration. They count
+        as zeros where they are unused, and keep their ``grad`` where no rank used them. Costs a
+        walk through the autograd graph in each forward.
     check_reduction : bool
         Ignored; kept because torch's signature has it.
     gradient_as_bucket_view : bool
-        Let gradients be views of the buckets: saves one copy of all gradients in memory and two
-        in time. ``parameter.grad.detach_()`` is then not allowed.
-    static_graph, delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, \
-device_mesh
-        Not available yet: only their defaults are accepted.
+        Let gradients be views of the buckets: saves one copy of all gradients in memory and one or
+        two in time. ``parameter.grad.detach_()`` is then not allowed.
+    static_graph : bool
+        Promise that each iteration uses the same parameters in the same way. Then unused parameters
+        need no search, and a parameter may get several gradients in one backward (re-entrant
+        checkpoints). The first iteration's buckets start at its end.
+    delay_all_reduce_named_params : list of (str, torch.nn.Parameter), optional
+        Parameters to average together when the gradient of `param_to_hook_all_reduce` is computed.
+    param_to_hook_all_reduce : torch.nn.Parameter, optional
+        Given together with `delay_all_reduce_named_params`.
+    mixed_precision : MixedPrecision, optional
+        Compute and communicate in lower precision, see :class:`~hpcdist.parallel.MixedPrecision`.
+    device_mesh : DeviceMesh, optional
+        Of one dimension, in place of `process_group`.
+    skip_all_reduce_unused_params : bool
+        With `find_unused_parameters`: leave out buckets of which no parameter is used. All ranks
+        must then leave the same parameters unused.
+    bucket_cap_mb_list : list of float, optional
+        A size for each bucket in place of `bucket_cap_mb`; the last one holds for all that follow.
+    batched_grad_copy : bool
+        Ignored: gradients are copied into buckets many at a time in any case.
+    forward_sync_buffers : bool, optional
+        Copy rank 0's buffers (running means and the like) to all ranks at the start of each
+        forward that follows a forward which averages gradients. Default: True.
 
     Raises
     ------
@@ -75,6 +98,8 @@ device_mesh
         if no parameter requires a gradient.
     TypeError
         If `module` is no ``torch.nn.Module``.
+    RuntimeError
+        If both a group and a mesh are given, or a mesh of several dimensions.
 
     Notes
     -----
@@ -90,7 +115,7 @@ device_mesh
         device_ids: Any = None,
         output_device: Any = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: Any = None,
         bucket_cap_mb: float | None = None,
@@ -98,70 +123,124 @@ device_mesh
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
-        delay_all_reduce_named_params: Any = None,
-        param_to_hook_all_reduce: Any = None,
+        delay_all_reduce_named_params: Sequence[tuple[str, torch.nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: torch.nn.Parameter | None = None,
         mixed_precision: Any = None,
         device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-        _only_defaults(
-            device_ids=device_ids or None,
-            output_device=output_device,
-            dim=dim or None,
-            find_unused_parameters=find_unused_parameters or None,
-            static_graph=static_graph or None,
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision,
-            device_mesh=device_mesh,
+        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
+            raise ValueError(
+                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
+                "same time."
+            )
+        if check_reduction:
+            warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
+        arguments.check_devices(module.parameters(), device_ids, output_device, dim)
+        self._caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+        init_buffers, self.forward_sync_buffers = arguments.which_buffers(
+            broadcast_buffers, forward_sync_buffers
         )
-        if bucket_cap_mb is not None and not bucket_cap_mb >= 0:
-            raise ValueError(f"bucket_cap_mb must be 0 or more MiB, not {bucket_cap_mb}")
-        cap = int((_DEFAULT_CAP_MB if bucket_cap_mb is None else bucket_cap_mb) * MIB)
-        caps = [_FIRST_BUCKET, cap] if bucket_cap_mb is None else [cap]
-
         self.module = module
-        self.process_group = _group.member(process_group)
-        self.broadcast_buffers = bool(broadcast_buffers)
-        self.find_unused_parameters = False
+        self.process_group = arguments.group_of(process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self.find_unused_parameters = bool(find_unused_parameters)
         self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
-        self.static_graph = False
-        self.bucket_bytes_cap = cap
+        self.skip_all_reduce_unused_params = bool(skip_all_reduce_unused_params)
+        self.batched_grad_copy = bool(batched_grad_copy)
+        self.static_graph = bool(static_graph)
+        self.mixed_precision = mixed_precision
+        self.bucket_bytes_cap = max(self._caps)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-
-        named = list(module.named_parameters())
+        self._delayed_parameters = list(delay_all_reduce_named_params or ())
+        self._delay_trigger = param_to_hook_all_reduce
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         if init_sync:
-            arguments = {
-                "bucket_cap_mb": bucket_cap_mb,
-                "broadcast_buffers": self.broadcast_buffers,
-            }
-            entries = [["argument", k, {"value": str(v)}] for k, v in arguments.items()]
-            entries += describe("parameter", named) + describe("buffer", module.named_buffers())
-            verify_same(self.process_group, entries)
-        _check_tensors(named + list(module.named_buffers()))
-        trained = [(name, p) for name, p in named if p.requires_grad]
-        if not trained:
+            self._init_sync(init_buffers)
+        else:
+            arguments.check_tensors(self._synced(init_buffers))
+        self._set_up()
+
+    def _synced(self, buffers: bool) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that are the same on all ranks after construction."""
+        named: list[tuple[str, torch.Tensor]] = list(self.module.named_parameters())
+        if buffers:
+            named += self.module.named_buffers()
+        return [(n, t) for n, t in named if n not in self.parameters_to_ignore]
+
+    def _init_sync(self, buffers: bool) -> None:
+        """Compare the module between ranks, and copy rank 0's tensors to the others."""
+        facts = {
+            "bucket_cap_mb": [cap / arguments.MIB for cap in self._caps],
+            "broadcast_buffers": self.forward_sync_buffers,
+            "find_unused_parameters": self.find_unused_parameters,
+            "static_graph": self.static_graph,
+            "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
+            "mixed_precision": self.mixed_precision,
+            "delay_all_reduce_named_params": [name for name, _ in self._delayed_parameters],
+        }
+        entries = [["argument", name, {"value": str(value)}] for name, value in facts.items()]
+        ignored = self.parameters_to_ignore
+        parameters = [x for x in self.module.named_parameters() if x[0] not in ignored]
+        entries += describe("parameter", parameters)
+        entries += describe("buffer", [x for x in self._synced(True)[len(parameters) :]])
+        verify_same(self.process_group, entries)
+        named = self._synced(buffers)
+        arguments.check_tensors(named)
+        broadcast_tensors(self.process_group, [t for _, t in named], api=API)
+
+    def _set_up(self) -> None:
+        """Make what belongs to this process: the reducer and its hooks."""
+        module, group = self.module, self.process_group
+        delayed = {name for name, _ in self._delayed_parameters}
+        named = [(n, p) for n, p in module.named_parameters() if n not in self.parameters_to_ignore]
+        trained = [(n, p) for n, p in named if p.requires_grad and n not in delayed]
+        if not trained and not delayed:
             raise ValueError(
                 "DistributedDataParallel is not needed when a module has no parameter that "
                 "requires a gradient"
             )
-        if init_sync:
-            tensors = [p for _, p in named] + list(module.buffers())
-            broadcast_tensors(self.process_group, tensors, api=API)
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
-        # Where the buffers are kept, not the tensors: a module may put another one in the place.
-        self._buffer_places = [
-            (owner, name)
-            for owner in module.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        self.reducer = Reducer(
-            trained, self.process_group, caps, as_view=self.gradient_as_bucket_view
-        )
+        self._buffers_of_module = Buffers(module, group, self.parameters_to_ignore)
+        self._precision = None
+        dtype = None
+        if self.mixed_precision is not None:
+            self._precision = Precision(module, self.mixed_precision, self.parameters_to_ignore)
+            dtype = self.mixed_precision.reduce_dtype or self.mixed_precision.param_dtype
+        self._stats = Stats()
+        self.reducer = None
+        if trained:
+            self.reducer = Reducer(
+                trained,
+                group,
+                self._caps,
+                as_view=self.gradient_as_bucket_view,
+                find_unused=self.find_unused_parameters and not self.static_graph,
+                skip_unused=self.skip_all_reduce_unused_params,
+                sparse=arguments.sparse_indices(module, [p for _, p in trained]),
+                dtype=dtype,
+                stats=self._stats,
+            )
+            if self.static_graph:
+                self.reducer.set_static()
+            # The hooks keep the reducer alive; with this object gone, another one can take over.
+            weakref.finalize(self, self.reducer.detach).atexit = False
+        self._delayed = None
+        if delayed:
+            assert self._delay_trigger is not None
+            self._delayed = DelayedReduction(self._delayed_parameters, self._delay_trigger, group)
+            weakref.finalize(self, self._delayed.detach).atexit = False
+        self._describe([p for _, p in trained])
+
+    # -- forward -------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and arrange for the gradients of what it returns to be averaged.
@@ -176,26 +255,86 @@ device_mesh
         Raises
         ------
         DistError
-            If an earlier backward pass failed to average gradients, or a parameter that was frozen
-            at construction now requires a gradient.
+            If an earlier backward pass failed to average gradients.
+        ValueError
+            If a parameter that was frozen at construction now requires a gradient.
         """
-        averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self.reducer.check()
-        if averaging:
+        args, kwargs = _outside_graphs(self._before_forward)(args, kwargs)
+        with self._precision.in_forward() if self._precision is not None else nullcontext():
+            output = self._run(args, kwargs)
+        return _outside_graphs(self._after_forward)(output)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        # torch.compile asks torch's class which module is running, and divides its graph where
+        # that one's buckets end, so that they can start while the rest of backward computes.
+        reference = torch.nn.parallel.DistributedDataParallel
+        before = reference._active_ddp_module
+        reference._active_ddp_module = self  # type: ignore[assignment]
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            reference._active_ddp_module = before
+
+    def _averages(self) -> bool:
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def _before_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        averages = self._averages()
+        if self.reducer is not None:
+            self.reducer.check()
+        if averages:
             self._check_frozen()
-        if self.broadcast_buffers and self.require_forward_param_sync and self._buffer_places:
-            buffers = [owner._buffers[name] for owner, name in self._buffer_places]
-            broadcast_tensors(
-                self.process_group, [b for b in buffers if b is not None], api=f"{API} buffers"
-            )
-        output = self.module(*args, **kwargs)
+            self._stats.forward_begins()
+            if self.reducer is not None:
+                self.reducer.rebuild()
+        self._sync_buffers("PRE_FORWARD")
+        if self._precision is not None:
+            args, kwargs = self._precision.cast(args), self._precision.cast(kwargs)
+        return args, kwargs
+
+    def _after_forward(self, output: Any) -> Any:
+        self._sync_buffers("POST_FORWARD")
+        averages = self._averages()
         # Buffers of other ranks have moved away from rank 0's only if this was a training step.
-        self.require_forward_param_sync = averaging
-        if averaging:
+        self.require_forward_param_sync = averages
+        if self._delayed is not None and torch.is_grad_enabled():
+            self._delayed.expect(averages)
+        if self.reducer is None:
+            return output
+        if averages:
             self.reducer.expect(output)
         elif torch.is_grad_enabled():
             self.reducer.keep_local()
         return output
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward makes buffers alike; local.
+
+        Returns
+        -------
+        bool
+            False also where the module has none.
+        """
+        return (
+            self.require_forward_param_sync
+            and self.forward_sync_buffers
+            and bool(self._buffers_of_module)
+        )
+
+    def _sync_buffers(self, when: str) -> None:
+        if self.will_sync_module_buffers():
+            futures = self._buffers_of_module.sync(when)
+            if futures and self.reducer is not None:
+                self.reducer.after_backward += futures
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"parameter {name} requires a gradient now but did not when "
+                    "DistributedDataParallel was constructed, so its gradient would differ between "
+                    "ranks; wrap the module again after changing requires_grad, on all ranks"
+                )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -217,6 +356,8 @@ device_mesh
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    # -- hooks ---------------------------------------------------------------------------------
 
     def register_comm_hook(
         self, state: Any, hook: Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
@@ -256,9 +397,63 @@ device_mesh
         """
         if not callable(hook):
             raise TypeError(f"Communication hook must be callable, not {type(hook).__name__}")
-        if self.reducer.has_hook:
+        reducer = self._the_reducer("register_comm_hook")
+        if reducer.has_hook:
             raise RuntimeError("register_comm_hook can only be called once")
-        self.reducer.set_hook(state, hook)
+        reducer.set_hook(state, hook)
+        self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
+
+    def _register_buffer_comm_hook(
+        self,
+        state: Any,
+        hook: Callable[[Any, dict[str, torch.Tensor]], Any],
+        comm_hook_location: Any = BufferCommHookLocation.POST_FORWARD,
+    ) -> None:
+        """Let ``hook(state, named_buffers)`` make buffers alike, in place of rank 0's copy.
+
+        It may return a list of futures, which are waited for at the end of backward.
+        """
+        if not callable(hook):
+            raise TypeError(f"hook must be callable, not {type(hook).__name__}")
+        self._buffers_of_module.set_hook(state, hook, comm_hook_location)
+
+    def _the_reducer(self, what: str) -> Reducer:
+        if self.reducer is None:
+            raise RuntimeError(f"{what}: the all-reduce of all parameters is delayed")
+        return self.reducer
+
+    # -- settings after construction -----------------------------------------------------------
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The older name of ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = bool(value)
+
+    def _set_static_graph(self) -> None:
+        """Take the graph for static from now on; before the first backward, on all ranks."""
+        if self.static_graph:
+            warnings.warn(
+                "You've set static_graph to be True, no need to set it again.", stacklevel=2
+            )
+            return
+        self._the_reducer("_set_static_graph").set_static()
+        self.static_graph = True
+        self._stats.describe(static_graph=True)
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: torch.nn.Module, params_and_buffers_to_ignore: Sequence[str]
+    ) -> None:
+        """Leave these full names alone when `module` is wrapped: no copies and no averages."""
+        module._ddp_params_and_buffers_to_ignore = list(  # type: ignore[assignment]
+            params_and_buffers_to_ignore
+        )
+
+    # -- figures -------------------------------------------------------------------------------
 
     @property
     def communication_seconds(self) -> float:
@@ -266,39 +461,75 @@ device_mesh
 
         What backward did not hide; reading it is local.
         """
-        return self.reducer.wait_seconds
+        return self._stats.wait_seconds
 
-    def _check_frozen(self) -> None:
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise ValueError(
-                    f"parameter {name} requires a gradient now but did not when "
-                    "DistributedDataParallel was constructed, so its gradient would differ between "
-                    "ranks; wrap the module again after changing requires_grad, on all ranks"
-                )
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Figures under the names of torch's DDP logging data; times in nanoseconds. Local."""
+        return self._stats.data()
 
-
-def _only_defaults(**arguments: Any) -> None:
-    """Refuse arguments whose default (None here) was changed."""
-    for name, value in arguments.items():
-        if value is not None:
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Take times in the first ten iterations, and then in every so-manieth."""
+        if sample_rate < 1:
             raise ValueError(
-                f"hpcdist's DistributedDataParallel does not offer {name}={value!r} yet; leave it "
-                "at its default"
+                "DDP runtime logging sample rate should be equal or greater than 1, not "
+                f"{sample_rate}"
             )
+        self._stats.rate = sample_rate
+
+    def _describe(self, trained: list[torch.nn.Parameter]) -> None:
+        group = self.process_group
+        self._stats.describe(
+            module_name=type(self.module).__name__,
+            backend_name=group._backend,
+            device_ids="",
+            output_device=-1,
+            world_size=group.size(),
+            rank=group.rank(),
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            broadcast_buffers=self.forward_sync_buffers,
+            static_graph=self.static_graph,
+            bucket_cap_bytes=self.bucket_bytes_cap,
+            is_multi_device_module=False,
+            has_sync_bn=any("SyncBatchNorm" in type(m).__name__ for m in self.module.modules()),
+        )
+        buckets = self.reducer.buckets if self.reducer is not None else []
+        self._stats.constructed(trained, buckets)
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not _group.world.pg:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default "
+                "process group, because another group cannot be found again; pickle .module, or "
+                "its state_dict()"
+            )
+        state = self.__dict__.copy()
+        for name in _OF_THIS_PROCESS:
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.process_group = _group.member(None)
+        self._set_up()
 
 
-def _check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse what cannot be copied; the same on all ranks, because they have been compared."""
-    for name, tensor in named:
-        if torch.nn.parameter.is_lazy(tensor):
-            raise ValueError(
-                f"{name} has no shape yet; run one forward of the lazy module before wrapping it"
-            )
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name} has layout {tensor.layout}; only dense tensors are offered")
-        if any(st == 0 and n > 1 for st, n in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(
-                f"{name} is expanded (shape {tuple(tensor.shape)}, stride {tensor.stride()}), so "
-                "its elements share memory; make it with .clone() or .contiguous()"
-            )
+# Not copied and not pickled: made anew by _set_up.
+_OF_THIS_PROCESS = (
+    "process_group",
+    "reducer",
+    "_stats",
+    "_frozen",
+    "_buffers_of_module",
+    "_precision",
+    "_delayed",
+)
+
+
+def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile, if it is there at all, from looking into `function`."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    return torch.compiler.disable(function)

@@ -11,31 +11,40 @@ a hook on each output tensor. The output's hook runs before any parameter's and 
 backward pass (a nested one, from re-entrant checkpointing, has an end of its own, which would be
 too early). Gradients that arrive unannounced (``no_sync``, or the bare module used on its own)
 stay local.
+
+Parameters that get no gradient are an error, unless the reducer looks for them (in the graph behind
+forward's outputs, and at the end of backward for those that the graph leads to in vain), or the
+graph is static: then the first backward pass counts, and its buckets start at its end.
 """
 
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
-from hpcdist.parallel.bucket import Allocator, Bucket, allocate, assign_buckets
+from hpcdist.parallel import graph, texts
+from hpcdist.parallel.bucket import Allocator, allocate
 from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.schedule import Schedule
+from hpcdist.parallel.stats import Stats
 from hpcdist.work import ReduceOp
 
 __all__ = ["Reducer"]
 
-API = "DistributedDataParallel"
 # What peers see when this rank's backward ended before all buckets were full.
 API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
+API_USED = "DistributedDataParallel: parameters in use"
+
+# With gradients as views, one of this size moves into its bucket when it is ready, which frees its
+# own memory; smaller ones are moved together when the bucket is full.
+_LARGE = 1 << 16
 
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
-_MAX_NAMES = 50
 
 
 class Reducer:
@@ -48,19 +57,32 @@ class Reducer:
     group : ProcessGroup
         Between whose ranks gradients are averaged.
     caps : sequence of int
-        Bucket sizes in bytes, see :func:`assign_buckets`.
+        Bucket sizes in bytes, see :func:`~hpcdist.parallel.bucket.assign_buckets`.
     as_view : bool
         Let gradients be views of the buckets.
+    find_unused : bool
+        Look for parameters without a gradient, and take them for zeros.
+    skip_unused : bool
+        Leave out buckets whose parameters are all unused; the same ones on all ranks.
+    sparse : collection of int
+        Indices of the parameters with sparse gradients.
+    dtype : torch.dtype, optional
+        What gradients are reduced in, in place of the parameters' dtype.
     allocator : callable
         Where buckets get their memory, see :func:`hpcdist.parallel.bucket.allocate`.
+    stats : Stats, optional
+        Where to keep figures.
 
     Attributes
     ----------
     buckets : list of Bucket
         In the order in which they are reduced.
-    wait_seconds : float
-        Time this rank has spent at the end of backward waiting for other ranks and for data, since
-        construction: communication that backward did not hide.
+    after_backward : list of torch.futures.Future
+        Waited for at the end of the next backward pass; buffer hooks put theirs here.
+    divisor : int or None
+        What the next backward pass divides sums by; None means the number of ranks.
+    optimizer_in_backward : bool
+        A communication hook steps the optimizer, so gradients are not handed out.
     """
 
     def __init__(
@@ -68,49 +90,105 @@ class Reducer:
         named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
         group: Any,
         caps: Sequence[int],
+        *,
         as_view: bool = False,
+        find_unused: bool = False,
+        skip_unused: bool = False,
+        sparse: Collection[int] = (),
+        dtype: torch.dtype | None = None,
         allocator: Allocator = allocate,
+        stats: Stats | None = None,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
+        self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._group = group
-        # Backward meets the parameters roughly in the reverse of the order of registration.
-        order = range(len(self._parameters) - 1, -1, -1)
-        self.buckets = [
-            Bucket(members, [self._parameters[i] for i in members], as_view, allocator)
-            for members in assign_buckets(self._parameters, order, caps)
-        ]
-        self._bucket_of = [self.buckets[0]] * len(self._parameters)
-        for bucket in self.buckets:
-            for index in bucket.members:
-                self._bucket_of[index] = bucket
-        self.wait_seconds = 0.0
+        self._find_unused = find_unused
+        self._skip_unused = skip_unused
+        self.stats = stats or Stats()
+        self.after_backward: list[Any] = []
+        self.divisor: int | None = None
+        self.optimizer_in_backward = False
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype)
+        self._set_buckets(self._schedule.make(self._schedule.first()))
 
+        total = len(self._parameters)
+        # Passes so far; part of the entry check, so that a rank that had no gradients at all in one
+        # of them cannot pair its next one's buckets with its peers' last.
+        self._passes = 0
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the backward under way
-        self._ready = bytearray(len(self._parameters))
-        self._count = 0  # how many of them are ready
+        self._creates_graph = False
+        self._running = False  # the first gradient of the pass has come
+        self._static: list[int] | None = None  # gradients of each parameter, once counted
+        self._recording = False  # this pass counts them
+        self._template = [1] * total  # how many gradients each parameter is to get
+        self._left = self._template[:]  # and how many are to come
         self._next = 0  # first bucket not started
         self._failure: BaseException | None = None
-        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        # The order in which gradients become ready, in the first pass; then it waits to be taken
+        # over by the next forward.
+        self._order: list[int] | None = [] if not find_unused else None
+        self._first_order: list[int] | None = None
+        self._may_rebuild = not find_unused
+        self._rebuild = False
 
-        # The hooks live as long as the parameters, and hold the reducer only weakly: with the
-        # reducer gone, another one can take over the same module.
-        this = weakref.ref(self)
-        handles = [
-            parameter.register_post_accumulate_grad_hook(_make_hook(this, index))
+        # Of the search for unused parameters: those that no graph since the last pass leads to,
+        # nodes that a backward runs through, and which parameters got a gradient, here (None where
+        # nobody asks) and anywhere.
+        self._unreached: set[int] | None = None
+        self._nodes: list[Any] = []
+        self._accumulates = False
+        self._used = bytearray(total) if find_unused else None
+        self._used_anywhere: torch.Tensor | None = None
+        self._used_work: Any = None
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
             for index, parameter in enumerate(self._parameters)
         ]
-        weakref.finalize(self, _remove, handles).atexit = False
+
+    def _set_buckets(self, buckets: list[Any]) -> None:
+        self.buckets = buckets
+        self._bucket_of = [buckets[0]] * len(self._parameters)
+        self._large: dict[int, int] = {}
+        for bucket in buckets:
+            for place, index in enumerate(bucket.members):
+                self._bucket_of[index] = bucket
+                p = self._parameters[index]
+                if not bucket.sparse and bucket.as_view and p.numel() * p.itemsize >= _LARGE:
+                    self._large[index] = place
+
+    def detach(self) -> None:
+        """Take the hooks off the parameters, for good; they keep the reducer alive until then."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # -- settings -----------------------------------------------------------------------------
 
     @property
     def has_hook(self) -> bool:
         """Whether a communication hook is registered."""
         return self._hook is not None
 
+    @property
+    def buckets_rebuilt(self) -> bool:
+        """Whether the order of the first backward pass has been taken over."""
+        return "rebuilt_bucket_sizes" in self.stats.strs
+
     def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let `hook` move the buckets from now on."""
         self._hook = (state, hook)
+
+    def set_static(self) -> None:
+        """Take the graph for static: the next pass counts gradients, later ones expect as many."""
+        self._recording = True
+        self._template = [0] * len(self._parameters)
+        self._used = bytearray(len(self._parameters))
+        self._find_unused = False
+        self._order = []
+        self._may_rebuild = True
 
     # -- called by forward --------------------------------------------------------------------
 
@@ -128,106 +206,306 @@ class Reducer:
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
         if self._failure is not None:
-            raise DistError(
-                f"Expected to have finished reduction in the prior iteration, but on rank "
-                f"{self._me()} an earlier backward pass failed "
-                f"({type(self._failure).__name__}: {self._failure}), so gradients and parameters "
-                "may differ between ranks. To go on, wrap the module in a new "
-                "DistributedDataParallel on all ranks, which copies rank 0's parameters to all."
-            ) from self._failure
+            raise DistError(texts.earlier_failure(self._me(), self._failure)) from self._failure
+
+    def rebuild(self) -> bool:
+        """Take over the order of rank 0's first backward pass; collective where that is over.
+
+        Returns
+        -------
+        bool
+            Whether this was the time.
+        """
+        if not self._rebuild:
+            return False
+        self._rebuild = self._may_rebuild = False
+        order = self._schedule.agree(self._group._comm, self._first_order)
+        self._order = self._first_order = None
+        members = self._schedule.assign(order)
+        if members != [bucket.members for bucket in self.buckets]:
+            # Nothing else may hold a bucket's memory while the new ones ask for theirs.
+            self._bucket_of = []
+            self._set_buckets(self._schedule.exchange(self.buckets, members))
+        self.stats.rebuilt(self.buckets, order)
+        return True
 
     def expect(self, output: Any) -> None:
         """Announce that the backward of `output` is to average gradients."""
         self._expected = True
-        for tensor in _tensors(output):
+        tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
+        if self._find_unused or self._recording or self._static is not None:
+            self._look_for_unused(tensors)
+        for tensor in tensors:
             # A parameter that is returned as it is would keep the hook for ever.
             if tensor.grad_fn is not None:
-                tensor.register_hook(lambda _grad: self._arm())
+                tensor.register_hook(self._arm)
 
     def keep_local(self) -> None:
         """Announce that the next backward is to leave gradients alone."""
         self._expected = False
 
+    def _look_for_unused(self, tensors: list[torch.Tensor]) -> None:
+        if self._static is not None and any(self._static):
+            return  # known
+        if not tensors:
+            # The outputs are hidden in an object of some kind: only the end of backward will tell.
+            self._unreached = set()
+            return
+        found = graph.reached(tensors)
+        self._nodes = list(found.values())
+        if self._static is None and not self._recording:
+            unreached = {i for key, i in self._index.items() if key not in found}
+            # A parameter is unused if none of the forwards before a backward has used it.
+            before = self._unreached
+            self._unreached = unreached if before is None else before & unreached
+
     # -- called by autograd --------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _arm(self, _gradient: Any = None) -> None:
         """Take note of the backward pass under way, and ask to be called at its end."""
         task = _current_graph_task()
         # No gradient seen yet: nothing to lose by moving on to this pass from one that failed.
-        if self._task is None or (self._count == 0 and self._task != task):
+        if self._task is None or (not self._running and self._task != task):
             self._task = task
+            self._creates_graph = torch.is_grad_enabled()
+            self._accumulates = bool(self._nodes) and graph.will_accumulate(self._nodes)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
-    def _on_gradient(self, index: int) -> None:
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and start every bucket whose turn has come."""
+        if not self._running and not self._begin(index, parameter):
+            return
+        left = self._left[index] - 1
+        if self._used is not None and parameter.grad is not None:
+            self._used[index] = 1
+        if left:
+            self._not_ready(index, left)
+            return
+        self._left[index] = 0
+        if self._order is not None:
+            self._order.append(index)
+        bucket = self._bucket_of[index]
+        bucket.pending -= 1
+        if index in self._large:
+            bucket.pack_one(self._large[index])
+        if not bucket.pending:
+            self._start_full_buckets()
+
+    def _begin(self, index: int, parameter: torch.Tensor) -> bool:
+        """See whether a gradient that comes first begins a pass that averages."""
         if self._task is None:
             if not self._expected:
-                return
+                if self._used is not None and parameter.grad is not None:
+                    self._used[index] = 1  # under no_sync: the next pass averages it
+                return False
             self._arm()
-        if torch.is_grad_enabled():
-            raise DistError(
-                "DistributedDataParallel does not support backward(create_graph=True): gradients "
-                "of gradients would not be averaged between ranks. Use torch.autograd.grad for the "
-                "inner derivative, or call backward(create_graph=True) under no_sync()."
-            )
-        if self._ready[index]:
-            raise DistError(
-                f"Expected to mark a variable ready only once: parameter {self._names[index]} got "
-                "its gradient a second time in one backward pass, after its first one was taken "
-                "for averaging. This happens when it is used outside of the wrapped module's "
-                "forward, or in several re-entrant activation checkpoints: use "
-                "torch.utils.checkpoint with use_reentrant=False."
-            )
-        gradient = self._parameters[index].grad
-        if gradient is not None and gradient.is_sparse:
-            raise DistError(
-                f"parameter {self._names[index]} has a sparse gradient, which "
-                "DistributedDataParallel does not average; create the embedding with sparse=False"
-            )
-        self._ready[index] = 1
-        self._count += 1
-        self._bucket_of[index].pending -= 1
-        while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
-            bucket = self.buckets[self._next]
-            bucket.pack()
+        if self._creates_graph:
+            raise DistError(texts.create_graph())
+        self._begin_pass()
+        return True
+
+    def _begin_pass(self) -> None:
+        self._running = True
+        self._left = self._template[:]
+        self._nodes = []
+        self.stats.backward_begins()
+        if self._recording:
+            return
+        if self._static is not None:
+            unused = [i for i, count in enumerate(self._static) if not count]
+        else:
+            unused = sorted(self._unreached or ())
+        if unused:
+            self._take_for_unused(unused)
+
+    def _not_ready(self, index: int, left: int) -> None:
+        """Handle a gradient that is not the last expected one of its parameter."""
+        if self._recording:
+            self._left[index] = left  # counts down from 0
+            if self._order is not None:
+                self._order.append(index)
+        elif left > 0:
+            self._left[index] = left
+        elif self._static is not None:
+            before = self._static[index]
+            raise DistError(texts.changed(self._names[index], before, "more"))
+        elif self._unreached and index in self._unreached:
+            raise DistError(texts.outside(self._names[index]))
+        else:
+            raise DistError(texts.twice(self._names[index]))
+
+    def _take_for_unused(self, indices: Sequence[int]) -> None:
+        """Count parameters as ready that get no gradient in this pass on this rank."""
+        for index in indices:
+            self._left[index] = 0
+            bucket = self._bucket_of[index]
+            bucket.pending -= 1
+            bucket.unused.append(bucket.members.index(index))
+        self._start_full_buckets()
+
+    def _start_full_buckets(self) -> None:
+        buckets = self.buckets
+        while self._next < len(buckets) and not buckets[self._next].pending:
             self._next += 1
-            if self._hook is None:
-                bucket.work = self._group._comm.all_reduce(
-                    bucket.buffer, ReduceOp.AVG, True, api=API
-                )
-            else:
-                state, hook = self._hook
-                last = self._next == len(self.buckets)
-                bucket.work = hook(state, GradBucket(bucket, self._next - 1, last))
+            self._start(buckets[self._next - 1], self._next - 1)
+            if self._next == len(buckets) and self._used is not None:
+                self._used_work = self._share_used()
+
+    def _start(self, bucket: Any, index: int) -> None:
+        """Begin to move one bucket."""
+        if self._skip_unused and len(bucket.unused) == len(bucket.members):
+            return
+        bucket.pack()
+        self.stats.communication_begins()
+        bucket.work = self._move(bucket, index)
+
+    def _move(self, bucket: Any, index: int, buffer: torch.Tensor | None = None) -> Any:
+        if self._hook is None:
+            return bucket.reduce(self._group._comm, self.divisor, self._passes, buffer)
+        state, hook = self._hook
+        last = index + 1 == len(self.buckets)
+        work = hook(state, GradBucket(bucket, index, last, buffer))
+        if not callable(getattr(work, "wait", None)):
+            raise TypeError(
+                f"the communication hook must return a torch.futures.Future of a tensor, not "
+                f"{type(work).__name__}"
+            )
+        return work
+
+    def _share_used(self) -> Any:
+        """Begin to tell the other ranks which parameters got a gradient here."""
+        assert self._used is not None
+        comm = self._group._comm
+        # A copy: what comes next may be noted while this is still on its way.
+        self._used_anywhere = torch.tensor(self._used, dtype=torch.uint8)
+        if comm.size == 1 or self._skip_unused:
+            return None
+        return comm.all_reduce(
+            self._used_anywhere, ReduceOp.MAX, True, api=API_USED, extra=self._passes
+        )
+
+    # -- the end of a pass ---------------------------------------------------------------------
 
     def _end_of_backward(self) -> None:
         """Wait for the averages and hand them out; runs once, after the last gradient."""
-        if self._count == 0:
-            self._task = None  # torch.autograd.grad: no gradient was accumulated anywhere
-            return
+        if not self._running:
+            # torch.autograd.grad accumulates nothing. A backward that reaches none of the
+            # parameters is another thing: the other ranks' may, and wait for this one.
+            if not self._accumulates:
+                self._task = None
+                return
+            self._begin_pass()
+        self.stats.computed()
+        if self._recording:
+            self._end_recording()
         if self._next < len(self.buckets):
-            missing = [i for i, ready in enumerate(self._ready) if not ready]
-            self._abandon()
-            raise DistError(self._unused_message(missing))
+            missing = [i for i, left in enumerate(self._left) if left]
+            if self._find_unused:
+                self._take_for_unused(missing)
+            else:
+                self._abandon()
+                raise DistError(self._unfinished(missing))
+        self._finish()
+
+    def _end_recording(self) -> None:
+        """Take what was counted for the static graph, and start all buckets."""
+        self._recording = False
+        self._template = [-count for count in self._left]
+        assert self._order is not None
+        last = dict.fromkeys(reversed(self._order))  # a parameter is ready with its last gradient
+        self._order = list(reversed(last))
+        unused = [i for i, count in enumerate(self._template) if not count]
+        self._order += unused
+        for bucket in self.buckets:
+            bucket.pending = 0
+        for index in unused:
+            bucket = self._bucket_of[index]
+            bucket.pending += 1
+        self._take_for_unused(unused)
+        self._left = [0] * len(self._left)
+        self._static = self._template
+
+    def _finish(self) -> None:
         try:
             with torch.no_grad():
                 for bucket in self.buckets:
-                    began = time.perf_counter()
-                    result = bucket.work.wait()
-                    self.wait_seconds += time.perf_counter() - began
-                    if self._hook is not None and result.data_ptr() != bucket.buffer.data_ptr():
-                        bucket.buffer.copy_(result)
-                    bucket.unpack()
+                    if bucket.work is not None:
+                        self._take(bucket)
+                for future in self.after_backward:
+                    future.wait()
         except BaseException as error:
-            self._failure = error
+            self._fail(error)
             if isinstance(error, DistMismatchError):
                 # The group goes on: let what is under way come to its end, whatever that is. After
                 # other errors that could take a timeout for each bucket.
                 for bucket in self.buckets:
-                    self._settle(bucket.work.wait)
+                    if bucket.work is not None:
+                        self._settle(bucket.work.wait)
             raise
+        else:
+            unused = [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
+            size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
+            self.stats.finished(len(self.buckets), frozenset(unused), size)
+            self._rebuild = self._may_rebuild
+            if self._order is not None:
+                self._first_order, self._order = self._order, None
         finally:
             self._reset()
+
+    def _take(self, bucket: Any) -> None:
+        began = time.perf_counter()
+        result = bucket.work.wait()
+        keep = self._unused_everywhere(bucket) if bucket.unused else ()
+        self.stats.wait_seconds += time.perf_counter() - began
+        if self.optimizer_in_backward:
+            return
+        if self._hook is None and not bucket.sparse:
+            bucket.take(None, keep, self.divisor)
+            return
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            (result,) = result
+        if not isinstance(result, torch.Tensor) or (
+            not result.is_sparse and result.numel() != bucket.buffer.numel()
+        ):
+            raise TypeError(
+                "the future of a communication hook must hold one tensor of as many elements as "
+                f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
+            )
+        bucket.take(result, keep, None)
+
+    def _unused_everywhere(self, bucket: Any) -> list[int]:
+        """Places in the bucket of parameters that got no gradient on any rank."""
+        if self._used_work is not None:
+            self._used_work.wait()
+            self._used_work = None
+        used = self._used_anywhere
+        assert used is not None
+        return [place for place in bucket.unused if not used[bucket.members[place]]]
+
+    def shadow(self) -> None:
+        """Take a joined rank's part in the others' backward pass: zeros everywhere.
+
+        All ranks that have run out of data must call it once per backward pass of the others.
+        """
+        try:
+            with torch.no_grad():
+                works = [
+                    self._move(bucket, index, bucket.zeros())
+                    for index, bucket in enumerate(self.buckets)
+                ]
+                if self._used is not None:
+                    self._used = bytearray(len(self._used))
+                    works.append(self._share_used())
+                for work in works:
+                    if work is not None:
+                        work.wait()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if self._recording:
+            raise DistError("a rank that has run no backward pass cannot join a static graph")
+        self._rebuild = self._may_rebuild
+        self._reset()
 
     # -- when something went wrong -------------------------------------------------------------
 
@@ -242,15 +520,20 @@ class Reducer:
         """
         try:
             for bucket in self.buckets[: self._next]:
-                self._settle(bucket.work.wait)
+                if bucket.work is not None:
+                    self._settle(bucket.work.wait)
+            if self._used_work is not None:
+                self._settle(self._used_work.wait)
             if self._group._comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
                 for _ in self.buckets[self._next :]:
                     if not isinstance(self._failure, DistTimeoutError):
                         self._settle(lambda: self._group._comm.barrier(api=API_ABANDON))
             elif self._next < len(self.buckets) and self._group.size() > 1:
-                self._failure = DistError(
-                    "backward ended before all buckets were reduced, and with the entry check off "
-                    "there is no safe way to tell the other ranks"
+                self._fail(
+                    DistError(
+                        "backward ended before all buckets were reduced, and with the entry check "
+                        "off there is no safe way to tell the other ranks"
+                    )
                 )
         finally:
             self._reset()
@@ -261,63 +544,46 @@ class Reducer:
             call()
         except DistError as error:
             if self._failure is None:
-                self._failure = error
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self.stats.failed(error)
 
     def _reset(self) -> None:
-        self._expected = False
+        """Get ready for the next pass."""
+        self._passes += 1
+        self._expected = self._running = False
         self._task = None
-        self._ready = bytearray(len(self._parameters))
-        self._count = 0
         self._next = 0
+        self._unreached = None
+        self._nodes = []
+        self._used_work = None
+        self.after_backward = []
+        if self._used is not None:
+            self._used = bytearray(len(self._used)) if self._static is None else None
+        if self._order is not None:
+            self._order = []
         for bucket in self.buckets:
             bucket.reset()
 
-    def _unused_message(self, missing: list[int]) -> str:
+    def _unfinished(self, missing: list[int]) -> str:
+        if self._static is not None:
+            index = missing[0]
+            count = self._static[index]
+            return texts.changed(self._names[index], count, str(count - self._left[index]))
         names = [
             self._names[i]
             + ("" if self._parameters[i].requires_grad else " (its requires_grad is now False)")
             for i in missing
         ]
-        more = len(names) - _MAX_NAMES
-        if more > 0:
-            names[_MAX_NAMES:] = [f"and {more} more"]
-        return (
-            "Expected to have finished reduction in the prior iteration before starting a new one: "
-            f"on rank {self._me()}, backward ended without a gradient for {len(missing)} of "
-            f"{len(self._names)} parameters: {', '.join(names)}. They took no part in the loss, so "
-            "there is nothing to average, and this pass's gradients must not be used. Use every "
-            "parameter in forward and every output in the loss, or call requires_grad_(False) on "
-            "parameters that are not trained before the module is wrapped."
-        )
+        return texts.unused(self._me(), names, len(self._names))
 
     def _me(self) -> int:
         return self._group._ranks[self._group.rank()]
 
 
-def _make_hook(this: weakref.ref[Reducer], index: int) -> Callable[[torch.Tensor], None]:
-    def hook(_parameter: torch.Tensor) -> None:
-        reducer = this()
-        if reducer is not None:
-            reducer._on_gradient(index)
-
-    return hook
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in any nest of lists, tuples, dicts and dataclasses."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors(item)
-    elif isinstance(output, dict):
-        for item in output.values():
-            yield from _tensors(item)
-    elif is_dataclass(output) and not isinstance(output, type):
-        for field in fields(output):
-            yield from _tensors(getattr(output, field.name))
+def _shape(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    return type(result).__name__

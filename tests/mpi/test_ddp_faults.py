@@ -130,23 +130,42 @@ def test_a_rank_that_builds_no_wrapper() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "error", "text"),
     [
-        {"device_ids": [0]},
-        {"output_device": 0},
-        {"dim": 1},
-        {"find_unused_parameters": True},
-        {"static_graph": True},
-        {"delay_all_reduce_named_params": [("0.weight", None)]},
-        {"param_to_hook_all_reduce": torch.zeros(1)},
-        {"mixed_precision": object()},
+        ({"device_ids": [0]}, ValueError, "device_ids and output_device only work"),
+        ({"output_device": 0}, ValueError, "device_ids and output_device only work"),
+        ({"dim": 1}, ValueError, "dim=1: it means something only with several devices"),
+        (
+            {"delay_all_reduce_named_params": []},
+            ValueError,
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the",
+        ),
+        ({"param_to_hook_all_reduce": torch.zeros(1)}, ValueError, "need to be set at the same"),
+        ({"bucket_cap_mb_list": [1, -2]}, ValueError, "0 or more MiB, not -2"),
     ],
-    ids=lambda arguments: next(iter(arguments)),
+    ids=str,
 )
-def test_what_is_not_offered_is_refused_by_name(arguments: dict) -> None:
-    (name,) = arguments
-    with pytest.raises(ValueError, match=f"does not offer {name}="):
+def test_arguments_that_are_refused(arguments: dict, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         DDP(layers(3, 3), **arguments)
+
+
+def test_a_group_and_a_mesh() -> None:
+    size = dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    DDP(layers(3, 3), device_mesh=mesh)
+    with parallel_raises(RuntimeError, match="both process_group and device_mesh"):
+        DDP(layers(3, 3), device_mesh=mesh, process_group=dist.group.WORLD)
+    with parallel_raises(RuntimeError, match="Only 1D device mesh"):
+        DDP(layers(3, 3), device_mesh=dist.init_device_mesh("cpu", (1, size)))
+
+
+def test_arguments_without_effect() -> None:
+    with pytest.warns(FutureWarning, match="check_reduction has no effect"):
+        DDP(layers(3, 3), check_reduction=True)
+    with pytest.warns(FutureWarning, match="broadcast_buffers is ignored"):
+        model = DDP(layers(3, 3), broadcast_buffers=True, forward_sync_buffers=False)
+    parallel_assert(not model.broadcast_buffers)
 
 
 def test_modules_that_cannot_be_trained() -> None:
@@ -297,12 +316,6 @@ def test_gradients_of_gradients_are_refused() -> None:
         model(x).square().sum().backward(create_graph=True)
     model.zero_grad()
     model(x).square().sum().backward()
-
-
-def test_sparse_gradients_are_refused() -> None:
-    model = DDP(nn.Embedding(4, 3, sparse=True))
-    with parallel_raises(dist.DistError, match="weight has a sparse gradient"):
-        model(torch.tensor([1])).sum().backward()
 
 
 def test_a_parameter_that_is_ready_twice() -> None:

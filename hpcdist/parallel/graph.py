@@ -1,0 +1,97 @@
+"""The autograd graph behind a module's outputs: which parameters it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["find_tensors", "reached", "will_accumulate"]
+
+# The class of the nodes at the ends of the graph, which add to a leaf's .grad.
+_Accumulate = type(torch.autograd.graph.get_gradient_edge(torch.ones((), requires_grad=True)).node)
+
+
+def find_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in any nest of lists, tuples, mappings and dataclasses.
+
+    Parameters
+    ----------
+    value : object
+        What a forward returns. Other objects are not looked into.
+
+    Yields
+    ------
+    torch.Tensor
+        In order.
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from find_tensors(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from find_tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from find_tensors(getattr(value, field.name))
+
+
+def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
+    """Find the leaves whose gradients a backward from `outputs` would accumulate.
+
+    About 0.25 µs per node of the graph. The nodes are torch's own; Python hands out one object for
+    a node as long as somebody holds it, so a set of those tells which have been visited.
+
+    Parameters
+    ----------
+    outputs : iterable of torch.Tensor
+        Those without a graph are passed over, but a leaf that is an output itself counts.
+
+    Returns
+    -------
+    dict
+        ``id`` of the leaf tensor to its accumulating node (None for a leaf among `outputs`).
+    """
+    found: dict[int, Any] = {}
+    todo = []
+    for tensor in outputs:
+        if tensor.grad_fn is not None:
+            todo.append(tensor.grad_fn)
+        elif tensor.requires_grad:
+            found[id(tensor)] = None
+    seen = set(todo)
+    while todo:
+        for node, _ in todo.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                if type(node) is _Accumulate:
+                    found[id(node.variable)] = node
+                else:
+                    todo.append(node)
+    return found
+
+
+def will_accumulate(nodes: Iterable[Any]) -> bool:
+    """Tell whether the backward under way is going to add to the ``.grad`` of any leaf.
+
+    Parameters
+    ----------
+    nodes : iterable
+        Nodes from :func:`reached`.
+
+    Returns
+    -------
+    bool
+        False in :func:`torch.autograd.grad`. Valid only inside of a backward pass.
+    """
+    for node in nodes:
+        try:
+            if node is not None and torch._C._will_engine_execute_node(node):
+                return True
+        except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+            return False
+    return False
