@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, line in COMMANDS.items():
         # Only the chosen command's module is imported, for its arguments.
         module = importlib.import_module(f"{__name__}.{name}") if name in words[:1] else None
-        if hasattr(module, "main"):
+        if module and hasattr(module, "main"):
             return module.main(words[1:])
         command = commands.add_parser(
             name,

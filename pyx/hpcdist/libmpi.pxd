@@ -14,3 +14,37 @@ cdef extern from "mpi.h" nogil:
     int MPI_Get_library_version(char*, int*)
     int MPI_Comm_rank(MPI_Comm, int*)
     int MPI_Comm_size(MPI_Comm, int*)
+
+    # for _bench
+    ctypedef void* MPI_Datatype
+    ctypedef void* MPI_Op
+    ctypedef void* MPI_Request
+    ctypedef void* MPI_Errhandler
+    ctypedef struct MPI_Status:
+        pass
+    MPI_Comm MPI_COMM_NULL
+    MPI_Op MPI_OP_NULL
+    MPI_Errhandler MPI_ERRORS_RETURN
+    void* MPI_IN_PLACE
+    MPI_Status* MPI_STATUS_IGNORE
+    MPI_Status* MPI_STATUSES_IGNORE
+    int MPI_MAX_ERROR_STRING
+
+    int MPI_Comm_dup(MPI_Comm, MPI_Comm*)
+    int MPI_Comm_free(MPI_Comm*)
+    int MPI_Comm_set_errhandler(MPI_Comm, MPI_Errhandler)
+    int MPI_Error_string(int, char*, int*)
+    int MPI_Barrier(MPI_Comm)
+    int MPI_Allreduce(const void*, void*, int, MPI_Datatype, MPI_Op, MPI_Comm)
+    int MPI_Bcast(void*, int, MPI_Datatype, int, MPI_Comm)
+    int MPI_Reduce(const void*, void*, int, MPI_Datatype, MPI_Op, int, MPI_Comm)
+    int MPI_Reduce_scatter_block(const void*, void*, int, MPI_Datatype, MPI_Op, MPI_Comm)
+    int MPI_Allgather(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm)
+    int MPI_Alltoall(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm)
+    int MPI_Gather(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm)
+    int MPI_Scatter(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, int, MPI_Comm)
+    int MPI_Send(const void*, int, MPI_Datatype, int, int, MPI_Comm)
+    int MPI_Recv(void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Status*)
+    int MPI_Isend(const void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*)
+    int MPI_Irecv(void*, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request*)
+    int MPI_Waitall(int, MPI_Request*, MPI_Status*)

@@ -44,6 +44,7 @@ ROOMS = {
     "_loader": "loader",
     "_build_info": "loader",
     "_engine": "native",
+    "_bench": "native",
     "_buffer": "native",
     "_ops": "native",
     "launchers": "launchers",

@@ -26,6 +26,7 @@ DEFAULT = "collectives"
 #: Bench -> what it measures, in a line. The module of the same name in this folder does it.
 BENCHES: dict[str, str] = {
     "collectives": "time and bandwidth of collectives, beside other libraries (the default)",
+    "overlap": "how much of an all_reduce hides behind computation",
 }
 
 

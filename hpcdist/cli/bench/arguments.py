@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-__all__ = ["add_measure", "add_output", "add_sizes", "positive", "size", "sizes"]
+__all__ = [
+    "add_libraries",
+    "add_measure",
+    "add_output",
+    "add_sizes",
+    "natural",
+    "positive",
+    "size",
+    "sizes",
+]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -61,12 +70,38 @@ def positive(text: str) -> int:
     argparse.ArgumentTypeError
         If it is none.
     """
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0.
+
+    Parameters
+    ----------
+    text : str
+        The number.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     try:
         number = int(text)
-        if number < 1:
+        if number < least:
             raise ValueError
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number of at least {least}"
+        ) from None
     return number
 
 
@@ -125,7 +160,9 @@ def sizes(options: argparse.Namespace) -> list[int]:
     return found
 
 
-def add_measure(parser: argparse.ArgumentParser, rounds: int = 20, warmup: int = 2) -> None:
+def add_measure(
+    parser: argparse.ArgumentParser, rounds: int = 20, warmup: int = 2, calls: bool = True
+) -> None:
     """Add ``-n -w -c``: how often to measure.
 
     Parameters
@@ -134,6 +171,8 @@ def add_measure(parser: argparse.ArgumentParser, rounds: int = 20, warmup: int =
         Gets the options ``rounds``, ``warmup``, ``calls``.
     rounds, warmup : int
         The defaults.
+    calls : bool
+        Whether to add ``-c``.
     """
     group = parser.add_argument_group("measuring")
     group.add_argument(
@@ -147,17 +186,39 @@ def add_measure(parser: argparse.ArgumentParser, rounds: int = 20, warmup: int =
     group.add_argument(
         "-w",
         "--warmup",
-        type=int,
+        type=natural,
         default=warmup,
         metavar="N",
         help=f"measurements before those, thrown away ({warmup})",
     )
+    if calls:
+        group.add_argument(
+            "-c",
+            "--calls",
+            type=positive,
+            metavar="N",
+            help="calls in one measurement (as many as take about 2 ms)",
+        )
+
+
+def add_libraries(group: argparse._ArgumentGroup, names: Sequence[str]) -> None:
+    """Add ``-l``: what to compare.
+
+    Parameters
+    ----------
+    group : argument group
+        Gets the option ``libraries``.
+    names : sequence of str
+        What there is; all by default.
+    """
     group.add_argument(
-        "-c",
-        "--calls",
-        type=positive,
-        metavar="N",
-        help="calls in one measurement (as many as take about 2 ms)",
+        "-l",
+        "--libraries",
+        nargs="+",
+        choices=names,
+        default=list(names),
+        metavar="LIBRARY",
+        help=f"what to compare: {', '.join(names)} (all)",
     )
 
 

@@ -7,7 +7,9 @@ operation, are left out, with a line that says so.
 
   hpcdist      as it comes, with the entry check
   hpcdist-off  without the entry check (HPCDIST_CHECK=off)
+  c            a loop in C over the same MPI call: what the library takes by itself
   mpi4py       the same MPI call from mpi4py, on NumPy arrays
+  gloo         torch.distributed with its gloo backend, in the same processes
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from hpcdist.dtypes import DTYPES, lookup
 from . import arguments, formats
 from .errors import BenchError, Unsupported
 from .job import Job
-from .libraries import LIBRARIES, Library
+from .libraries import LIBRARIES
+from .library import Library, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
 
@@ -80,15 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="(0)")
     names = [library.name for library in LIBRARIES]
-    group.add_argument(
-        "-l",
-        "--libraries",
-        nargs="+",
-        choices=names,
-        default=names,
-        metavar="LIBRARY",
-        help=f"what to compare: {', '.join(names)} (all)",
-    )
+    arguments.add_libraries(group, names)
     group.add_argument(
         "--no-check", action="store_true", help="do not compare the results with what they must be"
     )
@@ -134,34 +129,14 @@ def run(options: argparse.Namespace) -> int:
         table.begin(job.facts())
         if job.size == 1:
             table.note("one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist ...")
-        wrong = _measure(job, table, _open(job, table, options), names, sizes, options)
+        libraries = open_libraries(job, table, LIBRARIES, options.libraries)
+        wrong = _measure(job, table, libraries, names, sizes, options)
         if wrong:
             table.note(f"{wrong} wrong elements")
         table.end()
+        for library in libraries:
+            library.close()
     return 1 if wrong else 0
-
-
-def _open(job: Job, table: formats.Table, options: argparse.Namespace) -> list[Library]:
-    """The libraries that are here."""
-    import torch
-
-    # Its worker threads spin for a while after each use, on cores that the measurement needs.
-    torch.set_num_threads(1)
-    found = []
-    for library in (kind() for kind in LIBRARIES if kind.name in options.libraries):
-        problem = None
-        try:
-            library.open(job)
-        except Unsupported as error:
-            problem = str(error)
-        problem = job.problem(problem)
-        if problem is None:
-            found.append(library)
-        else:
-            table.note(f"without {library.name}: {problem}")
-    if not found:
-        raise BenchError("none of the libraries asked for is here")
-    return found
 
 
 def _measure(

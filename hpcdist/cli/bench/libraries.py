@@ -1,94 +1,22 @@
-"""The libraries that are compared: how each makes the call, on the same buffers.
-
-A library is a class with a `name` and two methods: ``open(job)`` gets it ready or raises
-:class:`Unsupported`, ``call(case)`` gives a function and its arguments, or raises Unsupported. The
-function is called with just these in a loop, so nothing of ours stands between.
-"""
+"""The libraries: hpcdist, the MPI library itself, mpi4py, and torch with gloo."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import repeat
+import os
+import socket
 from typing import Any
 
-from hpcdist import group
-from hpcdist.ops import all_to_all, barrier, broadcast, gather, reduce, scatter
+from hpcdist import _bench, group
+from hpcdist.ops import all_to_all, barrier, broadcast, gather, p2p, reduce, scatter
 from hpcdist.work import ReduceOp
 
 from .errors import Unsupported
 from .job import Job
+from .library import Call, Library, Messages, Wait
 from .measure import Batch
 from .operations import Case
 
-__all__ = ["LIBRARIES", "Hpcdist", "Library", "Mpi4py", "Unchecked"]
-
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-
-
-class Library:
-    """What is compared."""
-
-    name = ""
-
-    def open(self, job: Job) -> None:
-        """Get ready. All ranks call it.
-
-        Parameters
-        ----------
-        job : Job
-            The ranks.
-
-        Raises
-        ------
-        Unsupported
-            If it is not here.
-        """
-
-    def call(self, case: Case) -> Call:
-        """The function that does it, and its arguments.
-
-        Parameters
-        ----------
-        case : Case
-            What is to be done.
-
-        Returns
-        -------
-        tuple
-            The function and the tuple of its arguments.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no such operation.
-        """
-        raise NotImplementedError
-
-    def batch(self, case: Case) -> Batch:
-        """What makes a number of calls.
-
-        Parameters
-        ----------
-        case : Case
-            What is to be done.
-
-        Returns
-        -------
-        callable
-            Takes the number.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no such operation.
-        """
-        function, arguments = self.call(case)
-
-        def run(calls: int) -> None:
-            for _ in repeat(None, calls):
-                function(*arguments)
-
-        return run
+__all__ = ["LIBRARIES", "CLoop", "Gloo", "Hpcdist", "Mpi4py", "Unchecked"]
 
 
 class Hpcdist(Library):
@@ -99,36 +27,28 @@ class Hpcdist(Library):
 
     def call(self, case: Case) -> Call:
         """See :meth:`Library.call`."""
-        name, root = case.operation.name, case.root
+        name, root, send, recv = case.operation.name, case.root, case.send, case.recv
         op: tuple[Any, ...] = ()
         if case.operation.reduces and case.redop != "SUM":
             op = (getattr(ReduceOp, case.redop),)
         if name == "all_reduce":
-            return reduce.all_reduce, (case.send, *op)
+            return reduce.all_reduce, (send, *op)
         if name == "reduce":
-            return reduce.reduce, (case.send, root, *op)
+            return reduce.reduce, (send, root, *op)
         if name == "reduce_scatter_tensor":
-            return reduce.reduce_scatter_tensor, (case.recv, case.send, *op)
+            return reduce.reduce_scatter_tensor, (recv, send, *op)
         if name == "broadcast":
-            return broadcast.broadcast, (case.send, root)
+            return broadcast.broadcast, (send, root)
         if name == "all_gather":
-            return gather.all_gather, (case.parts(case.recv), case.send)
+            return gather.all_gather, (case.parts(recv), send)
         if name == "all_gather_into_tensor":
-            return gather.all_gather_into_tensor, (case.recv, case.send)
+            return gather.all_gather_into_tensor, (recv, send)
         if name == "gather":
-            return gather.gather, (
-                case.send,
-                case.parts(case.recv) if case.is_root else None,
-                root,
-            )
+            return gather.gather, (send, case.parts(recv) if case.is_root else None, root)
         if name == "scatter":
-            return scatter.scatter, (
-                case.recv,
-                case.parts(case.send) if case.is_root else None,
-                root,
-            )
+            return scatter.scatter, (recv, case.parts(send) if case.is_root else None, root)
         if name == "all_to_all_single":
-            return all_to_all.all_to_all_single, (case.recv, case.send)
+            return all_to_all.all_to_all_single, (recv, send)
         return barrier.barrier, ()
 
     def batch(self, case: Case) -> Batch:
@@ -144,12 +64,84 @@ class Hpcdist(Library):
 
         return run
 
+    def start(self, case: Case) -> Any:
+        """See :meth:`Library.start`."""
+        tensor, all_reduce = case.send, reduce.all_reduce
+
+        def start() -> Wait:
+            work = all_reduce(tensor, async_op=True)
+            assert work is not None
+            return work.wait
+
+        return start
+
+    def messages(self) -> Messages:
+        """See :meth:`Library.messages`."""
+
+        def wait_all(works: list[Any]) -> None:
+            for work in works:
+                work.wait()
+
+        return Messages(p2p.send, p2p.recv, p2p.isend, p2p.irecv, wait_all, lambda tensor: tensor)
+
 
 class Unchecked(Hpcdist):
     """hpcdist with ``HPCDIST_CHECK=off``."""
 
     name = "hpcdist-off"
     check = 0
+
+
+class CLoop(Library):
+    """The MPI library itself: a loop in C over one call."""
+
+    name = "c"
+
+    def open(self, job: Job) -> None:
+        """See :meth:`Library.open`."""
+        self._loop = _bench.Loop(group.world.comm.handle)
+
+    def close(self) -> None:
+        """See :meth:`Library.close`."""
+        self._loop.free()
+
+    def batch(self, case: Case) -> Batch:
+        """See :meth:`Library.batch`."""
+        loop, name = self._loop, case.operation.name
+        op = 0
+        if case.operation.reduces:
+            if case.redop == "AVG":
+                raise Unsupported("MPI has no AVG")
+            op = getattr(ReduceOp, case.redop).code
+        _fits(case)
+        arguments = (name, case.send.data_ptr(), case.recv.data_ptr(), case.part)
+        codes = (case.dtype.code, op, case.root)
+        loop.collective(*arguments, *codes, 0)  # raises before anything is sent if it cannot
+
+        def run(calls: int) -> None:
+            loop.collective(*arguments, *codes, calls)
+
+        return run
+
+    def ping_pong(self, send: Any, recv: Any, peer: int, begins: bool) -> Batch:
+        """See :meth:`Library.ping_pong`."""
+        loop, count = self._loop, send.numel()
+        addresses = send.data_ptr(), recv.data_ptr()
+        code = _code(send)
+
+        def run(calls: int) -> None:
+            loop.ping_pong(*addresses, count, code, peer, begins, calls)
+
+        return run
+
+    def stream(self, tensor: Any, peer: int, sends: bool, window: int) -> Batch:
+        """See :meth:`Library.stream`."""
+        loop, address, count, code = self._loop, tensor.data_ptr(), tensor.numel(), _code(tensor)
+
+        def run(calls: int) -> None:
+            loop.stream(address, count, code, peer, sends, window, calls)
+
+        return run
 
 
 class Mpi4py(Library):
@@ -161,25 +153,27 @@ class Mpi4py(Library):
         """See :meth:`Library.open`."""
         try:
             from mpi4py import MPI
-        except ImportError as error:
-            raise Unsupported(f"cannot be imported: {error}") from None
+        except (ImportError, RuntimeError) as error:
+            problem: str | None = f"mpi4py cannot be imported: {error}"
+        else:
+            problem = None
+        problem = job.problem(problem)  # before the first call that all have to make
+        if problem is not None:
+            raise Unsupported(problem)
         self._mpi = MPI
         self._comm = MPI.Comm.fromhandle(group.world.comm.handle).Dup()
 
+    def close(self) -> None:
+        """See :meth:`Library.close`."""
+        self._comm.Free()
+
     def call(self, case: Case) -> Call:
         """See :meth:`Library.call`."""
-        comm, name, root = self._comm, case.operation.name, case.root
-        place = self._mpi.IN_PLACE
+        comm, name, root, place = self._comm, case.operation.name, case.root, self._mpi.IN_PLACE
         if name == "barrier":
             return comm.Barrier, ()
-        try:
-            case.dtype.numpy_dtype  # noqa: B018 - raises where NumPy has no such dtype
-        except TypeError:
-            raise Unsupported(f"NumPy has no {case.dtype}") from None
-        if case.operation.reduces and case.dtype.name == "float16":
-            raise Unsupported("MPI has no float16 to reduce")
-        send, recv = case.send.numpy(), case.recv.numpy()
-        op = self._op(case)
+        send, recv = self._array(case, case.send), self._array(case, case.recv)
+        op = self._op(case) if case.operation.reduces else ()
         if name == "all_reduce":
             return comm.Allreduce, (place, send, *op)
         if name == "reduce":
@@ -197,8 +191,37 @@ class Mpi4py(Library):
             return comm.Scatter, (send if case.is_root else None, recv, root)
         return comm.Alltoall, (send, recv)
 
+    def start(self, case: Case) -> Any:
+        """See :meth:`Library.start`."""
+        array, op = self._array(case, case.send), self._op(case)
+        call, place = self._comm.Iallreduce, self._mpi.IN_PLACE
+
+        def start() -> Wait:
+            return call(place, array, *op).Wait
+
+        return start
+
+    def messages(self) -> Messages:
+        """See :meth:`Library.messages`."""
+        comm = self._comm
+        wait_all = self._mpi.Request.Waitall
+        return Messages(
+            comm.Send, comm.Recv, comm.Isend, comm.Irecv, wait_all, lambda tensor: tensor.numpy()
+        )
+
+    def _array(self, case: Case, tensor: Any) -> Any:
+        """A NumPy view that mpi4py finds an MPI type for."""
+        _fits(case)
+        try:
+            case.dtype.numpy_dtype  # noqa: B018 - raises where NumPy has no such dtype
+        except TypeError:
+            raise Unsupported(f"NumPy has no {case.dtype}") from None
+        if case.dtype.name == "float16":
+            raise Unsupported("mpi4py has no MPI type for float16")
+        return tensor.numpy()
+
     def _op(self, case: Case) -> tuple[Any, ...]:
-        if not case.operation.reduces or case.redop == "SUM" and case.dtype.kind != "bool":
+        if case.redop == "SUM" and case.dtype.kind != "bool":
             return ()
         names = {"PRODUCT": "PROD"}
         if case.dtype.kind == "bool":
@@ -206,9 +229,132 @@ class Mpi4py(Library):
             names |= {"BOR": "LOR", "BXOR": "LXOR"}
         found = getattr(self._mpi, names.get(case.redop, case.redop), None)
         if found is None:
-            raise Unsupported(f"MPI has no operation {case.redop}")
+            raise Unsupported(f"MPI has no {case.redop}")
         return (found,)
 
 
+class Gloo(Library):
+    """torch.distributed with its gloo backend, in the same processes over TCP."""
+
+    name = "gloo"
+
+    def open(self, job: Job) -> None:
+        """See :meth:`Library.open`."""
+        import torch.distributed as torch_dist
+
+        missing = not torch_dist.is_available() or not torch_dist.is_gloo_available()
+        problem = job.problem("this torch was built without gloo" if missing else None)
+        if problem is not None:
+            raise Unsupported(problem)
+        hosts = job.gather(socket.gethostname())
+        alone = len(set(hosts)) == 1
+        if alone:
+            # a host's name need not be an address of it; within a node loopback is gloo's best
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        place = "127.0.0.1" if alone else hosts[0]
+        store, port = None, 0
+        try:
+            if job.first:
+                store = torch_dist.TCPStore(
+                    place, 0, job.size, is_master=True, wait_for_workers=False
+                )
+                port = store.port
+        except RuntimeError as error:
+            problem = f"no store: {error}"
+        port = max(job.gather(port))
+        problem = job.problem(problem)
+        if problem is None:
+            try:
+                store = store or torch_dist.TCPStore(
+                    place, port, job.size, is_master=False, wait_for_workers=False
+                )
+                torch_dist.init_process_group(
+                    "gloo", store=store, rank=job.rank, world_size=job.size
+                )
+            except RuntimeError as error:
+                problem = f"gloo does not start: {error}"
+        problem = job.problem(problem)
+        if problem is not None:
+            raise Unsupported(problem.splitlines()[0])
+        self._dist = torch_dist
+
+    def close(self) -> None:
+        """See :meth:`Library.close`."""
+        self._dist.destroy_process_group()
+
+    def call(self, case: Case) -> Call:
+        """See :meth:`Library.call`."""
+        lib, name, root, send, recv = (
+            self._dist,
+            case.operation.name,
+            case.root,
+            case.send,
+            case.recv,
+        )
+        if name == "barrier":
+            return lib.barrier, ()
+        if case.dtype.name not in _GLOO:
+            raise Unsupported(f"gloo has no {case.dtype}")
+        op: tuple[Any, ...] = ()
+        if case.operation.reduces:
+            if case.redop == "AVG" or case.dtype.kind == "float" and case.redop.startswith("B"):
+                raise Unsupported(f"gloo has no {case.redop} on {case.dtype}")
+            if case.redop != "SUM":
+                op = (getattr(lib.ReduceOp, case.redop),)
+        if name == "all_reduce":
+            return lib.all_reduce, (send, *op)
+        if name == "reduce":
+            return lib.reduce, (send, root, *op)
+        if name == "reduce_scatter_tensor":
+            # torch 2.13 has another name, and warns of this one at each call
+            call = getattr(lib, "reduce_scatter_single", lib.reduce_scatter_tensor)
+            return call, (recv, send, *op)
+        if name == "broadcast":
+            return lib.broadcast, (send, root)
+        if name == "all_gather":
+            return lib.all_gather, (case.parts(recv), send)
+        if name == "all_gather_into_tensor":
+            return getattr(lib, "all_gather_single", lib.all_gather_into_tensor), (recv, send)
+        if name == "gather":
+            return lib.gather, (send, case.parts(recv) if case.is_root else None, root)
+        if name == "scatter":
+            return lib.scatter, (recv, case.parts(send) if case.is_root else None, root)
+        return lib.all_to_all_single, (recv, send)
+
+    def start(self, case: Case) -> Any:
+        """See :meth:`Library.start`."""
+        all_reduce, arguments = self.call(case)
+
+        def start() -> Wait:
+            return all_reduce(*arguments, async_op=True).wait
+
+        return start
+
+    def messages(self) -> Messages:
+        """See :meth:`Library.messages`."""
+        lib = self._dist
+
+        def wait_all(works: list[Any]) -> None:
+            for work in works:
+                work.wait()
+
+        return Messages(lib.send, lib.recv, lib.isend, lib.irecv, wait_all, lambda tensor: tensor)
+
+
+#: What gloo's collectives take.
+_GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
+
 #: In the order in which they are printed.
-LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, Mpi4py)
+LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Mpi4py, Gloo)
+
+
+def _fits(case: Case) -> None:
+    """One MPI call takes an int for a count."""
+    if case.part > 2**31 - 1:
+        raise Unsupported("more elements than one MPI call takes")
+
+
+def _code(tensor: Any) -> int:
+    from hpcdist.dtypes import lookup
+
+    return lookup(tensor.dtype).code

@@ -1,0 +1,278 @@
+"""What it takes to be compared: a library makes the calls on the same buffers as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from .errors import BenchError, Unsupported
+from .formats import Table
+from .job import Job
+from .measure import Batch
+from .operations import Case
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Call", "Library", "Messages", "Wait", "open_libraries"]
+
+#: A function and its arguments.
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+#: Ends what was started.
+Wait = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A library's point to point.
+
+    Parameters
+    ----------
+    send, recv, isend, irecv : callable
+        Take what `buffer` makes of a tensor, and the other rank.
+    wait_all : callable
+        Takes a list of what isend and irecv return.
+    buffer : callable
+        Tensor -> what the library takes; done once, not in the loop.
+    """
+
+    send: Callable[..., Any]
+    recv: Callable[..., Any]
+    isend: Callable[..., Any]
+    irecv: Callable[..., Any]
+    wait_all: Callable[[list[Any]], Any]
+    buffer: Callable[[torch.Tensor], Any]
+
+
+class Library:
+    """A library that is compared.
+
+    Attributes
+    ----------
+    name : str
+        In tables and options.
+    """
+
+    name = ""
+
+    def open(self, job: Job) -> None:
+        """Get ready. All ranks call it.
+
+        Parameters
+        ----------
+        job : Job
+            The ranks.
+
+        Raises
+        ------
+        Unsupported
+            If it is not here; it may be so on one rank alone.
+        """
+
+    def close(self) -> None:
+        """Let go of what `open` has got. All ranks call it."""
+
+    def call(self, case: Case) -> Call:
+        """The function that does a collective, and its arguments.
+
+        Parameters
+        ----------
+        case : Case
+            What is to be done.
+
+        Returns
+        -------
+        tuple
+            The function and the tuple of its arguments. Nothing of ours stands between it and the
+            loop.
+
+        Raises
+        ------
+        Unsupported
+            If the library has no such operation.
+        """
+        raise Unsupported("no collectives")
+
+    def batch(self, case: Case) -> Batch:
+        """What makes a number of calls.
+
+        Parameters
+        ----------
+        case : Case
+            What is to be done.
+
+        Returns
+        -------
+        callable
+            Takes the number.
+
+        Raises
+        ------
+        Unsupported
+            If the library has no such operation.
+        """
+        function, arguments = self.call(case)
+
+        def run(calls: int) -> None:
+            for _ in repeat(None, calls):
+                function(*arguments)
+
+        return run
+
+    def start(self, case: Case) -> Callable[[], Wait]:
+        """What starts an asynchronous all_reduce.
+
+        Parameters
+        ----------
+        case : Case
+            Its buffer.
+
+        Returns
+        -------
+        callable
+            Starts it and returns what waits for it.
+
+        Raises
+        ------
+        Unsupported
+            If the library has none.
+        """
+        raise Unsupported("no asynchronous all_reduce")
+
+    def messages(self) -> Messages:
+        """Its point to point.
+
+        Returns
+        -------
+        Messages
+
+        Raises
+        ------
+        Unsupported
+            If the library has none.
+        """
+        raise Unsupported("no point to point")
+
+    def ping_pong(self, send: torch.Tensor, recv: torch.Tensor, peer: int, begins: bool) -> Batch:
+        """What sends a message there and back a number of times.
+
+        Parameters
+        ----------
+        send, recv : torch.Tensor
+            The messages.
+        peer : int
+            The other rank.
+        begins : bool
+            Whether this rank sends first.
+
+        Returns
+        -------
+        callable
+            Takes the number.
+
+        Raises
+        ------
+        Unsupported
+            If the library has no point to point.
+        """
+        its = self.messages()
+        put, get, out, back = its.send, its.recv, its.buffer(send), its.buffer(recv)
+
+        def first(calls: int) -> None:
+            for _ in repeat(None, calls):
+                put(out, peer)
+                get(back, peer)
+
+        def second(calls: int) -> None:
+            for _ in repeat(None, calls):
+                get(back, peer)
+                put(out, peer)
+
+        return first if begins else second
+
+    def stream(self, tensor: torch.Tensor, peer: int, sends: bool, window: int) -> Batch:
+        """What sends or receives windows of messages, each window answered by one.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            One message; all of a window use its memory.
+        peer : int
+            The other rank.
+        sends : bool
+            Whether this rank sends.
+        window : int
+            Messages in flight together.
+
+        Returns
+        -------
+        callable
+            Takes the number of windows.
+
+        Raises
+        ------
+        Unsupported
+            If the library has no point to point.
+        """
+        import torch
+
+        its = self.messages()
+        data, answer = its.buffer(tensor), its.buffer(torch.zeros(1))
+        start, end = (its.isend, its.recv) if sends else (its.irecv, its.send)
+        wait_all = its.wait_all
+
+        def run(calls: int) -> None:
+            for _ in repeat(None, calls):
+                wait_all([start(data, peer) for _ in repeat(None, window)])
+                end(answer, peer)
+
+        return run
+
+
+def open_libraries(
+    job: Job, table: Table, kinds: Sequence[type[Library]], names: Sequence[str]
+) -> list[Library]:
+    """Get the libraries ready that are here; say which are not. All ranks call it.
+
+    Parameters
+    ----------
+    job : Job
+        The ranks.
+    table : Table
+        Where to say it.
+    kinds : sequence of type
+        The classes of the libraries.
+    names : sequence of str
+        Which of them.
+
+    Returns
+    -------
+    list of Library
+        The same on all ranks.
+
+    Raises
+    ------
+    BenchError
+        On all ranks, if there is none.
+    """
+    import torch
+
+    # Its worker threads spin for a while after each use, on cores that the measurement needs.
+    torch.set_num_threads(1)
+    found = []
+    for library in (kind() for kind in kinds if kind.name in names):
+        problem = None
+        try:
+            library.open(job)
+        except Unsupported as error:
+            problem = str(error)
+        problem = job.problem(problem)
+        if problem is None:
+            found.append(library)
+        else:
+            table.note(f"without {library.name}: {problem}")
+    if not found:
+        raise BenchError("none of the libraries asked for is here")
+    return found

@@ -1,0 +1,249 @@
+"""Loops in C over one MPI call: what ``python -m hpcdist bench`` compares hpcdist with.
+
+Nothing but the call stands in a loop. The memory is the caller's, the element type and the operation are those
+that hpcdist passes to MPI, and the communicator is a duplicate.
+"""
+
+from libc.stdlib cimport calloc, free
+
+from hpcdist.libmpi cimport (
+    MPI_COMM_NULL, MPI_ERRORS_RETURN, MPI_IN_PLACE, MPI_MAX_ERROR_STRING, MPI_OP_NULL, MPI_STATUS_IGNORE,
+    MPI_STATUSES_IGNORE, MPI_SUCCESS,
+    MPI_Allgather, MPI_Allreduce, MPI_Alltoall, MPI_Barrier, MPI_Bcast, MPI_Comm, MPI_Comm_dup, MPI_Comm_free,
+    MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Datatype, MPI_Error_string, MPI_Gather, MPI_Irecv, MPI_Isend, MPI_Op,
+    MPI_Recv, MPI_Reduce, MPI_Reduce_scatter_block, MPI_Request, MPI_Scatter, MPI_Send, MPI_Waitall,
+)
+
+from hpcdist.errors import DistBackendError
+
+cdef extern from "hd_mpi_ops.h" nogil:
+    int hd_mpi_ops_init()
+    MPI_Datatype hd_mpi_type(int)
+    MPI_Op hd_mpi_op(int, int)
+
+cdef extern from * nogil:
+    """
+    #define comm_of_int(n) ((MPI_Comm)(intptr_t)(n))
+    """
+    MPI_Comm comm_of_int(size_t)
+
+cdef enum Kind:
+    ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, BARRIER
+
+cdef dict kinds = {
+    "all_reduce": ALL_REDUCE,
+    "broadcast": BROADCAST,
+    "reduce": REDUCE,
+    "all_gather": ALL_GATHER,
+    "all_gather_into_tensor": ALL_GATHER,
+    "reduce_scatter_tensor": REDUCE_SCATTER,
+    "all_to_all_single": ALL_TO_ALL,
+    "gather": GATHER,
+    "scatter": SCATTER,
+    "barrier": BARRIER,
+}
+
+
+cdef class Loop:
+    """The loops, on a duplicate of a communicator. Made and freed by all its ranks together.
+
+    Parameters
+    ----------
+    handle : int
+        The communicator, as an integer.
+    """
+
+    cdef MPI_Comm comm
+    cdef int rank
+
+    def __cinit__(self, object handle):
+        cdef size_t number = int(handle) & 0xFFFFFFFFFFFFFFFF
+        self.comm = MPI_COMM_NULL
+        well(MPI_Comm_dup(comm_of_int(number), &self.comm), "MPI_Comm_dup")
+        MPI_Comm_set_errhandler(self.comm, MPI_ERRORS_RETURN)
+        well(MPI_Comm_rank(self.comm, &self.rank), "MPI_Comm_rank")
+        well(hd_mpi_ops_init(), "MPI_Op_create")
+
+    def free(self):
+        """Frees the duplicate; may be repeated."""
+        if self.comm != MPI_COMM_NULL:
+            well(MPI_Comm_free(&self.comm), "MPI_Comm_free")
+
+    def collective(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls):
+        """Calls a collective.
+
+        Parameters
+        ----------
+        name : str
+            The public name of hpcdist's operation.
+        send, recv : int
+            Addresses. all_reduce and reduce are done in place, in `send`.
+        count : int
+            Elements of one rank's part.
+        dtype, op : int
+            hpcdist's codes.
+        root : int
+            Rank of the root; ignored where there is none.
+        calls : int
+            How often.
+
+        Raises
+        ------
+        ValueError
+            MPI has no such operation.
+        DistBackendError
+            MPI reported an error.
+        """
+        cdef void* s = <void*> send
+        cdef void* r = <void*> recv
+        cdef int kind = kinds[name], rc = MPI_SUCCESS
+        cdef MPI_Datatype t = hd_mpi_type(dtype)
+        cdef MPI_Op o = hd_mpi_op(op, dtype)
+        cdef MPI_Comm c = self.comm
+        cdef bint is_root = self.rank == root
+        cdef long i = 0
+        if o == MPI_OP_NULL and kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
+            raise ValueError("MPI has no such operation on this type")
+        with nogil:
+            if kind == ALL_REDUCE:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Allreduce(MPI_IN_PLACE, s, count, t, o, c)
+                    i += 1
+            elif kind == BROADCAST:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Bcast(s, count, t, root, c)
+                    i += 1
+            elif kind == REDUCE:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Reduce(MPI_IN_PLACE if is_root else s, s, count, t, o, root, c)
+                    i += 1
+            elif kind == ALL_GATHER:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Allgather(s, count, t, r, count, t, c)
+                    i += 1
+            elif kind == REDUCE_SCATTER:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Reduce_scatter_block(s, r, count, t, o, c)
+                    i += 1
+            elif kind == ALL_TO_ALL:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Alltoall(s, count, t, r, count, t, c)
+                    i += 1
+            elif kind == GATHER:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Gather(s, count, t, r, count, t, root, c)
+                    i += 1
+            elif kind == SCATTER:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Scatter(s, count, t, r, count, t, root, c)
+                    i += 1
+            else:
+                while i < calls and rc == MPI_SUCCESS:
+                    rc = MPI_Barrier(c)
+                    i += 1
+        well(rc, name)
+
+    def ping_pong(self, size_t send, size_t recv, int count, int dtype, int peer, bint begins, long calls):
+        """Sends to the peer and receives from it, or the other way round.
+
+        Parameters
+        ----------
+        send, recv : int
+            Addresses.
+        count, dtype : int
+            Elements, and hpcdist's code of their type.
+        peer : int
+            The other rank.
+        begins : bool
+            Whether this rank sends first.
+        calls : int
+            How often there and back.
+
+        Raises
+        ------
+        DistBackendError
+            MPI reported an error.
+        """
+        cdef void* s = <void*> send
+        cdef void* r = <void*> recv
+        cdef MPI_Datatype t = hd_mpi_type(dtype)
+        cdef MPI_Comm c = self.comm
+        cdef int rc = MPI_SUCCESS
+        cdef long i = 0
+        with nogil:
+            while i < calls and rc == MPI_SUCCESS:
+                if begins:
+                    rc = MPI_Send(s, count, t, peer, 0, c)
+                    if rc == MPI_SUCCESS:
+                        rc = MPI_Recv(r, count, t, peer, 0, c, MPI_STATUS_IGNORE)
+                else:
+                    rc = MPI_Recv(r, count, t, peer, 0, c, MPI_STATUS_IGNORE)
+                    if rc == MPI_SUCCESS:
+                        rc = MPI_Send(s, count, t, peer, 0, c)
+                i += 1
+        well(rc, "ping_pong")
+
+    def stream(self, size_t address, int count, int dtype, int peer, bint sends, int window, long calls):
+        """Sends a window of messages at once and awaits an answer, or receives them and answers.
+
+        Parameters
+        ----------
+        address : int
+            Of one message, the same memory for all of a window.
+        count, dtype : int
+            Elements, and hpcdist's code of their type.
+        peer : int
+            The other rank.
+        sends : bool
+            Whether this rank sends.
+        window : int
+            Messages in flight together.
+        calls : int
+            How many windows.
+
+        Raises
+        ------
+        DistBackendError
+            MPI reported an error.
+        MemoryError
+            There is no room for the requests.
+        """
+        cdef void* p = <void*> address
+        cdef MPI_Datatype t = hd_mpi_type(dtype)
+        cdef MPI_Datatype byte = hd_mpi_type(1)
+        cdef MPI_Comm c = self.comm
+        cdef MPI_Request* requests = <MPI_Request*> calloc(window if window > 0 else 1, sizeof(MPI_Request))
+        cdef int rc = MPI_SUCCESS, k
+        cdef char answer = 0
+        cdef long i = 0
+        if requests == NULL:
+            raise MemoryError(f"no memory for {window} requests")
+        with nogil:
+            while i < calls and rc == MPI_SUCCESS:
+                k = 0
+                while k < window and rc == MPI_SUCCESS:
+                    if sends:
+                        rc = MPI_Isend(p, count, t, peer, 1, c, &requests[k])
+                    else:
+                        rc = MPI_Irecv(p, count, t, peer, 1, c, &requests[k])
+                    k += 1
+                if rc == MPI_SUCCESS:
+                    rc = MPI_Waitall(window, requests, MPI_STATUSES_IGNORE)
+                if rc == MPI_SUCCESS:
+                    if sends:
+                        rc = MPI_Recv(&answer, 1, byte, peer, 2, c, MPI_STATUS_IGNORE)
+                    else:
+                        rc = MPI_Send(&answer, 1, byte, peer, 2, c)
+                i += 1
+        free(requests)
+        well(rc, "stream")
+
+
+cdef int well(int rc, str what) except -1:
+    cdef char text[1024]
+    cdef int length = 0
+    if rc != MPI_SUCCESS:
+        if MPI_MAX_ERROR_STRING > 1024 or MPI_Error_string(rc, text, &length) != MPI_SUCCESS:
+            length = 0
+        raise DistBackendError(f"MPI failed in the C loop over {what}: {text[:length].decode(errors='replace')}")
+    return 0

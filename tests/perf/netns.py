@@ -1,0 +1,229 @@
+#!/usr/bin/env python
+"""Run an MPI program on two nodes that are not there: network namespaces with a slow link between.
+
+    sudo python tests/perf/netns.py                               the overlap table
+    sudo python tests/perf/netns.py -- train.py --epochs 1        any program, one rank a node
+    sudo python tests/perf/netns.py --rate 1gbit --cores 2 -- -m hpcdist bench all_reduce
+
+Each node is a network, host name and mount namespace of its own, with /dev/shm and /etc/hosts of
+its own: to MPI two machines that only TCP connects, at the rate given (token bucket filters on both
+ends of a veth pair). Each rank is bound to as many cores as --cores says: with one, the default,
+computation, communication and the kernel's part of TCP share it. mpirun runs on the first node, and
+reaches the second through a remote shell that only changes namespaces. Open MPI and MPICH.
+
+Needs root, and iproute2 and util-linux. The namespaces belong to processes that end with this one,
+however it ends, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HOSTS = ("node-a", "node-b")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+LINK = "link0"
+OVERLAP = ["-m", "hpcdist", "bench", "overlap"]
+NEEDED = ("ip", "tc", "unshare", "nsenter", "taskset", "mount", "hostname")
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: the kernel ends this process when its parent has gone."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def find_mpirun(given: str | None) -> str:
+    """Return the given mpirun, the one beside this Python, or that on PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = given or (str(beside) if beside.exists() else shutil.which("mpirun"))
+    if not found:
+        sys.exit("netns.py: no mpirun beside this Python and none on PATH: pass --mpi PATH")
+    return found
+
+
+def is_mpich(mpirun: str) -> bool:
+    """Whether mpirun is MPICH's."""
+    done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    return "HYDRA" in (done.stdout + done.stderr).upper()
+
+
+class Node:
+    """A node: namespaces that live as long as a process of ours that sleeps in them."""
+
+    def __init__(self, index: int, hosts: Path) -> None:
+        inside = (
+            f"hostname {HOSTS[index]} && mount --bind {shlex.quote(str(hosts))} /etc/hosts && "
+            "mount -t tmpfs tmpfs /dev/shm && mount -t sysfs sysfs /sys && "  # UCX looks there
+            "echo ready && exec sleep infinity"
+        )
+        self.keeper = subprocess.Popen(
+            ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", inside],
+            preexec_fn=die_with_parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self.keeper.stdout.readline() != "ready\n":
+            sys.exit("netns.py: the namespaces cannot be made (see above); is this root?")
+        self.enter = ["nsenter", "-t", str(self.keeper.pid), "-n", "-u", "-i", "-m", "--wd=."]
+        self.network = os.readlink(f"/proc/{self.keeper.pid}/ns/net")
+
+    def run(self, *command: str) -> None:
+        """Run a command on the node, which must succeed."""
+        subprocess.run([*self.enter, *command], check=True)
+
+    def processes(self) -> list[int]:
+        """Return what runs on the node, the keeper not counted."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and os.readlink(entry / "ns/net") == self.network:
+                    found.append(int(entry.name))
+            except OSError:  # ended meanwhile
+                pass
+        return [pid for pid in found if pid != self.keeper.pid]
+
+    def end(self) -> None:
+        """End what still runs on the node, and the node with it."""
+        for _ in range(20):
+            left = self.processes()
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if not left:
+                break
+            time.sleep(0.05)
+        self.keeper.kill()
+        self.keeper.wait()
+
+
+def connect(nodes: list[Node], rate: str) -> None:
+    """Lay the link: a veth pair, each end with a filter on what it sends."""
+    first, second = (str(node.keeper.pid) for node in nodes)
+    ends = ["type", "veth", "peer", "name", LINK, "netns", second]
+    subprocess.run(["ip", "link", "add", LINK, "netns", first, *ends], check=True)
+    for node, address in zip(nodes, ADDRESSES, strict=True):
+        node.run("ip", "link", "set", "lo", "up")
+        node.run("ip", "addr", "add", f"{address}/24", "dev", LINK)
+        node.run("ip", "link", "set", LINK, "up")
+        limit = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
+        node.run("tc", "qdisc", "add", "dev", LINK, "root", *limit)
+
+
+def remote_shell(folder: Path, nodes: list[Node], cores: list[str]) -> Path:
+    """Write the script that mpirun starts things with: HOST COMMAND..., as ssh takes them."""
+    cases = "\n".join(
+        f'    {host}) exec {shlex.join(node.enter)} taskset -c {core} sh -c "$*" ;;'
+        for host, node, core in zip(HOSTS, nodes, cores, strict=True)
+    )
+    script = folder / "rsh"
+    script.write_text(
+        "#!/bin/sh\n"
+        "while :; do case $1 in -*) shift ;; *) break ;; esac; done\n"
+        f'host=$1; shift\ncase $host in\n{cases}\n'
+        '    *) echo "no node $host" >&2; exit 1 ;;\nesac\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def command_line(mpirun: str, shell: Path, ranks: int, program: list[str]) -> list[str]:
+    """Return the mpirun command that starts the ranks over the link."""
+    python = [sys.executable, *program]
+    if is_mpich(mpirun):
+        hosts = ",".join(f"{host}:{ranks}" for host in HOSTS)
+        launcher = ["-launcher", "ssh", "-launcher-exec", str(shell), "-iface", LINK]
+        return [mpirun, *launcher, "-hosts", hosts, "-n", str(2 * ranks), *python]
+    hosts = ",".join(f"{host}:{ranks}" for host in HOSTS)
+    mca = {
+        "plm": "ssh",
+        "plm_ssh_agent": str(shell),
+        "prte_if_include": LINK,
+        "pml": "ob1",
+        "btl": "tcp,self,sm",
+        "btl_tcp_if_include": LINK,
+    }
+    options = [word for name, value in mca.items() for word in ("--mca", name, value)]
+    return [mpirun, *options, "--host", hosts, "-n", str(2 * ranks), "--bind-to", "none", *python]
+
+
+def environment(mpirun: str) -> dict[str, str]:
+    """Return what the ranks need to know: TCP over the link, and that root is meant."""
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": LINK,
+        "UCX_TLS": "tcp,self,sm",
+        "UCX_NET_DEVICES": LINK,
+        "GLOO_SOCKET_IFNAME": LINK,
+    }
+    return {**os.environ, **own}
+
+
+def cores_of(count: int) -> list[str]:
+    """Return the cores of each node, as taskset takes them."""
+    there = sorted(os.sched_getaffinity(0))
+    if len(there) < 2 * count:
+        sys.exit(f"netns.py: two nodes of {count} cores need {2 * count}; there are {len(there)}")
+    return [",".join(map(str, there[i * count : (i + 1) * count])) for i in range(2)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mpi", metavar="MPIRUN", help="(beside this Python, or on PATH)")
+    parser.add_argument("--rate", default="4gbit", help="of the link, each way, for tc (4gbit)")
+    parser.add_argument("--cores", type=int, default=1, help="of each node (1)")
+    parser.add_argument("--ranks", type=int, default=1, help="on each node (1)")
+    parser.add_argument("program", nargs="*", help="for Python: a file or -m module, arguments")
+    options = parser.parse_args()
+    if min(options.cores, options.ranks) < 1:
+        parser.error("--cores and --ranks take positive numbers")
+    missing = [name for name in NEEDED if not shutil.which(name)]
+    if missing or os.getuid() != 0:
+        sys.exit(f"netns.py: needs root, and {', '.join(missing or NEEDED)}")
+    mpirun = find_mpirun(options.mpi)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    nodes: list[Node] = []
+    with tempfile.TemporaryDirectory(prefix="hpcdist-netns.") as name:
+        try:
+            folder = Path(name)
+            hosts = folder / "hosts"
+            pairs = zip(("127.0.0.1", *ADDRESSES), ("localhost", *HOSTS), strict=True)
+            hosts.write_text("".join(f"{address} {host}\n" for address, host in pairs))
+            cores = cores_of(options.cores)
+            nodes += [Node(0, hosts)]
+            nodes += [Node(1, hosts)]
+            connect(nodes, options.rate)
+            shell = remote_shell(folder, nodes, cores)
+            command = command_line(mpirun, shell, options.ranks, options.program or OVERLAP)
+            job = subprocess.Popen(
+                [*nodes[0].enter, "taskset", "-c", cores[0], *command],
+                env=environment(mpirun),
+                stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,
+            )
+            return job.wait()
+        finally:
+            for node in nodes:
+                node.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
