@@ -33,7 +33,7 @@ HOSTS = ("node-a", "node-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 LINK = "link0"
 OVERLAP = ["-m", "hpcdist", "bench", "overlap"]
-NEEDED = ("ip", "tc", "unshare", "nsenter", "taskset", "mount", "hostname")
+NEEDED = ("ip", "tc", "unshare", "nsenter", "taskset", "mount", "hostname", "timeout")
 
 
 def die_with_parent() -> None:
@@ -120,6 +120,10 @@ def connect(nodes: list[Node], rate: str) -> None:
         node.run("ip", "link", "set", LINK, "up")
         limit = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
         node.run("tc", "qdisc", "add", "dev", LINK, "root", *limit)
+    for node in nodes:
+        # the kernel takes a moment to call a link running, and UCX uses none that is not
+        state = f"until grep -q up /sys/class/net/{LINK}/operstate; do sleep 0.02; done"
+        node.run("timeout", "10", "sh", "-c", state)
 
 
 def remote_shell(folder: Path, nodes: list[Node], cores: list[str]) -> Path:
@@ -132,7 +136,7 @@ def remote_shell(folder: Path, nodes: list[Node], cores: list[str]) -> Path:
     script.write_text(
         "#!/bin/sh\n"
         "while :; do case $1 in -*) shift ;; *) break ;; esac; done\n"
-        f'host=$1; shift\ncase $host in\n{cases}\n'
+        f"host=$1; shift\ncase $host in\n{cases}\n"
         '    *) echo "no node $host" >&2; exit 1 ;;\nesac\n'
     )
     script.chmod(0o755)
