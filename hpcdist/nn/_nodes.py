@@ -1,0 +1,309 @@
+"""Collectives as nodes of autograd's graph, each with the collective that transposes it.
+
+Backward of each is built of these same nodes, so that they can be differentiated any number of
+times. All ranks run backward in the same order, because they built the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from hpcdist.work import ReduceOp
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllReduceExtreme",
+    "AllReduceProduct",
+    "AllToAll",
+    "AllToAllSingle",
+    "Broadcast",
+    "Gather",
+    "Reduce",
+    "ReduceScatter",
+    "ReduceScatterSingle",
+    "Scatter",
+    "one_per_rank",
+    "scale_of",
+]
+
+Shapes = Sequence[torch.Size]
+
+
+def scale_of(op: ReduceOp, size: int) -> float:
+    """The factor between a linear reduction and SUM."""
+    return {"AVG": 1 / size, "PREMUL_SUM": op.factor}.get(op.name, 1.0)
+
+
+def _scaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    return gradient if scale == 1 else gradient * scale
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # Contiguous: gradients arrive expanded, and layouts must be the same on all ranks.
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _filled(into: Any, like: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
+    """The caller's own memory if there is any, else new memory of the given shapes."""
+    if into is None:
+        return [like.new_empty(shape) for shape in shapes]
+    return [tensor.detach() for tensor in into]
+
+
+def _changed(into: Any) -> None:
+    """Tell autograd that the engine wrote into tensors, which goes past its counters."""
+    if into is not None:
+        for tensor in into:
+            torch.autograd.graph.increment_version(tensor)
+
+
+def one_per_rank(group: Any, tensors: Any, what: str) -> list[torch.Tensor]:
+    """One tensor per rank of the group, or an error."""
+    tensors = list(tensors) if tensors is not None else []
+    if len(tensors) != group.size():
+        raise ValueError(
+            f"{what} must have one tensor for each of the {group.size()} ranks of group "
+            f"{group.name!r}, not {len(tensors)}"
+        )
+    return tensors
+
+
+class AllReduce(Function):
+    """SUM, AVG or PREMUL_SUM: the transpose is the same operation."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
+        ctx.op, ctx.group = op, group
+        out = _copy(tensor)
+        group._comm.all_reduce(out, op)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return AllReduce.apply(gradient, ctx.op, ctx.group), None, None
+
+
+class AllReduceExtreme(Function):
+    """MIN or MAX: the gradient goes to the ranks that hold the extreme value, in equal parts."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
+        ctx.group = group
+        out = _copy(tensor)
+        group._comm.all_reduce(out, op)
+        ctx.save_for_backward(tensor, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        tensor, out = (saved.detach() for saved in ctx.saved_tensors)
+        chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
+        holders = _copy(chosen)
+        ctx.group._comm.all_reduce(holders, ReduceOp.SUM)
+        return AllReduce.apply(gradient, ReduceOp.SUM, ctx.group) * (chosen / holders), None, None
+
+
+class AllReduceProduct(Function):
+    """PRODUCT: the gradient is scaled by the product of the other ranks' values."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        ctx.save_for_backward(tensor)
+        out = _copy(tensor)
+        group._comm.all_reduce(out, ReduceOp.PRODUCT)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (tensor,) = ctx.saved_tensors
+        group = ctx.group
+        parts = AllGather.apply(tensor, None, [tensor.shape] * group.size(), group)
+        # Not product / tensor: a single zero would lose its gradient.
+        others = [part for rank, part in enumerate(parts) if rank != group.rank()]
+        others = torch.stack([*others, torch.ones_like(tensor)]).prod(0)
+        return AllReduce.apply(gradient, ReduceOp.SUM, group) * others, None
+
+
+class Broadcast(Function):
+    """One rank's tensor on all; the transpose is the sum on that rank."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> torch.Tensor:
+        ctx.root, ctx.group = root, group
+        out = _copy(tensor)
+        group._comm.broadcast(out, root)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return Reduce.apply(gradient, ctx.root, ReduceOp.SUM, ctx.group), None, None
+
+
+class Reduce(Function):
+    """SUM, AVG or PREMUL_SUM on one rank, zeros elsewhere; the transpose is a broadcast."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root: int, op: ReduceOp, group: Any
+    ) -> torch.Tensor:
+        ctx.root, ctx.group, ctx.scale = root, group, scale_of(op, group.size())
+        out = _copy(tensor)
+        group._comm.reduce(out, root, op)
+        return out if group.rank() == root else out.zero_()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        everywhere = Broadcast.apply(gradient, ctx.root, ctx.group)
+        return _scaled(everywhere, ctx.scale), None, None, None
+
+
+class Gather(Function):
+    """All ranks' tensors on one, zeros elsewhere; the transpose is a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> Any:
+        ctx.root, ctx.group = root, group
+        here = group.rank() == root
+        make = tensor.new_empty if here else tensor.new_zeros
+        parts = [make(tensor.shape) for _ in range(group.size())]
+        group._comm.gather(tensor.detach().contiguous(), parts if here else None, root)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return Scatter.apply(ctx.root, ctx.group, *gradients), None, None
+
+
+class Scatter(Function):
+    """One rank's list, an element to each rank; the transpose is a gather."""
+
+    @staticmethod
+    def forward(ctx: Any, root: int, group: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.root, ctx.group = root, group
+        here = group.rank() == root
+        out = tensors[0].new_empty(tensors[0].shape)
+        parts = [tensor.detach().contiguous() for tensor in tensors] if here else None
+        group._comm.scatter(out, parts, root)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return (None, None, *Gather.apply(gradient, ctx.root, ctx.group))
+
+
+class AllGather(Function):
+    """All ranks' tensors on all; the transpose sums the parts where they came from."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, into: Any, shapes: Shapes, group: Any) -> Any:
+        ctx.group = group
+        ctx.single = into is not None
+        tensor = tensor.detach().contiguous()
+        if into is not None:
+            ctx.shape = tensor.shape
+            (out,) = _filled(into, tensor, ())
+            group._comm.all_gather_into_tensor(out, tensor)
+            _changed(into)
+            return out
+        parts = _filled(None, tensor, shapes)
+        group._comm.all_gather(parts, tensor)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.single:
+            summed = ReduceScatterSingle.apply(
+                gradients[0], None, ctx.shape, ReduceOp.SUM, ctx.group
+            )
+        else:
+            summed = ReduceScatter.apply(None, ReduceOp.SUM, ctx.group, *gradients)
+        return summed, None, None, None
+
+
+class ReduceScatter(Function):
+    """SUM, AVG or PREMUL_SUM of lists, an element to each rank; the transpose is an all-gather."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, into: Any, op: ReduceOp, group: Any, *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.group, ctx.scale = group, scale_of(op, group.size())
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        (out,) = _filled(into, tensors[0], [ctx.shapes[group.rank()]])
+        group._comm.reduce_scatter(out, [t.detach().contiguous() for t in tensors], op)
+        _changed(into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gradient = _scaled(gradient, ctx.scale)
+        return (None, None, None, *AllGather.apply(gradient, None, ctx.shapes, ctx.group))
+
+
+class ReduceScatterSingle(Function):
+    """The same with one tensor that is cut into equal parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, into: Any, shape: torch.Size, op: ReduceOp, group: Any
+    ) -> torch.Tensor:
+        ctx.group, ctx.scale = group, scale_of(op, group.size())
+        ctx.shape = tensor.shape
+        (out,) = _filled(into, tensor, [shape])
+        group._comm.reduce_scatter_tensor(out, tensor.detach().contiguous(), op)
+        _changed(into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        into = [gradient.new_empty(ctx.shape)]
+        gathered = AllGather.apply(_scaled(gradient, ctx.scale), into, None, ctx.group)
+        return gathered, None, None, None, None
+
+
+class AllToAll(Function):
+    """A list from every rank to every rank; the transpose is the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, into: Any, shapes: Shapes, group: Any, *tensors: torch.Tensor) -> Any:
+        ctx.group = group
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        out = _filled(into, tensors[0], shapes)
+        group._comm.all_to_all(out, [tensor.detach().contiguous() for tensor in tensors])
+        _changed(into)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (None, None, None, *AllToAll.apply(None, ctx.shapes, ctx.group, *gradients))
+
+
+class AllToAllSingle(Function):
+    """The same with one tensor that is cut along its first dimension."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        into: Any,
+        shape: torch.Size,
+        splits: tuple[Any, Any],
+        group: Any,
+    ) -> torch.Tensor:
+        ctx.shape, ctx.splits, ctx.group = tensor.shape, splits, group
+        (out,) = _filled(into, tensor, [shape])
+        group._comm.all_to_all_single(out, tensor.detach().contiguous(), *splits)
+        _changed(into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        back = (ctx.splits[1], ctx.splits[0])
+        returned = AllToAllSingle.apply(gradient, None, ctx.shape, back, ctx.group)
+        return returned, None, None, None, None

@@ -1,0 +1,265 @@
+"""Reductions and broadcast with derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup, member
+from hpcdist.nn import _nodes as nodes
+from hpcdist.work import ReduceOp
+
+__all__ = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+]
+
+_SUM = ReduceOp.SUM
+_LINEAR = ("SUM", "AVG", "PREMUL_SUM")
+
+
+def _op(op: Any, *tensors: torch.Tensor) -> ReduceOp:
+    """Normalise a reduce-op, and refuse what has no derivative."""
+    op = ReduceOp(op)
+    if op.name in ("BAND", "BOR", "BXOR") and any(t.requires_grad for t in tensors):
+        raise ValueError(f"{op.name} has no derivative; pass tensors that require no gradient")
+    return op
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> torch.Tensor:
+    """Give all ranks one rank's tensor.
+
+    All ranks of the group must call it, and all or none must run backward through it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        What `src` sends; on the others a tensor of the same shape and dtype, whose values do not
+        matter.
+    src : int
+        The source, as a rank of the world.
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    torch.Tensor
+        The source's values. Their gradients are summed on the source; elsewhere they are zero.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`hpcdist.broadcast`, which it calls; the same may come out of backward.
+
+    Notes
+    -----
+    Source: ``torch.distributed.nn.functional.broadcast``.
+    """
+    pg = member(group)
+    return nodes.Broadcast.apply(tensor, pg._place(src, None, "src"), pg)
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Any = _SUM, group: ProcessGroup | None = None
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks; all get the result.
+
+    All ranks of the group must call it, and all or none must run backward through it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        The same shape and dtype on all ranks.
+    op : ReduceOp
+        SUM, AVG, PREMUL_SUM(factor), MIN, MAX or PRODUCT; others without a gradient only.
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    torch.Tensor
+        The same bits on all ranks. The gradients of all ranks are summed (and scaled, like the
+        result). With MIN and MAX they go to the ranks that hold the result, in equal parts.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`hpcdist.all_reduce`, which it calls; the same may come out of backward.
+
+    Notes
+    -----
+    Source: ``torch.distributed.nn.functional.all_reduce``. Its
+    backward for MIN, MAX and PRODUCT reduces the gradients with that operation, which is not the
+    derivative.
+    """
+    pg = member(group)
+    op = _op(op, tensor)
+    if op.name in ("MIN", "MAX"):
+        return nodes.AllReduceExtreme.apply(tensor, op, pg)
+    if op.name == "PRODUCT":
+        return nodes.AllReduceProduct.apply(tensor, pg)
+    return nodes.AllReduce.apply(tensor, op, pg)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int,
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks; one gets the result.
+
+    All ranks of the group must call it, and all or none must run backward through it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        The same shape and dtype on all ranks.
+    dst : int
+        Which rank of the world gets the result.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    torch.Tensor
+        The result on `dst`, zeros elsewhere; what happens to those zeros has no gradient.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`hpcdist.reduce`, which it calls; the same may come out of backward.
+
+    Notes
+    -----
+    Source: ``torch.distributed.nn.functional.reduce``. It
+    returns the input on the other ranks.
+    """
+    pg = member(group)
+    op = _op(op, tensor)
+    root = pg._place(dst, None, "dst")
+    if op.name in ("MIN", "MAX", "PRODUCT"):
+        everywhere = all_reduce(tensor, op, pg)
+        here = torch.tensor(pg.rank() == root, device=tensor.device)
+        return torch.where(here, everywhere, torch.zeros_like(everywhere))
+    return nodes.Reduce.apply(tensor, root, op, pg)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: Sequence[torch.Tensor],
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Reduce a list of tensors over all ranks; each rank keeps one.
+
+    All ranks of the group must call it, and all or none must run backward through it.
+
+    Parameters
+    ----------
+    output : torch.Tensor
+        Memory for the result, of the shape of element ``rank`` of the list.
+    input_list : sequence of torch.Tensor
+        One per rank of the group; element i has the same shape on all ranks.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    torch.Tensor
+        In the memory of `output`, and with a gradient, which `output` itself has not.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`hpcdist.reduce_scatter`, which it calls; the same may come out of backward.
+
+    Notes
+    -----
+    Source: ``torch.distributed.nn.functional.reduce_scatter``.
+    """
+    pg = member(group)
+    inputs = nodes.one_per_rank(pg, input_list, "input_list")
+    op = _op(op, *inputs)
+    if op.name in _LINEAR:
+        return nodes.ReduceScatter.apply([output], op, pg, *inputs)
+    return _exchanged(output, inputs, op, pg)
+
+
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks; each rank keeps one part.
+
+    All ranks of the group must call it, and all or none must run backward through it.
+
+    Parameters
+    ----------
+    output : torch.Tensor
+        Memory for the result.
+    input : torch.Tensor
+        As many elements as `output` times the group's size: the concatenation or the stack of the
+        parts.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    torch.Tensor
+        In the memory of `output`, and with a gradient, which `output` itself has not.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`hpcdist.reduce_scatter`; the same may come out of backward.
+
+    Notes
+    -----
+    Source: ``torch.distributed.nn.functional``. There
+    is no such function there; ``torch.distributed.reduce_scatter_single`` has no backward.
+    """
+    pg = member(group)
+    op = _op(op, input)
+    if op.name in _LINEAR:
+        return nodes.ReduceScatterSingle.apply(input, [output], output.shape, op, pg)
+    if input.numel() != output.numel() * pg.size():
+        raise ValueError(
+            f"input has {input.numel()} elements, not {pg.size()} times the {output.numel()} of "
+            "output"
+        )
+    parts = input.reshape(pg.size(), *output.shape).unbind(0)
+    return _exchanged(output, parts, op, pg)
+
+
+def _exchanged(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp, group: Any
+) -> torch.Tensor:
+    """reduce_scatter with an operation that is not linear: exchange the parts, reduce here."""
+    if op.name in ("BAND", "BOR", "BXOR"):
+        group._comm.reduce_scatter(output, [part.contiguous() for part in inputs], op)
+        return output
+    mine = inputs[group.rank()]
+    if output.shape != mine.shape or output.dtype != mine.dtype:
+        raise ValueError(
+            f"output must be like element {group.rank()} of the inputs, {tuple(mine.shape)} of "
+            f"{mine.dtype}, not {tuple(output.shape)} of {output.dtype}"
+        )
+    parts = torch.stack(nodes.AllToAll.apply(None, [mine.shape] * group.size(), group, *inputs))
+    reduced = {"MIN": torch.amin, "MAX": torch.amax, "PRODUCT": torch.prod}[op.name](parts, 0)
+    with torch.no_grad():
+        output.copy_(reduced)
+    return reduced

@@ -1,0 +1,265 @@
+"""Training on uneven inputs: ranks that are done shadow the collectives of those that are not."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcdist.work import ReduceOp
+
+__all__ = ["Join", "JoinHook", "Joinable"]
+
+# What peers see of it in error messages.
+API = "Join"
+# Steps that a rank shadows before it is told that the inputs are far too uneven.
+_MANY = 1000
+
+
+class JoinHook:
+    """What one :class:`Joinable` does on a rank that has no inputs left.
+
+    Derive from it and override what is needed; both methods do nothing by default.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.join.JoinHook``.
+    """
+
+    def main_hook(self) -> None:
+        """Shadow the collectives of one training step; called while any rank still trains.
+
+        Called on the ranks that are done. It must make exactly the collectives that forward,
+        backward and optimizer step make on the others.
+        """
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Bring all ranks to the same state; called once, when all ranks are done.
+
+        All ranks of the group run it together.
+
+        Parameters
+        ----------
+        is_last_joiner : bool
+            Whether this rank trained to the end, so that its state is the one to spread.
+        """
+
+
+class _JoinConfig(NamedTuple):
+    enable: bool = False
+    throw_on_early_termination: bool = False
+    is_first_joinable: bool = False
+
+
+class Joinable(ABC):
+    """What can be trained inside :class:`Join`.
+
+    A class that derives from it calls :meth:`Join.notify_join_context` before the first collective
+    of each training step. Its constructor must call this one.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.join.Joinable``.
+    """
+
+    @abstractmethod
+    def __init__(self) -> None:
+        super().__init__()
+        self._join_config = _JoinConfig()
+
+    @abstractmethod
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Make the hook that shadows this object's collectives.
+
+        Local to this process.
+
+        Parameters
+        ----------
+        **kwargs
+            What :class:`Join` was given beyond its own arguments; the same for all joinables.
+
+        Returns
+        -------
+        JoinHook
+            A new one.
+        """
+
+    @property
+    @abstractmethod
+    def join_device(self) -> torch.device:
+        """The device of this object's collectives."""
+
+    @property
+    @abstractmethod
+    def join_process_group(self) -> Any:
+        """The group of this object's collectives, a ``ProcessGroup``."""
+
+
+class Join:
+    """Let ranks with different numbers of batches train together.
+
+    All ranks of the group must enter and leave it. A rank that leaves the block runs the hooks of
+    all joinables again and again, until the last rank has left; then all run the post-hooks.
+
+    Parameters
+    ----------
+    joinables : sequence of Joinable
+        :class:`~hpcdist.DistributedDataParallel`, :class:`~hpcdist.optim.ZeroRedundancyOptimizer`,
+        or your own; in the order in which a training step uses them, the same on all ranks.
+    enable : bool
+        False: do nothing at all. For inputs that are known to be even.
+    throw_on_early_termination : bool
+        Raise on all ranks as soon as one has no inputs left, in place of shadowing. With it a step
+        costs a synchronous exchange.
+    **kwargs
+        Passed to every ``join_hook``, such as ``divide_by_initial_world_size`` for DDP.
+
+    Raises
+    ------
+    ValueError
+        If there is no joinable, or they have different groups.
+    RuntimeError
+        With `throw_on_early_termination`: on the rank that ran out of inputs at the end of the
+        block, on the others at their next step.
+    DistMismatchError
+        On all ranks, if a step makes collectives that no hook shadows, for instance an
+        ``all_reduce`` of the loss inside the block.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.join.Join``. Unlike there, a joinable is an ordinary one
+    again after the block, and the filters of ``warnings`` stay as they are. An exception inside the
+    block passes; the other ranks then meet the group's timeout.
+
+    Examples
+    --------
+    >>> with Join([model, optimizer]):
+    ...     for x, y in batches:
+    ...         optimizer.zero_grad()
+    ...         loss(model(x), y).backward()
+    ...         optimizer.step()
+    """
+
+    def __init__(
+        self,
+        joinables: Sequence[Joinable],
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._joinables = list(joinables)
+        if not self._joinables:
+            raise ValueError("Join needs at least one joinable")
+        groups = [joinable.join_process_group for joinable in self._joinables]
+        if any(group is not groups[0] for group in groups):
+            raise ValueError(
+                "all joinables of a Join must have the same process group, but these have "
+                f"{', '.join(sorted({repr(group.name) for group in groups}))}"
+            )
+        self._group = groups[0]
+        self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
+        self._enable = enable
+        self._throw = throw_on_early_termination
+        self._set(enable)
+
+    def _set(self, enable: bool) -> None:
+        for place, joinable in enumerate(self._joinables):
+            joinable._join_config = (
+                _JoinConfig(True, self._throw, place == 0) if enable else _JoinConfig()
+            )
+
+    def __enter__(self) -> None:
+        self._set(self._enable)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._set(False)
+        if not self._enable or exc_type is not None:
+            return
+        shadowed = 0
+        while True:
+            training, _ = _count(self._group, 0, 1)
+            if not training:
+                break
+            if self._throw:
+                raise RuntimeError(
+                    f"rank {self._rank()} exhausted all inputs while {training} of "
+                    f"{self._group.size()} ranks have more, and throw_on_early_termination is set"
+                )
+            for hook in self._hooks:
+                hook.main_hook()
+            shadowed += 1
+            if shadowed == _MANY:
+                warnings.warn(
+                    f"rank {self._rank()} has run out of inputs {_MANY} steps before others; "
+                    "distribute the inputs more evenly, or this rank mostly waits",
+                    stacklevel=2,
+                )
+        for hook in self._hooks:
+            hook.post_hook(is_last_joiner=shadowed == 0)
+
+    def _rank(self) -> int:
+        return int(self._group._ranks[self._group.rank()])
+
+    @staticmethod
+    def notify_join_context(joinable: Joinable) -> Any:
+        """Tell the ranks that are done that this one begins another step.
+
+        Called by a joinable before the first collective of a step, on all ranks that still train.
+        Only the first joinable of a :class:`Join` communicates; for the others, and outside of any
+        block, nothing happens.
+
+        Parameters
+        ----------
+        joinable : Joinable
+            The caller.
+
+        Returns
+        -------
+        Work or None
+            A handle whose ``result()[0][0]`` is the number of ranks that still train. None where
+            nothing happened, and with ``throw_on_early_termination``, when no rank is done.
+
+        Raises
+        ------
+        RuntimeError
+            With ``throw_on_early_termination``, if a rank has no inputs left.
+
+        Notes
+        -----
+        Source: ``torch.distributed.algorithms.join.Join.notify_join_context``.
+        """
+        config = getattr(joinable, "_join_config", None)
+        if config is None:
+            raise RuntimeError(
+                f"the constructor of {type(joinable).__name__} must call Joinable.__init__"
+            )
+        if not (config.enable and config.is_first_joinable):
+            return None
+        group = joinable.join_process_group
+        if config.throw_on_early_termination:
+            _, exhausted = _count(group, 1, 0)
+            if exhausted:
+                raise RuntimeError(
+                    f"{exhausted} of {group.size()} ranks exhausted their inputs; this rank, "
+                    f"{group._ranks[group.rank()]}, and all others throw, because "
+                    "throw_on_early_termination is set"
+                )
+            return None
+        return group._comm.all_reduce(np.array([1, 0], np.int64), ReduceOp.SUM, True, api=API)
+
+
+def _count(group: Any, training: int, exhausted: int) -> tuple[int, int]:
+    """How many ranks train on, and how many are done. All ranks of the group must call it."""
+    counts = np.array([training, exhausted], np.int64)
+    group._comm.all_reduce(counts, ReduceOp.SUM, api=API)
+    return int(counts[0]), int(counts[1])
