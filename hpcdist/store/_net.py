@@ -196,7 +196,7 @@ def _warn_of_loopback(host: str, made: Sequence[socket.socket]) -> None:
     own = [sock.getsockname()[0].partition("%")[0] for sock in made]
     if host != "localhost" and all(ipaddress.ip_address(address).is_loopback for address in own):
         _log.warning(
-            "TCPStore: on this machine the name %s stands for %s, so other machines cannot connect. "
+            "TCPStore: on this machine the name %s stands for %s: others cannot connect. "
             "Give an address of its network, or 0.0.0.0 for all",
             host,
             own[0],
