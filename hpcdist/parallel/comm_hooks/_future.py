@@ -1,0 +1,131 @@
+"""The futures that communication hooks return."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup, member
+from hpcdist.parallel.grad_bucket import GradBucket
+
+__all__ = ["Driven", "Pipeline", "dense_buffer", "group_of"]
+
+
+class Driven(torch.futures.Future):
+    """A future that is completed by whoever waits for it, in his thread.
+
+    The callbacks of an ordinary future run in the thread that completes it, at any time, and their
+    exceptions lose their type. Here what comes after the communication (decompressing, an optimizer
+    step) runs where DDP waits, at the end of backward, in the order of the buckets on all ranks; an
+    error of the engine comes out of ``backward()`` as what it is. Wait for it with ``wait()``:
+    ``torch.futures.collect_all`` and its like do not drive it.
+
+    Parameters
+    ----------
+    drive : callable
+        Called once, without arguments; returns the value.
+    """
+
+    def __init__(self, drive: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._drive: Callable[[], torch.Tensor] | None = drive
+        self._error: BaseException | None = None
+
+    def wait(self) -> Any:
+        """Drive it to its end, once, and return its value."""
+        if self._error is not None:
+            raise self._error
+        drive, self._drive = self._drive, None
+        if drive is not None:
+            try:
+                self.set_result(drive())
+            except BaseException as error:
+                self._error = error
+                raise
+        return super().wait()
+
+    def value(self) -> Any:
+        """The same as :meth:`wait`."""
+        return self.wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """A future of what `callback` makes of this one, driven through this one."""
+
+        def drive() -> Any:
+            self.wait()
+            return callback(self)
+
+        return Driven(drive)
+
+
+#: Yields handles of collectives, and returns the result.
+Stages = Generator[Any, None, torch.Tensor]
+
+
+class Pipeline:
+    """Hooks of several dependent collectives, advanced in the same order on all ranks.
+
+    Each stage of a bucket waits for a collective and starts the next. They advance when the next
+    bucket comes, so that a stage's collective runs while backward computes, and to the end when
+    somebody waits. What starts which collective depends on the order of the buckets alone, never
+    on which message happens to be there first, so all ranks start them alike.
+    """
+
+    def __init__(self) -> None:
+        self._running: deque[_Run] = deque()
+
+    def start(self, stages: Stages) -> Driven:
+        """Advance what runs by one stage, begin `stages`, and return the future of its result."""
+        for run in list(self._running):
+            self._advance(run)
+        run = _Run(stages)
+        self._running.append(run)
+        self._advance(run)
+        return Driven(lambda: self._finish(run))
+
+    def _advance(self, run: _Run) -> None:
+        try:
+            if run.work is not None:
+                run.work.wait()
+            run.work = next(run.stages)
+        except StopIteration as end:
+            run.result = end.value
+            if run in self._running:
+                self._running.remove(run)
+        except BaseException:
+            # Nothing of a backward pass that failed may go on in the next one.
+            self._running.clear()
+            raise
+
+    def _finish(self, run: _Run) -> torch.Tensor:
+        while run.result is None:
+            self._advance(run)
+        return run.result
+
+
+class _Run:
+    __slots__ = ("result", "stages", "work")
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.work: Any = None
+        self.result: torch.Tensor | None = None
+
+
+def group_of(group: ProcessGroup | None) -> ProcessGroup:
+    """The group that a hook's state means: None is the default group."""
+    return member(group)
+
+
+def dense_buffer(bucket: GradBucket, hook: str) -> torch.Tensor:
+    """The buffer of a bucket, or an error for a sparse one."""
+    buffer = bucket.buffer()
+    if buffer.layout != torch.strided:
+        raise TypeError(
+            f"{hook} takes dense gradients, but bucket {bucket.index()} has a sparse one; create "
+            "the embedding with sparse=False, or write a hook that treats it"
+        )
+    return buffer

@@ -1,0 +1,223 @@
+"""Hooks that average: as it is, in half precision, and not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup
+from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.work import ReduceOp
+
+__all__ = [
+    "Hook",
+    "allreduce_hook",
+    "average",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
+    "fp16_compress_hook",
+    "fp16_compress_wrapper",
+    "noop_hook",
+]
+
+Future = torch.futures.Future
+Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
+
+
+def average(group: ProcessGroup, tensor: torch.Tensor, api: str) -> Future[torch.Tensor]:
+    """Start to average a tensor over a group, in place; all of its ranks must call it."""
+    work = group._comm.all_reduce(tensor, ReduceOp.AVG, True, api=api)
+
+    def finish() -> torch.Tensor:
+        work.wait()
+        return tensor
+
+    return Driven(finish)
+
+
+def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Average the gradients, as without a hook.
+
+    DDP calls it on all ranks, for each bucket.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The hook's state: between whose ranks. None means the default group.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The averages.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook``.
+    """
+    return average(
+        group_of(process_group), dense_buffer(bucket, "allreduce_hook"), "allreduce_hook"
+    )
+
+
+def _in_half(
+    dtype: torch.dtype, api: str, process_group: ProcessGroup | None, bucket: GradBucket
+) -> Future[torch.Tensor]:
+    group, buffer = group_of(process_group), dense_buffer(bucket, api)
+    half = buffer.to(dtype)
+    # Divided first: the sum of many ranks' gradients may be beyond float16.
+    half.div_(group.size())
+    work = group._comm.all_reduce(half, ReduceOp.SUM, True, api=api)
+
+    def decompress() -> torch.Tensor:
+        work.wait()
+        return buffer.copy_(half)
+
+    return Driven(decompress)
+
+
+def fp16_compress_hook(
+    process_group: ProcessGroup | None, bucket: GradBucket
+) -> Future[torch.Tensor]:
+    """Average the gradients in float16: half the bytes, eleven bits of precision, small range.
+
+    DDP calls it on all ranks, for each bucket.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The hook's state: between whose ranks. None means the default group.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The averages, in the dtype of the gradients.
+
+    Notes
+    -----
+    Gradients beyond 65504 times the number of ranks become infinite, those below 6e-8 zero.
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook``.
+    """
+    return _in_half(torch.float16, "fp16_compress_hook", process_group, bucket)
+
+
+def bf16_compress_hook(
+    process_group: ProcessGroup | None, bucket: GradBucket
+) -> Future[torch.Tensor]:
+    """Average the gradients in bfloat16: half the bytes, eight bits of precision, float32's range.
+
+    DDP calls it on all ranks, for each bucket.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The hook's state: between whose ranks. None means the default group.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The averages, in the dtype of the gradients.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook``.
+    """
+    return _in_half(torch.bfloat16, "bf16_compress_hook", process_group, bucket)
+
+
+def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
+    def in_half(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
+        buffer = dense_buffer(bucket, "the compress wrapper")
+        bucket.set_buffer(buffer.to(dtype))
+        inner = hook(state, bucket)
+
+        def decompress() -> torch.Tensor:
+            buffer.copy_(inner.wait())
+            bucket.set_buffer(buffer)
+            return buffer
+
+        return Driven(decompress)
+
+    return in_half
+
+
+def fp16_compress_wrapper(hook: Hook) -> Hook:
+    """Let a hook work on gradients in float16.
+
+    Local; DDP calls what it returns on all ranks.
+
+    Parameters
+    ----------
+    hook : callable
+        Any hook whose bucket may be of another dtype than the parameters.
+
+    Returns
+    -------
+    callable
+        A hook with the same state.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_wrapper``.
+
+    Examples
+    --------
+    >>> model.register_comm_hook(PowerSGDState(None), fp16_compress_wrapper(powerSGD_hook))
+    """
+    return _wrapped(hook, torch.float16)
+
+
+def bf16_compress_wrapper(hook: Hook) -> Hook:
+    """Let a hook work on gradients in bfloat16.
+
+    Local; DDP calls what it returns on all ranks.
+
+    Parameters
+    ----------
+    hook : callable
+        Any hook whose bucket may be of another dtype than the parameters.
+
+    Returns
+    -------
+    callable
+        A hook with the same state.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_wrapper``.
+    """
+    return _wrapped(hook, torch.bfloat16)
+
+
+def noop_hook(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Leave the gradients of each rank as they are, to see what communication costs.
+
+    Local. Ranks drift apart: for measuring only.
+
+    Parameters
+    ----------
+    state : object
+        Ignored.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The gradients of this rank, at once.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks.noop_hook``.
+    """
+    future: Future[torch.Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future

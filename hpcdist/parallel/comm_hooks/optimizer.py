@@ -1,0 +1,236 @@
+"""Optimizer steps in the middle of backward, for each bucket as soon as it is averaged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup
+from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.work import ReduceOp
+
+__all__ = ["OptimizerHookState", "OptimizerInBackward", "hook_then_optimizer",
+           "optimizer_in_backward_hook"]  # fmt: skip
+
+
+class OptimizerInBackward:
+    """State of :func:`optimizer_in_backward_hook`: an optimizer for each parameter.
+
+    All ranks must make it, with the same arguments; making it is local.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        Derived from ``torch.optim.Optimizer``.
+    params : iterable of torch.nn.Parameter
+        Those to optimize. Others of the model are averaged only.
+    process_group : ProcessGroup, optional
+        Between whose ranks. None means the default group.
+    **options
+        Passed to the optimizer's constructor, such as ``lr``.
+
+    Attributes
+    ----------
+    optimizers : dict
+        Parameter -> its optimizer, for learning rate schedules and state dicts.
+
+    Notes
+    -----
+    The gradients of these parameters are None after backward, and there is no ``step()`` to call.
+    Source: ``torch.distributed.optim._apply_optimizer_in_backward``.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: type[torch.optim.Optimizer],
+        params: Iterable[torch.nn.Parameter],
+        process_group: ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        self.process_group = process_group
+        self.optimizers = {p: optimizer_class([p], **options) for p in params}
+        self._waiting: deque[tuple[Any, GradBucket]] = deque()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The states of all optimizers.
+
+        Local to this process.
+
+        Returns
+        -------
+        list of dict
+            In the order of the parameters.
+        """
+        return [optimizer.state_dict() for optimizer in self.optimizers.values()]
+
+    def load_state_dict(self, state_dict: list[dict[str, Any]]) -> None:
+        """Take over what :meth:`state_dict` gave.
+
+        Local to this process.
+
+        Parameters
+        ----------
+        state_dict : list of dict
+            Of as many parameters.
+
+        Raises
+        ------
+        ValueError
+            If the numbers differ.
+        """
+        if len(state_dict) != len(self.optimizers):
+            raise ValueError(
+                f"a state of {len(state_dict)} optimizers for {len(self.optimizers)} parameters"
+            )
+        for optimizer, state in zip(self.optimizers.values(), state_dict, strict=True):
+            optimizer.load_state_dict(state)
+
+    def _step(self, bucket: GradBucket) -> None:
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        with torch.enable_grad():  # as in a training loop: an optimizer turns it off by itself
+            for parameter, gradient in pairs:
+                optimizer = self.optimizers.get(parameter)  # type: ignore[call-overload]
+                if optimizer is not None:
+                    parameter.grad = gradient
+                    optimizer.step()
+
+    def _finish(self, upto: GradBucket | None) -> None:
+        """Step with all buckets up to one, waiting for them; or with those that are there."""
+        while self._waiting:
+            work, bucket = self._waiting[0]
+            if upto is None and not work.is_completed():
+                return
+            self._waiting.popleft()
+            work.wait()
+            self._step(bucket)
+            if bucket is upto:
+                return
+
+    def _forget_gradients(self) -> None:
+        self._waiting.clear()
+        for parameter in self.optimizers:
+            parameter.grad = None
+
+
+def optimizer_in_backward_hook(
+    state: OptimizerInBackward, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients, and take the optimizer's step at once.
+
+    DDP calls it on all ranks, for each bucket. Steps run while backward computes the rest, so a
+    second backward through the same graph is not possible.
+
+    Parameters
+    ----------
+    state : OptimizerInBackward
+        The optimizers.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The averages.
+
+    Notes
+    -----
+    Source: the private hook of ``torch.distributed.algorithms.ddp_comm_hooks`` behind
+    ``torch.distributed.optim._apply_optimizer_in_backward``.
+    """
+    buffer = dense_buffer(bucket, "optimizer_in_backward_hook")
+    group = group_of(state.process_group)
+    if bucket.index() == 0:
+        state._waiting.clear()  # left over from a backward pass that failed
+        # After DDP's own callback, which hands out the gradients.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(state._forget_gradients)
+    state._finish(None)
+    work = group._comm.all_reduce(buffer, ReduceOp.AVG, True, api="optimizer_in_backward_hook")
+    state._waiting.append((work, bucket))
+
+    def finish() -> torch.Tensor:
+        if any(waiting is bucket for _, waiting in state._waiting):
+            state._finish(bucket)
+        return buffer
+
+    return Driven(finish)
+
+
+class OptimizerHookState:
+    """State for :func:`hook_then_optimizer`: something that can step one parameter.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    functional_optim : object
+        With a method ``step_param(parameter, gradient)``.
+    params : iterable of torch.nn.Parameter, optional
+        Those to step. Default: all.
+
+    Raises
+    ------
+    ValueError
+        If there is no such method.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks``.
+    """
+
+    def __init__(
+        self, functional_optim: Any, params: Iterable[torch.nn.Parameter] | None = None
+    ) -> None:
+        if not callable(getattr(functional_optim, "step_param", None)):
+            raise ValueError(
+                f"{type(functional_optim).__name__} must have a method "
+                "step_param(parameter, gradient)"
+            )
+        self.functional_optimizer = functional_optim
+        self.params_to_optimize = None if params is None else set(params)
+
+
+def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook:
+    """Let an optimizer step follow a hook, bucket by bucket.
+
+    Local; DDP calls what it returns on all ranks.
+
+    Parameters
+    ----------
+    hook : callable
+        What averages.
+    optimizer_state : OptimizerHookState
+        What steps.
+
+    Returns
+    -------
+    callable
+        A hook with the state of `hook`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks``.
+    """
+
+    def hook_and_step(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = hook(state, bucket)
+
+        def step() -> torch.Tensor:
+            result = future.wait()
+            buffer = bucket.buffer()
+            if result.data_ptr() != buffer.data_ptr():
+                buffer.copy_(result)
+            chosen = optimizer_state.params_to_optimize
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if chosen is None or parameter in chosen:
+                    optimizer_state.functional_optimizer.step_param(parameter, gradient)
+            return buffer
+
+        return Driven(step)
+
+    return hook_and_step

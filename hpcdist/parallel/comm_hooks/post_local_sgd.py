@@ -1,0 +1,105 @@
+"""Averaging gradients among all ranks at first, and in small groups later."""
+
+from __future__ import annotations
+
+import torch
+
+from hpcdist.group import ProcessGroup
+from hpcdist.log import get_logger
+from hpcdist.parallel.comm_hooks._future import dense_buffer, group_of
+from hpcdist.parallel.comm_hooks.default import average, noop_hook
+from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.subgroups import new_subgroups
+
+__all__ = ["PostLocalSGDState", "post_localSGD_hook"]
+
+_log = get_logger("comm_hooks")
+
+
+class PostLocalSGDState:
+    """State of :func:`post_localSGD_hook`.
+
+    All ranks must make it, with the same arguments.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The ranks that average in the first steps. None means the default group.
+    subgroup : ProcessGroup, optional
+        The ranks that average later; every rank passes its own. None makes one group per node.
+    start_localSGD_iter : int
+        Number of steps before that.
+    post_local_gradient_allreduce : bool
+        False: afterwards gradients are not averaged at all.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook.PostLocalSGDState``,
+    which makes its groups in the middle of a backward pass.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup | None,
+        subgroup: ProcessGroup | None,
+        start_localSGD_iter: int,
+        post_local_gradient_allreduce: bool = True,
+    ) -> None:
+        self.process_group = process_group
+        if subgroup is None and post_local_gradient_allreduce:
+            subgroup = new_subgroups(group=process_group)[0]
+        self.subgroup = subgroup
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.iter = 0
+
+    def maybe_increase_iter(self, bucket: GradBucket) -> None:
+        """Count a step with its last bucket.
+
+        Local.
+
+        Parameters
+        ----------
+        bucket : GradBucket
+            The bucket at hand.
+        """
+        if bucket.is_last():
+            self.iter += 1
+            if self.iter == self.start_localSGD_iter:
+                _log.info("local SGD starts after %d steps", self.iter)
+
+
+def post_localSGD_hook(
+    state: PostLocalSGDState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average gradients globally for some steps, then among the ranks of a small group only.
+
+    DDP calls it on all ranks, for each bucket. It needs something that averages parameters between
+    the small groups: :class:`hpcdist.optim.PostLocalSGDOptimizer`, or an averager of
+    ``hpcdist.parallel.averaging``, with the same number of first steps.
+
+    Parameters
+    ----------
+    state : PostLocalSGDState
+        Which groups, and when.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The averages.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook``; Lin et al. 2018,
+    arXiv:1808.07217.
+    """
+    if state.iter < state.start_localSGD_iter:
+        state.maybe_increase_iter(bucket)
+        group = group_of(state.process_group)
+    elif not state.post_local_gradient_allreduce:
+        return noop_hook(None, bucket)
+    else:
+        group = group_of(state.subgroup)
+    return average(group, dense_buffer(bucket, "post_localSGD_hook"), "post_localSGD_hook")

@@ -1,0 +1,259 @@
+"""PowerSGD: gradients as products of two thin matrices.
+
+A matrix M of gradients is sent as P and Q with M = P Q': P = M Q with the Q of the last step,
+averaged and orthogonalised, and then Q = M' P, averaged. So each bucket makes two collectives that
+depend on each other; see :class:`~hpcdist.parallel.comm_hooks._future.Pipeline` for how they
+overlap with backward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from hpcdist.parallel.comm_hooks._future import Stages, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks.default import average
+from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
+from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.work import ReduceOp
+
+__all__ = ["batched_powerSGD_hook", "orthogonalize", "powerSGD_hook"]
+
+API = "powerSGD_hook"
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients, each matrix as a product of two thin ones.
+
+    DDP calls it on all ranks, for each bucket.
+
+    Parameters
+    ----------
+    state : PowerSGDState
+        Settings and memory.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The approximate averages, the same bits on all ranks.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook``, whose numbers it gives
+    for the same seed; Vogels et al. 2019, arXiv:1905.13727.
+    """
+    buffer = dense_buffer(bucket, API)
+    if state.iter < state.start_powerSGD_iter:
+        state.maybe_increase_iter(bucket)
+        return average(group_of(state.process_group), buffer, API)
+    return state._pipeline.start(_by_matrix(state, bucket, buffer))
+
+
+def batched_powerSGD_hook(
+    state: PowerSGDState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average the gradients, each bucket as one square matrix that is a product of two thin ones.
+
+    Faster than :func:`powerSGD_hook` and less precise, because neighbours in the square have
+    nothing in common. DDP calls it on all ranks, for each bucket.
+
+    Parameters
+    ----------
+    state : PowerSGDState
+        Settings and memory; ``min_compression_rate`` and ``batch_tensors_with_same_shape`` mean
+        nothing here.
+    bucket : GradBucket
+        From DDP.
+
+    Returns
+    -------
+    torch.futures.Future
+        The approximate averages, the same bits on all ranks.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.batched_powerSGD_hook``.
+    """
+    buffer = dense_buffer(bucket, "batched_powerSGD_hook")
+    if state.iter < state.start_powerSGD_iter:
+        state.maybe_increase_iter(bucket)
+        return average(group_of(state.process_group), buffer, API)
+    return state._pipeline.start(_as_square(state, bucket, buffer))
+
+
+def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
+    """Make the columns of each matrix orthonormal, in place.
+
+    Local.
+
+    Parameters
+    ----------
+    matrices : torch.Tensor
+        Shape ``(batch, rows, columns)``, no more columns than rows.
+    epsilon : float
+        Added to the norm of each column. With 0 a column of zeros stays zero.
+    """
+    columns = matrices.shape[2]
+    if columns > 2 and matrices.dtype not in _HALVES:
+        matrices.copy_(torch.linalg.qr(matrices)[0])
+        return
+    for i in range(columns):
+        column = matrices[:, :, i : i + 1]
+        norm = torch.linalg.vector_norm(column, dim=1, keepdim=True)
+        if epsilon:
+            norm += epsilon
+        else:
+            norm = torch.where(norm == 0, torch.ones_like(norm), norm)
+        column /= norm
+        if i + 1 < columns:
+            rest = matrices[:, :, i + 1 :]
+            rest -= (column * rest).sum(1, keepdim=True) * column
+
+
+def _sum(state: PowerSGDState, tensor: torch.Tensor) -> Any:
+    """Start to add up a tensor of all ranks, in place."""
+    return group_of(state.process_group)._comm.all_reduce(tensor, ReduceOp.SUM, True, api=API)
+
+
+def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> torch.Tensor | None:
+    """Add what the last step lost, and keep a copy of what is to be sent now."""
+    if not state.use_error_feedback:
+        return None
+    error = state.error_dict.get(index)
+    # Another length: DDP has arranged its buckets anew. What was lost belongs elsewhere then.
+    if error is not None and error.numel() == gradients.numel():
+        gradients.add_(error.to(gradients.dtype))
+    return gradients.clone()
+
+
+def _memory(
+    state: PowerSGDState, index: int, like: torch.Tensor, p_size: int, q_size: int
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """P and Q of a bucket, and whether Q is to be drawn anew."""
+    p, q = state.p_memory_dict.get(index), state.q_memory_dict.get(index)
+    if (
+        state.warm_start
+        and p is not None
+        and q is not None
+        and (p.numel(), q.numel()) == (p_size, q_size)
+        and p.dtype == q.dtype == like.dtype
+    ):
+        return p, q, False
+    p, q = like.new_empty(p_size), like.new_empty(q_size)
+    if state.warm_start:
+        state.p_memory_dict[index], state.q_memory_dict[index] = p, q
+    return p, q, True
+
+
+def _draw(state: PowerSGDState, qs: list[torch.Tensor]) -> None:
+    """Fill each Q with normal numbers, the same on all ranks, whatever the global generator."""
+    generator = torch.Generator()
+    generator.manual_seed(int(state.rng.randint(1_000_000_000)))
+    for q in qs:
+        q.copy_(torch.randn(q.shape, generator=generator, dtype=q.dtype))
+
+
+def _batches(state: PowerSGDState, matrices: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Matrices by shape, in the order in which shapes first occur; or each by itself."""
+    by_shape: dict[torch.Size, list[torch.Tensor]] = {}
+    for matrix in matrices:
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    if state.batch_tensors_with_same_shape:
+        return list(by_shape.values())
+    return [[matrix] for same in by_shape.values() for matrix in same]
+
+
+def _worth_it(state: PowerSGDState, gradient: torch.Tensor) -> bool:
+    """Whether a gradient is a matrix that becomes enough smaller."""
+    if gradient.dim() < 2 or not gradient.numel():
+        return False
+    rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
+    rank = min(rows, columns, state.matrix_approximation_rank)
+    return (rows + columns) * rank * state.min_compression_rate < rows * columns
+
+
+def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
+    index, world = bucket.index(), group_of(state.process_group).size()
+    kept = _with_error(state, index, buffer)
+    small, large = [], []
+    for gradient in bucket.gradients():
+        (large if _worth_it(state, gradient) else small).append(gradient)
+    # A gradient that is not C-contiguous (channels last) is compressed from, and to, a copy.
+    matrices = [gradient.reshape(gradient.shape[0], -1) for gradient in large]
+    groups = _batches(state, matrices)
+    batches = [same[0][None] if len(same) == 1 else torch.stack(same) for same in groups]
+    ranks = [min(*b.shape[1:], state.matrix_approximation_rank) for b in batches]
+    p_shapes = [(len(b), b.shape[1], r) for b, r in zip(batches, ranks, strict=True)]
+    q_shapes = [(len(b), b.shape[2], r) for b, r in zip(batches, ranks, strict=True)]
+    p_sizes, q_sizes = ([math.prod(shape) for shape in shapes] for shapes in (p_shapes, q_shapes))
+    plain_sizes = [gradient.numel() for gradient in small]
+    state._count(bucket, buffer.numel(), sum(p_sizes) + sum(q_sizes) + sum(plain_sizes))
+
+    # What is not compressed travels with P, in one message.
+    first_memory, q_memory, fresh = _memory(
+        state, index, buffer, sum(p_sizes) + sum(plain_sizes), sum(q_sizes)
+    )
+    p_memory, plain = first_memory.split([sum(p_sizes), sum(plain_sizes)])
+    ps = list(map(torch.Tensor.view, p_memory.split(p_sizes), p_shapes))
+    qs = list(map(torch.Tensor.view, q_memory.split(q_sizes), q_shapes))
+    if fresh:
+        _draw(state, qs)
+    for q in qs:
+        orthogonalize(q, state.orthogonalization_epsilon)
+    for batch, p, q in zip(batches, ps, qs, strict=True):
+        torch.bmm(batch, q, out=p)
+    for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
+        part.copy_(gradient.reshape(-1))
+    yield _sum(state, first_memory)
+    plain.div_(world)
+    for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
+        gradient.copy_(part.view(gradient.shape))
+    for batch, p, q in zip(batches, ps, qs, strict=True):
+        orthogonalize(p, state.orthogonalization_epsilon)
+        torch.bmm(batch.transpose(1, 2), p, out=q)
+    if qs:
+        yield _sum(state, q_memory)
+    q_memory.div_(world)
+    for same, p, q in zip(groups, ps, qs, strict=True):
+        for matrix, approximation in zip(same, torch.bmm(p, q.transpose(1, 2)), strict=True):
+            matrix.copy_(approximation)
+    for gradient, matrix in zip(large, matrices, strict=True):
+        if matrix.data_ptr() != gradient.data_ptr():
+            gradient.copy_(matrix.view(gradient.shape))
+    if kept is not None:
+        state.error_dict[index] = kept.sub_(buffer)
+    state.maybe_increase_iter(bucket)
+    return buffer
+
+
+def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
+    index, world = bucket.index(), group_of(state.process_group).size()
+    count = buffer.numel()
+    side = math.ceil(math.sqrt(count))
+    rank = min(state.matrix_approximation_rank, side)
+    state._count(bucket, count, 2 * side * rank)
+    square = torch.nn.functional.pad(buffer, (0, side * side - count))
+    kept = _with_error(state, index, square)
+    matrix = square.view(1, side, side)
+    p_memory, q_memory, fresh = _memory(state, index, buffer, side * rank, side * rank)
+    p, q = p_memory.view(1, side, rank), q_memory.view(1, side, rank)
+    if fresh:
+        _draw(state, [q[0]])
+    orthogonalize(q)
+    torch.bmm(matrix, q, out=p)
+    yield _sum(state, p_memory)
+    orthogonalize(p)
+    torch.bmm(matrix.transpose(1, 2), p, out=q)
+    yield _sum(state, q_memory)
+    q_memory.div_(world)
+    torch.bmm(p, q.transpose(1, 2), out=matrix)
+    if kept is not None:
+        state.error_dict[index] = kept.sub_(square)
+    buffer.copy_(square[:count])
+    state.maybe_increase_iter(bucket)
+    return buffer

@@ -1,0 +1,215 @@
+"""What PowerSGD remembers between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcdist.group import ProcessGroup
+from hpcdist.log import get_logger
+from hpcdist.parallel.comm_hooks._future import Pipeline
+from hpcdist.parallel.grad_bucket import GradBucket
+
+__all__ = ["PowerSGDState"]
+
+_log = get_logger("comm_hooks")
+
+_OPTIONS = (
+    "matrix_approximation_rank",
+    "start_powerSGD_iter",
+    "min_compression_rate",
+    "use_error_feedback",
+    "warm_start",
+    "orthogonalization_epsilon",
+    "compression_stats_logging_frequency",
+    "batch_tensors_with_same_shape",
+)
+_MEMORY = ("error_dict", "p_memory_dict", "q_memory_dict")
+_COUNTERS = (
+    "iter",
+    "total_numel_before_compression",
+    "total_numel_after_compression",
+    "next_stats_report",
+)
+
+
+class PowerSGDState:
+    """Settings and memory of :func:`powerSGD_hook` and :func:`batched_powerSGD_hook`.
+
+    All ranks must make it, with the same arguments; making it is local.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        Between whose ranks. None means the default group.
+    matrix_approximation_rank : int
+        Rank of the approximation, from 1. What is sent grows with it; 1 to 4 are usual.
+    start_powerSGD_iter : int
+        Steps at the beginning that average without compression, at least 2 with error feedback or
+        warm start, because DDP arranges its buckets anew after the first. A tenth of all steps is a
+        good start.
+    min_compression_rate : float
+        Tensors that would not become this many times smaller are sent as they are, and so are
+        vectors.
+    use_error_feedback : bool
+        Add what compression lost to the gradients of the next step.
+    warm_start : bool
+        Begin each step with the Q of the one before, in place of random numbers.
+    orthogonalization_epsilon : float
+        Added to the norms of columns, which must not be zero. 0 is the most precise.
+    random_seed : int
+        Of the first Q; the same on all ranks.
+    compression_stats_logging_frequency : int
+        Steps between two lines about compression in the log.
+    batch_tensors_with_same_shape : bool
+        Compress tensors of one shape in one batched product. Pays with large buckets of small
+        tensors.
+
+    Raises
+    ------
+    ValueError
+        If `start_powerSGD_iter` is too small, or the approximation's rank is below 1.
+
+    Notes
+    -----
+    It can be pickled, without its group: set ``process_group`` after loading, or the default group
+    is used. :meth:`state_dict` holds plain values and tensors only. The local errors differ between
+    ranks: save it on each. Source:
+    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.PowerSGDState``.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup | None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1_000,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        orthogonalization_epsilon: float = 0,
+        random_seed: int = 0,
+        compression_stats_logging_frequency: int = 10_000,
+        batch_tensors_with_same_shape: bool = False,
+    ) -> None:
+        if matrix_approximation_rank < 1:
+            raise ValueError(
+                f"matrix_approximation_rank must be 1 or more, not {matrix_approximation_rank}"
+            )
+        if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
+            raise ValueError(
+                f"start_powerSGD_iter must be 2 or more, not {start_powerSGD_iter}, with "
+                "use_error_feedback or warm_start: DDP rebuilds its buckets after the first step, "
+                "and what is remembered belongs to a bucket"
+            )
+        self.process_group = process_group
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.orthogonalization_epsilon = orthogonalization_epsilon
+        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
+        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self.rng = np.random.RandomState(random_seed)
+        self.error_dict: dict[int, torch.Tensor] = {}
+        self.p_memory_dict: dict[int, torch.Tensor] = {}
+        self.q_memory_dict: dict[int, torch.Tensor] = {}
+        self.iter = 0
+        self.total_numel_before_compression = 0
+        self.total_numel_after_compression = 0
+        self.next_stats_report = 0
+        self._pipeline = Pipeline()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All settings and memory, as plain values and tensors that ``torch.load`` takes.
+
+        Local to this process.
+
+        Returns
+        -------
+        dict
+            Without the group. The tensors are those in use: save or copy them before the next step.
+        """
+        kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)  # type: ignore[misc]
+        state = {name: getattr(self, name) for name in (*_OPTIONS, *_COUNTERS)}
+        state.update({name: dict(getattr(self, name)) for name in _MEMORY})
+        state["rng"] = [str(kind), [int(key) for key in keys], position, has_gauss, gauss]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave; all ranks must, each its own.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Of a state for the same model and number of ranks.
+
+        Raises
+        ------
+        ValueError
+            If entries are missing or unknown.
+        """
+        wanted = {*_OPTIONS, *_MEMORY, *_COUNTERS, "rng"}
+        if set(state_dict) != wanted:
+            raise ValueError(
+                f"no state of PowerSGD: missing {sorted(wanted - set(state_dict))}, unknown "
+                f"{sorted(set(state_dict) - wanted)}"
+            )
+        for name in (*_OPTIONS, *_COUNTERS):
+            setattr(self, name, state_dict[name])
+        for name in _MEMORY:
+            setattr(self, name, {key: t.clone() for key, t in state_dict[name].items()})
+        kind, keys, position, has_gauss, gauss = state_dict["rng"]
+        self.rng.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = None
+        self.rng = np.random.RandomState()
+        self._pipeline = Pipeline()
+        self.load_state_dict(state)
+
+    def maybe_increase_iter(self, bucket: GradBucket) -> None:
+        """Count a step with its last bucket.
+
+        Local.
+
+        Parameters
+        ----------
+        bucket : GradBucket
+            The bucket at hand.
+        """
+        if bucket.is_last():
+            self.iter += 1
+            if self.iter == self.start_powerSGD_iter:
+                _log.info("PowerSGD starts after %d steps", self.iter)
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        """How much smaller the gradients have been made.
+
+        Local to this process.
+
+        Returns
+        -------
+        tuple
+            Elements before compression by elements after it (0 if there were none), the number
+            before, and the number after.
+        """
+        before, after = self.total_numel_before_compression, self.total_numel_after_compression
+        return (before / after if after else 0, before, after)
+
+    def _count(self, bucket: GradBucket, before: int, after: int) -> None:
+        """Add a bucket to the statistics, and log them when it is time."""
+        self.total_numel_before_compression += before
+        self.total_numel_after_compression += after
+        if bucket.is_last() and self.iter >= self.next_stats_report:
+            rate, total, sent = self.compression_stats()
+            _log.info(
+                "PowerSGD at step %d: %d elements became %d, %.1f times fewer",
+                self.iter, total, sent, rate,
+            )  # fmt: skip
+            self.next_stats_report = self.iter + self.compression_stats_logging_frequency
