@@ -66,7 +66,9 @@ def init_mpi():
         crowded = no_core_to_spare()
         with nogil:
             begin_yielding(crowded)
+            hd_pmi_relay_begin()
             rc = libmpi.MPI_Init_thread(NULL, NULL, libmpi.MPI_THREAD_MULTIPLE, &provided)
+            hd_pmi_relay_end()
             end_yielding()
         if rc != libmpi.MPI_SUCCESS:
             raise DistBackendError(f"MPI_Init_thread failed (error {rc})")
