@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BELOW = {
     "leaves": (),
     "loader": ("leaves",),
-    "native": ("leaves", "loader"),
     "launchers": ("leaves",),
+    "native": ("leaves", "loader", "launchers"),
     "store": ("leaves",),
     "codec": ("leaves",),
     "topology": ("leaves",),
