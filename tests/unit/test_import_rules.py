@@ -172,7 +172,7 @@ def test_no_circles():
 
 
 def test_native_modules_import_down():
-    """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer they import the errors and the launchers."""
+    """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer: errors and launchers only."""
     order = ["libmpi", "libnccl", "dlpack", "_errors", "_ops", "_buffer"]
     sources = [*ROOT.glob("pyx/hpcdist/*.px[di]"), *ROOT.glob("pyx/hpcdist/*.pyx")]
     assert sources
