@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from hpcdist.parallel.buffers import BufferCommHookLocation
 from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.module import DistributedDataParallel
+from hpcdist.parallel.precision import MixedPrecision
+from hpcdist.parallel.sparse import all_reduce_sparse
 
-__all__ = ["DistributedDataParallel", "GradBucket", "Join", "JoinHook", "Joinable"]
+__all__ = [
+    "BufferCommHookLocation",
+    "DistributedDataParallel",
+    "GradBucket",
+    "Join",
+    "JoinHook",
+    "Joinable",
+    "MixedPrecision",
+    "all_reduce_sparse",
+]

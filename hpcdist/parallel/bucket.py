@@ -269,11 +269,32 @@ class Bucket:
             _copy([view], [parameter.grad])
             parameter.grad = view
 
-    def reduce(self, comm: Any, divisor: int | None, extra: int, buffer: Any = None) -> Any:
-        """Begin to average the buffer between ranks; without `divisor`, over all of them."""
+    def reduce(
+        self, comm: Any, divisor: int | None, extra: int, buffer: Any = None, wait: bool = False
+    ) -> Any:
+        """Average the buffer between ranks; without `divisor`, over all of them.
+
+        Parameters
+        ----------
+        comm : Comm
+            Of the group; all ranks must call it.
+        divisor : int or None
+            If given, the sum is to be divided by it, which :meth:`take` does.
+        extra : int
+            Has to agree between ranks.
+        buffer : torch.Tensor, optional
+            In place of the bucket's own.
+        wait : bool
+            Return when it is done, in place of a Work.
+
+        Returns
+        -------
+        Work or None
+            The operation.
+        """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
         target = self.buffer if buffer is None else buffer
-        return comm.all_reduce(target, op, True, api=API, extra=extra)
+        return comm.all_reduce(target, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Hand out what the reduction gave.

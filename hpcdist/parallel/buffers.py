@@ -53,6 +53,11 @@ class Buffers:
     def __bool__(self) -> bool:
         return bool(self._places)
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether a function of the user's takes care of them."""
+        return self._hook is not None
+
     def named(self) -> dict[str, torch.Tensor]:
         """The buffers as they are now, by full name.
 
@@ -91,4 +96,9 @@ class Buffers:
         if when != location:
             return []
         with torch.no_grad():
-            return list(hook(state, self.named()) or ())
+            futures = list(hook(state, self.named()) or ())
+        if when == "POST_FORWARD":
+            return futures
+        for future in futures:  # forward is about to use them
+            future.wait()
+        return []

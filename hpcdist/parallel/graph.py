@@ -69,7 +69,7 @@ def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
             if node is not None and node not in seen:
                 seen.add(node)
                 if type(node) is _Accumulate:
-                    found[id(node.variable)] = node
+                    found[id(node.variable)] = node  # type: ignore[attr-defined]
                 else:
                     todo.append(node)
     return found

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ import torch
 from hpcdist import group as _group
 from hpcdist.parallel import arguments
 from hpcdist.parallel.bucket import API
-from hpcdist.parallel.buffers import BufferCommHookLocation, Buffers
+from hpcdist.parallel.buffers import Buffers
 from hpcdist.parallel.delayed import DelayedReduction
-from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.parallel.precision import Precision
 from hpcdist.parallel.reducer import Reducer
+from hpcdist.parallel.settings import Settings
+from hpcdist.parallel.shadow import Uneven
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.sync import broadcast_tensors
 from hpcdist.parallel.verify import describe, verify_same
@@ -26,7 +28,7 @@ from hpcdist.parallel.verify import describe, verify_same
 __all__ = ["DistributedDataParallel"]
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     """Train one replica of a module per rank on different data, with the same parameters.
 
     Construction compares the module between ranks and copies rank 0's parameters and buffers to
@@ -132,7 +134,8 @@ class DistributedDataParallel(torch.nn.Module):
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
     ) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
+        Uneven.__init__(self)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
@@ -158,10 +161,15 @@ class DistributedDataParallel(torch.nn.Module):
         self.static_graph = bool(static_graph)
         self.mixed_precision = mixed_precision
         self.bucket_bytes_cap = max(self._caps)
+        # torch's compiler refuses less than the size of its first bucket.
+        self._for_compilers: Any = SimpleNamespace(
+            bucket_bytes_cap=max(self.bucket_bytes_cap, arguments.MIB)
+        )
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._delayed_parameters = list(delay_all_reduce_named_params or ())
         self._delay_trigger = param_to_hook_all_reduce
+        self._divide_by_initial_world_size = True
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         if init_sync:
             self._init_sync(init_buffers)
@@ -269,7 +277,7 @@ class DistributedDataParallel(torch.nn.Module):
         # that one's buckets end, so that they can start while the rest of backward computes.
         reference = torch.nn.parallel.DistributedDataParallel
         before = reference._active_ddp_module
-        reference._active_ddp_module = self  # type: ignore[assignment]
+        reference._active_ddp_module = self._for_compilers
         try:
             return self.module(*args, **kwargs)
         finally:
@@ -282,12 +290,17 @@ class DistributedDataParallel(torch.nn.Module):
         averages = self._averages()
         if self.reducer is not None:
             self.reducer.check()
+        root = 0
+        if self._join_config.enable:
+            root = self._join_step(averages)
+        elif self.reducer is not None:
+            self.reducer.transfer.divisor = None
         if averages:
             self._check_frozen()
             self._stats.forward_begins()
             if self.reducer is not None:
                 self.reducer.rebuild()
-        self._sync_buffers("PRE_FORWARD")
+        self._sync_buffers("PRE_FORWARD", root)
         if self._precision is not None:
             args, kwargs = self._precision.cast(args), self._precision.cast(kwargs)
         return args, kwargs
@@ -297,6 +310,8 @@ class DistributedDataParallel(torch.nn.Module):
         averages = self._averages()
         # Buffers of other ranks have moved away from rank 0's only if this was a training step.
         self.require_forward_param_sync = averages
+        if self._precision is not None and torch.is_grad_enabled():
+            self._precision.watch(output)
         if self._delayed is not None and torch.is_grad_enabled():
             self._delayed.expect(averages)
         if self.reducer is None:
@@ -321,9 +336,9 @@ class DistributedDataParallel(torch.nn.Module):
             and bool(self._buffers_of_module)
         )
 
-    def _sync_buffers(self, when: str) -> None:
+    def _sync_buffers(self, when: str, root: int = 0) -> None:
         if self.will_sync_module_buffers():
-            futures = self._buffers_of_module.sync(when)
+            futures = self._buffers_of_module.sync(when, root)
             if futures and self.reducer is not None:
                 self.reducer.after_backward += futures
 
@@ -356,125 +371,6 @@ class DistributedDataParallel(torch.nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    # -- hooks ---------------------------------------------------------------------------------
-
-    def register_comm_hook(
-        self, state: Any, hook: Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
-    ) -> None:
-        """Let a function of your own move the gradients between ranks, in place of the average.
-
-        All ranks must register the same hook, before the first backward pass; it can be done once.
-
-        Parameters
-        ----------
-        state : object
-            Passed to the hook as it is: error feedback, groups, counters, or None.
-        hook : callable
-            ``hook(state, bucket) -> torch.futures.Future`` of a tensor. Called during backward for
-            each bucket in the order of its index, as soon as the gradients in it are there. They
-            are not divided by the number of ranks. The tensor in the future, of as many elements as
-            ``bucket.buffer()``, becomes the bucket's gradients.
-
-        Raises
-        ------
-        TypeError
-            If `hook` cannot be called.
-        RuntimeError
-            If a hook is registered already.
-
-        Notes
-        -----
-        Source: ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``.
-
-        Examples
-        --------
-        >>> def mean_of_halves(group, bucket):
-        ...     half = bucket.buffer().to(torch.bfloat16)
-        ...     work = dist.all_reduce(half, dist.ReduceOp.AVG, group, async_op=True)
-        ...     return work.get_future().then(lambda f: f.value()[0].to(bucket.buffer().dtype))
-        >>> model.register_comm_hook(None, mean_of_halves)
-        """
-        if not callable(hook):
-            raise TypeError(f"Communication hook must be callable, not {type(hook).__name__}")
-        reducer = self._the_reducer("register_comm_hook")
-        if reducer.has_hook:
-            raise RuntimeError("register_comm_hook can only be called once")
-        reducer.set_hook(state, hook)
-        self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
-
-    def _register_buffer_comm_hook(
-        self,
-        state: Any,
-        hook: Callable[[Any, dict[str, torch.Tensor]], Any],
-        comm_hook_location: Any = BufferCommHookLocation.POST_FORWARD,
-    ) -> None:
-        """Let ``hook(state, named_buffers)`` make buffers alike, in place of rank 0's copy.
-
-        It may return a list of futures, which are waited for at the end of backward.
-        """
-        if not callable(hook):
-            raise TypeError(f"hook must be callable, not {type(hook).__name__}")
-        self._buffers_of_module.set_hook(state, hook, comm_hook_location)
-
-    def _the_reducer(self, what: str) -> Reducer:
-        if self.reducer is None:
-            raise RuntimeError(f"{what}: the all-reduce of all parameters is delayed")
-        return self.reducer
-
-    # -- settings after construction -----------------------------------------------------------
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The older name of ``forward_sync_buffers``."""
-        return self.forward_sync_buffers
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = bool(value)
-
-    def _set_static_graph(self) -> None:
-        """Take the graph for static from now on; before the first backward, on all ranks."""
-        if self.static_graph:
-            warnings.warn(
-                "You've set static_graph to be True, no need to set it again.", stacklevel=2
-            )
-            return
-        self._the_reducer("_set_static_graph").set_static()
-        self.static_graph = True
-        self._stats.describe(static_graph=True)
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: torch.nn.Module, params_and_buffers_to_ignore: Sequence[str]
-    ) -> None:
-        """Leave these full names alone when `module` is wrapped: no copies and no averages."""
-        module._ddp_params_and_buffers_to_ignore = list(  # type: ignore[assignment]
-            params_and_buffers_to_ignore
-        )
-
-    # -- figures -------------------------------------------------------------------------------
-
-    @property
-    def communication_seconds(self) -> float:
-        """Seconds this rank waited for gradients at the end of backward, since construction.
-
-        What backward did not hide; reading it is local.
-        """
-        return self._stats.wait_seconds
-
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """Figures under the names of torch's DDP logging data; times in nanoseconds. Local."""
-        return self._stats.data()
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Take times in the first ten iterations, and then in every so-manieth."""
-        if sample_rate < 1:
-            raise ValueError(
-                "DDP runtime logging sample rate should be equal or greater than 1, not "
-                f"{sample_rate}"
-            )
-        self._stats.rate = sample_rate
 
     def _describe(self, trained: list[torch.nn.Parameter]) -> None:
         group = self.process_group

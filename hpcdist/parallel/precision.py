@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from hpcdist.parallel.graph import find_tensors
+
 __all__ = ["MixedPrecision", "Precision"]
 
 
@@ -71,6 +73,7 @@ class Precision:
             and self.dtype not in (None, parameter.dtype)
         ]
         self._copies: list[torch.Tensor] = []
+        self._inside = False  # of a backward pass
         if settings.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point() and name not in ignored:
@@ -79,30 +82,41 @@ class Precision:
     @contextmanager
     def in_forward(self) -> Iterator[None]:
         """Compute in low precision within, with copies of the parameters as they are now."""
+        self._inside = False
+        self._copies = []  # first, so that the old ones do not lie beside the new ones
         made: dict[int, torch.Tensor] = {}
         for _, _, parameter in self._places:
             if id(parameter) not in made:
                 made[id(parameter)] = parameter.to(self.dtype)
         self._copies = [made[id(parameter)] for _, _, parameter in self._places]
-        self.enter()
+        self._enter()
         try:
             yield
         finally:
-            self.leave()
+            self._leave()
 
-    def enter(self) -> None:
-        """Put the copies of the last forward into the module."""
-        for (parameters, name, _), copy in zip(self._places, self._copies, strict=False):
+    def watch(self, output: Any) -> None:
+        """Put the copies into the module again while a backward from `output` runs."""
+        if not self._places:
+            return
+        for tensor in find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._on_backward)
+
+    def _on_backward(self, _gradient: torch.Tensor) -> None:
+        if not self._inside:
+            self._inside = True
+            self._enter()
+            torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+
+    def _enter(self) -> None:
+        for (parameters, name, _), copy in zip(self._places, self._copies, strict=True):
             parameters[name] = copy  # type: ignore[assignment]
 
-    def leave(self) -> None:
-        """Put the parameters themselves back."""
+    def _leave(self) -> None:
+        self._inside = False
         for parameters, name, parameter in self._places:
             parameters[name] = parameter
-
-    def forget(self) -> None:
-        """Let go of the copies, when backward is over."""
-        self._copies = []
 
     def cast(self, value: Any) -> Any:
         """Convert the floating point tensors in a nest of arguments."""

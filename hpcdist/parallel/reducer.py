@@ -29,16 +29,15 @@ import torch
 from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
 from hpcdist.parallel import graph, texts
 from hpcdist.parallel.bucket import Allocator, allocate
-from hpcdist.parallel.grad_bucket import GradBucket
 from hpcdist.parallel.schedule import Schedule
 from hpcdist.parallel.stats import Stats
-from hpcdist.work import ReduceOp
+from hpcdist.parallel.transfer import Transfer
+from hpcdist.parallel.unused import Usage
 
 __all__ = ["Reducer"]
 
 # What peers see when this rank's backward ended before all buckets were full.
 API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
-API_USED = "DistributedDataParallel: parameters in use"
 
 # With gradients as views, one of this size moves into its bucket when it is ready, which frees its
 # own memory; smaller ones are moved together when the bucket is full.
@@ -79,10 +78,8 @@ class Reducer:
         In the order in which they are reduced.
     after_backward : list of torch.futures.Future
         Waited for at the end of the next backward pass; buffer hooks put theirs here.
-    divisor : int or None
-        What the next backward pass divides sums by; None means the number of ranks.
-    optimizer_in_backward : bool
-        A communication hook steps the optimizer, so gradients are not handed out.
+    transfer : Transfer
+        What moves the buckets.
     """
 
     def __init__(
@@ -101,22 +98,15 @@ class Reducer:
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
-        self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._group = group
         self._find_unused = find_unused
         self._skip_unused = skip_unused
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
-        self.divisor: int | None = None
-        self.optimizer_in_backward = False
-        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self.transfer = Transfer(group)
         self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype)
         self._set_buckets(self._schedule.make(self._schedule.first()))
 
         total = len(self._parameters)
-        # Passes so far; part of the entry check, so that a rank that had no gradients at all in one
-        # of them cannot pair its next one's buckets with its peers' last.
-        self._passes = 0
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the backward under way
         self._creates_graph = False
@@ -126,6 +116,7 @@ class Reducer:
         self._template = [1] * total  # how many gradients each parameter is to get
         self._left = self._template[:]  # and how many are to come
         self._next = 0  # first bucket not started
+        self._late: Any = None  # the last bucket, if it waits for the end of backward
         self._failure: BaseException | None = None
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
@@ -134,15 +125,9 @@ class Reducer:
         self._may_rebuild = not find_unused
         self._rebuild = False
 
-        # Of the search for unused parameters: those that no graph since the last pass leads to,
-        # nodes that a backward runs through, and which parameters got a gradient, here (None where
-        # nobody asks) and anywhere.
-        self._unreached: set[int] | None = None
-        self._nodes: list[Any] = []
+        self._usage = Usage(self._parameters, skip_unused)
+        self._tracks = find_unused  # somebody asks which parameters get gradients
         self._accumulates = False
-        self._used = bytearray(total) if find_unused else None
-        self._used_anywhere: torch.Tensor | None = None
-        self._used_work: Any = None
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
             for index, parameter in enumerate(self._parameters)
@@ -168,25 +153,16 @@ class Reducer:
     # -- settings -----------------------------------------------------------------------------
 
     @property
-    def has_hook(self) -> bool:
-        """Whether a communication hook is registered."""
-        return self._hook is not None
-
-    @property
-    def buckets_rebuilt(self) -> bool:
-        """Whether the order of the first backward pass has been taken over."""
-        return "rebuilt_bucket_sizes" in self.stats.strs
-
-    def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
-        """Let `hook` move the buckets from now on."""
-        self._hook = (state, hook)
+    def recording(self) -> bool:
+        """Whether the graph is static and has not been seen yet."""
+        return self._recording
 
     def set_static(self) -> None:
         """Take the graph for static: the next pass counts gradients, later ones expect as many."""
         self._recording = True
         self._template = [0] * len(self._parameters)
-        self._used = bytearray(len(self._parameters))
         self._find_unused = False
+        self._tracks = True
         self._order = []
         self._may_rebuild = True
 
@@ -219,7 +195,7 @@ class Reducer:
         if not self._rebuild:
             return False
         self._rebuild = self._may_rebuild = False
-        order = self._schedule.agree(self._group._comm, self._first_order)
+        order = self._schedule.agree(self.transfer.comm, self._first_order)
         self._order = self._first_order = None
         members = self._schedule.assign(order)
         if members != [bucket.members for bucket in self.buckets]:
@@ -233,8 +209,8 @@ class Reducer:
         """Announce that the backward of `output` is to average gradients."""
         self._expected = True
         tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
-        if self._find_unused or self._recording or self._static is not None:
-            self._look_for_unused(tensors)
+        if self._tracks or (self._static is not None and not any(self._static)):
+            self._usage.search(tensors, mark=self._find_unused)
         for tensor in tensors:
             # A parameter that is returned as it is would keep the hook for ever.
             if tensor.grad_fn is not None:
@@ -243,21 +219,6 @@ class Reducer:
     def keep_local(self) -> None:
         """Announce that the next backward is to leave gradients alone."""
         self._expected = False
-
-    def _look_for_unused(self, tensors: list[torch.Tensor]) -> None:
-        if self._static is not None and any(self._static):
-            return  # known
-        if not tensors:
-            # The outputs are hidden in an object of some kind: only the end of backward will tell.
-            self._unreached = set()
-            return
-        found = graph.reached(tensors)
-        self._nodes = list(found.values())
-        if self._static is None and not self._recording:
-            unreached = {i for key, i in self._index.items() if key not in found}
-            # A parameter is unused if none of the forwards before a backward has used it.
-            before = self._unreached
-            self._unreached = unreached if before is None else before & unreached
 
     # -- called by autograd --------------------------------------------------------------------
 
@@ -268,7 +229,7 @@ class Reducer:
         if self._task is None or (not self._running and self._task != task):
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
-            self._accumulates = bool(self._nodes) and graph.will_accumulate(self._nodes)
+            self._accumulates = self._usage.will_accumulate()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
@@ -276,8 +237,8 @@ class Reducer:
         if not self._running and not self._begin(index, parameter):
             return
         left = self._left[index] - 1
-        if self._used is not None and parameter.grad is not None:
-            self._used[index] = 1
+        if self._tracks and parameter.grad is not None:
+            self._usage.note(index)
         if left:
             self._not_ready(index, left)
             return
@@ -295,8 +256,8 @@ class Reducer:
         """See whether a gradient that comes first begins a pass that averages."""
         if self._task is None:
             if not self._expected:
-                if self._used is not None and parameter.grad is not None:
-                    self._used[index] = 1  # under no_sync: the next pass averages it
+                if self._tracks and parameter.grad is not None:
+                    self._usage.note(index)  # under no_sync: the next pass averages it
                 return False
             self._arm()
         if self._creates_graph:
@@ -307,14 +268,14 @@ class Reducer:
     def _begin_pass(self) -> None:
         self._running = True
         self._left = self._template[:]
-        self._nodes = []
+        self._usage.begin()
         self.stats.backward_begins()
         if self._recording:
             return
         if self._static is not None:
             unused = [i for i, count in enumerate(self._static) if not count]
         else:
-            unused = sorted(self._unreached or ())
+            unused = sorted(self._usage.unreached)
         if unused:
             self._take_for_unused(unused)
 
@@ -329,7 +290,7 @@ class Reducer:
         elif self._static is not None:
             before = self._static[index]
             raise DistError(texts.changed(self._names[index], before, "more"))
-        elif self._unreached and index in self._unreached:
+        elif index in self._usage.unreached:
             raise DistError(texts.outside(self._names[index]))
         else:
             raise DistError(texts.twice(self._names[index]))
@@ -348,41 +309,20 @@ class Reducer:
         while self._next < len(buckets) and not buckets[self._next].pending:
             self._next += 1
             self._start(buckets[self._next - 1], self._next - 1)
-            if self._next == len(buckets) and self._used is not None:
-                self._used_work = self._share_used()
+            if self._next == len(buckets) and self._tracks:
+                self._usage.share(self.transfer.comm, self.transfer.passes)
 
     def _start(self, bucket: Any, index: int) -> None:
         """Begin to move one bucket."""
         if self._skip_unused and len(bucket.unused) == len(bucket.members):
             return
         bucket.pack()
-        self.stats.communication_begins()
-        bucket.work = self._move(bucket, index)
-
-    def _move(self, bucket: Any, index: int, buffer: torch.Tensor | None = None) -> Any:
-        if self._hook is None:
-            return bucket.reduce(self._group._comm, self.divisor, self._passes, buffer)
-        state, hook = self._hook
         last = index + 1 == len(self.buckets)
-        work = hook(state, GradBucket(bucket, index, last, buffer))
-        if not callable(getattr(work, "wait", None)):
-            raise TypeError(
-                f"the communication hook must return a torch.futures.Future of a tensor, not "
-                f"{type(work).__name__}"
-            )
-        return work
-
-    def _share_used(self) -> Any:
-        """Begin to tell the other ranks which parameters got a gradient here."""
-        assert self._used is not None
-        comm = self._group._comm
-        # A copy: what comes next may be noted while this is still on its way.
-        self._used_anywhere = torch.tensor(self._used, dtype=torch.uint8)
-        if comm.size == 1 or self._skip_unused:
-            return None
-        return comm.all_reduce(
-            self._used_anywhere, ReduceOp.MAX, True, api=API_USED, extra=self._passes
-        )
+        if last and not self._tracks and self.transfer.may_wait(bucket):
+            self._late = bucket
+        else:
+            self.stats.communication_begins()
+            bucket.work = self.transfer.start(bucket, index, last)
 
     # -- the end of a pass ---------------------------------------------------------------------
 
@@ -428,8 +368,11 @@ class Reducer:
     def _finish(self) -> None:
         try:
             with torch.no_grad():
+                if self._late is not None:
+                    self.stats.communication_begins()
+                    self._wait(partial(self.transfer.run, self._late))
                 for bucket in self.buckets:
-                    if bucket.work is not None:
+                    if bucket.work is not None or bucket is self._late:
                         self._take(bucket)
                 for future in self.after_backward:
                     future.wait()
@@ -453,57 +396,40 @@ class Reducer:
             self._reset()
 
     def _take(self, bucket: Any) -> None:
-        began = time.perf_counter()
-        result = bucket.work.wait()
-        keep = self._unused_everywhere(bucket) if bucket.unused else ()
-        self.stats.wait_seconds += time.perf_counter() - began
-        if self.optimizer_in_backward:
-            return
-        if self._hook is None and not bucket.sparse:
-            bucket.take(None, keep, self.divisor)
-            return
-        if isinstance(result, (list, tuple)) and len(result) == 1:
-            (result,) = result
-        if not isinstance(result, torch.Tensor) or (
-            not result.is_sparse and result.numel() != bucket.buffer.numel()
-        ):
-            raise TypeError(
-                "the future of a communication hook must hold one tensor of as many elements as "
-                f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
-            )
-        bucket.take(result, keep, None)
+        result = None if bucket.work is None else self._wait(bucket.work.wait)
+        keep: Sequence[int] = ()
+        if bucket.unused:
+            self._wait(self._usage.wait)
+            keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
+        self.transfer.finish(bucket, result, keep)
 
-    def _unused_everywhere(self, bucket: Any) -> list[int]:
-        """Places in the bucket of parameters that got no gradient on any rank."""
-        if self._used_work is not None:
-            self._used_work.wait()
-            self._used_work = None
-        used = self._used_anywhere
-        assert used is not None
-        return [place for place in bucket.unused if not used[bucket.members[place]]]
+    def _wait(self, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = call()
+        self.stats.wait_seconds += time.perf_counter() - began
+        return result
 
     def shadow(self) -> None:
         """Take a joined rank's part in the others' backward pass: zeros everywhere.
 
         All ranks that have run out of data must call it once per backward pass of the others.
         """
+        last = len(self.buckets) - 1
         try:
             with torch.no_grad():
                 works = [
-                    self._move(bucket, index, bucket.zeros())
+                    self.transfer.start(bucket, index, index == last, bucket.zeros())
                     for index, bucket in enumerate(self.buckets)
                 ]
-                if self._used is not None:
-                    self._used = bytearray(len(self._used))
-                    works.append(self._share_used())
+                if self._tracks:
+                    self._usage.reset()
+                    self._usage.share(self.transfer.comm, self.transfer.passes)
                 for work in works:
-                    if work is not None:
-                        work.wait()
+                    work.wait()
+                self._usage.wait()
         except BaseException as error:
             self._fail(error)
             raise
-        if self._recording:
-            raise DistError("a rank that has run no backward pass cannot join a static graph")
         self._rebuild = self._may_rebuild
         self._reset()
 
@@ -519,16 +445,16 @@ class Reducer:
         where all ranks gave up at the same bucket, the barriers match and nothing is lost.
         """
         try:
-            for bucket in self.buckets[: self._next]:
+            started = self._next - (self._late is not None)
+            for bucket in self.buckets[:started]:
                 if bucket.work is not None:
                     self._settle(bucket.work.wait)
-            if self._used_work is not None:
-                self._settle(self._used_work.wait)
-            if self._group._comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
-                for _ in self.buckets[self._next :]:
+            self._settle(self._usage.wait)
+            if self.transfer.comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+                for _ in self.buckets[started:]:
                     if not isinstance(self._failure, DistTimeoutError):
-                        self._settle(lambda: self._group._comm.barrier(api=API_ABANDON))
-            elif self._next < len(self.buckets) and self._group.size() > 1:
+                        self._settle(lambda: self.transfer.comm.barrier(api=API_ABANDON))
+            elif started < len(self.buckets) and self.transfer.comm.size > 1:
                 self._fail(
                     DistError(
                         "backward ended before all buckets were reduced, and with the entry check "
@@ -552,16 +478,14 @@ class Reducer:
 
     def _reset(self) -> None:
         """Get ready for the next pass."""
-        self._passes += 1
+        self.transfer.passes += 1
         self._expected = self._running = False
         self._task = None
         self._next = 0
-        self._unreached = None
-        self._nodes = []
-        self._used_work = None
+        self._late = None
+        self._usage.reset()
+        self._tracks = self._tracks and self._static is None
         self.after_backward = []
-        if self._used is not None:
-            self._used = bytearray(len(self._used)) if self._static is None else None
         if self._order is not None:
             self._order = []
         for bucket in self.buckets:
@@ -580,10 +504,4 @@ class Reducer:
         return texts.unused(self._me(), names, len(self._names))
 
     def _me(self) -> int:
-        return self._group._ranks[self._group.rank()]
-
-
-def _shape(result: Any) -> str:
-    if isinstance(result, torch.Tensor):
-        return f"a tensor of shape {tuple(result.shape)}"
-    return type(result).__name__
+        return self.transfer.group._ranks[self.transfer.comm.rank]

@@ -191,8 +191,6 @@ void hd_session_set_failing(hd_session *s, const char *why); /* an unhandled exc
 void hd_abort(int code, const char *why);
 void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
 void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
-void hd_pmi_relay_begin(void);                         /* around MPI_Init: see hd_pmi_relay.c */
-void hd_pmi_relay_end(void);
 int hd_in_child(void);                                /* 1 in a process forked after MPI started */
 
 /* ---- communicators ---- */

@@ -1,0 +1,193 @@
+"""Uneven inputs: ranks that have run out shadow those that train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ddp_cases import DDP, TorchDDP, distance, sgd, torch_world
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.spare = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, spare: bool = False) -> torch.Tensor:
+        layer = self.spare if spare else self.first
+        return self.last(torch.tanh(self.norm(layer(x))))
+
+
+def inputs(rank: int) -> list[torch.Tensor]:
+    """Rank r has 2 + 2r batches."""
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(5, 4, generator=generator) for _ in range(2 + 2 * rank)]
+
+
+class Both(Net):
+    """Uses every parameter."""
+
+    def forward(self, x: torch.Tensor, spare: bool = False) -> torch.Tensor:
+        return super().forward(x) + super().forward(x, True)
+
+
+def one_process(kind: type, initial: bool) -> nn.Module:
+    """What the ranks do together, in one process."""
+    size = dist.get_world_size()
+    alone = kind()
+    optimizer = sgd(alone.parameters())
+    for step in range(2 * size):
+        present = [rank for rank in range(size) if step < len(inputs(rank))]
+        before = {name: buffer.clone() for name, buffer in alone.named_buffers()}
+        optimizer.zero_grad()
+        for rank in present:  # the last one's buffers go on to the next step
+            for name, buffer in alone.named_buffers():
+                buffer.copy_(before[name])
+            loss = alone(inputs(rank)[step], step % 2 == 1).square().mean()
+            (loss / (size if initial else len(present))).backward()
+        optimizer.step()
+    return alone
+
+
+@pytest.mark.parametrize("initial", [True, False], ids=["initial-size", "present-size"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
+        {"forward_sync_buffers": False},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+    ],
+    ids=lambda flags: "-".join(flags) or "default",
+)
+def test_as_one_process_and_as_torch(flags: dict, initial: bool) -> None:
+    torch_world()
+    find = "find_unused_parameters" in flags
+    kind = Net if find else Both
+
+    def run(wrap: Any) -> Any:
+        model = wrap(kind(), **flags)
+        optimizer = sgd(model.parameters())
+        with model.join(divide_by_initial_world_size=initial):
+            for step, x in enumerate(inputs(dist.get_rank())):
+                optimizer.zero_grad()
+                model(x, step % 2 == 1).square().mean().backward()
+                optimizer.step()
+        return model
+
+    ours, alone = run(DDP), one_process(kind, initial)
+    parallel_assert(distance(ours, alone) <= 1e-6, f"off by {distance(ours, alone)}")
+    if not find:  # there torch takes parameters for used that no rank uses, once a rank is done
+        theirs = run(TorchDDP)
+        parallel_assert(distance(ours, theirs) <= 1e-6, f"off by {distance(ours, theirs)}")
+        pairs = zip(ours.buffers(), theirs.buffers(), strict=True)
+        parallel_assert(all(torch.allclose(a, b, atol=1e-6) for a, b in pairs))
+    # Afterwards it is an ordinary module again.
+    ours(inputs(0)[0], False).square().mean().backward()
+
+
+def test_a_rank_without_any_input_and_steps_under_no_sync() -> None:
+    model = DDP(Both())
+    expected = DDP(Both())
+    optimizers = [sgd(m.parameters()) for m in (model, expected)]
+    own = [] if dist.get_rank() == 0 and dist.get_world_size() > 1 else inputs(0) * 2
+    with model.join():
+        for step, x in enumerate(own):
+            if step % 2 == 0:
+                with model.no_sync():
+                    model(x).square().mean().backward()
+                continue
+            model(x).square().mean().backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+    parallel_assert(not bool(torch.isnan(model.module.last.weight).any()))
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, model.module.last.weight.sum().item())
+    parallel_assert(len(set(everyone)) == 1, str(everyone))
+    parallel_assert(distance(model, expected) > 0)
+
+
+def test_with_a_communication_hook() -> None:
+    def average(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    models = [DDP(Both()), DDP(Both())]
+    models[0].register_comm_hook(None, average)
+    for model in models:
+        optimizer = sgd(model.parameters())
+        with model.join():
+            for x in inputs(dist.get_rank()):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    parallel_assert(distance(*models) == 0)
+
+
+def test_sparse_gradients() -> None:
+    models = [DDP(nn.Embedding(9, 3, sparse=flag)) for flag in (True, False)]
+    models[1].module.load_state_dict(models[0].module.state_dict())
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for step in range(1 + dist.get_rank()):
+                optimizer.zero_grad()
+                model(torch.arange(step + 1)).square().mean().backward()
+                optimizer.step()
+    parallel_assert(distance(*models) <= 1e-7)
+
+
+def test_disabled_it_does_nothing() -> None:
+    model = DDP(Both())
+    before = dist.group.WORLD._comm.seq
+    with model.join(enable=False):
+        pass
+    parallel_assert(dist.group.WORLD._comm.seq == before)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ending_early() -> None:
+    model = DDP(Both())
+    steps = 0
+    with (
+        parallel_raises(RuntimeError, match="exhausted"),
+        model.join(throw_on_early_termination=True),
+    ):
+        for x in inputs(dist.get_rank()):
+            model(x).square().mean().backward()
+            steps += 1
+    parallel_assert(steps == 2)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_static_graph_that_a_rank_has_not_seen() -> None:
+    model = DDP(Both(), static_graph=True)
+    own = inputs(0) if dist.get_rank() else []
+    with parallel_raises(RuntimeError, match="give every rank at least one batch"), model.join():
+        for x in own:
+            model(x).square().mean().backward()
+
+
+def test_what_it_does_not_shadow_is_refused() -> None:
+    net = Both()
+    named = [("last.bias", net.last.bias)]
+    model = DDP(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.first.weight)
+    with parallel_raises(ValueError, match="shadows neither delay_all_reduce_named_params nor"):
+        model.join()
+    model = DDP(Both())
+    model._register_buffer_comm_hook(None, lambda _state, _buffers: None)
+    with parallel_raises(ValueError, match="nor buffer hooks"):
+        model.join()

@@ -1,0 +1,211 @@
+"""Mixed precision, autocast, and torch.compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, torch_world
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hpcdist as dist
+from hpcdist.parallel import MixedPrecision
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.mpi
+
+
+class Net(nn.Module):
+    """Looks at the dtypes it is used with."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8, bias=False)
+        self.tied.weight = self.last.weight
+        self.register_buffer("mean", torch.full((8,), 1 / 3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.reentrant = reentrant
+        self.seen: set[torch.dtype] = set()
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen |= {x.dtype, self.last.weight.dtype, self.tied.weight.dtype}
+        return torch.tanh(self.last(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen |= {x.dtype, self.first.weight.dtype}
+        x = torch.tanh(self.first(x))
+        if self.reentrant is None:
+            x = self.middle(x)
+        else:
+            x = checkpoint(self.middle, x, use_reentrant=self.reentrant)
+        return self.tied(x)
+
+
+def batches(steps: int = 3) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randn(12, 6, generator=generator) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.bfloat16])
+def test_mixed_precision(reduce_dtype: torch.dtype | None, as_view: bool) -> None:
+    low = torch.bfloat16
+    settings = MixedPrecision(param_dtype=low, reduce_dtype=reduce_dtype, buffer_dtype=low)
+    model = DDP(Net(), mixed_precision=settings, gradient_as_bucket_view=as_view)
+    net = model.module
+    parallel_assert(net.mean.dtype == low and net.steps.dtype == torch.int64)
+    alone = Net()
+    optimizers = [sgd(m.parameters()) for m in (model, alone)]
+    for x in batches():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(mine(x)).float().square().mean().backward()
+        parallel_assert(net.seen == {low}, str(net.seen))
+        # Outside everything is in full precision, and gradients are of the parameters themselves.
+        parallel_assert(all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters()))
+        parts = []
+        for part in x.chunk(dist.get_world_size()):  # by hand: each rank's gradient, averaged
+            for p in alone.parameters():
+                p.grad = None
+            copies = {n: p.to(low) for n, p in alone.named_parameters()}
+            out = torch.func.functional_call(alone, copies, part.to(low))
+            out.float().square().mean().backward()
+            parts.append([p.grad.clone() for p in alone.parameters()])
+        for p, *each in zip(alone.parameters(), *parts, strict=True):
+            wire = reduce_dtype or low
+            p.grad = (sum(g.to(wire).float() for g in each) / len(each)).to(wire).float()
+        for ours, expected in zip(grads(model), grads(alone), strict=True):
+            error = (ours - expected).abs().max() / expected.abs().max()
+            parallel_assert(error <= (1e-6 if reduce_dtype == torch.float32 else 2**-7))
+        for optimizer in optimizers:
+            optimizer.step()
+        alone.load_state_dict(net.state_dict())
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [p.double().sum().item() for p in model.parameters()])
+    parallel_assert(all(one == everyone[0] for one in everyone))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_again_in_low_precision(reentrant: bool) -> None:
+    settings = MixedPrecision(param_dtype=torch.bfloat16)
+    model = DDP(Net(reentrant), mixed_precision=settings, static_graph=reentrant)
+    plain = DDP(Net(), mixed_precision=settings)
+    for x in batches():
+        for m in (model, plain):
+            m.zero_grad()
+            m(mine(x)).float().square().mean().backward()
+        parallel_assert(model.module.seen == {torch.bfloat16}, str(model.module.seen))
+        pairs = zip(grads(model), grads(plain), strict=True)
+        parallel_assert(all(torch.allclose(a, b, rtol=2**-6, atol=1e-4) for a, b in pairs))
+        parallel_assert(all(isinstance(p, nn.Parameter) for p in model.parameters()))
+
+
+def test_gradients_accumulate_in_full_precision() -> None:
+    settings = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = DDP(Net(), mixed_precision=settings)
+    x, y = batches(2)
+    with model.no_sync():
+        model(mine(x)).float().square().mean().backward()
+    once = [g.clone() for g in grads(model)]
+    model(mine(y)).float().square().mean().backward()
+    other = DDP(Net(), mixed_precision=settings)
+    other(mine(y)).float().square().mean().backward()
+    for total, first, second in zip(grads(model), once, grads(other), strict=True):
+        dist.all_reduce(first, dist.ReduceOp.AVG)
+        parallel_assert(torch.allclose(total, first + second, atol=1e-6))
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    label: torch.Tensor
+
+
+def test_inputs_of_all_kinds_are_converted() -> None:
+    class Look(nn.Linear):
+        def forward(self, batch: Batch, *, more: Any) -> torch.Tensor:  # type: ignore[override]
+            found.extend([batch.x.dtype, batch.label.dtype, more["a"][0].dtype])
+            return super().forward(batch.x)
+
+    found: list[torch.dtype] = []
+    model = DDP(Look(2, 2), mixed_precision=MixedPrecision(param_dtype=torch.float16))
+    out = model(
+        Batch(torch.ones(1, 2), torch.ones(1, dtype=torch.int64)), more={"a": [torch.ones(1)]}
+    )
+    parallel_assert(found == [torch.float16, torch.int64, torch.float16] and out.dtype == found[0])
+
+
+def test_settings_of_torch_are_accepted() -> None:
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    model = DDP(Net(), mixed_precision=_MixedPrecision(reduce_dtype=torch.bfloat16))
+    model(mine(batches()[0])).square().mean().backward()
+    parallel_assert(model.reducer.buckets[0].buffer.dtype == torch.bfloat16)
+    parallel_assert(model.module.seen == {torch.float32})
+
+
+def test_autocast() -> None:
+    torch_world()
+    models = [DDP(Net()), TorchDDP(Net())]
+    for x in batches():
+        for model in models:
+            model.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(mine(x)).float().square().mean()
+            loss.backward()
+        pairs = zip(*(grads(m) for m in models), strict=True)
+        parallel_assert(all(torch.allclose(a, b, atol=1e-6) for a, b in pairs))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = nn.Sequential(
+            nn.Linear(6, 600),
+            nn.Tanh(),
+            *(nn.Linear(600, 600) for _ in range(3)),
+            nn.Linear(600, 3),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["of-the-wrapper", "of-the-module"])
+@pytest.mark.deadline(120)
+def test_compiled(outside: bool) -> None:
+    """The backend "aot_eager" traces forward and backward, and leaves code generation out."""
+    compiled = 0
+
+    def backend(graph: Any, example: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(graph, example)
+
+    torch._dynamo.reset()
+    model = DDP(Plain(), bucket_cap_mb=1) if outside else None
+    wrapped = torch.compile(model or Plain(), backend=backend)
+    if model is None:
+        wrapped = model = DDP(wrapped, bucket_cap_mb=1)
+    alone = Plain()
+    optimizers = [sgd(m.parameters()) for m in (model, alone)]
+    for x in batches():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.mse_loss(wrapped(mine(x)), torch.zeros(12 // dist.get_world_size(), 3)).backward()
+        F.mse_loss(alone(x), torch.zeros(12, 3)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    parallel_assert(distance(model, alone) <= 1e-6, f"off by {distance(model, alone)}")
+    # torch divides the graph where buckets end, so that their reductions overlap.
+    parallel_assert(compiled >= 2, f"{compiled} graphs")
+    torch._dynamo.reset()

@@ -1,0 +1,371 @@
+"""Parameters that take no part: searched for, promised, or an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, side_by_side, torch_world
+from torch import nn
+from torch.nn import functional as F
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
+]
+
+
+class Branches(nn.Module):
+    """Four branches, of which a call uses some; nothing else is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.stem = nn.Linear(5, 6)
+        self.branches = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, use: tuple[int, ...]) -> torch.Tensor:
+        x = torch.tanh(self.stem(x))
+        out = torch.zeros(len(x), 3)
+        for index in use:
+            out = out + self.branches[index](x)
+        return out
+
+
+def data(steps: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(24, 5, generator=generator) for _ in range(steps)]
+
+
+def used_by(step: int, rank: int) -> tuple[int, ...]:
+    """Branch 0 always, 1 on some ranks, 2 in some steps, 3 never."""
+    chosen = [0]
+    if (rank + step) % 2:
+        chosen.append(1)
+    if step % 2:
+        chosen.append(2)
+    return tuple(chosen)
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("cap", [None, 0])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_branches_that_differ_between_ranks_and_steps(
+    cap: float | None, as_view: bool, set_to_none: bool
+) -> None:
+    torch_world()
+    arguments: dict[str, Any] = {
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": as_view,
+        "bucket_cap_mb": cap,
+    }
+    models = [DDP(Branches(), **arguments), TorchDDP(Branches(), **arguments)]
+    optimizers = [sgd(model.parameters()) for model in models]
+    alone = Branches()
+    single = sgd(alone.parameters())
+    for step, x in enumerate(data()):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad(set_to_none)
+            model(mine(x), used_by(step, dist.get_rank())).square().mean().backward()
+            optimizer.step()
+        single.zero_grad(set_to_none)
+        parts = x.chunk(dist.get_world_size())
+        losses = [alone(p, used_by(step, r)).square().mean() for r, p in enumerate(parts)]
+        (sum(losses) / len(losses)).backward()
+        single.step()
+        for other in (models[1], alone):
+            parallel_assert(distance(models[0], other) <= 1e-6, f"step {step}")
+        ours, theirs = ([g is None for g in grads(model)] for model in (models[0], alone))
+        parallel_assert(ours == theirs, f"step {step}: None where {ours}, not {theirs}")
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_what_no_rank_used_keeps_its_gradient_to_the_bit(as_view: bool) -> None:
+    model = DDP(Branches(), find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    x = data(1)[0][:4] + dist.get_rank()
+    model(x, (0, 1, 2, 3)).square().mean().backward()
+    kept = [p.grad.clone() for p in model.module.branches[2].parameters()]
+    for _ in range(2):
+        model(x, (0,)).square().mean().backward()
+    for p, before in zip(model.module.branches[2].parameters(), kept, strict=True):
+        parallel_assert(torch.equal(p.grad, before))
+
+
+def test_used_under_no_sync_and_unused_after_it() -> None:
+    torch_world()
+    models = [DDP(Branches(), find_unused_parameters=True)]
+    models.append(TorchDDP(Branches(), find_unused_parameters=True))
+    x = data(1)[0]
+    for model in models:
+        with model.no_sync():
+            model(mine(x), (0, 1 + dist.get_rank() % 2)).square().mean().backward()
+        model(mine(x), (0,)).square().mean().backward()
+    for a, b in zip(grads(models[0]), grads(models[1]), strict=True):
+        parallel_assert((a is None) == (b is None))
+        parallel_assert(a is None or torch.allclose(a, b))
+
+
+class Nested(NamedTuple):
+    inner: dict[str, Any]
+
+
+@dataclass
+class Result:
+    value: Any
+    note: str = "no tensor"
+
+
+class Wrapping(Branches):
+    """Returns its outputs deep in a nest, one of which the loss does not use."""
+
+    def forward(self, x: torch.Tensor, use: tuple[int, ...]) -> Any:  # type: ignore[override]
+        spare = self.branches[3](torch.tanh(self.stem(x)))
+        return [Result(Nested({"out": (super().forward(x, use),), "spare": spare}), "text"), None]
+
+
+def test_outputs_in_a_nest_of_which_some_are_not_used() -> None:
+    model = DDP(Wrapping(), find_unused_parameters=True)
+    expected = DDP(Branches(), find_unused_parameters=True)
+    use = (0, 1 + dist.get_rank() % 2)
+    for x in data(2):
+        model.zero_grad()
+        expected.zero_grad()
+        model(mine(x), use)[0].value.inner["out"][0].square().mean().backward()
+        expected(mine(x), use).square().mean().backward()
+        for a, b in zip(grads(model), grads(expected), strict=True):
+            parallel_assert((a is None) == (b is None) and (a is None or torch.equal(a, b)))
+
+
+class Hidden:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Hiding(Branches):
+    def forward(self, x: torch.Tensor, use: tuple[int, ...]) -> Any:  # type: ignore[override]
+        return Hidden(super().forward(x, use))
+
+
+def test_outputs_that_the_search_cannot_see() -> None:
+    model = DDP(Hiding(), find_unused_parameters=True)
+    for x in data(2):
+        model(mine(x), (0, 1)).tensor.square().mean().backward()
+    parallel_assert(model.module.branches[1].weight.grad is not None)
+    parallel_assert(model.module.branches[2].weight.grad is None)
+
+
+@pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
+def test_a_rank_without_any_gradient(flag: str) -> None:
+    """The last rank's loss leads to its input only; it counts as zeros."""
+
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(6)
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, skip: bool) -> torch.Tensor:
+            return x * 2 if skip else self.layer(x)
+
+    size = dist.get_world_size()
+    last = dist.get_rank() == size - 1 and size > 1
+    model, alone = DDP(Skips(), **{flag: True}), Skips()
+    for step in range(3):
+        x = torch.full((2, 3), step + 1.0, requires_grad=True)
+        model.zero_grad()
+        model(x, last).sum().backward()
+        alone.zero_grad()
+        alone(x, False).sum().backward()
+        share = (size - 1) / size if size > 1 else 1
+        pairs = zip(grads(model), grads(alone), strict=True)
+        parallel_assert(all(torch.allclose(a, share * b) for a, b in pairs), f"step {step}")
+        (slope,) = torch.autograd.grad(model(x, last).sum(), x)  # moves nothing
+        parallel_assert(slope.shape == x.shape)
+
+
+def test_two_forwards_with_other_branches() -> None:
+    x = mine(data(1)[0])
+    for together in (True, False):
+        model = DDP(Branches(), find_unused_parameters=True)
+        expected = DDP(Branches(), find_unused_parameters=True)
+        losses = [model(x, use).square().mean() for use in ((0, 1), (0, 2))]
+        if together:
+            sum(losses).backward()
+        else:
+            for loss in losses:
+                loss.backward()
+        for use in ((0, 1), (0, 2)):
+            expected(x, use).square().mean().backward()
+        for a, b in zip(grads(model), grads(expected), strict=True):
+            parallel_assert((a is None) == (b is None) and (a is None or torch.allclose(a, b)))
+
+
+def test_a_parameter_used_outside_of_forward_is_named() -> None:
+    model = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0)
+    out = model(mine(data(1)[0]), (0,)).sum() + model.module.branches[3].weight.sum()
+    with parallel_raises(
+        dist.DistError, match=r"ready only once: parameter branches\.3\.weight was taken for unused"
+    ):
+        out.backward()
+
+
+def test_skipping_what_is_unused_everywhere() -> None:
+    arguments: dict[str, Any] = {"find_unused_parameters": True, "bucket_cap_mb": 0}
+    models = [
+        DDP(Branches(), skip_all_reduce_unused_params=skip, **arguments) for skip in (True, False)
+    ]
+    counts = []
+    for model in models:
+        for x in data(2):
+            model.zero_grad()
+            before = dist.group.WORLD._comm.seq
+            model(mine(x), (0, 2)).square().mean().backward()
+            counts.append(dist.group.WORLD._comm.seq - before)
+    for a, b in zip(*(grads(m) for m in models), strict=True):
+        parallel_assert((a is None) == (b is None) and (a is None or torch.equal(a, b)))
+    # Four branch parameters of ten are left out, and nobody asks who used what.
+    parallel_assert(counts[0] == counts[2] - 5, str(counts))
+
+
+# --- static graphs -----------------------------------------------------------------------------
+
+
+class Unused(Branches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, (2, 0))
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("cap", [None, 0])
+def test_a_static_graph_with_unused_parameters(cap: float | None, as_view: bool) -> None:
+    model = side_by_side(
+        Unused,
+        squares,
+        data(),
+        static_graph=True,
+        bucket_cap_mb=cap,
+        gradient_as_bucket_view=as_view,
+    )
+    parallel_assert(model.module.branches[3].weight.grad is None)
+    members = [i for bucket in model.reducer.buckets for i in bucket.members]
+    parallel_assert(sorted(members) == list(range(10)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_static_graph_with_other_parameters_on_each_rank() -> None:
+    model = DDP(Branches(), static_graph=True)
+    alone = Branches()
+    for x in data(3):
+        model.zero_grad()
+        alone.zero_grad()
+        parts = x.chunk(dist.get_world_size())
+        use = [(0, 1 + rank % 2) for rank in range(len(parts))]
+        model(mine(x), use[dist.get_rank()]).square().mean().backward()
+        losses = [alone(p, u).square().mean() for p, u in zip(parts, use, strict=True)]
+        (sum(losses) / len(losses)).backward()
+        for a, b in zip(grads(model), grads(alone), strict=True):
+            parallel_assert((a is None) == (b is None) and (a is None or torch.allclose(a, b)))
+
+
+def test_a_static_graph_that_changes() -> None:
+    model = DDP(Branches(), static_graph=True, bucket_cap_mb=0)
+    x = mine(data(1)[0])
+    model(x, (0, 1)).sum().backward()
+    with parallel_raises(dist.DistError, match=r"graph has changed.*branches\.[1]\.\w+ got 1 grad"):
+        model(x, (0,)).sum().backward()
+    model(x, (0, 1)).sum().backward()
+    with parallel_raises(
+        dist.DistError, match=r"graph has changed.*branches\.2\.\w+ got 0 gradients.* and more"
+    ):
+        model(x, (0, 1, 2)).sum().backward()
+
+
+def test_static_after_construction() -> None:
+    model = DDP(Unused())
+    model._set_static_graph()
+    for x in data(2):
+        model(mine(x)).square().mean().backward()
+    with pytest.warns(UserWarning, match="no need to set it again"):
+        model._set_static_graph()
+
+
+# --- the rebuilt order -------------------------------------------------------------------------
+
+
+class Reversed(nn.Module):
+    """Uses its layers in the reverse of the order they are registered in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_buckets_are_rebuilt_in_the_order_of_gradients(as_view: bool, set_to_none: bool) -> None:
+    model = DDP(Reversed(), bucket_cap_mb=1 / 32, gradient_as_bucket_view=as_view)
+    alone, x = Reversed(), torch.randn(12, 64, generator=torch.Generator().manual_seed(2))
+
+    def order() -> list[list[int]]:
+        return [bucket.members for bucket in model.reducer.buckets]
+
+    parallel_assert(order() == [[4, 3], [2, 1], [0]])
+    for step in range(3):
+        model.zero_grad(set_to_none)
+        alone.zero_grad()
+        model(mine(x)).square().mean().backward()
+        alone(x).square().mean().backward()
+        pairs = zip(grads(model), grads(alone), strict=True)
+        parallel_assert(all(torch.allclose(a, b, atol=1e-7) for a, b in pairs), f"step {step}")
+        parallel_assert(order() == ([[4, 3], [2, 1], [0]] if step == 0 else [[0, 1], [2, 3], [4]]))
+    data = model._get_ddp_logging_data()
+    parallel_assert(data["has_rebuilt_buckets"] == 1)
+    parallel_assert(data["rebuilt_per_bucket_param_indices"] == "0 1, 2 3, 4")
+    parallel_assert(data["rebuilt_bucket_sizes"] == "32768, 32768, 16384")
+
+
+def test_gradients_that_are_views_move_when_buckets_are_rebuilt() -> None:
+    model = DDP(Reversed(), bucket_cap_mb=1 / 32, gradient_as_bucket_view=True)
+    expected = DDP(Reversed(), bucket_cap_mb=1 / 32)
+    x = torch.full((2, 64), dist.get_rank() + 1.0)
+    for _ in range(3):  # without zero_grad: they accumulate
+        for either in (model, expected):
+            either(x).square().mean().backward()
+    pairs = zip(grads(model), grads(expected), strict=True)
+    parallel_assert(all(torch.equal(a, b) for a, b in pairs))
+    for bucket in model.reducer.buckets:
+        start = bucket.buffer.untyped_storage().data_ptr()
+        parallel_assert(
+            all(p.grad.untyped_storage().data_ptr() == start for p in bucket.parameters)
+        )
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rank_0_decides_about_the_order() -> None:
+    class Either(Reversed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            layers = self.layers if dist.get_rank() else reversed(self.layers)
+            for layer in layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    model = DDP(Either(), bucket_cap_mb=0)
+    for _ in range(2):
+        F.mse_loss(model(torch.ones(2, 64)), torch.zeros(2, 64)).backward()
+    members = [bucket.members[0] for bucket in model.reducer.buckets]
+    parallel_assert(members == [0, 1, 2, 3, 4], str(members))
