@@ -3,13 +3,15 @@
 
     sudo python tests/perf/netns.py                               the overlap table
     sudo python tests/perf/netns.py -- train.py --epochs 1        any program, one rank a node
-    sudo python tests/perf/netns.py --rate 1gbit --cores 2 -- -m hpcdist bench all_reduce
+    sudo python tests/perf/netns.py --rate 8 --cores 2 -- -m hpcdist bench all_reduce
 
 Each node is a network, host name and mount namespace of its own, with /dev/shm and /etc/hosts of
-its own: to MPI two machines that only TCP connects, at the rate given (token bucket filters on both
-ends of a veth pair). Each rank is bound to as many cores as --cores says: with one, the default,
-computation, communication and the kernel's part of TCP share it. mpirun runs on the first node, and
-reaches the second through a remote shell that only changes namespaces. Open MPI and MPICH.
+its own: to MPI two machines that only TCP connects. The link is a veth pair with a token bucket
+filter at both ends. Its rate, 4 Gbit/s, is that of both directions together, half for each: an
+all_reduce of 25 MiB on two ranks, which moves 25 MiB each way, takes 105 ms at least. Each rank is
+bound to as many cores as --cores says: with one, the default, computation, communication and the
+kernel's part of TCP share it. mpirun runs on the first node, and reaches the second through a
+remote shell that only changes namespaces. Open MPI and MPICH.
 
 Needs root, and iproute2 and util-linux. The namespaces belong to processes that end with this one,
 however it ends, so nothing is left behind.
@@ -109,8 +111,8 @@ class Node:
         self.keeper.wait()
 
 
-def connect(nodes: list[Node], rate: str) -> None:
-    """Lay the link: a veth pair, each end with a filter on what it sends."""
+def connect(nodes: list[Node], rate: float) -> None:
+    """Lay the link: a veth pair, each end with a filter on what it sends, half the rate."""
     first, second = (str(node.keeper.pid) for node in nodes)
     ends = ["type", "veth", "peer", "name", LINK, "netns", second]
     subprocess.run(["ip", "link", "add", LINK, "netns", first, *ends], check=True)
@@ -118,7 +120,7 @@ def connect(nodes: list[Node], rate: str) -> None:
         node.run("ip", "link", "set", "lo", "up")
         node.run("ip", "addr", "add", f"{address}/24", "dev", LINK)
         node.run("ip", "link", "set", LINK, "up")
-        limit = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
+        limit = ["tbf", "rate", f"{rate * 500:.0f}mbit", "burst", "1mb", "latency", "50ms"]
         node.run("tc", "qdisc", "add", "dev", LINK, "root", *limit)
     for node in nodes:
         # the kernel takes a moment to call a link running, and UCX uses none that is not
@@ -191,13 +193,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mpi", metavar="MPIRUN", help="(beside this Python, or on PATH)")
-    parser.add_argument("--rate", default="4gbit", help="of the link, each way, for tc (4gbit)")
+    parser.add_argument(
+        "--rate", type=float, default=4, help="of the link, Gbit/s in both directions together (4)"
+    )
     parser.add_argument("--cores", type=int, default=1, help="of each node (1)")
     parser.add_argument("--ranks", type=int, default=1, help="on each node (1)")
     parser.add_argument("program", nargs="*", help="for Python: a file or -m module, arguments")
     options = parser.parse_args()
-    if min(options.cores, options.ranks) < 1:
-        parser.error("--cores and --ranks take positive numbers")
+    if min(options.cores, options.ranks) < 1 or not options.rate >= 0.002:
+        parser.error("--cores, --ranks and --rate take positive numbers")
     missing = [name for name in NEEDED if not shutil.which(name)]
     if missing or os.getuid() != 0:
         sys.exit(f"netns.py: needs root, and {', '.join(missing or NEEDED)}")

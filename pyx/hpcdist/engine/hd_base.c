@@ -77,6 +77,18 @@ double hd_waiter_elapsed(const hd_waiter *w)
     return w->start ? (double)(hd_now() - w->start) * 1e-9 : 0.0;
 }
 
+void hd_nap_step(hd_nap *n)
+{
+    const int64_t now = hd_now();
+    int64_t length;
+    struct timespec t = {0, 0};
+    if (!n->start)
+        n->start = now;
+    length = (now - n->start) / 16;
+    t.tv_nsec = length < 20000 ? 20000 : length > 200000 ? 200000 : (long)length;
+    nanosleep(&t, NULL);
+}
+
 uint64_t hd_hash_text(const char *s)
 {
     uint64_t h = 0xcbf29ce484222325ULL; /* FNV-1a */

@@ -56,6 +56,14 @@ void hd_waiter_init(hd_waiter *w, int spin, double timeout_s);
 int hd_waiter_step(hd_waiter *w);
 double hd_waiter_elapsed(const hd_waiter *w); /* seconds */
 
+/* Short sleeps between looks at MPI, on a core that a computing thread wants. Who sleeps and wakes is scheduled
+ * at once; who yields waits until the other has used up its slice, 3 ms of Linux 6.6 and newer. The naps grow
+ * with the time waited, from 20 to 200 us: each costs both threads a few microseconds. Start with zeros. */
+typedef struct hd_nap {
+    int64_t start; /* ns */
+} hd_nap;
+void hd_nap_step(hd_nap *n);
+
 static inline uint64_t hd_mix(uint64_t h, uint64_t v)
 {
     h ^= v + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);

@@ -4,8 +4,19 @@
 
 #include "hd_data.h"
 
+/* Between two looks at MPI, where the core is needed elsewhere. A lane between nodes leaves it to what computes
+ * there; within a node it is the peer that is waited for, and it comes soon. */
+static void leave_core(const hd_comm *c, const hd_job *j, hd_nap *nap)
+{
+    if (j->inline_ || c->page)
+        sched_yield();
+    else
+        hd_nap_step(nap);
+}
+
 int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req)
 {
+    hd_nap nap = {0};
     const int spins = hd_session_spin(c->session, !j->inline_) ? 2000 : 4;
     int done = 0, rc;
     for (int k = 0;; k++) {
@@ -17,13 +28,14 @@ int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req)
         if (done)
             return HD_OK;
         if (k >= spins)
-            sched_yield();
+            leave_core(c, j, &nap);
     }
 }
 
 int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs)
 {
     int done = 0, rc;
+    hd_nap nap = {0};
     if (!j->polls) {
         hd_mpi_lock(c->session);
         rc = MPI_Waitall(n, reqs, MPI_STATUSES_IGNORE);
@@ -37,7 +49,7 @@ int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs)
         if (hd_mpi_failed(j, rc, "MPI_Testall"))
             return j->code;
         if (!done)
-            sched_yield();
+            leave_core(c, j, &nap);
     }
     return HD_OK;
 }

@@ -36,6 +36,9 @@
     } while (0)
 
 int hd_all_reduce(hd_comm *c, hd_job *j);
+/* The ring, an all_reduce that is polled: whether j is one for it, and one tensor's. */
+int hd_ring_fits(const hd_comm *c, const hd_job *j);
+int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 int hd_reduce(hd_comm *c, hd_job *j);
 int hd_reduce_scatter(hd_comm *c, hd_job *j);
 int hd_broadcast(hd_comm *c, hd_job *j);

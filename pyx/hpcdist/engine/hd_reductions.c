@@ -40,6 +40,18 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     double factor = 1;
     const int first = hd_scales_first(c, j, &factor);
 
+#ifdef OPEN_MPI
+    if (j->polls) {
+        for (int i = 0; i < j->nout; i++) {
+            if (first)
+                hd_scale_mul(j->out[i].ptr, j->out[i].ptr, j->out[i].n, j->dtype, factor);
+            if (hd_ring_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
+                return j->code;
+            hd_scale_after(c, j, j->out[i].ptr, j->out[i].n);
+        }
+        return HD_OK;
+    }
+#endif
     for (int i = 0; i < j->nout; i++) {
         for (int64_t at = 0; at < j->out[i].n; at += step) {
             char *p = j->out[i].ptr + at * item;

@@ -1,0 +1,81 @@
+"""Asynchronous operations in a group whose ranks are on nodes of their own, as far as it knows.
+
+Long all_reduces go as a ring there with Open MPI, where no core is to spare; with MPICH they are
+polled with naps.
+"""
+
+import pytest
+import torch
+from cases import OPS, Check, draw, here, reference
+from worlds import between_nodes
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+#: Bytes from which there is a ring, and of one of its segments.
+LEAST, SEGMENT = 1 << 20, 64 << 10
+
+
+@pytest.fixture
+def group():
+    made = between_nodes()
+    yield made
+    dist.destroy_process_group(made)
+
+
+def test_the_check_goes_through_messages(group):
+    size = dist.get_world_size()
+    parallel_assert(group._comm.checks_through == "MPI" or size == 1, group._comm.checks_through)
+
+
+@pytest.mark.parametrize("name, dtype", [
+    ("SUM", torch.float32), ("AVG", torch.float16), ("PREMUL_SUM", torch.float64),
+    ("MAX", torch.bfloat16), ("BXOR", torch.bool),
+])  # fmt: skip
+def test_long_all_reduce(rng, group, name, dtype):
+    check, (rank, size) = Check(), here()
+    item = torch.empty(0, dtype=dtype).element_size()
+    for n in (LEAST // item, LEAST // item + 17 * (SEGMENT // item) * size + 3):
+        label = f"{name} {dtype} n={n}"
+        parts = [draw(rng, dtype, n) for _ in range(size)]
+        want, bound = reference(name, parts)
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor, OPS[name], group=group, async_op=True).wait()
+        check.near(tensor, want, bound, label)
+        check.everywhere(tensor, label)
+    check.done()
+
+
+def test_in_a_row_and_together(rng, group):
+    """Several in flight, of lengths on both sides of the limit, with others in between."""
+    check, (rank, size) = Check(), here()
+    lengths = (300_000, 10, 1_000_003, 262_144, 262_143)
+    parts = [[draw(rng, torch.float32, n) for _ in range(size)] for n in lengths]
+    tensors = [each[rank].clone() for each in parts]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    listed = [each[rank].clone() for each in parts]
+    works.append(dist.all_reduce_coalesced(listed, group=group, async_op=True))
+    from_last = torch.full((500_000,), float(rank))
+    works.append(dist.broadcast(from_last, size - 1, group=group, async_op=True))
+    for work in works:
+        work.wait()
+    for one, other, each in zip(tensors, listed, parts, strict=True):
+        want, bound = reference("SUM", each)
+        check.near(one, want, bound, f"n={len(one)}")
+        check.near(other, want, bound, f"n={len(one)}, of a list")
+    check.done()
+    parallel_assert(bool((from_last == size - 1).all()))
+
+
+def test_one_waits_and_one_does_not(rng, group):
+    """Who waits inside the call and who does not take the same way."""
+    check, (rank, size) = Check(), here()
+    parts = [draw(rng, torch.float32, 700_001) for _ in range(size)]
+    want, bound = reference("SUM", parts)
+    tensor = parts[rank].clone()
+    work = dist.all_reduce(tensor, group=group, async_op=rank == 0)
+    if work is not None:
+        work.wait()
+    check.near(tensor, want, bound, "sync and async")
+    check.everywhere(tensor, "sync and async")
+    check.done()
