@@ -8,6 +8,7 @@ from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.module import DistributedDataParallel
 from hpcdist.parallel.precision import MixedPrecision
 from hpcdist.parallel.sparse import all_reduce_sparse
+from hpcdist.parallel.sync_batchnorm import SyncBatchNorm
 
 __all__ = [
     "BufferCommHookLocation",
@@ -17,5 +18,6 @@ __all__ = [
     "JoinHook",
     "Joinable",
     "MixedPrecision",
+    "SyncBatchNorm",
     "all_reduce_sparse",
 ]

@@ -66,6 +66,7 @@ ROOMS = {
     "ops": "ops",
     "parallel": "training",
     "nn": "training",
+    "optim": "training",
     "data": "training",
     "torch": "torch",
     "debug": "debug",

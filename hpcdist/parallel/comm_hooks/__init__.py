@@ -27,6 +27,10 @@ from hpcdist.parallel.comm_hooks.quantization import (
     quantization_pertensor_hook,
 )
 from hpcdist.parallel.comm_hooks.register import DDPCommHookType, register_ddp_comm_hook
+from hpcdist.parallel.comm_hooks.zero import (
+    hook_with_zero_step,
+    hook_with_zero_step_interleaved,
+)
 
 __all__ = [
     "DDPCommHookType",
@@ -41,6 +45,8 @@ __all__ = [
     "fp16_compress_hook",
     "fp16_compress_wrapper",
     "hook_then_optimizer",
+    "hook_with_zero_step",
+    "hook_with_zero_step_interleaved",
     "noop_hook",
     "optimizer_in_backward_hook",
     "post_localSGD_hook",

@@ -1,0 +1,290 @@
+"""Averaging parameters now and then, in place of gradients at every step."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup, member
+from hpcdist.log import get_logger
+from hpcdist.subgroups import new_subgroups
+from hpcdist.work import ReduceOp
+
+__all__ = [
+    "HierarchicalModelAverager",
+    "ModelAverager",
+    "PeriodicModelAverager",
+    "average_parameters",
+    "average_parameters_or_parameter_groups",
+    "get_params_to_average",
+]
+
+_log = get_logger("averaging")
+
+Parameters = Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
+
+
+def get_params_to_average(params: Parameters) -> list[torch.nn.Parameter]:
+    """The parameters that have a gradient.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    params : iterable of torch.nn.Parameter or of dict
+        Parameters, or parameter groups of an optimizer.
+
+    Returns
+    -------
+    list of torch.nn.Parameter
+        In their order.
+
+    Raises
+    ------
+    TypeError
+        If there is something else among them.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.model_averaging.utils.get_params_to_average``.
+    """
+    found = []
+    for item in params:
+        if isinstance(item, torch.nn.Parameter):
+            found.append(item)
+        elif isinstance(item, dict):
+            found.extend(item["params"])
+        else:
+            raise TypeError(f"a parameter or parameter group is needed, not {type(item).__name__}")
+    return [parameter for parameter in found if parameter.grad is not None]
+
+
+def average_parameters(
+    params: Iterable[torch.nn.Parameter], process_group: ProcessGroup | None = None
+) -> None:
+    """Replace parameters by their averages over all ranks of a group, in place.
+
+    All ranks of the group must call it, with parameters of the same shapes and dtypes.
+
+    Parameters
+    ----------
+    params : iterable of torch.nn.Parameter
+        They keep their memory, so that views of them stay valid. As much memory again is used
+        meanwhile.
+    process_group : ProcessGroup, optional
+        None means the default group.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.model_averaging.utils.average_parameters``.
+    """
+    group = member(process_group)
+    if group.size() == 1:
+        return
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in params:
+        by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
+    with torch.no_grad():
+        for tensors in by_kind.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            group._comm.all_reduce(flat, ReduceOp.AVG, api="average_parameters")
+            parts = flat.split([tensor.numel() for tensor in tensors])
+            views = [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+            torch._foreach_copy_(tensors, views)
+
+
+def average_parameters_or_parameter_groups(
+    params: Parameters, process_group: ProcessGroup | None = None
+) -> None:
+    """Average those parameters that have a gradient.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    params : iterable of torch.nn.Parameter or of dict
+        Parameters, or parameter groups of an optimizer.
+    process_group : ProcessGroup, optional
+        None means the default group.
+
+    Notes
+    -----
+    Source: the function of this name in ``torch.distributed.algorithms.model_averaging.utils``.
+    """
+    average_parameters(get_params_to_average(params), process_group)
+
+
+class ModelAverager(ABC):
+    """What averages parameters from time to time.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        Between whose ranks. None means the default group.
+
+    Attributes
+    ----------
+    step : int
+        How often :meth:`average_parameters` was called.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None = None) -> None:
+        self.process_group = member(process_group)
+        self.step = 0
+
+    @abstractmethod
+    def average_parameters(self, params: Parameters) -> None:
+        """Count a step, and average if it is time.
+
+        All ranks of the group must call it.
+
+        Parameters
+        ----------
+        params : iterable of torch.nn.Parameter or of dict
+            Parameters, or parameter groups of an optimizer.
+        """
+
+
+def _check_warmup(warmup_steps: int) -> None:
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be 0 or more, not {warmup_steps}")
+
+
+def _warn_of_one(what: str) -> None:
+    warnings.warn(
+        f"{what} of 1 averages parameters at every step, which costs what averaging gradients "
+        "costs: DistributedDataParallel alone is better then",
+        stacklevel=3,
+    )
+
+
+class PeriodicModelAverager(ModelAverager):
+    """Average parameters every few steps.
+
+    All ranks of the group must make and use it alike.
+
+    Parameters
+    ----------
+    period : int
+        Steps from one average to the next, at least 1.
+    warmup_steps : int
+        Steps at the beginning without any: those in which gradients are averaged.
+    process_group : ProcessGroup, optional
+        Between whose ranks. None means the default group.
+
+    Raises
+    ------
+    ValueError
+        If `period` or `warmup_steps` is out of range.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager``.
+    """
+
+    def __init__(
+        self, period: int, warmup_steps: int = 0, process_group: ProcessGroup | None = None
+    ) -> None:
+        super().__init__(process_group)
+        _check_warmup(warmup_steps)
+        if period < 1:
+            raise ValueError(f"period must be 1 or more, not {period}")
+        if period == 1:
+            _warn_of_one("a period")
+        self.period = period
+        self.warmup_steps = warmup_steps
+
+    def average_parameters(self, params: Parameters) -> None:
+        """Count a step, and average if it is time.
+
+        All ranks of the group must call it.
+
+        Parameters
+        ----------
+        params : iterable of torch.nn.Parameter or of dict
+            Parameters, or parameter groups of an optimizer.
+        """
+        if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
+            average_parameters_or_parameter_groups(params, self.process_group)
+        self.step += 1
+
+
+class HierarchicalModelAverager(ModelAverager):
+    """Average parameters often in small groups, and seldom in large ones.
+
+    All ranks of the group must make and use it alike; making it makes groups.
+
+    Parameters
+    ----------
+    period_group_size_dict : mapping of int to int
+        Period in steps -> ranks that average together, both growing. The last one is the size of
+        `process_group`. At a step that several periods divide, the longest counts.
+    warmup_steps : int
+        Steps at the beginning without any.
+    process_group : ProcessGroup, optional
+        All ranks that take part. None means the default group.
+
+    Raises
+    ------
+    ValueError
+        If the mapping is empty, its periods do not grow from 1 or more, its last size is not the
+        group's, or `warmup_steps` is negative.
+
+    Notes
+    -----
+    Source: the class of this name in
+    ``torch.distributed.algorithms.model_averaging.hierarchical_model_averager``; Wang et al. 2020,
+    arXiv:2010.12998.
+    """
+
+    def __init__(
+        self,
+        period_group_size_dict: Mapping[int, int] | None = None,
+        warmup_steps: int = 0,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(process_group)
+        if not period_group_size_dict:
+            raise ValueError("period_group_size_dict must not be empty")
+        _check_warmup(warmup_steps)
+        self.warmup_steps = warmup_steps
+        periods, sizes = list(period_group_size_dict), list(period_group_size_dict.values())
+        if periods[0] < 1 or periods != sorted(periods):
+            raise ValueError(f"periods must grow from 1 or more, not {periods}")
+        if periods[-1] == 1:
+            _warn_of_one("a longest period")
+        whole = self.process_group.size()
+        if sizes[-1] != whole:
+            raise ValueError(
+                f"the last value of period_group_size_dict is {sizes[-1]}, but the group has "
+                f"{whole} ranks"
+            )
+        self.period_process_group_dict: dict[int, ProcessGroup] = {}
+        for period, size in period_group_size_dict.items():
+            _log.info("%d ranks average parameters every %d steps", size, period)
+            self.period_process_group_dict[period] = (
+                self.process_group
+                if size == whole
+                else new_subgroups(group_size=size, group=self.process_group)[0]
+            )
+
+    def average_parameters(self, params: Parameters) -> None:
+        """Count a step, and average in the largest group whose time it is.
+
+        All ranks of the group must call it.
+
+        Parameters
+        ----------
+        params : iterable of torch.nn.Parameter or of dict
+            Parameters, or parameter groups of an optimizer.
+        """
+        if self.step >= self.warmup_steps:
+            due = [p for p in self.period_process_group_dict if self.step % p == 0]
+            if due:
+                group = self.period_process_group_dict[due[-1]]
+                average_parameters_or_parameter_groups(params, group)
+        self.step += 1

@@ -1,0 +1,173 @@
+"""Steps of a ZeroRedundancyOptimizer inside DDP's backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hpcdist.parallel.comm_hooks._future import Driven
+from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.zero import API, ZeroRedundancyOptimizer
+
+__all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
+
+
+class _Stepper:
+    """Steps bucket after bucket, in the same order on all ranks."""
+
+    def __init__(self, hook: Hook, zero: ZeroRedundancyOptimizer, interleaved: bool) -> None:
+        self._hook = hook
+        self._zero = zero
+        self._interleaved = interleaved
+        self._waiting: list[tuple[GradBucket, Any]] = []
+        self._sent: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
+
+    def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            # Left over from a backward pass that failed.
+            self._waiting, self._sent = [], []
+        if self._interleaved:
+            self._step_upto(None)
+        self._waiting.append((bucket, self._hook(state, bucket)))
+        return Driven(lambda: self._finish(bucket))
+
+    def _finish(self, bucket: GradBucket) -> torch.Tensor:
+        self._step_upto(bucket)
+        if bucket.is_last():
+            with torch.no_grad():
+                for work, flat, members in self._sent:
+                    work.wait()
+                    parts = flat.split([p.numel() for p in members])
+                    views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
+                    torch._foreach_copy_(members, views)
+            self._sent = []
+        return bucket.buffer()
+
+    def _step_upto(self, last: GradBucket | None) -> None:
+        if last is not None and not any(bucket is last for bucket, _ in self._waiting):
+            return
+        while self._waiting:
+            bucket, future = self._waiting.pop(0)
+            result = future.wait()
+            if result.data_ptr() != bucket.buffer().data_ptr():
+                bucket.buffer().copy_(result)
+            self._step(bucket)
+            if bucket is last:
+                return
+
+    def _step(self, bucket: GradBucket) -> None:
+        zero = self._zero
+        by_owner: dict[int, list[torch.Tensor]] = {}
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            owner = zero._owner.get(parameter)
+            if owner is None:
+                continue  # averaged by DDP, and not this optimizer's
+            by_owner.setdefault(owner, []).append(parameter)
+            if owner == zero.rank:
+                parameter.grad = gradient
+        if zero.rank in by_owner:
+            zero._step_some(by_owner[zero.rank])
+        if zero.world_size == 1:
+            return
+        with torch.no_grad():
+            for owner, members in sorted(by_owner.items()):
+                flat = torch.cat([p.detach().reshape(-1) for p in members])
+                work = zero.process_group._comm.broadcast(flat, owner, True, api=API)
+                self._sent.append((work, flat, [p.detach() for p in members]))
+
+
+def _wrapped(hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, interleaved: bool) -> Hook:
+    if not zero.overlap_with_ddp:
+        raise ValueError("the ZeroRedundancyOptimizer must be made with overlap_with_ddp=True")
+    trained = {p for p in ddp.parameters() if p.requires_grad}
+    foreign = [p for p in zero._owner if p.requires_grad and p not in trained]
+    if foreign:
+        raise ValueError(
+            f"{len(foreign)} parameters of the optimizer are not the DDP model's, so nothing would "
+            "step them"
+        )
+    zero.hooked = True
+    return _Stepper(hook, zero, interleaved)
+
+
+def hook_with_zero_step(
+    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = True
+) -> Hook:
+    """Let an optimizer's steps follow a hook when backward is over, bucket by bucket.
+
+    While the first buckets are stepped and their parameters sent, the last are still being
+    averaged. Local; DDP calls what it returns on all ranks.
+
+    Parameters
+    ----------
+    hook : callable
+        What averages, such as :func:`allreduce_hook`.
+    ddp : DistributedDataParallel
+        Whose parameters `zero` optimizes.
+    zero : ZeroRedundancyOptimizer
+        Made with ``overlap_with_ddp=True``, and with the same group.
+    shard_buckets : bool
+        Ignored: each parameter has its rank, whatever bucket it is in.
+
+    Returns
+    -------
+    callable
+        A hook with the state of `hook`, for ``ddp.register_comm_hook``.
+
+    Raises
+    ------
+    ValueError
+        If `zero` was made without ``overlap_with_ddp``, or has parameters that `ddp` has not.
+
+    Notes
+    -----
+    Source: ``torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook.hook_with_zero_step``, which
+    does not step in the first iterations.
+
+    Examples
+    --------
+    >>> zero = ZeroRedundancyOptimizer(
+    ...     model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=1e-3
+    ... )
+    >>> model.register_comm_hook(None, hook_with_zero_step(allreduce_hook, model, zero))
+    """
+    return _wrapped(hook, ddp, zero, False)
+
+
+def hook_with_zero_step_interleaved(
+    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = True
+) -> Hook:
+    """Let an optimizer's steps follow a hook while backward goes on.
+
+    Each bucket is stepped when the next one is full. Pays where averaging is fast compared with
+    backward, because it waits for it. Local; DDP calls what it returns on all ranks.
+
+    Parameters
+    ----------
+    hook : callable
+        What averages, such as :func:`allreduce_hook`.
+    ddp : DistributedDataParallel
+        Whose parameters `zero` optimizes.
+    zero : ZeroRedundancyOptimizer
+        Made with ``overlap_with_ddp=True``, and with the same group.
+    shard_buckets : bool
+        Ignored: each parameter has its rank, whatever bucket it is in.
+
+    Returns
+    -------
+    callable
+        A hook with the state of `hook`, for ``ddp.register_comm_hook``.
+
+    Raises
+    ------
+    ValueError
+        If `zero` was made without ``overlap_with_ddp``, or has parameters that `ddp` has not.
+
+    Notes
+    -----
+    Source: the function of this name in
+    ``torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook``.
+    """
+    return _wrapped(hook, ddp, zero, True)

@@ -1,0 +1,217 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from hpcdist import group as _group
+from hpcdist.work import ReduceOp
+
+__all__ = ["SyncBatchNorm"]
+
+API = "SyncBatchNorm"
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """Normalise with the mean and variance of all ranks' batches together.
+
+    In training all ranks of the group must run forward and backward through it; batches may have
+    different sizes, also none. In evaluation, and without hpcdist's default group, it is an
+    ordinary batch normalisation. CPU tensors are as good as any.
+
+    Parameters
+    ----------
+    num_features : int
+        Channels C of the input, of shape ``(N, C, ...)``.
+    eps : float
+        Added to the variance.
+    momentum : float, optional
+        Weight of a new batch in the running statistics. None: the plain average of all batches.
+    affine : bool
+        Scale and shift with trained parameters.
+    track_running_stats : bool
+        Keep running statistics for evaluation.
+    process_group : ProcessGroup, optional
+        Whose ranks share statistics. None means the default group.
+    device : torch.device, optional
+        Where parameters and buffers lie.
+    dtype : torch.dtype, optional
+        Of parameters and buffers.
+
+    Raises
+    ------
+    ValueError
+        In forward, if the input has fewer than two dimensions or no channels.
+
+    Notes
+    -----
+    Forward makes one all-gather of ``2 C + 1`` numbers, backward one all-reduce of ``2 C``. Second
+    derivatives are an error. Source: ``torch.nn.SyncBatchNorm``, which it derives from and which
+    takes CUDA tensors only.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise a batch.
+
+        In training all ranks must call it.
+
+        Parameters
+        ----------
+        input : torch.Tensor
+            Shape ``(N, C, ...)``.
+
+        Returns
+        -------
+        torch.Tensor
+            Of the same shape.
+
+        Raises
+        ------
+        ValueError
+            If the input has fewer than two dimensions or no channels.
+        """
+        self._check_input_dim(input)
+        if input.size(1) == 0:
+            raise ValueError("SyncBatchNorm needs at least one channel; the input has none")
+        tracked = self.training and self.track_running_stats
+        factor = 0.0 if self.momentum is None else self.momentum
+        if tracked and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        by_batch = self.training or self.running_mean is None
+        keep = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if keep else (None, None)
+        if self.training and _group.is_initialized():
+            group = _group.member(self.process_group)
+            if group.size() > 1:
+                return _Normalize.apply(
+                    input, self.weight, self.bias, mean, var, factor, self.eps, group
+                )
+        return F.batch_norm(input, mean, var, self.weight, self.bias, by_batch, factor, self.eps)
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_group: Any = None
+    ) -> torch.nn.Module:
+        """Replace every batch normalisation in a module by this one.
+
+        Local; do it on all ranks, before :class:`~hpcdist.DistributedDataParallel` wraps it.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Changed in place, unless it is a batch normalisation itself.
+        process_group : ProcessGroup, optional
+            Whose ranks share statistics. None means the default group.
+
+        Returns
+        -------
+        torch.nn.Module
+            The module, or what stands in its place. Parameters and buffers are the same tensors.
+        """
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            converted = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                process_group,
+            )
+            for name in ("weight", "bias"):
+                setattr(converted, name, getattr(module, name))
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                setattr(converted, name, getattr(module, name))
+            converted.training = module.training
+            return converted
+        for name, child in module.named_children():
+            replaced = cls.convert_sync_batchnorm(child, process_group)
+            if replaced is not child:
+                setattr(module, name, replaced)
+        return module
+
+
+class _Normalize(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        momentum: float,
+        eps: float,
+        group: Any,
+    ) -> torch.Tensor:
+        channels = input.size(1)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        # Halves are summed in float32.
+        kind = torch.promote_types(input.dtype, torch.float32)
+        own = torch.zeros(2 * channels + 1, dtype=kind, device=input.device)
+        local = input.numel() // channels
+        if local:
+            wide = input.to(kind)
+            own[channels:-1], own[:channels] = torch.var_mean(wide, axes, correction=0)
+            own[-1] = local
+        everyone = own.new_empty(group.size(), own.numel())
+        group._comm.all_gather_into_tensor(everyone, own, api=API)
+        means, variances, counts = everyone.split([channels, channels, 1], 1)
+        count = counts.sum()
+        if not count:
+            raise ValueError("SyncBatchNorm got an empty batch on every rank")
+        mean = (means * counts).sum(0) / count
+        var = ((variances + (means - mean).square()) * counts).sum(0) / count
+        if running_mean is not None and running_var is not None:
+            unbiased = var * (count / (count - 1).clamp_(min=1))
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        ctx.save_for_backward(input, weight, mean, torch.rsqrt(var + eps), count)
+        ctx.group, ctx.axes = group, axes
+        same = [None if p is None else p.to(kind) for p in (weight, bias)]
+        out = F.batch_norm(input.to(kind), mean, var, same[0], same[1], False, 0.0, eps)
+        return out.to(input.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        input, weight, mean, scale, count = ctx.saved_tensors
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        wide = gradient.to(mean.dtype)
+        normal = (input.to(mean.dtype) - mean.view(shape)).mul_(scale.view(shape))
+        sums = torch.cat([wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)])
+        to_bias, to_weight = sums.clone().chunk(2)
+        result = None
+        # Always, though it may not be needed here: other ranks may need it.
+        ctx.group._comm.all_reduce(sums, ReduceOp.SUM, api=API)
+        if ctx.needs_input_grad[0]:
+            of_gradient, of_normal = (sums / count).chunk(2)
+            result = wide - of_gradient.view(shape)
+            result.sub_(normal.mul_(of_normal.view(shape)))
+            factor = scale if weight is None else scale * weight.to(scale.dtype)
+            result = result.mul_(factor.view(shape)).to(gradient.dtype)
+        if weight is None:
+            return result, None, None, None, None, None, None, None
+        to_weight, to_bias = to_weight.to(weight.dtype), to_bias.to(weight.dtype)
+        return result, to_weight, to_bias, None, None, None, None, None

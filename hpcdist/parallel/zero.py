@@ -1,0 +1,376 @@
+"""ZeroRedundancyOptimizer: the optimizer's state, divided among the ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from hpcdist.group import ProcessGroup, member
+from hpcdist.ops.objects import gather_object
+from hpcdist.parallel.bucket import is_dense
+from hpcdist.parallel.join import Join, Joinable, JoinHook
+from hpcdist.parallel.sync import broadcast_tensors
+
+__all__ = ["ZeroRedundancyOptimizer"]
+
+API = "ZeroRedundancyOptimizer"
+
+
+class _Hook(JoinHook):
+    """Step on a rank without inputs: DDP's hook has put the others' gradients in place."""
+
+    def __init__(self, zero: ZeroRedundancyOptimizer) -> None:
+        self._zero = zero
+
+    def main_hook(self) -> None:
+        self._zero.step()
+
+
+class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
+    """An optimizer whose state each rank keeps for its share of the parameters only.
+
+    Every rank steps its own share, and sends the new parameters to the others. All ranks of the
+    group must make it with the same parameters and arguments, and use it together.
+
+    Parameters
+    ----------
+    params : iterable of torch.nn.Parameter or of dict
+        Parameters or parameter groups, all of them. Sizes may be uneven: the largest go first, each
+        to the rank that has least so far. Dtypes may differ.
+    optimizer_class : type
+        What steps the shares: any optimizer whose state belongs to single parameters.
+    process_group : ProcessGroup, optional
+        None means the default group.
+    parameters_as_bucket_view : bool
+        Let the parameters of a share lie side by side in memory, so that each share is one message
+        without packing. ``parameter.data`` is moved.
+    overlap_with_ddp : bool
+        Step in DDP's backward, bucket by bucket, through
+        :func:`~hpcdist.parallel.comm_hooks.hook_with_zero_step`; ``step()`` then does nothing.
+    **defaults
+        Passed to `optimizer_class`, such as ``lr``.
+
+    Attributes
+    ----------
+    optim : torch.optim.Optimizer
+        That of this rank's share.
+
+    Raises
+    ------
+    TypeError
+        If `params` are neither parameters nor groups of them.
+    ValueError
+        If there are none, or one is sparse.
+
+    Notes
+    -----
+    Source: ``torch.distributed.optim.ZeroRedundancyOptimizer``; Rajbhandari et al. 2019,
+    arXiv:1910.02054. Shares are the same as there. Unlike there, the overlap with DDP trains from
+    the first step, with any optimizer.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: type[torch.optim.Optimizer],
+        process_group: ProcessGroup | None = None,
+        parameters_as_bucket_view: bool = False,
+        overlap_with_ddp: bool = False,
+        **defaults: Any,
+    ) -> None:
+        params = _checked(params)
+        self.process_group = member(process_group)
+        self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
+        self.parameters_as_bucket_view = parameters_as_bucket_view
+        self.overlap_with_ddp = overlap_with_ddp
+        self.hooked = False
+        self._owner: dict[torch.Tensor, int] = {}
+        self._loads = [0] * self.world_size
+        self._flats: list[tuple[int, torch.Tensor]] = []
+        self._all_states: list[dict[str, Any]] | None = None
+        self.optim: Any = None
+        torch.optim.Optimizer.__init__(self, params, defaults)
+        Joinable.__init__(self)
+        self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
+        # The class's own defaults become visible, as with any optimizer.
+        for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
+            group.update({k: v for k, v in local.items() if k != "params"})
+        self._lay_out()
+
+    # -- shares --------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take more parameters; all ranks must call it.
+
+        Parameters
+        ----------
+        param_group : dict
+            ``"params"`` and options.
+
+        Raises
+        ------
+        ValueError
+            If one of them is sparse, or in another group already.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _check_dense(group["params"])
+        for parameter in sorted(group["params"], key=lambda p: p.numel(), reverse=True):
+            rank = min(range(self.world_size), key=self._loads.__getitem__)
+            self._owner[parameter] = rank
+            self._loads[rank] += parameter.numel()
+        if self.optim is not None:
+            self.optim.add_param_group(self._share(group))
+            self._lay_out()
+
+    def _share(self, group: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
+        """A parameter group with only the parameters of one rank, largest first."""
+        rank = self.rank if rank is None else rank
+        mine = [p for p in group["params"] if self._owner[p] == rank]
+        return {**group, "params": sorted(mine, key=lambda p: p.numel(), reverse=True)}
+
+    def _of_rank(self, rank: int) -> list[torch.Tensor]:
+        """The parameters of a rank in the order of its local optimizer."""
+        return [p for group in self.param_groups for p in self._share(group, rank)["params"]]
+
+    def _lay_out(self) -> None:
+        """Move the parameters of each share into one tensor per dtype and device."""
+        if not self.parameters_as_bucket_view or self.overlap_with_ddp:
+            return
+        self._flats = []
+        for rank in range(self.world_size):
+            kinds: dict[Any, list[torch.Tensor]] = {}
+            for parameter in self._of_rank(rank):
+                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+            for (dtype, device), members in kinds.items():
+                flat = torch.empty(sum(p.numel() for p in members), dtype=dtype, device=device)
+                for parameter, part in zip(
+                    members, flat.split([p.numel() for p in members]), strict=True
+                ):
+                    old = parameter.data
+                    new = part.view(old.shape)
+                    if is_dense(old):  # channels last stays what it is
+                        new = part.as_strided(old.shape, old.stride(), part.storage_offset())
+                    parameter.data = new.copy_(old)
+                self._flats.append((rank, flat))
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:
+        """Step this rank's share, and exchange parameters; all ranks must call it.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model again and returns the loss; passed to the local optimizer.
+        **kwargs
+            Passed on, too.
+
+        Returns
+        -------
+        object
+            What the local optimizer returns; None with ``overlap_with_ddp``.
+
+        Raises
+        ------
+        RuntimeError
+            With ``overlap_with_ddp``, if no hook steps in backward.
+        """
+        if self.overlap_with_ddp:
+            if not self.hooked:
+                raise RuntimeError(
+                    "nothing steps this optimizer: with overlap_with_ddp=True register "
+                    "hook_with_zero_step(allreduce_hook, ddp, zero) with the DDP model"
+                )
+            return None
+        Join.notify_join_context(self)
+        loss = self._local_step(closure, **kwargs)
+        self._exchange()
+        return loss
+
+    def _local_step(self, closure: Any = None, **kwargs: Any) -> Any:
+        self._options(self.param_groups, self.optim.param_groups)
+        if closure is not None:
+            kwargs["closure"] = closure
+        loss = self.optim.step(**kwargs)
+        self._options(self.optim.param_groups, self.param_groups)
+        return loss
+
+    def _step_some(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Step those of this rank's parameters that are among the given ones."""
+        chosen = set(parameters)
+        whole = [group["params"] for group in self.optim.param_groups]
+        try:
+            for group in self.optim.param_groups:
+                group["params"] = [p for p in group["params"] if p in chosen]
+            self._local_step()
+        finally:
+            for group, params in zip(self.optim.param_groups, whole, strict=True):
+                group["params"] = params
+
+    @staticmethod
+    def _options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+        """Copy learning rates and the like, which schedulers change, between groups."""
+        for one, other in zip(source, target, strict=True):
+            other.update({name: value for name, value in one.items() if name != "params"})
+
+    def _exchange(self) -> None:
+        """Send every share to all ranks."""
+        if self.world_size == 1:
+            return
+        if self.parameters_as_bucket_view:
+            comm = self.process_group._comm
+            works = [comm.broadcast(flat, rank, True, api=API) for rank, flat in self._flats]
+            for work in works:
+                work.wait()
+        else:
+            for rank in range(self.world_size):
+                broadcast_tensors(self.process_group, self._of_rank(rank), rank, API)
+
+    # -- uneven inputs -------------------------------------------------------------------------
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """The hook that steps on a rank without inputs.
+
+        Local to this process. In a :class:`~hpcdist.parallel.Join` the model stands before it.
+
+        Parameters
+        ----------
+        **kwargs
+            Ignored.
+
+        Returns
+        -------
+        JoinHook
+            A new one.
+        """
+        return _Hook(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the first parameter."""
+        return self.param_groups[0]["params"][0].device
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The group whose ranks share the state."""
+        return self.process_group
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the states of all shares on one rank; all ranks must call it.
+
+        Parameters
+        ----------
+        to : int
+            Which rank of the group; :meth:`state_dict` can be called there afterwards.
+        """
+        self._options(self.param_groups, self.optim.param_groups)
+        state = copy.copy(self.optim.state_dict()["state"])
+        here = self.rank == to
+        states: list[Any] | None = [None] * self.world_size if here else None
+        gather_object(state, states, group=self.process_group, group_dst=to)
+        self._all_states = states
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The state of the whole optimizer, as the unshared one would give it.
+
+        Local to this process: the one that :meth:`consolidate_state_dict` has just collected on.
+
+        Returns
+        -------
+        dict
+            With ``"state"`` and ``"param_groups"``, for :meth:`load_state_dict` on any number of
+            ranks, or of the unshared optimizer.
+
+        Raises
+        ------
+        RuntimeError
+            If the states were not collected here.
+        """
+        if self._all_states is None:
+            raise RuntimeError(
+                f"the optimizer's state is not on rank {self.rank} of the group: call "
+                f"consolidate_state_dict(to={self.rank}) on all ranks before state_dict()"
+            )
+        index = self._indices()
+        state = {}
+        for rank, local in enumerate(self._all_states):
+            order = self._of_rank(rank)
+            state.update({index[order[i]]: value for i, value in local.items()})
+        groups = [
+            {**group, "params": [index[p] for p in group["params"]]} for group in self.param_groups
+        ]
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Take over a whole state; each rank keeps its share.
+
+        Local to this process; do it on all ranks with the same state.
+
+        Parameters
+        ----------
+        state_dict : dict
+            From :meth:`state_dict`, or of the unshared optimizer.
+
+        Raises
+        ------
+        ValueError
+            If its parameter groups are not those of this optimizer.
+        """
+        groups = state_dict["param_groups"]
+        sizes = [len(g["params"]) for g in groups]
+        if sizes != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError(
+                f"a state for parameter groups of {sizes} parameters does not fit groups of "
+                f"{[len(g['params']) for g in self.param_groups]}"
+            )
+        index = self._indices()
+        numbers = [number for group in groups for number in group["params"]]
+        local: dict[str, Any] = {"state": {}, "param_groups": []}
+        for place, parameter in enumerate(self._of_rank(self.rank)):
+            number = numbers[index[parameter]]
+            if number in state_dict["state"]:
+                local["state"][place] = state_dict["state"][number]
+        first = 0
+        for group, mine in zip(groups, self.optim.param_groups, strict=True):
+            count = len(mine["params"])
+            local["param_groups"].append({**group, "params": list(range(first, first + count))})
+            first += count
+        self.optim.load_state_dict(local)
+        self._options(self.optim.param_groups, self.param_groups)
+        self._all_states = None
+
+    def _indices(self) -> dict[torch.Tensor, int]:
+        ordered = [p for group in self.param_groups for p in group["params"]]
+        return {parameter: number for number, parameter in enumerate(ordered)}
+
+
+def _checked(params: Any) -> list[Any]:
+    """Parameters or groups as a list, or an error."""
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params must be an iterable of parameters or of groups, not a tensor")
+    try:
+        items = list(params)
+    except TypeError as error:
+        raise TypeError(
+            f"params must be an iterable of parameters or of groups, not {type(params).__name__}"
+        ) from error
+    if not items:
+        raise ValueError("ZeroRedundancyOptimizer got an empty parameter list")
+    if not all(isinstance(i, torch.Tensor) for i in items):
+        if not all(isinstance(i, dict) for i in items):
+            raise TypeError("params must be parameters only, or parameter groups only")
+        if any("params" not in group for group in items):
+            raise ValueError('each parameter group must have a key "params"')
+    return items
+
+
+def _check_dense(params: Iterable[torch.Tensor]) -> None:
+    for parameter in params:
+        if parameter.layout != torch.strided:
+            raise ValueError(f"a parameter of layout {parameter.layout} cannot be shared out")

@@ -1,0 +1,147 @@
+"""SyncBatchNorm: against an ordinary batch normalisation that sees all ranks' batches.
+
+Torch's own refuses CPU tensors, so there is no run over gloo to compare with.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.parallel import SyncBatchNorm
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.mpi
+
+
+def close(left, right, tolerance):
+    return (left - right).abs().max().item() <= tolerance if left.numel() else True
+
+
+def ours_and_reference(channels, dtype=torch.float64, **options):
+    torch.manual_seed(2)
+    mine = SyncBatchNorm(channels, dtype=dtype, **options)
+    reference = nn.BatchNorm2d(channels, dtype=dtype, **options)
+    if mine.affine:
+        with torch.no_grad():
+            mine.weight.copy_(torch.rand(channels) + 0.5)
+            mine.bias.copy_(torch.randn(channels))
+    reference.load_state_dict(mine.state_dict())
+    return mine, reference
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"affine": False, "track_running_stats": False}], ids=str
+)
+def test_same_as_the_whole_batch(rng, options, uneven):
+    size, me = dist.get_world_size(), dist.get_rank()
+    counts = [3 + 2 * (r % 3) if uneven else 3 for r in range(size)]
+    if uneven and size > 1:
+        counts[-1] = 0  # a rank may have nothing at all
+    mine, reference = ours_and_reference(4, **options)
+    for _ in range(3):
+        whole = torch.from_numpy(rng.standard_normal((sum(counts), 4, 5, 2)) * 3 + 7)
+        weight = torch.from_numpy(rng.standard_normal(whole.shape))
+        x, own_weight = whole.split(counts)[me].clone().requires_grad_(), weight.split(counts)[me]
+        full = whole.clone().requires_grad_()
+        for module in (mine, reference):
+            module.zero_grad()
+        out, wanted = mine(x), reference(full)
+        (out.square() * own_weight).sum().backward()
+        (wanted.square() * weight).sum().backward()
+        parallel_assert(close(out, wanted.split(counts)[me], 1e-10))
+        parallel_assert(close(x.grad, full.grad.split(counts)[me], 1e-9))
+        if mine.affine:
+            for name in ("weight", "bias"):
+                summed = getattr(mine, name).grad.clone()
+                dist.all_reduce(summed)  # what DDP does to the parts
+                parallel_assert(close(summed, getattr(reference, name).grad, 1e-9))
+    for name, buffer in mine.named_buffers():
+        parallel_assert(close(buffer, getattr(reference, name), 1e-10), name)
+    mine.eval(), reference.eval()
+    parallel_assert(close(mine(whole), reference(whole), 1e-10), "evaluation")
+
+
+def test_strides_and_halves(rng):
+    x = torch.from_numpy(rng.standard_normal((4, 3, 5, 5))).float()
+    plain = nn.BatchNorm2d(3)
+    for made in (
+        x.to(memory_format=torch.channels_last),
+        x.transpose(2, 3),
+        x.bfloat16(),
+        x[:, :, 0, 0],
+    ):
+        module = SyncBatchNorm(3)
+        made = made.clone(memory_format=torch.preserve_format).requires_grad_()
+        out = module(made)
+        out.float().square().sum().backward()
+        wanted = plain(made.detach().float().reshape(made.shape[0], 3, -1, 1)).reshape(made.shape)
+        limit = 0.05 if made.dtype == torch.bfloat16 else 1e-5
+        parallel_assert(out.dtype == made.dtype and close(out.float(), wanted, limit))
+        parallel_assert(made.grad.dtype == made.dtype and made.grad.isfinite().all())
+
+
+def test_in_ddp_it_trains_what_one_process_trains(rng):
+    size, me = dist.get_world_size(), dist.get_rank()
+
+    def network():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(),
+                             nn.Linear(64, 1)).double()  # fmt: skip
+
+    alone = network()
+    model = dist.DistributedDataParallel(SyncBatchNorm.convert_sync_batchnorm(network()))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
+    for _ in range(4):
+        x = torch.from_numpy(rng.standard_normal((4 * size, 1, 6, 6)))
+        for module, optimizer, part in zip(
+            (alone, model), optimizers, (x, x.chunk(size)[me]), strict=True
+        ):
+            optimizer.zero_grad()
+            module(part).square().mean().backward()
+            optimizer.step()
+    off = max(
+        (a - b).abs().max().item()
+        for a, b in zip(
+            alone.state_dict().values(), model.module.state_dict().values(), strict=True
+        )
+    )
+    parallel_assert(off < 1e-10, lambda: f"off by {off}")
+
+
+def test_convert():
+    model = nn.ModuleDict(
+        {
+            "a": nn.BatchNorm1d(2, affine=False),
+            "b": nn.Sequential(nn.BatchNorm3d(3)),
+            "c": nn.ReLU(),
+        }
+    ).eval()
+    inner = model["b"][0]
+    converted = SyncBatchNorm.convert_sync_batchnorm(model)
+    parallel_assert(converted is model and type(model["a"]) is type(model["b"][0]) is SyncBatchNorm)
+    parallel_assert(model["b"][0].weight is inner.weight and not model["b"][0].training)
+    parallel_assert(model["b"][0].running_var is inner.running_var and model["a"].weight is None)
+    parallel_assert(isinstance(SyncBatchNorm.convert_sync_batchnorm(inner), nn.SyncBatchNorm))
+
+
+def test_wrong_use():
+    with parallel_raises(ValueError, match="at least one channel"):
+        SyncBatchNorm(0)(torch.ones(2, 0, 3))
+    with parallel_raises(ValueError, match="at least 2D"):
+        SyncBatchNorm(2)(torch.ones(2))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_disagreement_and_second_derivatives_are_errors():
+    with parallel_raises(dist.DistMismatchError, match="SyncBatchNorm"):
+        SyncBatchNorm(2 + dist.get_rank())(torch.ones(2, 2 + dist.get_rank(), 3))
+    with parallel_raises(ValueError, match="empty batch on every rank"):
+        SyncBatchNorm(2)(torch.ones(0, 2, 3))
+    x = torch.rand(3, 2, requires_grad=True)
+    (first,) = torch.autograd.grad(SyncBatchNorm(2)(x).square().sum(), x, create_graph=True)
+    with parallel_raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -1,0 +1,220 @@
+"""ZeroRedundancyOptimizer: against the optimizer it divides, and torch's over gloo."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from gloo import gloo_world
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
+
+import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import Join, comm_hooks
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.mpi
+
+DDP = dist.DistributedDataParallel
+STEPS = 5
+
+
+def network(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 20), nn.Tanh(), nn.Linear(20, 5)
+    ).to(dtype)
+
+
+def batches(rng, steps=STEPS, dtype=torch.float32):
+    size, me = dist.get_world_size(), dist.get_rank()
+    x = torch.from_numpy(rng.standard_normal((steps, size, 4, 1, 8, 8))).to(dtype)
+    y = torch.from_numpy(rng.integers(0, 5, (steps, size, 4)))
+    return [(x[i, me], y[i, me]) for i in range(steps)]
+
+
+def train(model, optimizer, data, scheduler=None):
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def off(left, right):
+    return max((a - b).abs().max().item() for a, b in zip(left, right, strict=True))
+
+
+def groups(model):
+    """Two groups with different options."""
+    parameters = list(model.parameters())
+    return [{"params": parameters[:2], "lr": 0.02}, {"params": parameters[2:]}]
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["packed", "views"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_same_as_the_undivided_optimizer_and_as_torch(rng, kind, as_view):
+    gloo_world()
+    options = {"lr": 0.01, "weight_decay": 0.01}
+    if kind is torch.optim.SGD:
+        options["momentum"] = 0.9
+    data = batches(rng)
+
+    def run(wrap, make):
+        model = wrap(network())
+        optimizer = make(model)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return train(model, optimizer, data, schedule), optimizer
+
+    plain, undivided = run(DDP, lambda m: kind(groups(m), **options))
+    mine, zero = run(
+        DDP,
+        lambda m: ZeroRedundancyOptimizer(
+            groups(m), kind, parameters_as_bucket_view=as_view, **options
+        ),
+    )
+    theirs, torchs = run(
+        nn.parallel.DistributedDataParallel,
+        lambda m: TorchZero(groups(m), kind, parameters_as_bucket_view=as_view, **options),
+    )
+    parallel_assert(off(mine, plain) == 0, lambda: f"off by {off(mine, plain)}")
+    parallel_assert(off(mine, theirs) <= 1e-6, lambda: f"off by {off(mine, theirs)}")
+    # Each rank keeps its share of the state only, the same share as torch's.
+    parallel_assert(len(zero.optim.state) == len(torchs.optim.state))
+    size = dist.get_world_size()
+    parallel_assert(size == 1 or len(zero.optim.state) < len(undivided.state))
+    parallel_assert(zero.param_groups[0]["lr"] == undivided.param_groups[0]["lr"] != 0.02)
+
+
+@pytest.mark.parametrize("to", [0, -1])
+def test_the_whole_state_is_that_of_the_undivided_optimizer(rng, to):
+    to %= dist.get_world_size()
+    data = batches(rng)
+    wrapped = DDP(network())
+    undivided = torch.optim.Adam(groups(wrapped), lr=0.01)
+    train(wrapped, undivided, data[:3])
+    model = DDP(network())
+    zero = ZeroRedundancyOptimizer(groups(model), torch.optim.Adam, lr=0.01)
+    train(model, zero, data[:3])
+    with parallel_raises(RuntimeError, match="consolidate_state_dict"):
+        zero.state_dict()
+    zero.consolidate_state_dict(to)
+    whole = [zero.state_dict() if dist.get_rank() == to else None]
+    dist.broadcast_object_list(whole, src=to)
+    wanted = undivided.state_dict()
+    same = whole[0]["state"].keys() == wanted["state"].keys() and all(
+        torch.equal(torch.as_tensor(v), torch.as_tensor(wanted["state"][i][name]))
+        for i, state in whole[0]["state"].items()
+        for name, v in state.items()
+    )
+    parallel_assert(same and whole[0]["param_groups"] == wanted["param_groups"])
+    # It goes on from there, in either direction.
+    resumed = ZeroRedundancyOptimizer(groups(model), torch.optim.Adam, lr=0.5)
+    resumed.load_state_dict(copy.deepcopy(wanted))
+    parallel_assert(off(train(model, resumed, data[3:]), train(wrapped, undivided, data[3:])) == 0)
+    fresh = torch.optim.Adam(groups(model))
+    fresh.load_state_dict(whole[0])
+    with parallel_raises(ValueError, match="does not fit"):
+        ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam).load_state_dict(wanted)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["after", "interleaved"])
+def test_overlap_with_ddp(rng, interleaved):
+    data = batches(rng)
+    plain = DDP(network())
+    wanted = train(plain, torch.optim.Adam(plain.parameters(), lr=0.01), data)
+    wrap = (
+        comm_hooks.hook_with_zero_step_interleaved
+        if interleaved
+        else comm_hooks.hook_with_zero_step
+    )
+    model = DDP(network(), bucket_cap_mb=0.001)
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.01
+    )
+    with parallel_raises(RuntimeError, match="nothing steps this optimizer"):
+        zero.step()
+    model.register_comm_hook(None, wrap(comm_hooks.allreduce_hook, model, zero))
+    found = train(model, zero, data)
+    parallel_assert(off(found, wanted) <= 1e-6, lambda: f"off by {off(found, wanted)}")
+    zero.consolidate_state_dict()
+    parallel_assert(dist.get_rank() or len(zero.state_dict()["state"]) == len(wanted))
+    other = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    with parallel_raises(ValueError, match="overlap_with_ddp=True"):
+        wrap(comm_hooks.allreduce_hook, model, other)
+    foreign = ZeroRedundancyOptimizer(
+        network().parameters(), torch.optim.Adam, overlap_with_ddp=True
+    )
+    with parallel_raises(ValueError, match="not the DDP model's"):
+        wrap(comm_hooks.allreduce_hook, model, foreign)
+
+
+def test_parameters_keep_their_layout_and_may_have_several_dtypes(rng):
+    model = nn.ModuleList(
+        [nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last), nn.Linear(3, 3).double()]
+    )
+    before = [p.detach().clone() for p in model.parameters()]
+    strides = [p.stride() for p in model.parameters()]
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, lr=1.0
+    )
+    parallel_assert([p.stride() for p in model.parameters()] == strides)
+    start = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    late = nn.Parameter(torch.zeros(7))
+    late.grad = torch.ones(7)
+    zero.add_param_group({"params": [late], "lr": 0.5})
+    zero.step()
+    moved = off([p.detach() for p in model.parameters()], [s - 1 for s in start])
+    parallel_assert(moved == 0 and late.eq(-0.5).all() and len(before) == len(start))
+
+
+def test_a_closure_and_more_ranks_than_parameters(rng):
+    parameter = nn.Parameter(torch.ones(3))
+    zero = ZeroRedundancyOptimizer([parameter], torch.optim.SGD, lr=0.5)
+
+    def closure():
+        zero.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss.item()
+
+    parallel_assert(zero.step(closure) == 3.0 and parameter.eq(0).all())
+
+
+@pytest.mark.mpi(min_size=2)
+def test_join_with_uneven_inputs():
+    """A rank that is done goes on stepping its share, or the others would stand still."""
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+    steps = 1 + 2 * dist.get_rank()
+    with Join([zero]):
+        for _ in range(steps):
+            model.weight.grad = torch.full((1, 2), 0.25)
+            zero.step()
+    # Rank 0 owns the only parameter: it goes on stepping with its last gradient.
+    longest = 1 + 2 * (dist.get_world_size() - 1)
+    parallel_assert(model.weight.eq(1 - 0.25 * longest).all(), lambda: f"{model.weight}")
+
+
+def test_wrong_use():
+    with parallel_raises(TypeError, match="not a tensor"):
+        ZeroRedundancyOptimizer(torch.ones(1), torch.optim.SGD, lr=1.0)
+    with parallel_raises(TypeError, match="not int"):
+        ZeroRedundancyOptimizer(3, torch.optim.SGD, lr=1.0)
+    with parallel_raises(ValueError, match="empty"):
+        ZeroRedundancyOptimizer([], torch.optim.SGD, lr=1.0)
+    one = nn.Parameter(torch.ones(1))
+    with parallel_raises(TypeError, match="only"):
+        ZeroRedundancyOptimizer([one, {"params": [one]}], torch.optim.SGD, lr=1.0)
+    with parallel_raises(ValueError, match='key "params"'):
+        ZeroRedundancyOptimizer([{"lr": 1.0}], torch.optim.SGD, lr=1.0)
