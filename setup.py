@@ -17,6 +17,7 @@ NATIVE = {
     "_buffer": Native(c=("kernels/hd_types.c",)),
     # The same kernels, importable without libmpi.
     "_ops": Native(c=("kernels/*.c",), leave_out=("kernels/hd_mpi_ops.c",)),
+    "_store": Native(c=("store/*.c",)),
 }
 
 setup(ext_modules=extensions(NATIVE), cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

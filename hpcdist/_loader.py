@@ -23,7 +23,7 @@ from hpcdist.errors import DistBackendError
 
 __all__ = ["MPILibraryError", "build_info", "loaded_libraries", "preload", "verify"]
 
-NATIVE = ("_buffer", "_ops", "_engine")
+NATIVE = ("_buffer", "_ops", "_engine", "_store")
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 _SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 

@@ -38,6 +38,8 @@ class Option:
         The allowed values of a ``choice``; compared without regard to case.
     minimum : float
         Smallest allowed value of a number.
+    secret : bool
+        Whether :func:`describe` keeps the value to itself.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Option:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float = 0
+    secret: bool = False
 
     @property
     def variable(self) -> str:
@@ -216,6 +219,8 @@ def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
             value = get(item.name, env)
         except ValueError as error:
             value = str(error)
+        if item.secret:
+            value = "(not shown)" if env.get(item.variable, "").strip() else ""
         rows.append(
             {
                 "variable": item.variable,
@@ -288,5 +293,42 @@ register(
         "Bytes that a store may hold: keys and values of a TCPStore's server, or the file of a "
         "FileStore. One more is an error, and the store goes on.",
         minimum=1 << 16,
+    )
+)
+register(
+    Option(
+        "store_key",
+        "str",
+        "",
+        "The job's key for TCPStore: 64 hexadecimal digits, the same on all ranks. Unset, the "
+        "key in the user's own key file is taken.",
+        secret=True,
+    )
+)
+register(
+    Option(
+        "store_key_file",
+        "str",
+        "",
+        "File of mode 0600 that holds a key for TCPStore where HPCDIST_STORE_KEY is unset; it is "
+        "made if it is not there. By default ~/.config/hpcdist/store.key.",
+    )
+)
+register(
+    Option(
+        "store_connections",
+        "int",
+        65536,
+        "Connections that a TCPStore's server keeps; one more is turned away.",
+        minimum=1,
+    )
+)
+register(
+    Option(
+        "store_idle",
+        "seconds",
+        0.0,
+        "Seconds after which a TCPStore's server closes a connection that asks for nothing; the "
+        "client connects again when it needs to. 0 keeps it.",
     )
 )

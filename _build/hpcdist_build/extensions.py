@@ -214,7 +214,7 @@ class BuildExt(build_ext):
         (produced,) = self._compiler(mpi).compile(
             [str(source)],
             output_dir=str(folder),
-            include_dirs=[str(PYX), str(PYX / "kernels"), str(PYX / "engine")],
+            include_dirs=[str(PYX), *(str(PYX / room) for room in ("kernels", "engine", "store"))],
             debug=self.debug,
             extra_postargs=flags,
         )

@@ -4,9 +4,11 @@ The names, signatures and semantics of torch.distributed's stores, with errors w
 lose data: see ``docs/stores.md``. Importing this needs neither torch nor MPI.
 """
 
+from .auth import new_key
 from .base import Store
 from .file import FileStore
 from .hash import HashStore
 from .prefix import PrefixStore
+from .tcp import TCPStore
 
-__all__ = ["FileStore", "HashStore", "PrefixStore", "Store"]
+__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "new_key"]

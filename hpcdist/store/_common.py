@@ -125,7 +125,7 @@ def whole(value: int, name: str) -> int:
 
 
 def timed_out(
-    what: str, seconds: float, keys: Iterable[str], where: str, more: str = ""
+    what: str, seconds: float, keys: Iterable[str], where: str, more: str = "", total: int = 0
 ) -> StoreTimeoutError:
     """The error for keys that did not come.
 
@@ -141,6 +141,8 @@ def timed_out(
         The store: its kind and place.
     more : str
         Something to add.
+    total : int
+        How many are missing, if `keys` are not all of them.
 
     Returns
     -------
@@ -149,7 +151,8 @@ def timed_out(
     """
     names = list(keys)
     shown = ", ".join(names[:_NAMED])
-    if len(names) > _NAMED:
-        shown += f" and {len(names) - _NAMED} more"
+    unnamed = max(total, len(names)) - min(len(names), _NAMED)
+    if unnamed:
+        shown += f" and {unnamed} more"
     text = f"{what} timeout after {round(seconds * 1000)}ms, keys: {shown} ({where})"
     return StoreTimeoutError(f"{text}; {more}" if more else text)

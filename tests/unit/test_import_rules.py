@@ -49,6 +49,7 @@ ROOMS = {
     "_ops": "native",
     "launchers": "launchers",
     "store": "store",
+    "_store": "store",
     "codec": "codec",
     "topology": "topology",
     "rendezvous": "rendezvous",
@@ -190,7 +191,9 @@ def test_native_modules_import_down():
                 assert used in (*allowed, name, "errors"), f"{source.name}: {line.strip()}"
 
 
-@pytest.mark.parametrize("module", ["hpcdist", "hpcdist.launchers", "hpcdist.rendezvous"])
+@pytest.mark.parametrize(
+    "module", ["hpcdist", "hpcdist.launchers", "hpcdist.store", "hpcdist.rendezvous"]
+)
 def test_imports_without_torch_and_without_starting_mpi(module):
     program = f"""
 import sys

@@ -1,0 +1,415 @@
+#define _GNU_SOURCE /* accept4 */
+#include "hd_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { EVENTS = 256, ACCEPTS = 64 };
+#define PAUSE_NS 50000000 /* before accepting again when descriptors have run out */
+
+/* --- fork --------------------------------------------------------------------------------------
+ * The thread does not exist in a child, but the sockets would: as long as a child had them open,
+ * nobody would notice that this process has died. So the child closes them. */
+
+static pthread_mutex_t servers_mutex = PTHREAD_MUTEX_INITIALIZER;
+static hd_server *servers;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&servers_mutex);
+    for (hd_server *s = servers; s; s = s->next)
+        pthread_mutex_lock(&s->mutex);
+}
+
+static void after_fork(void)
+{
+    for (hd_server *s = servers; s; s = s->next)
+        pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&servers_mutex);
+}
+
+static void close_list(hd_link *list)
+{
+    for (hd_link *l = list->next; l != list; l = l->next) {
+        hd_conn *c = (hd_conn *)((char *)l - offsetof(hd_conn, all));
+        if (c->fd >= 0)
+            close(c->fd);
+    }
+}
+
+static void in_child(void)
+{
+    for (hd_server *s = servers; s; s = s->next) {
+        close_list(&s->strangers);
+        close_list(&s->members);
+        for (int i = 0; i < s->listener_count; i++)
+            close(s->listeners[i]);
+        close(s->epoll);
+        close(s->wake);
+        pthread_mutex_unlock(&s->mutex);
+    }
+    servers = NULL;
+    pthread_mutex_unlock(&servers_mutex);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+/* --- deadlines: a heap, the nearest on top ----------------------------------------------------- */
+
+static void put_at(hd_server *s, int64_t i, hd_conn *c)
+{
+    s->heap[i] = c;
+    c->place = i;
+}
+
+static void rise(hd_server *s, int64_t i)
+{
+    hd_conn *c = s->heap[i];
+    for (; i && s->heap[(i - 1) / 2]->deadline > c->deadline; i = (i - 1) / 2)
+        put_at(s, i, s->heap[(i - 1) / 2]);
+    put_at(s, i, c);
+}
+
+static void sink(hd_server *s, int64_t i)
+{
+    hd_conn *c = s->heap[i];
+    for (;;) {
+        int64_t below = 2 * i + 1;
+        if (below >= s->heap_size)
+            break;
+        if (below + 1 < s->heap_size && s->heap[below + 1]->deadline < s->heap[below]->deadline)
+            below++;
+        if (s->heap[below]->deadline >= c->deadline)
+            break;
+        put_at(s, i, s->heap[below]);
+        i = below;
+    }
+    put_at(s, i, c);
+}
+
+void hd_set_deadline(hd_conn *c, int64_t deadline)
+{
+    hd_server *s = c->server;
+    c->deadline = deadline;
+    if (deadline == INT64_MAX) {
+        if (c->place < 0)
+            return;
+        int64_t hole = c->place;
+        hd_conn *last = s->heap[--s->heap_size];
+        c->place = -1;
+        if (last == c)
+            return;
+        put_at(s, hole, last);
+        sink(s, hole);
+        rise(s, last->place);
+        return;
+    }
+    if (c->place < 0)
+        put_at(s, s->heap_size++, c); /* there is room: made when the connection was */
+    else
+        sink(s, c->place);
+    rise(s, c->place);
+}
+
+static int heap_room(hd_server *s)
+{
+    int64_t wanted = (int64_t)(s->stats.connections + s->stats.strangers) + 1;
+    if (wanted <= s->heap_room)
+        return 0;
+    hd_conn **wider = realloc(s->heap, 2 * (size_t)wanted * sizeof *wider);
+    if (!wider)
+        return -1;
+    s->heap = wider;
+    s->heap_room = 2 * wanted;
+    return 0;
+}
+
+int hd_rearm(hd_conn *c)
+{
+    hd_server *s = c->server;
+    c->active = s->now;
+    hd_set_deadline(c, s->limits.idle_ns ? s->now + s->limits.idle_ns : INT64_MAX);
+    return 0;
+}
+
+static void expired(hd_conn *c)
+{
+    hd_server *s = c->server;
+    if (c->state == HD_WAITING)
+        hd_request_late(c);
+    else if (c->state == HD_READY && !c->have && c->active + s->limits.idle_ns > s->now)
+        hd_set_deadline(c, c->active + s->limits.idle_ns);
+    else
+        hd_close(c, 1);
+}
+
+/* --- connections ------------------------------------------------------------------------------- */
+
+int hd_watch(hd_conn *c, uint32_t events)
+{
+    if (c->events == events)
+        return 0;
+    struct epoll_event e = {.events = events, .data.ptr = c};
+    int how = c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    c->events = events;
+    return epoll_ctl(c->server->epoll, how, c->fd, &e);
+}
+
+void hd_close(hd_conn *c, int dropped)
+{
+    hd_server *s = c->server;
+    if (c->state == HD_CLOSED)
+        return;
+    if (c->state == HD_WAITING)
+        hd_request_forget(c);
+    if (c->state == HD_STRANGER)
+        s->stats.strangers--;
+    else
+        s->stats.connections--;
+    s->stats.dropped += dropped != 0;
+    c->state = HD_CLOSED;
+    hd_set_deadline(c, INT64_MAX);
+    close(c->fd); /* epoll forgets it with that: nobody has a duplicate */
+    c->fd = -1;
+    hd_link_out(&c->all);
+    hd_link_last(&s->closed, &c->all);
+}
+
+static void pause_listening(hd_server *s, int paused)
+{
+    s->paused = paused;
+    s->pause_end = s->now + PAUSE_NS;
+    for (int i = 0; i < s->listener_count; i++) {
+        struct epoll_event e = {.events = paused ? 0 : EPOLLIN, .data.ptr = &s->listeners[i]};
+        epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->listeners[i], &e);
+    }
+}
+
+static void drop_oldest(hd_server *s)
+{
+    if (!hd_link_alone(&s->strangers))
+        hd_close((hd_conn *)((char *)s->strangers.next - offsetof(hd_conn, all)), 1);
+}
+
+static void accept_some(hd_server *s, int listener)
+{
+    for (int i = 0; i < ACCEPTS; i++) {
+        int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EINTR || errno == ECONNABORTED)
+                continue;
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                drop_oldest(s);
+                pause_listening(s, 1);
+            }
+            return;
+        }
+        s->stats.accepted++;
+        if ((int64_t)s->stats.strangers >= s->limits.strangers)
+            drop_oldest(s);
+        if (heap_room(s) || !hd_conn_new(s, fd))
+            close(fd);
+    }
+}
+
+/* --- the loop ---------------------------------------------------------------------------------- */
+
+static int sleep_ms(hd_server *s)
+{
+    int64_t until = s->heap_size ? s->heap[0]->deadline : INT64_MAX;
+    if (s->paused && s->pause_end < until)
+        until = s->pause_end;
+    if (until == INT64_MAX)
+        return -1;
+    int64_t left = until - hd_clock();
+    if (left <= 0)
+        return 0;
+    left = (left + 999999) / 1000000; /* up: not to wake too early, and again */
+    return left > 3600000 ? 3600000 : (int)left;
+}
+
+static void free_closed(hd_server *s)
+{
+    while (!hd_link_alone(&s->closed)) {
+        hd_link *l = s->closed.next;
+        hd_link_out(l);
+        hd_conn_free((hd_conn *)((char *)l - offsetof(hd_conn, all)));
+    }
+}
+
+static void handle(hd_server *s, const struct epoll_event *e)
+{
+    char *what = e->data.ptr;
+    if (what == (char *)&s->wake)
+        return; /* stop is set; the loop looks */
+    if (what >= (char *)s->listeners && what < (char *)(s->listeners + s->listener_count)) {
+        if (!s->paused)
+            accept_some(s, *(int *)what);
+        return;
+    }
+    hd_conn *c = e->data.ptr;
+    if (c->state == HD_CLOSED)
+        return;
+    if (e->events & EPOLLOUT)
+        hd_conn_writable(c);
+    else if (e->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        hd_conn_readable(c);
+}
+
+static void *run(void *arg)
+{
+    hd_server *s = arg;
+    struct epoll_event events[EVENTS];
+    pthread_mutex_lock(&s->mutex);
+    s->now = hd_clock();
+    while (!s->stop) {
+        int ms = sleep_ms(s);
+        pthread_mutex_unlock(&s->mutex);
+        int n = epoll_wait(s->epoll, events, EVENTS, ms);
+        pthread_mutex_lock(&s->mutex);
+        s->now = hd_clock();
+        for (int i = 0; i < n && !s->stop; i++)
+            handle(s, &events[i]);
+        while (s->heap_size && s->heap[0]->deadline <= s->now)
+            expired(s->heap[0]);
+        if (s->paused && s->pause_end <= s->now)
+            pause_listening(s, 0);
+        free_closed(s);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return NULL;
+}
+
+/* --- its life ---------------------------------------------------------------------------------- */
+
+static void free_server(hd_server *s)
+{
+    if (s->epoll >= 0)
+        close(s->epoll);
+    if (s->wake >= 0)
+        close(s->wake);
+    for (int i = 0; i < s->listener_count; i++) {
+        shutdown(s->listeners[i], SHUT_RDWR); /* also where the caller has a duplicate */
+        close(s->listeners[i]);
+    }
+    hd_table_free(&s->table);
+    explicit_bzero(s->key, sizeof s->key);
+    pthread_mutex_destroy(&s->mutex);
+    free(s->heap);
+    free(s->scratch);
+    free(s->build);
+    free(s->build_pieces);
+    free(s->items);
+    free(s);
+}
+
+static int prepare(hd_server *s)
+{
+    uint64_t seed;
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->scratch = malloc(HD_SCRATCH);
+    if (s->epoll < 0 || s->wake < 0 || !s->scratch || hd_random(&seed, sizeof seed) ||
+        hd_random(s->identity, sizeof s->identity) || hd_table_init(&s->table, seed))
+        return -1;
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = &s->wake};
+    if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->wake, &e))
+        return -1;
+    for (int i = 0; i < s->listener_count; i++) {
+        e.data.ptr = &s->listeners[i];
+        int flags = fcntl(s->listeners[i], F_GETFL);
+        if (flags < 0 || fcntl(s->listeners[i], F_SETFL, flags | O_NONBLOCK) ||
+            epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->listeners[i], &e))
+            return -1;
+    }
+    return 0;
+}
+
+hd_server *hd_server_start(const int *listeners, int count, const uint8_t key[HD_KEY],
+                           const hd_limits *limits)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    hd_server *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    pthread_mutex_init(&s->mutex, NULL);
+    memcpy(s->listeners, listeners, (size_t)count * sizeof *listeners);
+    s->listener_count = count;
+    memcpy(s->key, key, HD_KEY);
+    s->limits = *limits;
+    s->pid = getpid();
+    hd_link_init(&s->strangers);
+    hd_link_init(&s->members);
+    hd_link_init(&s->closed);
+    hd_link_init(&s->for_joined);
+    pthread_once(&once, watch_forks);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's main thread */
+    int failed = prepare(s) ? errno : 0;
+    if (!failed) {
+        pthread_mutex_lock(&servers_mutex);
+        failed = pthread_create(&s->thread, NULL, run, s);
+        if (!failed) {
+            s->next = servers;
+            servers = s;
+        }
+        pthread_mutex_unlock(&servers_mutex);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        free_server(s);
+        errno = failed;
+        return NULL;
+    }
+    return s;
+}
+
+void hd_server_stop(hd_server *s)
+{
+    uint64_t one = 1;
+    if (!hd_server_here(s))
+        return; /* closed in the child already; the memory is the parent's copy */
+    pthread_mutex_lock(&s->mutex);
+    s->stop = 1;
+    pthread_mutex_unlock(&s->mutex);
+    while (write(s->wake, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&servers_mutex);
+    hd_server **at = &servers;
+    while (*at && *at != s)
+        at = &(*at)->next;
+    if (*at)
+        *at = s->next;
+    pthread_mutex_unlock(&servers_mutex);
+    while (!hd_link_alone(&s->strangers))
+        hd_close((hd_conn *)((char *)s->strangers.next - offsetof(hd_conn, all)), 0);
+    while (!hd_link_alone(&s->members))
+        hd_close((hd_conn *)((char *)s->members.next - offsetof(hd_conn, all)), 0);
+    free_closed(s);
+    free_server(s);
+}
+
+void hd_server_stats(hd_server *s, hd_stats *out)
+{
+    pthread_mutex_lock(&s->mutex);
+    *out = s->stats;
+    out->keys = s->table.values;
+    out->bytes = s->table.bytes;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+int hd_server_here(const hd_server *s)
+{
+    return s->pid == getpid();
+}
