@@ -86,6 +86,7 @@ from hpcdist.queries import (  # noqa: E402
     supports_complex,
 )
 from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
+from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 from hpcdist.subgroups import (  # noqa: E402
     new_group,
     new_subgroups,
@@ -114,13 +115,18 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedSampler",
     "GradBucket",
+    "FileStore",
     "GroupMember",
+    "HashStore",
     "MPIOptions",
     "P2POp",
+    "PrefixStore",
     "ProcessGroup",
     "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
+    "Store",
+    "TCPStore",
     "Work",
     "all_gather",
     "all_gather_coalesced",

@@ -101,16 +101,20 @@ def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = Fals
         If the file system has no locks.
     """
     nap = 0.0001
+    while not _attempt(fd, place, shared, path):
+        if deadline.over():
+            raise StoreTimeoutError(
+                f"FileStore {path}: its lock was not free within "
+                f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
+                "stopped or hangs in a write holds it; end that process"
+            )
+        time.sleep(min(nap, deadline.left()))
+        nap = min(2 * nap, _LONGEST_NAP)
+
+
+def _attempt(fd: int, place: int, shared: bool, path: str) -> bool:
     try:
-        while not try_lock(fd, place, shared):
-            if deadline.over():
-                raise StoreTimeoutError(
-                    f"FileStore {path}: its lock was not free within "
-                    f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
-                    "stopped or hangs in a write holds it; end that process"
-                )
-            time.sleep(min(nap, deadline.left()))
-            nap = min(2 * nap, _LONGEST_NAP)
+        return try_lock(fd, place, shared)
     except OSError as error:
         raise DistStoreError(
             f"FileStore {path}: its file system gives no locks ({error.strerror}). Put the file "

@@ -87,12 +87,14 @@ class _Peer:
     def _connect(self, deadline: Deadline, patient: bool) -> native.Link:
         """Connect; patiently, as long as the server may not have started yet."""
         nap = 0.005
+        problem = ""
         while True:
-            problem = ""
             try:
                 link = self._try(deadline)
             except native.LinkError as error:
-                problem = self._refusal(error, deadline, patient)
+                # the last attempt ends with the time, which says less than the one before
+                if error.reason != "late" or not problem:
+                    problem = self._refusal(error, patient)
             except OSError as error:
                 problem = error.strerror or str(error)
                 if not patient and not isinstance(error, TimeoutError):
@@ -117,7 +119,7 @@ class _Peer:
         end = native.clock() + int(deadline.left() * 1e9)
         return native.Link(sock.detach(), self.key, end)
 
-    def _refusal(self, error: native.LinkError, deadline: Deadline, patient: bool) -> str:
+    def _refusal(self, error: native.LinkError, patient: bool) -> str:
         """What a handshake that failed means: an error, or the reason to try again."""
         if error.reason == "refused":
             raise DistStoreError(

@@ -113,9 +113,10 @@ static int begin_message(hd_conn *c)
         return -1;
     hd_seal_begin(&c->in_seal, &c->in_mac);
     hd_mac_update(&c->in_mac, c->head_bytes, HD_HEAD);
-    uint64_t taken = s->table.bytes + s->inflight;
+    /* What comes in has the limit for itself, so that a long value can replace another; whether it
+     * fits into the store is seen when it is here. */
     if (c->head.body > UNCHECKED &&
-        (c->head.body > s->limits.bytes || taken > s->limits.bytes - c->head.body))
+        (c->head.body > s->limits.bytes || s->inflight > s->limits.bytes - c->head.body))
         c->skip = 1;
     else
         s->inflight += c->head.body;

@@ -16,7 +16,7 @@
 #include "hd_wire.h"
 
 typedef struct hd_limits {
-    uint64_t bytes;          /* of keys and values, and of messages on their way in */
+    uint64_t bytes;          /* of keys and values; and again, of messages on their way in */
     int64_t handshake_ns;    /* a connection has to prove itself within this time */
     int64_t message_ns;      /* a message has to be complete, or a reply taken, within this time and
                                 a second for each MiB */

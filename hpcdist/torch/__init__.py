@@ -1,0 +1,1 @@
+"""The bridge between hpcdist and stock torch.distributed."""

@@ -1,0 +1,401 @@
+"""FileStore: killed writers, full disks, held locks, files left by others."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from store_kills import kill_writers
+
+import hpcdist
+from hpcdist import DistStoreError
+from hpcdist.errors import StoreTimeoutError
+from hpcdist.store import _journal as journal
+from hpcdist.store import _locks as locks
+from hpcdist.store import _shared_file as shared_file
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+        yield Path(made)
+
+
+def run(text, *arguments, **more):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, **more,
+    )  # fmt: skip
+
+
+def orphan(path, size=-1, **keys):
+    """A store whose only member was killed."""
+    text = f"""
+        import os, signal, hpcdist
+        store = hpcdist.FileStore({str(path)!r}, {size})
+        store.multi_set({list(keys)!r}, {list(keys.values())!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert run(text).returncode == -signal.SIGKILL
+
+
+# --- the file itself ---------------------------------------------------------------------------
+
+
+def test_it_is_for_its_owner_alone(folder):
+    old = os.umask(0)
+    try:
+        store = hpcdist.FileStore(folder / "f")
+    finally:
+        os.umask(old)
+    assert (folder / "f").stat().st_mode & 0o777 == 0o600
+    assert store.path == str(folder / "f")
+
+
+def test_a_missing_folder_is_an_error_at_once(folder):
+    began = time.monotonic()
+    with pytest.raises(DistStoreError, match="its folder .*/none does not exist"):
+        hpcdist.FileStore(folder / "none" / "f", 2)
+    assert time.monotonic() - began < 1
+
+
+def test_files_that_are_not_safe(folder):
+    (folder / "target").touch(0o600)
+    (folder / "link").symlink_to("target")
+    with pytest.raises(DistStoreError, match="symbolic link"):
+        hpcdist.FileStore(folder / "link")
+    (folder / "open").touch()
+    (folder / "open").chmod(0o644)
+    with pytest.raises(DistStoreError, match="mode is 0644"):
+        hpcdist.FileStore(folder / "open")
+    os.mkfifo(folder / "pipe", 0o600)
+    with pytest.raises(DistStoreError, match="not a regular file"):
+        hpcdist.FileStore(folder / "pipe")
+    (folder / "text").write_text("somebody's notes")
+    (folder / "text").chmod(0o600)
+    with pytest.raises(DistStoreError, match="not an hpcdist store file"):
+        hpcdist.FileStore(folder / "text")
+    assert (folder / "text").read_text() == "somebody's notes"
+
+
+def test_a_file_of_somebody_else(folder, monkeypatch):
+    (folder / "f").touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(DistStoreError, match="belongs to user"):
+        hpcdist.FileStore(folder / "f")
+
+
+# --- coming and going --------------------------------------------------------------------------
+
+
+def test_the_last_to_leave_deletes_the_file(folder):
+    one = hpcdist.FileStore(folder / "f", 2)
+    one.set("k", "v")
+    two = hpcdist.FileStore(folder / "f", 2)
+    assert two.get("k") == b"v"
+    twin = one.clone()
+    del one
+    assert two.get("k") == b"v" == twin.get("k") and (folder / "f").exists()
+    del twin
+    two.close()
+    assert not (folder / "f").exists()
+    with pytest.raises(DistStoreError, match="closed"):
+        two.get("k")
+
+
+def test_without_a_fixed_size_the_keys_stay(folder):
+    for turn in range(3):
+        store = hpcdist.FileStore(folder / "f")
+        assert store.add("n", 1) == turn + 1
+        store.close()
+
+
+@pytest.mark.parametrize("size", [-1, 1, 2])
+def test_a_stale_file_is_begun_anew(folder, caplog, size):
+    """Its members died without leaving it: their addresses must not be found."""
+    orphan(folder / "f", size, address="old")
+    with caplog.at_level(logging.WARNING, "hpcdist.store"):
+        store = hpcdist.FileStore(folder / "f", size, timeout=0.1)
+    assert "left over" in caplog.text and "gone without leaving" in caplog.text
+    assert store.num_keys() == 0
+    with pytest.raises(StoreTimeoutError):
+        store.get("address")
+
+
+def test_a_file_of_another_job(folder, monkeypatch):
+    store = hpcdist.FileStore(folder / "f", job_id="first")
+    store.set("address", "old")
+    with pytest.raises(DistStoreError, match="another job uses it"):
+        hpcdist.FileStore(folder / "f", job_id="second")
+    store.close()
+    assert hpcdist.FileStore(folder / "f", job_id="second").num_keys() == 0
+    for name in ("HPCDIST_STORE_KEY", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        assert shared_file.job_of(None, {name: "1"}) != shared_file.job_of(None, {name: "2"})
+    assert shared_file.job_of(None, {"TORCHELASTIC_RUN_ID": "none"}) == bytes(16)
+
+
+def test_a_job_waits_until_the_one_before_has_gone(folder):
+    """Processes that end slowly are not taken for this job's."""
+    old = [hpcdist.FileStore(folder / "f", 2) for _ in range(2)]
+    old[0].set("address", "old")
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError, match=f"2 members have joined .*:{os.getpid()}"):
+        hpcdist.FileStore(folder / "f", 2, timeout=0.2)
+    assert 0.15 < time.monotonic() - began < 0.7
+    old[0].close()
+    with pytest.raises(StoreTimeoutError):
+        hpcdist.FileStore(folder / "f", 2, timeout=0.1)
+    old[1].close()
+    assert hpcdist.FileStore(folder / "f", 2, timeout=0.1).num_keys() == 0
+
+
+def test_members_that_disagree(folder):
+    store = hpcdist.FileStore(folder / "f", 3)
+    with pytest.raises(DistStoreError, match="says world_size=2, .*said 3"):
+        hpcdist.FileStore(folder / "f", 2)
+    store.set("k", "v")
+    with pytest.raises(ValueError, match="cannot be 0"):
+        hpcdist.FileStore(folder / "f", 0)
+
+
+def test_a_file_that_was_taken_over(folder):
+    """Locks can be lost over NFS: then another job may have begun the file anew."""
+    store = hpcdist.FileStore(folder / "f", timeout=1)
+    locks.unlock(store._file._fd, locks.ALIVE)
+    other = hpcdist.FileStore(folder / "f", timeout=1)
+    other.set("k", "new")
+    with pytest.raises(DistStoreError, match="begun anew by another job"):
+        store.set("k", "old")
+    assert other.get("k") == b"new"
+
+
+def test_a_child_of_fork(folder):
+    store = hpcdist.FileStore(folder / "f", timeout=5)
+    store.set("k", "v")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.get("k")
+            os._exit(1)
+        except DistStoreError as error:
+            again = hpcdist.FileStore(folder / "f", timeout=5)
+            good = "open FileStore" in str(error) and again.get("k") == b"v"
+            os._exit(7 if good else 2)
+        except BaseException:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert store.get("k") == b"v"
+    del store
+    # the child's copy did not leave in the parent's name, and holds no lock
+    assert hpcdist.FileStore(folder / "f", timeout=5).list_keys() in (["k"], [])
+
+
+# --- torn and damaged records ------------------------------------------------------------------
+
+
+def entries(store):
+    return [(journal.SET, f"key{i}", os.urandom(40)) for i in range(3)]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 33, 60])
+def test_a_torn_record_is_ignored_and_cut_off(folder, cut):
+    store = hpcdist.FileStore(folder / "f")
+    store.set("k", "v")
+    good = (folder / "f").read_bytes()
+    record = journal.encode(
+        store._file._header.nonce, len(good), [(journal.SET, "torn", b"x" * 90)]
+    )
+    with open(folder / "f", "ab") as file:
+        file.write(record[:cut])
+    other = hpcdist.FileStore(folder / "f") if cut % 2 else store
+    assert not other.check(["torn"]) and other.get("k") == b"v"
+    other.set("l", "w")
+    assert store.multi_get(["k", "l"]) == [b"v", b"w"]
+    assert (folder / "f").read_bytes().startswith(good)
+    assert record[:cut] not in (folder / "f").read_bytes()[len(good) + 1 :] or cut == 1
+
+
+def test_a_record_of_zeros_is_torn(folder):
+    """What a crash of the machine leaves: the length is there, the contents are not."""
+    store = hpcdist.FileStore(folder / "f")
+    store.set("k", "v")
+    with open(folder / "f", "ab") as file:
+        file.write(bytes(5000))
+    store.set("l", "w")
+    assert hpcdist.FileStore(folder / "f").multi_get(["k", "l"]) == [b"v", b"w"]
+
+
+def test_damage_in_the_middle_is_an_error(folder):
+    """Cutting there would lose what was acknowledged."""
+    store = hpcdist.FileStore(folder / "f")
+    store.set("first", "v" * 50)
+    place = (folder / "f").stat().st_size - 20
+    store.set("second", "w")
+    with open(folder / "f", "r+b") as file:
+        file.seek(place)
+        file.write(b"#")
+    for call in (lambda: hpcdist.FileStore(folder / "f"),):
+        with pytest.raises(DistStoreError, match="damaged: .*records follow"):
+            call()
+
+
+def test_any_flipped_bit_is_noticed(rng):
+    nonce = os.urandom(16)
+    record = journal.encode(nonce, 100, [(journal.SET, "key", b"value"), (journal.PUSH, "q", b"")])
+    right = ([(journal.SET, "key", b"value"), (journal.PUSH, "q", b"")], len(record))
+    assert journal.records(nonce, 100, record) == right
+    assert journal.records(nonce, 101, record) == ([], 0)
+    assert journal.records(os.urandom(16), 100, record) == ([], 0)
+    for bit in range(8 * len(record)):
+        wrong = bytearray(record)
+        wrong[bit // 8] ^= 1 << bit % 8
+        assert journal.records(nonce, 100, bytes(wrong)) == ([], 0)
+    for size in range(len(record)):
+        assert journal.records(nonce, 100, record[:size]) == ([], 0)
+
+
+def test_writers_that_are_killed(folder):
+    """The short form of tests/perf/stores.py: acknowledged writes are there, nothing hangs."""
+    told = kill_writers(folder / "f", 12, random.Random(0))
+    assert told["acknowledged"] > 20 and told["lost"] == 0 and told["wrong"] == 0
+
+
+# --- a full disk, a held lock ------------------------------------------------------------------
+
+
+FULL = """
+    import sys, time, hpcdist
+    from hpcdist import DistStoreError
+    store = hpcdist.FileStore(sys.argv[1] + "/f", timeout=5)
+    stored = []
+    began = time.monotonic()
+    try:
+        for i in range(10_000):
+            store.set(f"k{i}", bytes(5000))
+            stored.append(f"k{i}")
+    except DistStoreError as error:
+        assert "cannot be written" in str(error), error
+    else:
+        raise SystemExit("it never got full")
+    assert time.monotonic() - began < 5
+    again = hpcdist.FileStore(sys.argv[1] + "/f", timeout=5)
+    assert again.list_keys() == sorted(stored) and len(stored) > 5
+    assert all(again.get(key) == bytes(5000) for key in stored)
+    try:
+        again.add("big", 1)
+    except DistStoreError:
+        pass
+    print("good")
+"""
+
+
+def test_a_full_disk(folder):
+    """A tmpfs of 256 KiB in a mount namespace of its own."""
+    place = folder / "small"
+    place.mkdir()
+    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    mount = f'mount -t tmpfs -o size=256k none {place} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", *own, "--mount", "sh", "-c", mount, "sh", sys.executable, "-c",
+         textwrap.dedent(FULL), str(place)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "good\n", done.stderr
+
+
+def test_a_file_that_may_not_grow(folder):
+    """The same where a limit of the process is the reason."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    done = run(FULL, folder, preexec_fn=limit)
+    assert done.stdout == "good\n", done.stderr
+
+
+def test_the_limit(folder, monkeypatch):
+    monkeypatch.setenv("HPCDIST_STORE_LIMIT", "64k")
+    store = hpcdist.FileStore(folder / "f")
+    store.set("k", b"x" * 60_000)
+    with pytest.raises(DistStoreError, match="HPCDIST_STORE_LIMIT"):
+        store.set("l", b"x" * 10_000)
+    assert store.list_keys() == ["k"]
+
+
+def test_a_held_lock(folder):
+    store = hpcdist.FileStore(folder / "f", timeout=0.3)
+    store.set("k", "v")
+    with open(folder / "f", "r+b") as file:
+        own = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, locks.MAIN, 1, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, own)
+        for call in (
+            lambda: store.set("k", "w"),
+            lambda: store.add("n", 1),
+            lambda: hpcdist.FileStore(folder / "f", timeout=0.3),
+        ):
+            began = time.monotonic()
+            with pytest.raises(StoreTimeoutError, match="lock was not free within 300ms"):
+                call()
+            assert 0.28 < time.monotonic() - began < 0.8
+        assert store.get("k") == b"v"  # reading needs no lock on a local disk
+        began = time.monotonic()
+    store.set("k", "w")
+    assert store.get("k") == b"w"
+
+
+def test_reading_over_nfs_takes_the_lock(folder):
+    store = hpcdist.FileStore(folder / "f", timeout=0.2)
+    store.set("k", "v")
+    store._file._always_lock = True
+    assert store.get("k") == b"v" and store.num_keys() == 1
+    holder = os.open(folder / "f", os.O_RDWR)
+    assert locks.try_lock(holder, locks.MAIN)
+    with pytest.raises(StoreTimeoutError, match="lock"):
+        store.get("k")
+    os.close(holder)
+    assert store.get("k") == b"v"
+
+
+# --- several processes -------------------------------------------------------------------------
+
+
+def _member(path, number, size):
+    store = hpcdist.FileStore(path, size, timeout=30)
+    for _ in range(20):
+        store.add("n", 1)
+        store.append("log", "x")
+    store.queue_push("q", str(number))
+    store.barrier("all", size)
+    assert store.get("n") == b"%d" % (20 * size)
+    assert store.get("log") == b"x" * (20 * size)
+    assert store.queue_pop("q").isdigit()
+    store.barrier("end", size)
+
+
+def test_processes_share_it(folder):
+    size = 4
+    context = multiprocessing.get_context("fork")
+    members = [
+        context.Process(target=_member, args=(folder / "f", number, size)) for number in range(size)
+    ]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(40)
+    assert [member.exitcode for member in members] == [0] * size
+    shutil.rmtree(folder / "f", ignore_errors=True)
