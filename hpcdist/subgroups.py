@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from hpcdist import group as _group
+from hpcdist import start
 from hpcdist.backends import base
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.group import GroupMember, ProcessGroup
@@ -291,7 +292,7 @@ def _make(
     backends = base.create(
         config,
         base.BackendOptions(
-            store=_group.world.store,
+            store=start.part(_group.world.store, f"group/{name}"),
             group_rank=ranks.index(parent._comm.rank),
             group_size=len(ranks),
             timeout=timeout,

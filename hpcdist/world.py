@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import _engine, config, launchers, log, topology
+from hpcdist import _engine, config, launchers, log, start, topology
 from hpcdist import group as _group
 from hpcdist.backends import base, mpi
 from hpcdist.backends.registry import Backend, BackendConfig
-from hpcdist.errors import DistBackendError
+from hpcdist.errors import DistBackendError, DistError
 from hpcdist.group import GroupMember, ProcessGroup
 from hpcdist.launchers.generic import Pmix
 from hpcdist.launchers.openmpi import OpenMpi
 from hpcdist.launchers.slurm import SlurmPmix
 from hpcdist.queries import get_default_backend_for_device, is_backend_available
-from hpcdist.rendezvous import rendezvous, stated
+from hpcdist.rendezvous import rendezvous
+from hpcdist.rendezvous.urls import stated
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +43,10 @@ def init_process_group(
 ) -> None:
     """Make the default group, of all processes of the job.
 
-    All processes must call it. Under mpirun or srun nothing needs to be given; without a launcher
-    the process is a world of one.
+    All processes must call it. Under mpirun, srun or torchrun nothing needs to be given; without a
+    launcher the process is a world of one. Processes that no MPI launcher started become one MPI
+    job through their store, with MPICH and its derivatives; Open MPI cannot, and the error has the
+    mpirun command.
 
     Parameters
     ----------
@@ -49,17 +54,22 @@ def init_process_group(
         ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. None means the
         default backend of `device_id`'s type, or without that all that this installation has.
     init_method : str, optional
-        URL that says how the processes meet; None means ``"mpi://"``.
+        URL that says how the processes meet: ``"mpi://"``, ``"env://"``,
+        ``"tcp://host:port?rank=&world_size="``, ``"file:///path?rank=&world_size="`` or of a scheme
+        that was registered. None means ``"mpi://"``, and ``"env://"`` under torchrun or where a
+        script has set RANK, WORLD_SIZE and MASTER_ADDR without an MPI launcher.
     timeout : datetime.timedelta, optional
         After this long a missing peer is an error. None means the setting ``HPCDIST_TIMEOUT``, 30
         minutes by default.
     world_size : int
-        Number of processes; -1 means "as the launcher says". Over MPI only compared with MPI's.
+        Number of processes; -1 means "as the launcher or the URL says". Under an MPI launcher
+        only compared with MPI's.
     rank : int
-        This process's rank; -1 means "as the launcher says". Over MPI only compared with MPI's.
+        This process's rank; -1 means "as the launcher or the URL says". Under an MPI launcher only
+        compared with MPI's.
     store : object, optional
-        Key-value store shared by the processes, in place of `init_method`; for backends that
-        communicate through one.
+        Key-value store shared by the processes, in place of `init_method`, with `rank` and
+        `world_size`: an :class:`hpcdist.Store` or one of torch's.
     group_name : str
         Name of the group in messages; empty means ``"world"``.
     pg_options : object, optional
@@ -71,16 +81,20 @@ def init_process_group(
     Raises
     ------
     ValueError
-        If the default group exists already, or the arguments contradict each other or MPI.
+        If the default group exists already, or the arguments contradict each other or MPI, or the
+        URL says too little.
     TypeError
         If an argument is of the wrong type.
     DistNetworkError
-        If nobody knows the init method.
+        If nobody knows the init method, or the store cannot be reached.
     DistBackendError
         If the backend cannot be had here, or the launcher started several processes and MPI sees
         one: then the message names the right launcher or srun plugin.
+    DistMismatchError
+        On all ranks that came, if two are the same rank, or they disagree on the world size or the
+        backend.
     DistTimeoutError
-        If a process does not come within the timeout.
+        On all ranks that came, if others do not come within the timeout; it names them.
 
     Notes
     -----
@@ -97,36 +111,53 @@ def init_process_group(
     kind = Backend(backend) if backend is not None else _default_backend(device_id)
     wanted = BackendConfig(kind)
     limit = _timeout(timeout)
-    method = init_method or "mpi://"
+    end = time.monotonic() + limit.total_seconds()
+    needs_mpi = Backend.MPI in wanted.get_device_backend_map().values()
+    alone = needs_mpi and start.alone()
     if store is None:
+        method = init_method or start.default_method(needs_mpi)
+        if alone:
+            start.refuse_without_launcher(start.expected_size(method, world_size))
         store, met_rank, met_size = next(rendezvous(method, rank, world_size, timeout=limit))
+        over_mpi = urlsplit(method).scheme == "mpi"
     else:
-        if world_size <= 0 or not 0 <= rank < world_size:
+        method, met_rank, met_size, over_mpi = "the given store", rank, world_size, False
+        if world_size <= 0 or rank < 0:
             raise ValueError(
                 f"a store needs rank and world_size too: got rank={rank}, world_size={world_size}"
             )
-        method, met_rank, met_size = "", rank, world_size
-    over_mpi = urlsplit(method).scheme == "mpi"
-    if over_mpi or Backend.MPI in wanted.get_device_backend_map().values():
-        own_world = isinstance(pg_options, mpi.MPIOptions) and pg_options.comm is not None
-        _warn_of_abort()
-        rank_of_mpi, size_of_mpi = mpi.start()
-        if not own_world:
-            _check_launcher(size_of_mpi)
-        if over_mpi:
-            # what the caller stated is compared with MPI; what a launcher said was checked above
-            met_rank, met_size = _merge((rank, world_size), stated(method))
-        if not own_world:
-            _check_stated(met_rank, met_size, rank_of_mpi, size_of_mpi)
-            met_rank, met_size = rank_of_mpi, size_of_mpi
-    name = group_name or "world"
-    backends = base.create(
-        wanted, base.BackendOptions(store, met_rank, met_size, limit, name), pg_options
-    )
+        if alone:
+            start.refuse_without_launcher(world_size)
+    meeting = None
+    if store is not None:
+        meeting = start.meet(store, met_rank, met_size, limit, method, repr(wanted))
+        store = start.part(meeting.store, meeting.name)  # unlike that of any other start
+    own_world = isinstance(pg_options, mpi.MPIOptions) and pg_options.comm is not None
+    problem = ""
+    with contextlib.ExitStack() as starting:
+        if over_mpi or needs_mpi:
+            _warn_of_abort()
+            server = None
+            if meeting is not None and met_size > 1 and alone:
+                server = starting.enter_context(start.manager(meeting, end))
+            rank_of_mpi, size_of_mpi = start.start_mpi(server, met_size)
+            if not own_world:
+                if server is None:
+                    _check_launcher(size_of_mpi)
+                if over_mpi or store is None:
+                    # what the caller stated is compared with MPI; a launcher's word was above
+                    met_rank, met_size = _merge((rank, world_size), stated(method))
+                problem = _contradiction(met_rank, met_size, rank_of_mpi, size_of_mpi)
+                met_rank, met_size = rank_of_mpi, size_of_mpi
+        name = group_name or "world"
+        about = base.BackendOptions(start.part(store, "world"), met_rank, met_size, limit, name)
+        backends = base.create(wanted, about, pg_options)
     comm = next(iter(backends.values()))
+    if own_world:
+        problem = _contradiction(met_rank, met_size, comm.rank, comm.size)
     try:
-        _check_stated(met_rank, met_size, comm.rank, comm.size)
-    except ValueError:
+        start.raise_together(comm, problem)
+    except (ValueError, DistError):
         comm.free()
         raise
     pg = ProcessGroup(backends, range(comm.size), name, "default_pg", kind, repr(wanted))
@@ -245,14 +276,15 @@ def _check_launcher(size: int) -> None:
     )
 
 
-def _check_stated(rank: int, size: int, true_rank: int, true_size: int) -> None:
-    """ValueError if what the caller stated is not so. Programs for torch's MPI pass 0 and 0."""
+def _contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
+    """What is wrong with what the caller stated. Programs for torch's MPI pass 0 and 0."""
     if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
-        raise ValueError(
+        return (
             f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
             f"{true_rank} of {true_size}. Leave both out, and start with: mpirun -n "
             f"{size if size > 0 else 'N'} python ..."
         )
+    return ""
 
 
 def _check_binding() -> None:

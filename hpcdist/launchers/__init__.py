@@ -20,7 +20,7 @@ from .pals import Pals
 from .slurm import Slurm, SlurmPmi2, SlurmPmix
 from .torchrun import Torchrun
 
-__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family"]
+__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family", "starts_mpi"]
 
 #: The innermost launcher first. SlurmPmi2 and SlurmPmix come before the bare PMI interfaces, whose
 #: variables they share; plain srun after those, because an mpirun inside sbatch inherits its
@@ -83,3 +83,21 @@ def detect(env: Environ | None = None) -> Launch | None:
     environ = os.environ if env is None else env
     launcher = find(environ)
     return None if launcher is None else launcher.read(environ)
+
+
+def starts_mpi(env: Environ | None = None) -> bool:
+    """Say whether this process was started as one of an MPI job.
+
+    Parameters
+    ----------
+    env : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    bool
+        False for a process of its own, and under torchrun, srun without a plugin, or a script that
+        sets RANK and WORLD_SIZE.
+    """
+    launcher = find(env)
+    return launcher is not None and launcher.mpi

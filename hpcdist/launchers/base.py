@@ -43,6 +43,8 @@ class Launcher:
     """
 
     name: str = ""
+    #: whether it makes its processes one MPI job
+    mpi: bool = True
     #: variables that are all there when this launcher started the process
     present: tuple[str, ...] = ()
     rank_variable: str = ""

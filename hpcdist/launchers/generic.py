@@ -28,6 +28,7 @@ class Environment(Launcher):
     """Started by hand, or by a script, with torch.distributed's own variables."""
 
     name = "the variables RANK and WORLD_SIZE"
+    mpi = False
     present = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     rank_variable = "RANK"
     size_variable = "WORLD_SIZE"

@@ -28,6 +28,7 @@ class Slurm(Launcher):
     """Started by srun without an MPI plugin: N processes that do not know of each other."""
 
     name = "srun"
+    mpi = False
     plugin = "none"
     present: tuple[str, ...] = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     rank_variable = "SLURM_PROCID"
@@ -65,6 +66,7 @@ class SlurmPmi2(Slurm):
     """Started by srun --mpi=pmi2."""
 
     name = "srun --mpi=pmi2"
+    mpi = True
     plugin = "pmi2"
     rank_variable = "PMI_RANK"
     size_variable = "PMI_SIZE"
@@ -79,6 +81,7 @@ class SlurmPmix(Slurm):
     """Started by srun --mpi=pmix, which gives a rank and leaves the size to the step."""
 
     name = "srun --mpi=pmix"
+    mpi = True
     plugin = "pmix"
     rank_variable = "PMIX_RANK"
     present = ("SLURM_PROCID", "PMIX_RANK")

@@ -11,6 +11,7 @@ class Torchrun(Launcher):
     """Started by torchrun: its agents start plain processes that no MPI knows of."""
 
     name = "torchrun"
+    mpi = False
     present = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE")
     rank_variable = "RANK"
     size_variable = "WORLD_SIZE"

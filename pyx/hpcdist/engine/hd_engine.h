@@ -191,6 +191,9 @@ void hd_session_set_failing(hd_session *s, const char *why); /* an unhandled exc
 void hd_abort(int code, const char *why);
 void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
 void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
+void hd_exit_watch(void);                             /* ends this process if it waits in its end for a dead one */
+int hd_pmi_answer(int fd);                            /* from now on a thread answers MPI's requests on fd */
+int hd_pmi_active(void);                              /* 1 after that: the job has no launcher */
 int hd_in_child(void);                                /* 1 in a process forked after MPI started */
 
 /* ---- communicators ---- */

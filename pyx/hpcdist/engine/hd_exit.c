@@ -1,11 +1,14 @@
 /* The end of the process, and of the job with it: a rank that leaves with an error must not leave the others
  * waiting. */
 #define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,6 +22,8 @@ static size_t exit_bytes;
 static int armed, armed_owner;
 static pid_t armed_pid;
 static int poisoned;
+static int exit_same_pids; /* the pids of the page mean something to this process */
+static struct pollfd *exit_peers; /* set while this process waits in its end for the others */
 
 int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
 
@@ -34,6 +39,9 @@ void hd_exit_follow(hd_session *s)
     exit_slot = s->slot;
     exit_bytes = s->page_bytes;
     exit_whole = s->node_n == s->size;
+    exit_same_pids = 1;
+    for (int i = 0; i < exit_n; i++)
+        exit_same_pids &= s->pidfd[i] != UNSEEN || i == exit_slot;
 }
 
 void hd_exit_unfollow(hd_session *s)
@@ -81,6 +89,8 @@ void hd_abort(int code, const char *why)
     until_read(STDERR_FILENO);
     if (code <= 0 || code > 255)
         code = 1;
+    if (hd_pmi_active() && exit_page) /* no launcher ends the others: their watchdogs do */
+        __atomic_store_n(&exit_page[exit_slot].state, ABORTED, __ATOMIC_RELEASE);
     /* MPI_Abort itself can hang when the library is in a bad state. */
     if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
@@ -111,6 +121,42 @@ void hd_failing(double grace_s)
     pthread_t t;
     if (pthread_create(&t, NULL, failing_main, (void *)(intptr_t)(int64_t)(grace_s * 1e9)) == 0)
         pthread_detach(t);
+}
+
+/* Without a launcher: opens what hd_exit_watch() looks at while this process waits for the others' end. */
+static void watch_peers(void)
+{
+    struct pollfd *peers;
+    if (!exit_page || !exit_same_pids || !(peers = calloc((size_t)exit_n, sizeof *peers)))
+        return;
+    for (int i = 0; i < exit_n; i++) {
+        int fd = i == exit_slot ? -1 : (int)syscall(SYS_pidfd_open, exit_page[i].pid, 0);
+        peers[i] = (struct pollfd){fd, POLLIN, 0};
+        if (fd < 0 && i != exit_slot && errno == ESRCH)
+            peers[i].revents = POLLIN; /* gone; poll() leaves an entry without a descriptor at 0 */
+    }
+    __atomic_store_n(&exit_peers, peers, __ATOMIC_RELEASE);
+}
+
+void hd_exit_watch(void)
+{
+    static int ticks, gone = -1;
+    struct pollfd *peers = __atomic_load_n(&exit_peers, __ATOMIC_ACQUIRE);
+    if (!peers)
+        return;
+    for (int i = 0; i < exit_n && gone < 0; i++)
+        if (peers[i].revents & POLLIN)
+            gone = i;
+    if (gone < 0 && poll(peers, (nfds_t)exit_n, 0) <= 0)
+        return;
+    /* Who has passed MPI_Finalize may go; then this process follows at once. */
+    if (gone >= 0 && ++ticks > 30) {
+        fprintf(stderr, "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it in "
+                "MPI_Finalize: ending the process\n", exit_page[exit_slot].world_rank, (int)getpid(),
+                exit_page[gone].world_rank, exit_page[gone].pid);
+        fflush(stderr);
+        _exit(71); /* EX_OSERR */
+    }
 }
 
 /* Runs inside libc's exit(), after Python has gone, and is told the exit status: the only place where
@@ -147,6 +193,12 @@ static void at_exit(int status, void *arg)
     }
     if (!armed_owner)
         return;
+    if (hd_pmi_active()) {
+        if (status != 0)
+            return; /* the others will not come, and no launcher wants to be told */
+        watch_peers();
+        MPI_Barrier(MPI_COMM_WORLD); /* stands for the process manager's, which hd_pmi.c does not have */
+    }
     if (poisoned) { /* finalizing may wait for messages that never come */
         pthread_t t;
         if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)status) == 0)

@@ -4,7 +4,7 @@
 
 #include "hd_engine.h"
 
-enum { RUNNING = 1, LEAVING = 2, FAILING = 3 };
+enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without a launcher only */
 enum { NO_PIDFD = -1, UNSEEN = -2 }; /* UNSEEN: another pid namespace, its pids mean nothing here */
 
 /* What one rank shows the others of its node. */

@@ -119,7 +119,8 @@ static void *watchdog_main(void *arg)
             __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
             /* At once: a launcher ends the job too, but names no operation, and MPICH's takes a rank that
              * vanished with status 0 for success unless somebody says otherwise first. */
-            if (__atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE) == RUNNING &&
+            uint32_t its = __atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE);
+            if ((its == RUNNING || its == ABORTED) &&
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 mourn(s, i);
         }

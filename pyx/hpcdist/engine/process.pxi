@@ -94,6 +94,26 @@ def init_mpi():
             sys.exit = _exit
 
 
+def pmi_answer(int fd):
+    """From now on a native thread answers what MPI asks its process manager on a socket, for a job that has none.
+
+    MPI asks while it ends, and then Python has gone. The job also counts as one without a launcher: a rank that
+    aborts is seen by the others' watchdogs.
+
+    Parameters
+    ----------
+    fd : int
+        The manager's end of the connection; it stays open for the life of the process.
+
+    Raises
+    ------
+    DistBackendError
+        It was called before, or no thread can be started.
+    """
+    if hd_pmi_answer(fd):
+        raise DistBackendError("the thread that answers MPI's process-manager requests cannot be started")
+
+
 def _fail(kind, value, traceback):
     """sys.excepthook: an unhandled exception on one rank ends the job, after the traceback."""
     global failed

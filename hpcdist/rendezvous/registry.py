@@ -1,9 +1,4 @@
-"""How processes meet: one handler per URL scheme, found by :func:`rendezvous`.
-
-A handler is a generator function. It yields ``(store, rank, world_size)``: the key-value store the
-processes share (None when there is none), this process's rank and the number of processes, where -1
-means "the MPI library knows". ``mpi://`` is built in and needs neither address nor port.
-"""
+"""The schemes that are known, and who handles them."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from hpcdist import launchers
 from hpcdist.errors import DistNetworkError
 
 __all__ = ["register_rendezvous_handler", "rendezvous"]
@@ -57,8 +51,8 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
     Parameters
     ----------
     url : str
-        For example ``"mpi://"``. Rank and world size may be in its query:
-        ``scheme://...?rank=0&world_size=4``.
+        ``"mpi://"``, ``"env://"``, ``"tcp://host:port"``, ``"file:///path"``, or of a registered
+        scheme. Rank and world size may be in its query: ``scheme://...?rank=0&world_size=4``.
     rank : int
         This process's rank, when the URL does not hold it; -1 for not given.
     world_size : int
@@ -77,7 +71,7 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
     TypeError
         If an argument is of the wrong type.
     ValueError
-        If rank or world size are given twice, or not as whole numbers.
+        If rank or world size are given twice, or not as whole numbers; if something is missing.
     DistNetworkError
         If no handler is known for the scheme.
 
@@ -117,33 +111,9 @@ def _whole(value: Any, name: str) -> int:
 def _unknown(url: str, scheme: str) -> str:
     known = ", ".join(f"{name}://" for name in sorted(_handlers))
     if not scheme:
-        return f"the init method {url!r} has no scheme; this version of hpcdist has: {known}"
+        return f"No rendezvous handler: the init method {url!r} has no scheme; there are: {known}"
     return (
-        f"this version of hpcdist has no init method {scheme}://; it has: {known}. Under mpirun or "
-        "srun leave init_method out: rank, size and addresses come from MPI. Other schemes can be "
-        "added with register_rendezvous_handler."
+        f"No rendezvous handler for {scheme}://; there are: {known}. Under mpirun or srun leave "
+        "init_method out: rank, size and addresses come from MPI. Other schemes can be added with "
+        "register_rendezvous_handler."
     )
-
-
-def stated(url: str) -> tuple[int, int]:
-    """Rank and world size that a URL's query states; -1 for what it leaves out."""
-    query = dict(parse_qsl(urlsplit(url).query))
-    try:
-        return int(query.get("rank", "-1")), int(query.get("world_size", "-1"))
-    except ValueError:
-        raise ValueError(f"rank and world_size in {url} must be whole numbers") from None
-
-
-def _mpi_handler(url: str, **kwargs: Any) -> Iterator[Meeting]:
-    """The launcher's word for what the URL leaves out; MPI itself is started by the backend."""
-    rank, world_size = stated(url)
-    launch = launchers.detect()
-    if launch is not None:
-        if rank == -1 and launch.rank is not None:
-            rank = launch.rank
-        if world_size == -1 and launch.size is not None:
-            world_size = launch.size
-    yield None, rank, world_size
-
-
-register_rendezvous_handler("mpi", _mpi_handler)

@@ -1,0 +1,242 @@
+"""The roll call: all ranks come, or all that came get the same error, in time.
+
+Each rank writes its name under its number; the last one to come writes the verdict, for which all
+wait. Whoever finds something wrong, or runs out of time, writes another verdict instead. Only the
+first counts, so all hear the same. The keys of a meeting are under its own number: a later
+meeting over the same store does not see them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from hpcdist.errors import DistError, DistMismatchError, DistNetworkError, DistTimeoutError
+
+__all__ = ["Meeting", "hold"]
+
+# Seconds that one call of the store may wait: it may not look at Ctrl-C before it returns.
+_SLICE = 1.0
+#: Tells this process from all others; a fork's child is another.
+_token = (0, "")
+
+_ERRORS = {"mismatch": DistMismatchError, "timeout": DistTimeoutError}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A roll call at which all were there.
+
+    Parameters
+    ----------
+    store : object
+        The store.
+    prefix : str
+        Beginning of this meeting's keys.
+    rank : int
+        This process's rank.
+    size : int
+        Number of ranks.
+    name : str
+        A name that no other meeting has, the same on all ranks.
+    """
+
+    store: Any
+    prefix: str
+    rank: int
+    size: int
+    name: str
+
+    def said(self) -> list[dict[str, Any]]:
+        """What each rank told of itself, in the order of the ranks.
+
+        Returns
+        -------
+        list of dict
+            ``host``, ``pid``, and what :func:`hold` was given.
+        """
+        keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.size)]
+        try:
+            values = self.store.multi_get(keys)
+        except NotImplementedError:
+            values = [self.store.get(key) for key in keys]
+        return [json.loads(value) for value in values]
+
+
+def hold(
+    store: Any,
+    rank: int,
+    size: int,
+    seconds: float,
+    where: str,
+    about: dict[str, Any] | None = None,
+    agree: str = "",
+) -> Meeting:
+    """Wait for all ranks.
+
+    All ranks must call it.
+
+    Parameters
+    ----------
+    store : object
+        Key-value store that the ranks share; ours, or torch's.
+    rank : int
+        This process's rank.
+    size : int
+        Number of ranks, in this process's opinion.
+    seconds : float
+        How long to wait for the others.
+    where : str
+        The place, for messages: a URL.
+    about : dict, optional
+        What the others may know of this rank; JSON.
+    agree : str
+        Something that must be the same on all ranks, in words.
+
+    Returns
+    -------
+    Meeting
+        Name, keys, and what the others told.
+
+    Raises
+    ------
+    ValueError
+        If this rank is not one of the ranks; the others get a DistMismatchError.
+    DistMismatchError
+        On all ranks that came: if two of them are the same rank, or they disagree on the size.
+    DistTimeoutError
+        On all ranks that came: if others do not come in time; it names them.
+    DistNetworkError
+        If the store fails.
+    """
+    end = time.monotonic() + seconds
+    host, pid = socket.gethostname(), os.getpid()
+    me = f"pid {pid} on {host}"
+    place = f"rank {rank} of {size}, meeting at {where}"
+    try:
+        if size < 1 or not 0 <= rank < size:
+            text = f"rank {rank} is not one of {size} ranks ({me})"
+            _judge(store, _open_round(store), f"mismatch {text}")
+            raise ValueError(f"{text}: ranks go from 0 to world_size - 1")
+        prefix, other = _enter(store, rank, {**(about or {}), "host": host, "pid": pid})
+        if other is not None:
+            complaint = (
+                f"two processes say they are rank {rank}: pid {other['pid']} on {other['host']}, "
+                f"and {me}. If the first belongs to an earlier job, the store is that job's: start "
+                "with another port, or a file that does not exist"
+            )
+        else:
+            complaint = _disagreement(store, prefix, rank, size, me, agree)
+        if complaint:
+            _judge(store, prefix, f"mismatch {complaint}")
+            raise DistMismatchError(f"{place}: {complaint}")
+        if store.add(f"{prefix}/count", 1) == size:
+            _judge(store, prefix, "ok")
+        verdict = _wait(store, prefix, end)
+        if verdict is None:
+            verdict = _judge(store, prefix, _absent(store, prefix, size, seconds))
+        if verdict == "ok":
+            name = _first(store, f"{prefix}/name", secrets.token_hex(8))
+            return Meeting(store, prefix, rank, size, name)
+    except (DistError, ValueError):
+        raise
+    except (RuntimeError, OSError) as error:  # torch's stores raise RuntimeError, sockets OSError
+        raise DistNetworkError(f"{place}: the store failed: {error}") from error
+    kind, _, text = verdict.partition(" ")
+    raise _ERRORS[kind](f"{place}: {text}")
+
+
+def _own_token() -> str:
+    global _token
+    if _token[0] != os.getpid():
+        _token = (os.getpid(), secrets.token_hex(8))
+    return _token[1]
+
+
+def _first(store: Any, key: str, value: str) -> str:
+    """Write a key that nobody has written; return what is there now."""
+    return store.compare_set(key, "", value).decode()
+
+
+def _judge(store: Any, prefix: str, verdict: str) -> str:
+    """Give a verdict, unless there is one; return the one that counts."""
+    return _first(store, f"{prefix}/verdict", verdict)
+
+
+def _prefix(number: int) -> str:
+    return f"hpcdist/meeting/{number}"
+
+
+def _open_round(store: Any) -> str:
+    """The first meeting without a verdict: for a rank that has no number to find its own by."""
+    number = 0
+    while store.check([f"{_prefix(number)}/verdict"]):
+        number += 1
+    return _prefix(number)
+
+
+def _enter(store: Any, rank: int, about: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Take this rank's place in the first meeting it has not been to.
+
+    Returns the meeting's prefix, and who has the place already if it is another process.
+    """
+    mine = {**about, "token": _own_token()}
+    number = 0
+    while True:
+        prefix = _prefix(number)
+        there = json.loads(_first(store, f"{prefix}/rank/{rank}", json.dumps(mine)))
+        if there.get("token") != mine["token"]:
+            return prefix, there
+        if store.add(f"{prefix}/seen/{rank}", 1) == 1:
+            return prefix, None
+        number += 1
+
+
+def _disagreement(store: Any, prefix: str, rank: int, size: int, me: str, agree: str) -> str:
+    """Compare what must be the same everywhere with what the first rank said."""
+    mine = {"size": size, "agree": agree, "who": f"rank {rank} ({me})"}
+    first = json.loads(_first(store, f"{prefix}/agreed", json.dumps(mine)))
+    if first["size"] != size:
+        return (
+            f"the ranks disagree on the world size: {first['who']} says {first['size']}, "
+            f"{mine['who']} says {size}"
+        )
+    if first["agree"] != agree:
+        return (
+            f"the ranks disagree: {first['who']} has {first['agree']}, {mine['who']} has {agree}"
+        )
+    return ""
+
+
+def _wait(store: Any, prefix: str, end: float) -> str | None:
+    """Wait for the verdict; None when time is over."""
+    key = f"{prefix}/verdict"
+    while not store.check([key]):
+        left = end - time.monotonic()
+        if left <= 0:
+            return None
+        began = time.monotonic()
+        # Which exception says "not yet" depends on the store; check() above tells it from failure.
+        with contextlib.suppress(RuntimeError, OSError):
+            store.wait([key], timedelta(seconds=min(left, _SLICE)))
+        if time.monotonic() - began < 0.01:
+            time.sleep(0.01)
+    return store.get(key).decode()
+
+
+def _absent(store: Any, prefix: str, size: int, seconds: float) -> str:
+    """Who has not come."""
+    missing = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
+    names = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
+    return (
+        f"timeout after {seconds:g} s only {size - len(missing)} of {size} ranks have come; "
+        f"missing: rank{'s' if len(missing) > 1 else ''} {names}. Look at what those processes "
+        "printed, and whether they were given the same address"
+    )

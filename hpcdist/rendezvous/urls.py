@@ -1,0 +1,40 @@
+"""Reading rank and world size from a URL's query."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlsplit
+
+__all__ = ["complete", "error", "stated"]
+
+
+def stated(url: str) -> tuple[int, int]:
+    """Rank and world size that a URL's query states; -1 for what it leaves out."""
+    query = dict(parse_qsl(urlsplit(url).query))
+    try:
+        return int(query.get("rank", "-1")), int(query.get("world_size", "-1"))
+    except ValueError:
+        raise ValueError(f"rank and world_size in {url} must be whole numbers") from None
+
+
+def complete(url: str) -> tuple[int, int]:
+    """Rank and world size of a scheme that cannot go without them.
+
+    Raises
+    ------
+    ValueError
+        If one is missing, or is not a whole number.
+    """
+    query = dict(parse_qsl(urlsplit(url).query))
+    for name, words in (("rank", "rank"), ("world_size", "world size")):
+        if name not in query:
+            raise error(
+                url,
+                f"{words} parameter missing: pass {name}= to init_process_group, or add it to the "
+                "URL, as in ?rank=0&world_size=2",
+            )
+    return stated(url)
+
+
+def error(url: str, text: str) -> ValueError:
+    """The error for a URL that says too little, or something wrong."""
+    return ValueError(f"{urlsplit(url).scheme}:// rendezvous: {text} (the URL was {url})")
