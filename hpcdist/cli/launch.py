@@ -1,0 +1,93 @@
+"""Start a program on several ranks, by the mpirun or srun that belongs to this hpcdist.
+
+    python -m hpcdist launch -n 4 train.py --epochs 3
+    python -m hpcdist launch -n 8 --hosts node1,node2 -m my.module
+
+The command line that is run is printed first; it may be used as it is. Each rank gets its share of
+the cores, and each line of output its rank in front. The exit status is the launcher's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+
+from hpcdist import mpirun
+from hpcdist.errors import DistBackendError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("-n", type=_positive, metavar="N", required=True, help="number of ranks")
+    parser.add_argument(
+        "--hosts",
+        type=_hosts,
+        default=(),
+        metavar="A,B,...",
+        help="machines; each gets the same number of ranks (default: this one, or the batch job's)",
+    )
+    parser.add_argument(
+        "--launcher",
+        default="auto",
+        metavar="NAME",
+        help="mpirun, srun or the path of one (default: srun inside a Slurm job, else mpirun)",
+    )
+    parser.add_argument(
+        "--no-bind", action="store_true", help="let every rank use all cores of its machine"
+    )
+    parser.add_argument(
+        "--no-label", action="store_true", help="leave the rank in front of output lines out"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    parser.add_argument("program", help="Python program, or with -m a module's name")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the command and become the launcher."""
+    if not options.module and not os.path.exists(options.program):
+        print(f"hpcdist launch: there is no file {options.program}", file=sys.stderr)
+        return 2
+    if options.hosts and options.n % len(options.hosts):
+        print(
+            f"hpcdist launch: {options.n} ranks cannot be divided among {len(options.hosts)} hosts",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        starter = mpirun.find(options.launcher)
+    except DistBackendError as error:
+        print(f"hpcdist launch: {error}", file=sys.stderr)
+        return 1
+    program = [sys.executable, *(["-m"] if options.module else []), options.program]
+    command = starter.command(
+        options.n,
+        [*program, *options.arguments],
+        options.hosts,
+        bind=not options.no_bind,
+        label=not options.no_label,
+    )
+    print(f"+ {shlex.join(command)}", file=sys.stderr, flush=True)
+    if options.dry_run:
+        return 0
+    # Not a child: signals, Ctrl-C among them, and the exit status are the launcher's own.
+    os.execv(command[0], command)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(host.strip() for host in text.split(",") if host.strip())
+    if not hosts:
+        raise argparse.ArgumentTypeError("names no host")
+    return hosts
