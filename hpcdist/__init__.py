@@ -86,6 +86,7 @@ from hpcdist.queries import (  # noqa: E402
     supports_complex,
 )
 from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
+from hpcdist.spawning import spawn  # noqa: E402
 from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 from hpcdist.subgroups import (  # noqa: E402
     new_group,
@@ -188,6 +189,7 @@ __all__ = [
     "send",
     "send_object_list",
     "show_versions",
+    "spawn",
     "split_group",
     "supports_complex",
 ]

@@ -65,7 +65,8 @@ class Starter:
         hosts : sequence of str
             Machines, each of which gets its share; by default this one, or those of the batch job.
         bind : bool
-            Give each rank its share of the cores for its own, if there are enough.
+            Give each rank its share of the cores for its own, if it is two or more. Else the ranks
+            share them, and OMP_NUM_THREADS is set unless it is.
         label : bool
             Put the rank in front of each line of output.
         environ : mapping, optional
@@ -80,7 +81,11 @@ class Starter:
         nodes = len(hosts) or (_nodes_of_job(env) if self.kind == "srun" else 1)
         here = -(-ranks // nodes)
         share = cores() // here if bind else 0
-        options = getattr(self, "_" + self.kind)(ranks, here, share, hosts, label, env)
+        # torch counts the cores it may use: unbound ranks would each start a thread for every core
+        threads = max(1, cores() // here) if share < 2 and "OMP_NUM_THREADS" not in env else 0
+        # On a core of its own a rank could not communicate while it computes.
+        share = 0 if share < 2 else share
+        options = getattr(self, "_" + self.kind)(ranks, here, share, hosts, label, env, threads)
         return [self.path, *options, *program]
 
     def _openmpi(
@@ -91,6 +96,7 @@ class Starter:
         hosts: Sequence[str],
         label: bool,
         env: Mapping[str, str],
+        threads: int,
     ) -> list[str]:
         # It counts a core as a slot, and refuses more ranks than slots unless it is told.
         options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -103,6 +109,7 @@ class Starter:
             options += ["--map-by", f"ppr:{here}:node:PE={share}", "--bind-to", "core"]
         else:
             options += ["--map-by", f"ppr:{here}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+        options += ["-x", f"OMP_NUM_THREADS={threads}"] if threads else []
         options += ["--output", "tag"] if label else []
         return [*options, "-n", str(ranks)]
 
@@ -114,9 +121,11 @@ class Starter:
         hosts: Sequence[str],
         label: bool,
         env: Mapping[str, str],
+        threads: int,
     ) -> list[str]:
         options = ["-hosts", ",".join(hosts), "-ppn", str(here)] if hosts else []
         options += ["-bind-to", f"core:{share}" if share else "none"]
+        options += ["-genv", "OMP_NUM_THREADS", str(threads)] if threads else []
         options += ["-prepend-rank"] if label else []
         return [*options, "-n", str(ranks)]
 
@@ -128,6 +137,7 @@ class Starter:
         hosts: Sequence[str],
         label: bool,
         env: Mapping[str, str],
+        threads: int,
     ) -> list[str]:
         options = [f"--mpi={self.plugin}", f"--ntasks={ranks}"]
         if hosts:
@@ -137,6 +147,8 @@ class Starter:
             options += [f"--cpus-per-task={per_task}", "--cpu-bind=cores"]
         elif not share:
             options += ["--overcommit", "--cpu-bind=none"]
+        if threads:
+            options += [f"--export=ALL,OMP_NUM_THREADS={threads}"]
         return [*options, *(["--label"] if label else [])]
 
 

@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "main"]
 
 #: Command -> what it does, in a line. The module of the same name in this folder does it.
 COMMANDS: dict[str, str] = {
+    "launch": "start a program on several ranks, by the site's mpirun or srun",
     "bench": "measure collectives, point to point and overlap, beside other libraries",
 }
 

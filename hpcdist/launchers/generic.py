@@ -36,8 +36,14 @@ class Environment(Launcher):
     local_size_variable = "LOCAL_WORLD_SIZE"
 
     def fix(self, library: str) -> str:
-        """Nobody started an MPI job: name a launcher that starts one."""
+        """Nobody started an MPI job: MPICH can make one of them, others need a launcher."""
+        family = mpi_family(library)
+        if family != "Open MPI":
+            return (
+                "RANK, WORLD_SIZE and MASTER_ADDR do not make an MPI job. Leave init_method out, "
+                f"or give env://: then hpcdist makes one ({family} allows it)."
+            )
         return (
             "RANK, WORLD_SIZE and MASTER_ADDR do not make an MPI job. Start the processes with "
-            f"{mpi_family(library)}'s launcher instead: mpirun -n N python ... (or srun)."
+            f"{family}'s launcher instead: mpirun -n N python ... (or srun)."
         )

@@ -19,8 +19,14 @@ class Torchrun(Launcher):
     local_size_variable = "LOCAL_WORLD_SIZE"
 
     def fix(self, library: str) -> str:
-        """Torchrun's processes are not an MPI job: name a launcher that starts one."""
+        """Torchrun's processes are not an MPI job: MPICH can make them one, others need mpirun."""
+        family = mpi_family(library)
+        if family != "Open MPI":
+            return (
+                "torchrun starts processes that are not an MPI job. Leave init_method out, or give "
+                f"env://: hpcdist makes them one through torchrun's store ({family} allows it)."
+            )
         return (
             "torchrun starts processes that are not an MPI job. Start them with "
-            f"{mpi_family(library)}'s launcher instead: mpirun -n N python ... (or srun)."
+            f"{family}'s launcher instead: mpirun -n N python ... (or srun)."
         )

@@ -147,7 +147,9 @@ class Manager:
         return f"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc={0 if fine else -1}\n"
 
     def _get_maxes(self, fields: dict[str, str]) -> str:
-        return f"cmd=maxes rc=0 kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX}\n"
+        return (
+            f"cmd=maxes rc=0 kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX}\n"
+        )
 
     def _get_appnum(self, fields: dict[str, str]) -> str:
         return "cmd=appnum rc=0 appnum=0\n"

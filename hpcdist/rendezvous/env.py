@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hpcdist import launchers
 from hpcdist.errors import DistNetworkError
-from .tcp import DEFAULT_TIMEOUT
 
 from . import tcp
+from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
 

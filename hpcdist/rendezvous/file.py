@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 from hpcdist.store import FileStore
 
 from . import urls
+from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
 
 
 def handler(
-    url: str, timeout: timedelta | None = None, **kwargs: Any
+    url: str, timeout: timedelta = DEFAULT_TIMEOUT, **kwargs: Any
 ) -> Iterator[tuple[Any, int, int]]:
     """Yield a FileStore; the folder must exist, and all ranks must see the same file system."""
     parts = urlsplit(url)
@@ -28,7 +29,4 @@ def handler(
     if not parts.path.strip("/"):
         raise urls.error(url, "path missing")
     rank, world_size = urls.complete(url)
-    store = FileStore(parts.path, world_size)
-    if timeout is not None:
-        store.set_timeout(timeout)
-    yield store, rank, world_size
+    yield FileStore(parts.path, world_size, timeout), rank, world_size

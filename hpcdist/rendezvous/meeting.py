@@ -15,10 +15,16 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from hpcdist.errors import DistError, DistMismatchError, DistNetworkError, DistTimeoutError
+from hpcdist.errors import (
+    DistError,
+    DistMismatchError,
+    DistNetworkError,
+    DistTimeoutError,
+    StoreTimeoutError,
+)
+from hpcdist.store import Store
 
 __all__ = ["Meeting", "hold"]
 
@@ -209,25 +215,24 @@ def _disagreement(store: Any, prefix: str, rank: int, size: int, me: str, agree:
             f"{mine['who']} says {size}"
         )
     if first["agree"] != agree:
-        return (
-            f"the ranks disagree: {first['who']} has {first['agree']}, {mine['who']} has {agree}"
-        )
+        return f"the ranks disagree: {first['who']} has {first['agree']}, {mine['who']} has {agree}"
     return ""
 
 
 def _wait(store: Any, prefix: str, end: float) -> str | None:
     """Wait for the verdict; None when time is over."""
     key = f"{prefix}/verdict"
+    pause = 0.002
     while not store.check([key]):
         left = end - time.monotonic()
         if left <= 0:
             return None
-        began = time.monotonic()
-        # Which exception says "not yet" depends on the store; check() above tells it from failure.
-        with contextlib.suppress(RuntimeError, OSError):
-            store.wait([key], timedelta(seconds=min(left, _SLICE)))
-        if time.monotonic() - began < 0.01:
-            time.sleep(0.01)
+        if isinstance(store, Store):
+            with contextlib.suppress(StoreTimeoutError):
+                store.wait([key], min(left, _SLICE))
+        else:  # in torch's, what a short timeout does depends on the store (HashStore: for ever)
+            time.sleep(min(left, pause))
+            pause = min(2 * pause, 0.1)
     return store.get(key).decode()
 
 

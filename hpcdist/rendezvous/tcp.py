@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from hpcdist import store as stores
+from hpcdist.store import TCPStore
 
 from . import urls
 
@@ -15,7 +15,7 @@ __all__ = ["connect", "handler"]
 
 # Rank 0's servers, for the life of the process: after destroy_process_group another rank may come
 # back to the same address before rank 0 does.
-_served: dict[tuple[str, int], Any] = {}
+_served: dict[tuple[str, int], TCPStore] = {}
 
 #: As torch's stores have it, where rendezvous() is called without a timeout.
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -40,7 +40,7 @@ def handler(
     yield connect(parts.hostname, port, rank, world_size, timeout), rank, world_size
 
 
-def connect(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
+def connect(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> TCPStore:
     """Serve a store on rank 0, connect to it on the others.
 
     Parameters
@@ -63,13 +63,14 @@ def connect(host: str, port: int, rank: int, world_size: int, timeout: timedelta
     """
     if rank == 0 and (host, port) in _served:
         return _served[host, port]
-    store = stores.TCPStore(
+    store = TCPStore(
         host,
         port,
         world_size if world_size > 0 else None,
         rank == 0,
         timeout,
         wait_for_workers=False,
+        multi_tenant=True,
     )
     if rank == 0 and port:
         _served[host, port] = store

@@ -50,7 +50,7 @@ def spawn(
     that belongs to this MPI, or srun; MPICH needs neither. Output comes with the rank in front of
     each line.
 
-    Called by one process that is in no MPI job.
+    Local to this process, which must not be one of an MPI job.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What each process of :func:`hpcdist.spawn` runs: load the function, call it, tell how it ended."""
+"""What each process of :func:`hpcdist.spawn` runs: the function, and a word on how it ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def main() -> None:
         function(rank, *arguments)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except SystemExit:
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            code = leave.code if isinstance(leave.code, int) else 1
+            _leave_word(folder, f"exit.{rank}", {"rank": rank, "pid": os.getpid(), "code": code})
         raise
     except BaseException as error:
         _tell(folder, rank, error)
@@ -62,7 +65,9 @@ def _without_launcher(folder: Path) -> int:
     start.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size
-    if share:
+    if share < 2:  # as hpcdist.mpirun has it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    else:
         os.sched_setaffinity(0, cpus[rank * share : (rank + 1) * share])
     return rank
 
@@ -74,9 +79,7 @@ def _tell(folder: Path, rank: int, error: BaseException) -> None:
         "pid": os.getpid(),
         "time": time.time(),
         "type": type(error).__name__,
-        "traceback": "".join(
-            traceback.format_exception(type(error), error, error.__traceback__)
-        ),
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     }
     try:
         data = pickle.dumps(error)
@@ -84,6 +87,11 @@ def _tell(folder: Path, rank: int, error: BaseException) -> None:
         (folder / f"exception.{rank}").write_bytes(data)
     except Exception:
         pass  # its text is enough
-    partial = folder / f".error.{rank}"
+    _leave_word(folder, f"error.{rank}", said)
+
+
+def _leave_word(folder: Path, name: str, said: dict[str, Any]) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = folder / f".{name}"
     partial.write_text(json.dumps(said))
-    partial.rename(folder / f"error.{rank}")
+    partial.rename(folder / name)

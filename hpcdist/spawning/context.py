@@ -191,9 +191,11 @@ class ProcessContext:
 
     def _raise(self) -> None:
         errors = [json.loads(path.read_text()) for path in self.folder.glob("error.*")]
-        if errors:
-            # what a rank raises because another failed is not the cause
-            first = min(errors, key=lambda e: (e["type"] == "RankFailedError", e["time"]))
+        left = [json.loads(path.read_text()) for path in self.folder.glob("exit.*")]
+        # what a rank raises because another failed is not the cause
+        own = [error for error in errors if error["type"] != "RankFailedError"]
+        if own or (errors and not left):
+            first = min(own or errors, key=lambda error: error["time"])
             cause = None
             with contextlib.suppress(Exception):
                 path = self.folder / f"exception.{first['rank']}"
@@ -204,6 +206,10 @@ class ProcessContext:
                 first["rank"],
                 first["pid"],
             ) from cause
+        if left:
+            rank, pid, code = (left[0][name] for name in ("rank", "pid", "code"))
+            text = f"process {rank} terminated with exit code {code}"
+            raise ProcessExitedException(text, rank, pid, code)
         codes = [process.returncode for process in self.processes]
         # who was told of another's death (71) or ended by us is not the cause
         index = min(

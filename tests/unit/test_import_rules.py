@@ -27,6 +27,7 @@ BELOW = {
     "work": ("native",),
     "backends": ("native", "work", "topology", "leaves"),
     "start": ("backends", "rendezvous", "mpirun", "pmi"),
+    "spawning": ("start", "mpirun"),
     "group": ("start",),
     "ops": ("group", "work", "codec"),
     "training": ("ops",),
@@ -54,6 +55,7 @@ ROOMS = {
     "mpirun": "mpirun",
     "pmi": "pmi",
     "start": "start",
+    "spawning": "spawning",
     "store": "store",
     "_store": "store",
     "codec": "codec",
@@ -135,7 +137,9 @@ def imports(path: Path, module: str, *, late: bool = True) -> set[str]:
 
 def test_there_is_something_to_check():
     assert {"hpcdist.group", "hpcdist.ops.reduce", "hpcdist.launchers.base"} <= set(MODULES)
-    assert "hpcdist.launchers" in imports(MODULES["hpcdist.rendezvous"], "hpcdist.rendezvous")
+    assert "hpcdist.launchers" in imports(
+        MODULES["hpcdist.rendezvous.mpi"], "hpcdist.rendezvous.mpi"
+    )
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "hpcdist"])

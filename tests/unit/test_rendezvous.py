@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import pytest
 
 import hpcdist
-from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous
+from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous, start
+from hpcdist.store import HashStore
 
 _LAUNCHERS = (
     "TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK PALS_RANKID "
@@ -35,7 +37,7 @@ def handler():
 
     register_rendezvous_handler("test", meet)
     yield seen
-    del sys.modules["hpcdist.rendezvous"]._handlers["test"]
+    del sys.modules["hpcdist.rendezvous.registry"]._handlers["test"]
 
 
 def test_mpi_knows_what_nobody_says(no_launcher):
@@ -84,11 +86,12 @@ def test_a_scheme_is_registered_once(handler):
         register_rendezvous_handler("mpi", lambda url: iter(()))
 
 
-@pytest.mark.parametrize("url", ["env://", "tcp://host:1234", "file:///tmp/x", "nonsense://"])
-def test_an_unknown_scheme_says_what_there_is(url):
-    scheme = url.partition(":")[0]
-    with pytest.raises(DistNetworkError, match=rf"no init method {scheme}://; it has: mpi://"):
-        rendezvous(url)
+def test_an_unknown_scheme_says_what_there_is():
+    with pytest.raises(
+        DistNetworkError,
+        match=r"No rendezvous handler for nonsense://; there are: env://, file://, mpi://, tcp://",
+    ):
+        rendezvous("nonsense://")
 
 
 def test_a_url_without_scheme():
@@ -115,6 +118,114 @@ def test_wrong_types():
 
 
 def test_init_refuses_what_it_cannot_meet_by_before_it_starts_anything():
-    with pytest.raises(DistNetworkError, match="no init method tcp://"):
-        hpcdist.init_process_group(init_method="tcp://localhost:1234", rank=0, world_size=1)
+    with pytest.raises(DistNetworkError, match="No rendezvous handler for nonsense://"):
+        hpcdist.init_process_group(init_method="nonsense://localhost:1234", rank=0, world_size=1)
+    with pytest.raises(ValueError, match="either init_method or store"):
+        hpcdist.init_process_group(init_method="mpi://", store=HashStore())
+    with pytest.raises(ValueError, match="a store needs rank and world_size too"):
+        hpcdist.init_process_group(store=HashStore())
+    with pytest.raises(TypeError, match=r"store must be an hpcdist\.Store .* not dict"):
+        hpcdist.init_process_group(store={}, rank=0, world_size=1)
     assert not hpcdist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("tcp://localhost?rank=0&world_size=1", "port number missing"),
+        ("tcp://:29500?rank=0&world_size=1", "host missing"),
+        ("tcp://localhost:70000?rank=0&world_size=1", "from 0 to 65535"),
+        ("tcp://localhost:x?rank=0&world_size=1", "from 0 to 65535"),
+        ("tcp://localhost:0?rank=1&world_size=2", "port 0"),
+        ("tcp://localhost:29500?world_size=1", "rank parameter missing"),
+        ("tcp://localhost:29500?rank=0", "world size parameter missing"),
+        ("tcp://localhost:29500?rank=0&world_size=two", "whole numbers"),
+        ("file://?rank=0&world_size=1", "path missing"),
+        ("file:///?rank=0&world_size=1", "path missing"),
+        ("file://tmp/x?rank=0&world_size=1", "file:///tmp/x"),
+        ("file:///tmp/x?world_size=1", "rank parameter missing"),
+        ("file:///tmp/x?rank=0", "world size parameter missing"),
+    ],
+)
+def test_a_url_that_says_too_little(no_launcher, url, says):
+    """The same are errors in torch, by the same words; it goes on with the one of file://tmp/x."""
+    with pytest.raises(ValueError, match=f"{url[:3]}.*:// rendezvous: .*{says}|{says}"):
+        next(rendezvous(url))
+
+
+VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(({name: None}), f"environment variable {name} expected, but not set") for name in VARIABLES]
+    + [
+        ({"RANK": "one"}, "RANK='one' is not a whole number"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a whole number"),
+        ({"MASTER_PORT": "65536"}, "port must have value from 0 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
+        ({"WORLD_SIZE": " "}, "environment variable WORLD_SIZE expected"),
+    ],
+)
+def test_env_says_which_variable(no_launcher, change, says):
+    for name, value in {**VARIABLES, **change}.items():
+        if value is None:
+            no_launcher.delenv(name, raising=False)
+        else:
+            no_launcher.setenv(name, value)
+    with pytest.raises(ValueError, match=f"env:// rendezvous: .*{says}"):
+        next(rendezvous("env://"))
+
+
+def test_env_under_an_mpi_launcher_needs_no_variables(no_launcher):
+    """As torch's MPI backend: it looks at none."""
+    no_launcher.delenv("MASTER_ADDR", raising=False)
+    no_launcher.setenv("OMPI_COMM_WORLD_RANK", "2")
+    no_launcher.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert next(rendezvous("env://")) == (None, 2, 3)
+    assert next(rendezvous("env://?rank=1")) == (None, 1, 3)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_a_store_comes_with_rank_and_size(no_launcher, scheme, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    no_launcher.setenv("HPCDIST_STORE_KEY", "ab" * 32)
+    no_launcher.setenv("MASTER_ADDR", "127.0.0.1")
+    no_launcher.setenv("MASTER_PORT", str(port))
+    url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/store", "env": "env://"}
+    limit = timedelta(seconds=20)
+    first, rank, size = next(rendezvous(url[scheme], 0, 2, timeout=limit))
+    assert (rank, size) == (0, 2)
+    second, rank, size = next(rendezvous(url[scheme], 1, 2, timeout=limit))
+    assert (rank, size) == (1, 2)
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    assert first.timeout == second.timeout == limit
+    if scheme == "file":
+        return  # its two places are taken until both have left
+    again, _, _ = next(rendezvous(url[scheme], 0, 2, timeout=limit))
+    assert again.get("key") == b"value"  # of the same server
+
+
+@pytest.mark.parametrize(
+    ("variables", "needs_mpi", "method"),
+    [
+        ({}, True, "mpi://"),
+        ({}, False, "mpi://"),
+        (VARIABLES, True, "env://"),
+        ({**VARIABLES, "WORLD_SIZE": "1"}, True, "mpi://"),
+        ({**VARIABLES, "WORLD_SIZE": "1"}, False, "env://"),
+        ({**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}, True, "env://"),
+        ({**VARIABLES, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, True, "mpi://"),
+        ({**VARIABLES, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, True, "env://"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, True, "mpi://"),
+    ],
+)
+def test_the_default_method(no_launcher, variables, needs_mpi, method):
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        no_launcher.delenv(name, raising=False)
+    for name, value in variables.items():
+        no_launcher.setenv(name, value)
+    assert start.default_method(needs_mpi) == method

@@ -7,6 +7,7 @@ launcher that started more are added by hand.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -30,6 +31,7 @@ OTHER_MPIRUN = (
     else {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
 )
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,18 +72,31 @@ for _ in range(3):
     [
         (STEP, "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"),
         (OTHER_MPIRUN, "with the mpirun that belongs to"),
-        (TORCHRUN, "mpirun -n N python"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "mpirun -n N python"),
+        (TORCHRUN, "mpirun" if OPEN_MPI else "env://"),
+        (BY_HAND, "mpirun" if OPEN_MPI else "env://"),
     ],
     ids=["srun", "another mpirun", "torchrun", "by hand"],
 )
 def test_many_processes_and_an_mpi_that_sees_one(variables, expected):
     """Silent worlds of one each would train N models that know nothing of each other."""
-    done = run("import hpcdist; hpcdist.init_process_group(); print('started')", **variables)
-    assert done.returncode != 0 and "started" not in done.stdout
+    done = run("import hpcdist; hpcdist.init_process_group(init_method='mpi://')", **variables)
+    assert done.returncode != 0
     assert "DistBackendError" in done.stderr and expected in done.stderr, done.stderr
     size = next(value for name, value in variables.items() if name in SIZES)
     assert f"started {size} processes" in done.stderr
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="MPICH starts without a launcher")
+@pytest.mark.parametrize("how", ["init_method='tcp://127.0.0.1:1', rank=0, world_size=2",
+                                 "init_method='file:///tmp/x?rank=0&world_size=2'",
+                                 "store=hpcdist.store.HashStore(), rank=0, world_size=2",
+                                 ""])  # fmt: skip
+def test_open_mpi_without_its_launcher_is_told_the_command_at_once(how):
+    program = f"import hpcdist, hpcdist.store\nhpcdist.init_process_group({how})"
+    done = run(program, **({} if how else BY_HAND))
+    assert "DistBackendError: 2 processes were started by" in done.stderr, done.stderr
+    command = re.search(r"^  (\S*mpirun .*-n 2 \S+python -c 'import.*)", done.stderr, re.MULTILINE)
+    assert command, done.stderr
 
 
 @pytest.mark.skipif(OPEN_MPI, reason="Open MPI speaks PMIx")

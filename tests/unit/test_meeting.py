@@ -1,0 +1,128 @@
+"""The roll call: all ranks come, or all that came raise the same, in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpcdist import DistMismatchError, DistNetworkError, DistTimeoutError
+from hpcdist.rendezvous import meeting
+from hpcdist.store import HashStore, PrefixStore
+
+OWN = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def each_thread_is_a_process(monkeypatch):
+    monkeypatch.setattr(meeting, "_own_token", lambda: getattr(OWN, "token", "main"))
+
+
+def come(store, places, seconds=5.0, agree=()):
+    """Hold a meeting with one thread for each (rank, size); what came of it, in their order."""
+
+    def one(number, rank, size):
+        OWN.token = f"process {number}"
+        said = agree[number] if agree else ""
+        began = time.monotonic()
+        try:
+            found = meeting.hold(store, rank, size, seconds, "somewhere", {"n": number}, said)
+        except (RuntimeError, ValueError) as error:
+            found = error
+        return found, time.monotonic() - began
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        jobs = [pool.submit(one, n, rank, size) for n, (rank, size) in enumerate(places)]
+        return [job.result()[0] for job in jobs], max(job.result()[1] for job in jobs)
+
+
+def test_all_come_and_know_each_other():
+    store = HashStore()
+    met, _ = come(store, [(2, 3), (0, 3), (1, 3)])
+    assert [one.rank for one in met] == [2, 0, 1]
+    assert len({one.name for one in met}) == 1
+    for one in met:
+        assert [said["n"] for said in one.said()] == [1, 2, 0]
+
+
+def test_the_same_processes_meet_again_over_the_same_store():
+    store = HashStore()
+    names = {come(store, [(0, 2), (1, 2)])[0][0].name for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_who_is_missing_is_named_on_all_that_came():
+    store = HashStore()
+    errors, took = come(store, [(0, 4), (3, 4)], seconds=0.4)
+    assert 0.35 < took < 2
+    for error in errors:
+        assert isinstance(error, DistTimeoutError)
+        assert "2 of 4 ranks have come; missing: ranks 1, 2." in str(error)
+    # and the one that comes too late hears it at once
+    (late,), took = come(store, [(1, 4)], seconds=30)
+    assert isinstance(late, DistTimeoutError) and took < 2
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        ([(0, 3), (1, 3), (1, 3)], "two processes say they are rank 1"),
+        ([(0, 3), (1, 2), (2, 3)], "disagree on the world size"),
+        ([(0, 2), (2, 2)], "rank 2 is not one of 2 ranks"),
+        ([(0, 2), (-1, 2)], "rank -1 is not one of 2 ranks"),
+        ([(1, 2), (0, 0)], "rank 0 is not one of 0 ranks"),
+    ],
+)
+def test_what_cannot_be_is_an_error_on_all(places, says):
+    errors, took = come(HashStore(), places, seconds=30)
+    assert took < 5
+    for error, (rank, size) in zip(errors, places, strict=True):
+        wrong = not 0 <= rank < size
+        assert type(error) is (ValueError if wrong else DistMismatchError), error
+        assert says in str(error)
+
+
+def test_a_latecomer_is_not_let_in_where_its_place_is_taken():
+    """The others have met and gone on: only the second rank 0 can be told."""
+    store = HashStore()
+    (first,), _ = come(store, [(0, 1)])
+    OWN.token = "another"
+    with pytest.raises(DistMismatchError, match="two processes say they are rank 0"):
+        meeting.hold(store, 0, 1, 5, "somewhere")
+    with pytest.raises(DistMismatchError, match="disagree on the world size"):
+        meeting.hold(store, 1, 2, 5, "somewhere")
+    assert first.rank == 0
+
+
+def test_ranks_that_disagree_on_something_else():
+    errors, _ = come(HashStore(), [(0, 2), (1, 2)], agree=["cpu:mpi", "cuda:nccl"])
+    for error in errors:
+        assert isinstance(error, DistMismatchError)
+        assert "cpu:mpi" in str(error) and "cuda:nccl" in str(error)
+
+
+def test_a_store_that_fails_is_told():
+    class Broken(HashStore):
+        def add(self, key, value):
+            raise RuntimeError("disk full")
+
+    with pytest.raises(DistNetworkError, match=r"meeting at x: the store failed: disk full"):
+        meeting.hold(Broken(), 0, 1, 5, "x")
+
+
+def test_over_a_store_of_torchs_too():
+    torch = pytest.importorskip("torch.distributed")
+    met, _ = come(torch.PrefixStore("a", torch.HashStore()), [(0, 2), (1, 2)])
+    assert met[1].said()[0]["n"] == 0
+    errors, took = come(torch.HashStore(), [(0, 2)], seconds=0.3)
+    assert isinstance(errors[0], DistTimeoutError) and took < 2
+
+
+def test_two_prefixes_do_not_meet():
+    store = HashStore()
+    errors, _ = come(PrefixStore("a", store), [(0, 2)], seconds=0.2)
+    assert isinstance(errors[0], DistTimeoutError)
+    met, _ = come(PrefixStore("b", store), [(0, 2), (1, 2)])
+    assert met[0].name == met[1].name
