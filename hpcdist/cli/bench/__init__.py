@@ -2,7 +2,8 @@
 
 Each bench is a module of this folder with ``add_arguments(parser)`` and ``run(options) -> int``.
 Its docstring is its help. What benches share: `arguments` (options and sizes), `job` (the ranks,
-what rank 0 prints), `measure` (interleaved medians) and `formats` (tables).
+what rank 0 prints), `measure` (interleaved medians), `formats` (tables), `plot`, and the compared
+`libraries`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DEFAULT = "collectives"
 #: Bench -> what it measures, in a line. The module of the same name in this folder does it.
 BENCHES: dict[str, str] = {
     "collectives": "time and bandwidth of collectives, beside other libraries (the default)",
+    "p2p": "latency and bandwidth between two ranks, beside other libraries",
     "overlap": "how much of an all_reduce hides behind computation",
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .errors import BenchError
+
 __all__ = [
     "add_libraries",
     "add_measure",
@@ -129,7 +131,7 @@ def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
-    """The sizes that ``-b -e -f -i`` ask for.
+    """The sizes that ``-b -e -f -i`` ask for. Every rank finds the same fault, if there is one.
 
     Parameters
     ----------
@@ -143,16 +145,16 @@ def sizes(options: argparse.Namespace) -> list[int]:
 
     Raises
     ------
-    ValueError
-        If they never reach the end.
+    BenchError
+        On all ranks, if they never reach the end.
     """
     begin, end, factor, step = options.begin, options.end, options.factor, options.step
     if begin > end:
-        raise ValueError(f"-b {begin} is larger than -e {end}")
+        raise BenchError(f"-b {begin} is larger than -e {end}")
     if step is None and not factor > 1:
-        raise ValueError(f"-f {factor:g} must be larger than 1")
+        raise BenchError(f"-f {factor:g} must be larger than 1")
     if step is not None and step < 1:
-        raise ValueError("-i must be at least 1")
+        raise BenchError("-i must be at least 1")
     found, now = [], begin
     while now <= end:
         found.append(now)
@@ -223,16 +225,20 @@ def add_libraries(group: argparse._ArgumentGroup, names: Sequence[str]) -> None:
 
 
 def add_output(
-    parser: argparse.ArgumentParser, formats: Sequence[str] = ("nccl", "csv", "json")
+    parser: argparse.ArgumentParser,
+    formats: Sequence[str] = ("nccl", "csv", "json"),
+    plot: bool = False,
 ) -> None:
-    """Add ``--format`` and ``--output``: how the table looks, and where it goes.
+    """Add ``--format``, ``--output`` and ``--plot``: how the table looks, and where it goes.
 
     Parameters
     ----------
     parser : argparse.ArgumentParser
-        Gets the options ``format``, ``output`` and ``quiet``.
+        Gets the options ``format``, ``output``, ``quiet`` and ``plot``.
     formats : sequence of str
         What there is to choose from; the first is the default.
+    plot : bool
+        Whether to add ``--plot``.
     """
     group = parser.add_argument_group("output, by rank 0")
     group.add_argument(
@@ -240,3 +246,9 @@ def add_output(
     )
     group.add_argument("-o", "--output", metavar="FILE", help="write the table there")
     group.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
+    if plot:
+        group.add_argument(
+            "--plot",
+            metavar="FILE",
+            help="draw time and bandwidth over size, one line a library (needs matplotlib)",
+        )

@@ -18,17 +18,19 @@ import argparse
 
 from hpcdist.dtypes import DTYPES, lookup
 
-from . import arguments, formats
+from . import arguments, formats, plot
 from .errors import BenchError, Unsupported
 from .job import Job
 from .libraries import LIBRARIES
-from .library import Library, open_libraries
+from .library import Library, close_libraries, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
 
 __all__ = ["COLUMNS", "add_arguments", "run"]
 
 _REDOPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+_PIVOT = formats.Pivot("size_bytes", "library", "time_us")
 
 COLUMNS = (
     formats.Column("size_bytes", "size", "B", 12),
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-check", action="store_true", help="do not compare the results with what they must be"
     )
-    arguments.add_output(parser, ("nccl", "osu", "csv", "json"))
+    arguments.add_output(parser, ("nccl", "osu", "csv", "json"), plot=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,20 +114,12 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         if name not in OPERATIONS:
             raise BenchError(f"no operation {name!r}; there are: {', '.join(OPERATIONS)}, all")
-    try:
-        sizes = arguments.sizes(options)
-    except ValueError as error:
-        raise BenchError(str(error)) from None
+    sizes = arguments.sizes(options)
     with Job(options.quiet) as job:
         if not 0 <= options.root < job.size:
             raise BenchError(f"--root {options.root} is not one of the {job.size} ranks")
-        table = formats.Table(
-            job,
-            COLUMNS,
-            options.format,
-            options.output,
-            pivot=("size_bytes", "library", "time_us"),
-        )
+        plot.ready(job, options.plot)
+        table = formats.Table(job, COLUMNS, options.format, options.output)
         table.begin(job.facts())
         if job.size == 1:
             table.note("one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist ...")
@@ -134,8 +128,8 @@ def run(options: argparse.Namespace) -> int:
         if wrong:
             table.note(f"{wrong} wrong elements")
         table.end()
-        for library in libraries:
-            library.close()
+        plot.draw(job, table, options.plot)
+        close_libraries(libraries)
     return 1 if wrong else 0
 
 
@@ -160,7 +154,7 @@ def _measure(
         title = operation.name
         if operation.send:
             title += f", {dtype}" + (f", {redop}" if operation.reduces else "")
-        table.section(title, [library.name for library in libraries])
+        table.section(title, _PIVOT, [library.name for library in libraries])
         left_out: set[str] = set()
         for size in sizes if operation.send else [0]:
             job.progress(done, steps, f"{title}, {formats.short(size)}")

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from .job import Job
 
-__all__ = ["Column", "Table", "short"]
+__all__ = ["Column", "Pivot", "Table", "short"]
 
 Row = Mapping[str, Any]
 
@@ -57,6 +57,22 @@ class Column:
         return f"{shown:>{self.width}}"
 
 
+@dataclass(frozen=True)
+class Pivot:
+    """How the rows of a section become lines with a column for each library, as OSU prints them.
+
+    Parameters
+    ----------
+    start, head, value : str
+        Keys of the column that begins a line, of the one whose values head the others, and of what
+        stands below.
+    """
+
+    start: str
+    head: str
+    value: str
+
+
 class Table:
     """What rank 0 prints; on other ranks nothing happens.
 
@@ -69,12 +85,9 @@ class Table:
     columns : sequence of Column
         Of a row.
     form : {"nccl", "osu", "csv", "json"}
-        How it looks. ``osu`` needs `pivot`.
+        How it looks. ``osu`` needs a pivot in each section.
     output : str, optional
         File to write; standard output by default.
-    pivot : tuple of str, optional
-        For ``osu``: keys of the column that begins a line, of the column whose values head the
-        others, and of the value.
     """
 
     def __init__(
@@ -83,12 +96,12 @@ class Table:
         columns: Sequence[Column],
         form: str = "nccl",
         output: str | None = None,
-        pivot: tuple[str, str, str] | None = None,
     ) -> None:
         self._job = job
         self._columns = list(columns)
         self._form = form
-        self._pivot = pivot
+        self._pivot = Pivot("", "", "")
+        self._heads: list[str] = []
         self._rows: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._facts: dict[str, str] = {}
@@ -108,6 +121,11 @@ class Table:
         """list of dict: all rows so far, on rank 0."""
         return self._rows
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """dict: what `begin` was given."""
+        return self._facts
+
     def begin(self, facts: Mapping[str, str]) -> None:
         """Print what the numbers rest on.
 
@@ -124,17 +142,20 @@ class Table:
             csv.writer(self._file).writerow([column.key for column in self._columns])
             self._file.flush()
 
-    def section(self, title: str, heads: Sequence[str] = ()) -> None:
+    def section(self, title: str, pivot: Pivot | None = None, heads: Sequence[str] = ()) -> None:
         """Begin a block of rows, with the headings above it.
 
         Parameters
         ----------
         title : str
             What the rows have in common.
+        pivot : Pivot, optional
+            For ``osu``.
         heads : sequence of str
             For ``osu``: the columns to come.
         """
         self._flush_line()
+        self._pivot, self._heads = pivot or self._pivot, list(heads)
         if self._form == "nccl":
             shown = [column for column in self._columns if column.heading]
             self._print(f"#\n# {title}\n#")
@@ -145,8 +166,8 @@ class Table:
             self._print("#" + head[1:])
             self._print("#" + unit[1:])
         elif self._form == "osu":
-            self._heads = list(heads)
-            self._print(f"\n# {title}")
+            unit = next((c.unit for c in self._columns if c.key == self._pivot.value), "")
+            self._print(f"\n# {title}, {unit}")
             self._print(f"{'# Size':<12}" + "".join(f"{head:>20}" for head in heads))
 
     def row(self, values: Row) -> None:
@@ -166,8 +187,8 @@ class Table:
             csv.writer(self._file).writerow(["" if v is None else v for v in row.values()])
             self._file.flush()
         elif self._form == "osu":
-            assert self._pivot is not None
-            start, head, value = (row[key] for key in self._pivot)
+            keys = self._pivot.start, self._pivot.head, self._pivot.value
+            start, head, value = (row[key] for key in keys)
             if self._line and self._line[""] != start:
                 self._flush_line()
             self._line[""] = start

@@ -16,7 +16,7 @@ from .operations import Case
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call", "Library", "Messages", "Wait", "open_libraries"]
+__all__ = ["Call", "Library", "Messages", "Wait", "close_libraries", "open_libraries"]
 
 #: A function and its arguments.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -276,3 +276,15 @@ def open_libraries(
     if not found:
         raise BenchError("none of the libraries asked for is here")
     return found
+
+
+def close_libraries(libraries: Sequence[Library]) -> None:
+    """Let go of all of them. All ranks call it.
+
+    Parameters
+    ----------
+    libraries : sequence of Library
+        From `open_libraries`.
+    """
+    for library in libraries:
+        library.close()

@@ -15,7 +15,15 @@ from .errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPERATIONS", "Case", "Operation", "pattern"]
+__all__ = [
+    "OPERATIONS",
+    "Case",
+    "Operation",
+    "fill_other",
+    "pattern",
+    "pattern_of",
+    "refuse",
+]
 
 #: Elements after which a pattern repeats: a prime, so that no block of a buffer looks like another.
 _PERIOD = 1048573
@@ -182,7 +190,10 @@ class Case:
         given, expected = self._data()
         if self.recv is not self.send:
             # who receives nothing must find it as it was
-            self.recv.copy_(_other(expected) if self._receives else expected)
+            if self._receives:
+                fill_other(self.recv, expected)
+            else:
+                self.recv.copy_(expected)
         self.send.copy_(given)
 
     def wrong(self) -> int:
@@ -283,13 +294,40 @@ def _bytes() -> torch.dtype:
     return torch.uint8
 
 
-def _other(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that differs from the given one in every element."""
+def fill_other(out: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Fill a tensor with what differs from another one in every element.
+
+    Parameters
+    ----------
+    out, tensor : torch.Tensor
+        The one to fill, and the other; of one dtype and size.
+    """
     import torch
 
     if tensor.dtype == torch.bool:
-        return ~tensor
-    return (~tensor.view(torch.uint8)).view(tensor.dtype)
+        out.copy_(~tensor)
+    else:
+        out.view(torch.uint8).copy_(~tensor.view(torch.uint8))
+
+
+def pattern_of(rank: int, count: int, dtype: DType) -> torch.Tensor:
+    """A rank's pattern as a tensor.
+
+    Parameters
+    ----------
+    rank, count : int
+        See :func:`pattern`.
+    dtype : DType
+        Of the elements.
+
+    Returns
+    -------
+    torch.Tensor
+    """
+    import torch
+
+    values = pattern(rank, count)
+    return torch.from_numpy(values & 1 if dtype.kind == "bool" else values).to(dtype.torch_dtype)
 
 
 def refuse(case: Case) -> None:

@@ -32,7 +32,7 @@ from . import arguments, formats
 from .errors import BenchError, Unsupported
 from .job import Job
 from .libraries import Gloo, Hpcdist, Mpi4py
-from .library import Library, open_libraries
+from .library import Library, close_libraries, open_libraries
 from .measure import interleave
 from .operations import OPERATIONS, Case
 
@@ -142,8 +142,7 @@ def run(options: argparse.Namespace) -> int:
         if wrong:
             table.note(f"{wrong} wrong elements")
         table.end()
-        for library in libraries:
-            library.close()
+        close_libraries(libraries)
     return 1 if wrong else 0
 
 
