@@ -17,6 +17,13 @@ from hpcdist import group  # noqa: E402
 from hpcdist.backends.mpi import MPIOptions  # noqa: E402
 from hpcdist.backends.registry import Backend, BackendConfig  # noqa: E402
 from hpcdist.codec import CodecError, allow_pickle, register_object_type  # noqa: E402
+from hpcdist.debug import (  # noqa: E402
+    DebugLevel,
+    breakpoint,
+    get_debug_level,
+    set_debug_level,
+    set_debug_level_from_env,
+)
 from hpcdist.errors import (  # noqa: E402
     DistBackendError,
     DistError,
@@ -106,6 +113,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "CodecError",
+    "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -140,6 +148,7 @@ __all__ = [
     "all_to_all_single",
     "allow_pickle",
     "barrier",
+    "breakpoint",
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
@@ -148,6 +157,7 @@ __all__ = [
     "gather_object",
     "get_backend",
     "get_backend_config",
+    "get_debug_level",
     "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
@@ -188,6 +198,8 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "show_versions",
     "spawn",
     "split_group",

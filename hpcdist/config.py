@@ -256,6 +256,16 @@ register(
 )
 register(
     Option(
+        "debug",
+        "choice",
+        "",
+        "Debug level: off, info (log what groups are made) or detail (also the entry check 'full' "
+        "in groups made from then on). Unset: TORCH_DISTRIBUTED_DEBUG decides.",
+        choices=("off", "info", "detail"),
+    )
+)
+register(
+    Option(
         "log",
         "choice",
         "",

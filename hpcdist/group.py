@@ -11,10 +11,12 @@ path of an operation has no branch for the unusual cases.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from hpcdist import log
 from hpcdist.process_group import ProcessGroup, short
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
 
 #: Seconds that destroying a group waits for its outstanding operations, if its timeout is longer.
 DRAIN = 30.0
+
+_log = log.get_logger("group")
 
 _NOT_INITIALIZED = (
     "the default process group does not exist: call hpcdist.init_process_group() first"
@@ -188,11 +192,21 @@ def add(pg: ProcessGroup) -> None:
         world.comm = pg._comm
     else:
         world.counts[pg._ranks] = world.counts.get(pg._ranks, 0) + 1
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(
+            "group %r made: backend %s, ranks %s, timeout %g s, entry check %s",
+            pg._name,
+            pg._config,
+            short(pg._ranks),
+            pg._comm.timeout,
+            ("off", "on", "full")[getattr(pg._comm, "check", 0)],
+        )
 
 
 def remove(pg: ProcessGroup) -> None:
     """Take a group out of the registry and free it; a later use raises."""
     world.groups.pop(pg, None)
+    _log.info("group %r is being destroyed", pg._name)
     backends = dict.fromkeys(pg._backends.values())
     drain = min(pg._comm.timeout, DRAIN)
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import _engine, config, launchers, log, start, topology
+from hpcdist import _engine, config, launchers, levels, log, start, topology
 from hpcdist import group as _group
 from hpcdist.backends import base, mpi
 from hpcdist.backends.registry import Backend, BackendConfig
@@ -107,7 +107,7 @@ def init_process_group(
         )
     if store is not None and init_method is not None:
         raise ValueError("give either init_method or store, not both")
-    log.configure(config.get("log"))
+    log.configure(levels.log_level())
     kind = Backend(backend) if backend is not None else _default_backend(device_id)
     wanted = BackendConfig(kind)
     limit = _timeout(timeout)
@@ -161,10 +161,10 @@ def init_process_group(
         comm.free()
         raise
     pg = ProcessGroup(backends, range(comm.size), name, "default_pg", kind, repr(wanted))
+    log.set_rank(comm.rank, comm.size)
     _group.add(pg)
     _group.world.store = store
-    log.set_rank(comm.rank, comm.size)
-    _log.info("default group: backend %s", wanted)
+    _log_start(comm)
     if comm.local_rank == 0:
         _check_binding()
 
@@ -285,6 +285,19 @@ def _contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
             f"{size if size > 0 else 'N'} python ..."
         )
     return ""
+
+
+def _log_start(comm: Any) -> None:
+    """Say once a job what it runs on: the first lines that a bug report needs."""
+    if comm.rank == 0:
+        _log.info(
+            "%s; debug level %s",
+            _engine.library_version().partition("\n")[0],
+            levels.get_debug_level().name,
+        )
+    for item in config.describe():
+        if item["is_set"]:
+            _log.debug("%s=%s", item["variable"], item["value"])
 
 
 def _check_binding() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdist import _engine, _loader, config
+from hpcdist import _engine, _loader, levels
 from hpcdist.errors import DistBackendError
 
 from .base import BackendOptions
@@ -27,8 +27,9 @@ class MPIOptions:
         or as the integer ``comm.handle``. It is duplicated, and stays the caller's own. None means
         MPI_COMM_WORLD.
     check : {"off", "on", "full"}, optional
-        Level of the entry check in this group. None means the setting ``HPCDIST_CHECK``, and for a
-        subgroup its parent's level.
+        Level of the entry check in this group. None means the setting ``HPCDIST_CHECK``, else
+        ``"full"`` at debug level DETAIL, else ``"on"``; for a subgroup below DETAIL its parent's
+        level.
 
     Raises
     ------
@@ -150,6 +151,8 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
         comm = options.parent.create_group(list(options.parent_ranks), options.group_id, seconds)
         if pg_options.check is not None:
             comm.check = _LEVELS[pg_options.check]
+        elif levels.get_debug_level() >= levels.DebugLevel.DETAIL:
+            comm.check = _LEVELS[levels.check_level()]
         return comm
     if options.global_ranks_in_group:
         raise DistBackendError(
@@ -157,7 +160,7 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
             "made from does not: pass backend='mpi' to init_process_group"
         )
     start()
-    level = _LEVELS[pg_options.check or config.get("check")]
+    level = _LEVELS[pg_options.check or levels.check_level()]
     handle = pg_options.handle
     if handle is None:
         return _engine.Comm.world(options.group_id, seconds, level)

@@ -12,13 +12,17 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 __all__ = ["COMMANDS", "main"]
 
-#: Command -> what it does, in a line. The module of the same name in this folder does it.
+#: Command -> what it does, in a line. The module of the same name in this folder does it (a dash is
+#: an underscore there).
 COMMANDS: dict[str, str] = {
+    "attach": "talk to a rank that waits at hpcdist.breakpoint()",
     "launch": "start a program on several ranks, by the site's mpirun or srun",
     "bench": "measure collectives, point to point and overlap, beside other libraries",
+    "merge-traces": "put the profiler's traces of several ranks into one",
 }
 
 
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     for name, line in COMMANDS.items():
         # Only the chosen command's module is imported, for its arguments.
-        module = importlib.import_module(f"{__name__}.{name}") if name in words[:1] else None
+        module = _module(name) if name in words[:1] else None
         if module and hasattr(module, "main"):
             return module.main(words[1:])
         command = commands.add_parser(
@@ -57,4 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if module:
             module.add_arguments(command)
     options = parser.parse_args(words)
-    return importlib.import_module(f"{__name__}.{options.command}").run(options)
+    return _module(options.command).run(options)
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{command.replace('-', '_')}")

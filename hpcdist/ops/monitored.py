@@ -12,6 +12,7 @@ from array import array
 from datetime import timedelta
 from typing import Any
 
+from hpcdist._engine import op_range
 from hpcdist.errors import DistError, DistTimeoutError
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.process_group import short
@@ -25,11 +26,16 @@ TAG = 1021
 #: Seconds for rank 0's verdict to arrive after its deadline.
 _GRACE = 0.5
 
-#: int64 of a verdict: the round, how many ranks are missing, and the first of them.
-_WORDS = 64
+#: int64 of a greeting: the group, the round.
+_HELLO = 2
 
-# How many monitored barriers each group has begun here. Messages carry the number, so that one left
-# over from a barrier that failed is not taken for an answer in the next.
+#: int64 of a verdict: the group, the round, how many ranks are missing, and the first of them.
+_WORDS = 64
+_HEAD = 3
+
+# How many monitored barriers each group has begun here. Messages carry the group and the number, so
+# that one left over from a barrier that failed is not taken for an answer in the next: not in this
+# group, nor in a later one, to which MPI may give the communicator's identity again.
 _rounds: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
@@ -50,7 +56,8 @@ def monitored_barrier(
     timeout : datetime.timedelta or float, optional
         How long to wait; a number is seconds. None means the group's timeout.
     wait_all_ranks : bool
-        Accepted for torch's sake: all missing ranks are named either way.
+        Accepted for torch's sake: all missing ranks are named either way, because one deadline
+        holds for all of them.
 
     Raises
     ------
@@ -73,16 +80,11 @@ def monitored_barrier(
     number = _rounds[pg] = _rounds.get(pg, 0) + 1
     if comm.size == 1:
         return
-    usual = comm.timeout
-    # the engine takes receives back when their timeout passes: none is left behind by a failure
-    comm.timeout = seconds + _GRACE
-    try:
+    with op_range("monitored_barrier", pg._name):
         if comm.rank == 0:
             _lead(pg, number, seconds)
         else:
             _follow(pg, number, seconds)
-    finally:
-        comm.timeout = usual
 
 
 def _seconds(timeout: timedelta | float) -> float:
@@ -98,11 +100,20 @@ def _receive(comm: Any, source: int, words: int, number: int, deadline: float, f
     while True:
         try:
             work.wait(max(0.0, deadline - time.monotonic()))
-        except DistError:
+        except DistTimeoutError:
             # left posted, it would swallow a message of the next round
-            if work.cancel() or work.exception() is not None:
+            taken = work.cancel() or work.exception() is not None
+            if taken and time.monotonic() >= deadline:
                 return None
-        if message[0] >= number:
+            if taken:  # the group's timeout is shorter than this barrier's
+                work, message = _post(comm, source, words)
+                continue
+        except DistError:
+            return None
+        except BaseException:
+            work.cancel()
+            raise
+        if message[0] == comm.uid and message[1] >= number:
             return message
         work, message = _post(comm, source, words)
 
@@ -116,13 +127,18 @@ def _lead(pg: ProcessGroup, number: int, seconds: float) -> None:
     """Rank 0: hear from all, tell all."""
     comm = pg._comm
     deadline = time.monotonic() + seconds
-    posted = {rank: _post(comm, rank, 1) for rank in range(1, comm.size)}
-    missing = [
-        rank
-        for rank, first in posted.items()
-        if _receive(comm, rank, 1, number, deadline, first) is None
-    ]
-    verdict = array("q", [number, len(missing), *missing[: _WORDS - 2]])
+    posted = {rank: _post(comm, rank, _HELLO) for rank in range(1, comm.size)}
+    missing = []
+    waiting = dict(posted)
+    try:
+        for rank, first in posted.items():
+            del waiting[rank]
+            if _receive(comm, rank, _HELLO, number, deadline, first) is None:
+                missing.append(rank)
+    finally:  # after Ctrl-C some are still posted
+        for work, _ in waiting.values():
+            work.cancel()
+    verdict = array("q", [comm.uid, number, len(missing), *missing[: _WORDS - _HEAD]])
     verdict.extend([0] * (_WORDS - len(verdict)))
     told = [comm.isend(verdict, rank, TAG) for rank in posted if rank not in missing]
     for work in told:
@@ -138,7 +154,7 @@ def _follow(pg: ProcessGroup, number: int, seconds: float) -> None:
     """Another rank: say that it is here, wait for the outcome."""
     comm = pg._comm
     deadline = time.monotonic() + seconds + _GRACE
-    comm.isend(array("q", [number]), 0, TAG)
+    comm.isend(array("q", [comm.uid, number]), 0, TAG)
     verdict = _receive(comm, 0, _WORDS, number, deadline, None)
     if verdict is None:
         raise DistTimeoutError(
@@ -146,9 +162,9 @@ def _follow(pg: ProcessGroup, number: int, seconds: float) -> None:
             f"{pg._name!r}, gave no answer to rank {pg._ranks[comm.rank]}: it is not in "
             "monitored_barrier, or came so late that it still waits for others"
         )
-    count = verdict[1]
+    count = verdict[2]
     if count:
-        missing = list(verdict[2 : 2 + min(count, _WORDS - 2)])
+        missing = list(verdict[_HEAD : _HEAD + min(count, _WORDS - _HEAD)])
         raise DistTimeoutError(_text(pg, missing, count, seconds))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist import codec
+from hpcdist._engine import op_range
 from hpcdist.errors import DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, buffer, check_list, decode, gather_sizes, root_of
@@ -86,10 +87,11 @@ def broadcast_object_list(
     if here:
         part.encode(list(object_list), pickle)
     header = np.array([part.size, length], np.int64)
-    comm.broadcast(header, root, api=api, extra=length)
-    size, root_length = header.tolist()
-    data = part.data if here else np.empty(abs(size), np.uint8)
-    comm.broadcast(data, root, api=api, extra=length)
+    with op_range(api, pg._name):
+        comm.broadcast(header, root, api=api, extra=length)
+        size, root_length = header.tolist()
+        data = part.data if here else np.empty(abs(size), np.uint8)
+        comm.broadcast(data, root, api=api, extra=length)
     if size < 0:
         part.fail([data])
     if here:
@@ -148,9 +150,10 @@ def all_gather_object(
             ValueError(f"object_list has {length} items for the {comm.size} ranks of the group")
         )
     part.encode(obj, pickle)
-    sizes = gather_sizes(comm, part, length)
-    parts = [np.empty(size, np.uint8) for size in sizes]
-    comm.all_gather(parts, part.data, api=api)
+    with op_range(api, pg._name):
+        sizes = gather_sizes(comm, part, length)
+        parts = [np.empty(size, np.uint8) for size in sizes]
+        comm.all_gather(parts, part.data, api=api)
     # first all, then the list: an error leaves it as it was
     object_list[: comm.size] = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
 
@@ -216,13 +219,12 @@ def gather_object(
             )
         )
     elif object_gather_list and not here:
-        part.refuse(
-            ValueError("object_gather_list must be None on every rank but the destination")
-        )
+        part.refuse(ValueError("object_gather_list must be None on every rank but the destination"))
     part.encode(obj, pickle)
-    sizes = gather_sizes(comm, part, 0)
-    parts = [np.empty(size, np.uint8) for size in sizes] if here else None
-    comm.gather(part.data, parts, root, api=api)
+    with op_range(api, pg._name):
+        sizes = gather_sizes(comm, part, 0)
+        parts = [np.empty(size, np.uint8) for size in sizes] if here else None
+        comm.gather(part.data, parts, root, api=api)
     if parts is not None and object_gather_list is not None:
         objects = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
         object_gather_list[: comm.size] = objects
@@ -286,13 +288,14 @@ def scatter_object_list(
         inputs = _encode_each(part, scatter_object_input_list, comm.size, pickle)
         header[0] = part.size if part.error else 0
         header[1:] = [data.nbytes for data in inputs]
-    comm.broadcast(header, root, api=api)
-    if header[0] < 0:
-        text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
-        comm.broadcast(text, root, api=api)
-        part.fail([text])
-    data = np.empty(int(header[1 + comm.rank]), np.uint8)
-    comm.scatter(data, inputs, root, api=api)
+    with op_range(api, pg._name):
+        comm.broadcast(header, root, api=api)
+        if header[0] < 0:
+            text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
+            comm.broadcast(text, root, api=api)
+            part.fail([text])
+        data = np.empty(int(header[1 + comm.rank]), np.uint8)
+        comm.scatter(data, inputs, root, api=api)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(f"{api}: scatter_object_output_list must be a list of at least one item")
     scatter_object_output_list[0] = decode(api, root, data, pickle)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist._engine import op_range
 from hpcdist.errors import DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, check_list, decode
@@ -67,8 +68,9 @@ def send_object_list(
     length = check_list(object_list, "object_list")
     part = Part("send_object_list", comm.rank)
     part.encode(list(object_list), pickle)
-    comm.send(np.array([part.size, length], np.int64), peer, _TAG)
-    comm.send(part.data, peer, _TAG)
+    with op_range("send_object_list", pg._name):
+        comm.send(np.array([part.size, length], np.int64), peer, _TAG)
+        comm.send(part.data, peer, _TAG)
     if part.error:
         part.fail([part.data])
 
@@ -132,11 +134,12 @@ def recv_object_list(
     if src is not None or group_src is not None:
         peer = pg._peer(src, group_src, "src")
     length = check_list(object_list, "object_list")
-    header = np.empty(2, np.int64)
-    peer = comm.recv(header, peer, _TAG)
-    size, sent = header.tolist()
-    data = np.empty(abs(size), np.uint8)
-    comm.recv(data, peer, _TAG)
+    with op_range(api, pg._name):
+        header = np.empty(2, np.int64)
+        peer = comm.recv(header, peer, _TAG)
+        size, sent = header.tolist()
+        data = np.empty(abs(size), np.uint8)
+        comm.recv(data, peer, _TAG)
     if size < 0:
         Part(api, comm.rank).fail([data])
     if sent != length:

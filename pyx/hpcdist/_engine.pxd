@@ -39,6 +39,7 @@ cdef extern from "hd_engine.h" nogil:
     ctypedef struct hd_comm:
         MPI_Comm mpi
         int rank, size
+        uint64_t uid
         char* name
         double timeout
         int check

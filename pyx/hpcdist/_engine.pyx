@@ -52,6 +52,7 @@ cdef class Comm
 cdef class Work
 
 include "engine/errors.pxi"
+include "engine/ranges.pxi"
 include "engine/work.pxi"
 include "engine/submit.pxi"
 include "engine/comm.pxi"

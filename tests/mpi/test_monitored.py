@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
+import torch
 
 import hpcdist as dist
 from hpcdist import MPIOptions
@@ -93,3 +95,65 @@ def test_monitored_barrier_without_rank_0():
     dist.barrier()
     parallel_assert(rank == 0 or "rank 0" in text, text)
     dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["monitored", "barrier"])
+def test_a_short_timeout_is_the_barriers_alone(kind):
+    """What is in flight keeps its own: here an all_reduce that the last rank joins late."""
+    rank, size = (dist.get_rank(), dist.get_world_size())
+    group = dist.new_group(pg_options=MPIOptions(check="off"))
+    other = dist.new_group()
+    t, text = torch.ones(3), ""
+    if rank == size - 1:
+        time.sleep(1.5)
+        dist.all_reduce(t, group=group)
+    else:
+        work = dist.all_reduce(t, group=group, async_op=True)
+        try:
+            if kind == "monitored":
+                dist.monitored_barrier(group, timedelta(seconds=0.3))
+            else:
+                group._comm.timeout = 0.3  # as hpcdist.barrier(timeout=) does for its own time
+                dist.barrier(other, timeout=timedelta(seconds=0.9))
+        except dist.DistTimeoutError as error:
+            text = str(error)
+        group._comm.timeout = 20.0
+        work.wait()
+    parallel_assert(t.eq(size).all())
+    parallel_assert(rank == size - 1 or "0.3" in text or "0.9" in text, text)
+    for each in (group, other):
+        dist.destroy_process_group(each)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_greeting_left_over_from_another_group_does_not_count():
+    """MPI may give a new communicator the identity of a freed one, with a message on its way."""
+    rank, last = (dist.get_rank(), dist.get_world_size() - 1)
+    for absent in (0, last):
+        group, text = dist.new_group(), ""
+        if rank != absent:
+            try:
+                dist.monitored_barrier(group, timedelta(seconds=0.3))
+            except dist.DistTimeoutError as error:
+                text = str(error)
+        dist.barrier()
+        parallel_assert(rank == absent or text, f"rank {absent} was taken to be there")
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_it_may_take_longer_than_the_groups_timeout():
+    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(0.8)
+    dist.monitored_barrier(group, timedelta(seconds=15))
+    parallel_assert(group.timeout == timedelta(seconds=0.2))
+    dist.destroy_process_group(group)
+
+
+def test_wrong_arguments_of_breakpoint():
+    with parallel_raises(ValueError, match="rank=7"):
+        dist.breakpoint(7)
+    with parallel_raises(ValueError, match="timeout_s"):
+        dist.breakpoint(timeout_s=0)

@@ -43,6 +43,19 @@ def find_mpirun() -> str:
     return found
 
 
+def mpirun_command(np: int, env: dict[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return ``mpirun -n np`` with what it needs here, and the environment to start it in."""
+    mpirun = find_mpirun()
+    arguments: list[str] = []
+    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    if "HYDRA" not in version.stdout.upper():
+        arguments = ["--oversubscribe", "--bind-to", "none"]
+        if os.getuid() == 0:
+            full |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [mpirun, *arguments, "-n", str(np)], full
+
+
 def run_job(
     np: int, *command: str, limit: float = 60.0, env: dict[str, str] | None = None
 ) -> Ended:
@@ -59,17 +72,10 @@ def run_job(
     env : dict, optional
         Added to the environment.
     """
-    mpirun = find_mpirun()
-    arguments: list[str] = []
-    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
-    if "HYDRA" not in version.stdout.upper():
-        arguments = ["--oversubscribe", "--bind-to", "none"]
-        if os.getuid() == 0:
-            full |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    mpirun, full = mpirun_command(np, env)
     began = time.time()
     job = subprocess.Popen(
-        [mpirun, *arguments, "-n", str(np), sys.executable, *command],
+        [*mpirun, sys.executable, *command],
         env=full,
         text=True,
         errors="replace",

@@ -157,6 +157,11 @@ cdef class Comm:
         return <size_t> comm_to_int(self.c.mpi)  # mpi4py takes no negative numbers
 
     @property
+    def uid(self):
+        """int: a random number below 2^63, the same on all ranks of this group and on no other group."""
+        return self.c.uid >> 1
+
+    @property
     def seq(self):
         """int: collectives begun."""
         return self.c.seq

@@ -133,6 +133,7 @@ struct hd_comm {
     uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
     const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
     uint32_t cur_seq;
+    double cur_timeout;   /* the operation's: the group's may be another by now */
     uint64_t wd_phase;    /* watchdog's memory */
     int64_t wd_since;
 

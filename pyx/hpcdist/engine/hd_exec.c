@@ -117,6 +117,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     } else {
         c->cur_api = j->api;
         c->cur_seq = j->seq;
+        c->cur_timeout = j->timeout;
         __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
         if (!(c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j)))
             data(c, j);

@@ -65,7 +65,8 @@ static void look_at_comms(hd_session *s, int64_t now)
         if (phase != c->wd_phase) {
             c->wd_phase = phase;
             c->wd_since = now;
-        } else if ((phase & 1) && c->timeout > 0 && (double)(now - c->wd_since) * 1e-9 > c->timeout + 0.5) {
+        } else if ((phase & 1) && c->cur_timeout > 0 &&
+                   (double)(now - c->wd_since) * 1e-9 > c->cur_timeout + 0.5) {
             stuck(s, c, (double)(now - c->wd_since) * 1e-9);
         }
     }

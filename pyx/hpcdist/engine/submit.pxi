@@ -87,6 +87,20 @@ cdef int root_in_range(Comm comm, int root, str name) except -1:
 
 cdef object run(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
     """Runs or queues the job on the caller's stack; frees what it allocated. keep and outputs are for a Work."""
+    if not profiled():
+        return run_now(comm, j, async_op, keep, outputs)
+    try:
+        begun = begin_range(range_name(j, ", async" if async_op else ""))
+    except BaseException:
+        hd_job_clear(j)
+        raise
+    try:
+        return run_now(comm, j, async_op, keep, outputs)
+    finally:
+        end_range(begun)
+
+
+cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
     cdef hd_comm* c = comm.c
     cdef int code
     try:
@@ -160,11 +174,18 @@ cdef Work adopt(Comm comm, hd_job* job, object keep, list outputs):
     return work
 
 
+cdef str peer_text(hd_job* j):
+    if j.kind == HD_SEND:
+        return f", to {j.peer}"
+    return f", from {j.peer}" if j.peer >= 0 else ", from any"
+
+
 cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api):
     """Starts a send or a receive and leaves it to the poller if it does not end at once."""
     cdef hd_job* job
     cdef hd_buf b
     cdef Work work
+    begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
     route(comm, peer, tag, kind, True)  # to itself too: both ends are in flight at once
@@ -177,11 +198,15 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api)
     aim(job, &b, peer, tag, kind)
     note_line(job)
     work = adopt(comm, job, keep, [tensor])
+    if profiled():
+        begun = begin_range(range_name(job, peer_text(job)))
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         unref(job)
     else:
         hd_p2p_watch(job)
+    if begun is not None:
+        end_range(begun)
     return work
 
 
@@ -218,17 +243,22 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     cdef hd_job j
     cdef hd_buf b
     cdef int code
+    begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
     route(comm, peer, tag, kind, False)
     begin(&j, comm, kind, api)
     aim(&j, &b, peer, tag, kind)
     j.inline_ = 1
+    if profiled():
+        begun = begin_range(range_name(&j, peer_text(&j)))
     with nogil:
         hd_p2p_start(comm.c, &j)
         code = hd_p2p_wait(&j, -1, 1)
         if code == HD_ERR_INTERRUPT:
             hd_p2p_cancel(&j)
+    if begun is not None:
+        end_range(begun)
     if code == HD_OK:
         return j.source
     if kind == HD_SEND and (code == HD_ERR_INTERRUPT or code == HD_ERR_TIMEOUT or code == HD_ERR_FAILED):

@@ -141,12 +141,22 @@ cdef class Work:
         -----
         Any rank may call it, in any order.
         """
-        cdef double limit = seconds_of(timeout), step, waited = 0
+        cdef double limit = seconds_of(timeout)
+        check_alive(None)
+        if self.j == NULL:
+            return True
+        if not profiled() or self.done():
+            return self.wait_now(limit)
+        begun = begin_range(f"hpcdist::wait ({self.j.api.decode()}, {self.j.comm.name.decode()})")
+        try:
+            return self.wait_now(limit)
+        finally:
+            end_range(begun)
+
+    cdef bint wait_now(self, double limit) except -1:
+        cdef double step, waited = 0
         cdef int rc = 0
         cdef hd_job* j = self.j
-        check_alive(None)
-        if j == NULL:
-            return True
         if j.kind >= HD_SEND:
             with nogil:
                 rc = hd_p2p_wait(j, limit, 1)

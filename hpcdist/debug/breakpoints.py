@@ -1,0 +1,189 @@
+"""A debugger on one rank while all others wait."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import types
+from typing import Any
+
+from hpcdist import launchers
+from hpcdist.group import _get_default_group, _resolve
+from hpcdist.launchers.hydra import Hydra
+
+__all__ = ["breakpoint"]
+
+#: Seconds, three years: waiting for somebody who reads and thinks has no timeout.
+_FOREVER = 1e8
+
+# How often each line has called breakpoint, for `skip`.
+_calls: dict[tuple[str, int], int] = {}
+
+
+def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> None:
+    """Stop one rank in the debugger, at the line that calls this; the others wait for it.
+
+    All ranks of the default group must call it. ``continue`` lets all of them go on.
+
+    Parameters
+    ----------
+    rank : int
+        Rank of the world that gets the debugger.
+    skip : int
+        Do nothing at the first so many calls from the same line.
+    timeout_s : float, optional
+        Seconds after which the others give up waiting. None: they wait for ever.
+
+    Raises
+    ------
+    ValueError
+        If there is no such rank, or the timeout is not positive.
+    DistTimeoutError
+        If a rank does not come within the group's timeout, or the debugger takes longer than
+        `timeout_s`.
+
+    Notes
+    -----
+    The debugger reads commands from the rank's standard input where it has one: a terminal, or what
+    a launcher passes on. Open MPI's mpirun gives its own to rank 0, with ``--stdin N`` to rank N;
+    MPICH's gives it to rank 0 only; srun to all. A rank without one opens a socket for its user
+    alone and prints the command that attaches to it. The end of input counts as ``continue``.
+    Source: ``torch.distributed.breakpoint``.
+    """
+    pg = _resolve(None)
+    if not 0 <= rank < pg.size():
+        raise ValueError(f"rank={rank} is not in the world, which has {pg.size()} ranks")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be positive, not {timeout_s!r}")
+    frame = sys._getframe(1)
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    _calls[line] = _calls.get(line, 0) + 1
+    if _calls[line] <= skip:
+        return
+    # all are here before one of them stops: from now on the others may wait without a limit
+    pg._comm.barrier(api="breakpoint")
+    debugger = None
+    if pg.rank() == rank:
+        debugger = _debug(frame, rank)
+    _wait(_FOREVER if timeout_s is None else timeout_s)
+    if debugger is not None and debugger.steps:
+        # last, so that the next line it stops at is the caller's
+        sys.settrace(debugger.trace_dispatch)
+
+
+def _wait(seconds: float) -> None:
+    comm = _get_default_group()._comm
+    usual = comm.timeout
+    # an operation takes the group's timeout with it when it begins
+    comm.timeout = seconds
+    try:
+        comm.barrier(api="breakpoint")
+    finally:
+        comm.timeout = usual
+
+
+def _debug(frame: types.FrameType, rank: int) -> Any:
+    """Let the user look around in a frame; the debugger, with what was asked for last."""
+    connection = None if _has_input(rank) else _connect(rank)
+    if connection is None:
+        debugger = _make(rank, sys.stdin, sys.stdout)
+    else:
+        file = connection.makefile("rw", encoding="utf-8", errors="replace")
+        debugger = _make(rank, file, file)
+    debugger.show(frame)
+    if connection is not None and not debugger.steps:
+        file.close()
+        connection.close()
+    if debugger.quitting:
+        import bdb
+
+        raise bdb.BdbQuit
+    return debugger
+
+
+def _make(rank: int, stdin: Any, stdout: Any) -> Any:
+    """A pdb of this rank. The module is imported here, where somebody wants to debug."""
+    import pdb
+
+    class Debugger(pdb.Pdb):
+        """pdb that begins in a given frame, before it steps anywhere."""
+
+        steps = False
+
+        def show(self, frame: types.FrameType) -> None:
+            self.reset()
+            self.steps = True
+            above: types.FrameType | None = frame
+            while above:
+                above.f_trace = self.trace_dispatch
+                self.botframe = above
+                above = above.f_back
+            self.interaction(frame, None)
+
+        def do_continue(self, arg: str) -> Any:
+            self.steps = bool(self.breaks)
+            return super().do_continue(arg)
+
+        do_c = do_cont = do_continue
+
+        def do_EOF(self, arg: str) -> Any:
+            """At the end of input go on: a job must not end because nobody reads along."""
+            self.message("end of input: going on")
+            return self.do_continue(arg)
+
+    plain = stdin is sys.stdin and stdin.isatty()
+    debugger = Debugger(
+        stdin=None if plain else stdin,
+        stdout=None if plain else stdout,
+        skip=["hpcdist", "hpcdist.*"],
+        nosigint=True,
+    )
+    debugger.use_rawinput = plain
+    # Open MPI's mpirun passes whole lines on: without its end the prompt would not be seen
+    debugger.prompt = f"(Pdb, rank {rank}) " + ("\n" if stdin is sys.stdin and not plain else "")
+    return debugger
+
+
+def _connect(rank: int) -> socket.socket:
+    """Wait until the user attaches."""
+    folder = tempfile.mkdtemp(prefix="hpcdist-breakpoint-")  # for its owner alone
+    path = os.path.join(folder, f"rank{rank}")
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            server.listen(1)
+            print(
+                f"[hpcdist rank {rank}] breakpoint: this rank has no input of its own. Attach on "
+                f"{socket.gethostname()} with: python -m hpcdist attach {path}",
+                file=sys.stderr,
+                flush=True,
+            )
+            return server.accept()[0]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_input(rank: int) -> bool:
+    """Whether somebody can type into this process's standard input."""
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number)
+    except (AttributeError, OSError, ValueError):
+        # exchanged for an object, by a notebook or a test: that reads by itself
+        return sys.stdin is not None and hasattr(sys.stdin, "readline")
+    if os.isatty(number):
+        return True
+    if stat.S_ISCHR(mode.st_mode):  # /dev/null
+        return False
+    if rank and isinstance(launchers.find(), Hydra):
+        return False  # a pipe that stays open, and that nothing comes through
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    return not any(
+        event & ~select.POLLIN and not event & select.POLLIN for _, event in poll.poll(0)
+    )

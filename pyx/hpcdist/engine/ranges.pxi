@@ -1,0 +1,94 @@
+# Every operation as a range in torch.profiler, while a profiler runs. While none runs it costs one look-up in a
+# dictionary: torch keeps a flag for exactly this question.
+
+cdef extern from "Python.h":
+    # borrowed; NULL if it is not there, and with a text as the key it sets no error
+    PyObject* PyDict_GetItemWithError(object, object)
+    PyObject* Py_True
+
+cdef dict loaded_modules = sys.modules
+cdef dict torch_profiler = None   # the names of torch.autograd.profiler, once somebody has imported torch
+cdef object record_function = None
+
+
+cdef bint profiled() except -1:
+    """Whether a profiler of torch's is on, in whatever thread."""
+    if torch_profiler is None and not find_profiler():
+        return False
+    return PyDict_GetItemWithError(torch_profiler, "_is_profiler_enabled") == Py_True
+
+
+cdef bint find_profiler() except -1:
+    """Without torch there is no profiler, so torch is not imported for this."""
+    global torch_profiler, record_function
+    cdef PyObject* found = PyDict_GetItemWithError(loaded_modules, "torch.autograd.profiler")
+    if found == NULL:
+        return False
+    # of a module that another thread still imports, the class is not there yet
+    record_function = getattr(<object> found, "record_function", None)
+    if record_function is None:
+        return False
+    torch_profiler = vars(<object> found)
+    return True
+
+
+cdef int64_t bytes_moved(hd_job* j):
+    """What benchmarks call the size: the larger of what this rank gives and what it gets."""
+    cdef int64_t given = 0, got = 0
+    cdef int i
+    if j.kind == HD_BARRIER:
+        return 0
+    if j.kind >= HD_SEND:
+        return j.count * <int64_t> hd_itemsize(j.dtype)
+    for i in range(j.nin):
+        given += j.in_[i].n
+    for i in range(j.nout):
+        got += j.out[i].n
+    return max(given, got) * <int64_t> hd_itemsize(j.dtype)
+
+
+cdef str range_name(hd_job* j, str more):
+    # The numbers stand in the name, because torch shows the arguments of a range nowhere.
+    return f"hpcdist::{j.api.decode()} ({bytes_moved(j)} B, {j.comm.name.decode()}{more})"
+
+
+# An asynchronous operation gets two ranges: where it is begun, and where it is waited for. One range from here to its
+# end would have to be ended by another thread, perhaps after the profiler has stopped, and torch 2.13 then writes into
+# memory that the next profiler has freed.
+cdef object begin_range(str name):
+    begun = record_function(name)
+    begun.__enter__()
+    return begun
+
+
+cdef int end_range(object begun) except -1:
+    begun.__exit__(None, None, None)
+    return 0
+
+
+class op_range:
+    """A range around an operation that consists of several; costs nothing while no profiler runs.
+
+    Parameters
+    ----------
+    api : str
+        Public name of the operation.
+    group : str
+        Name of its group.
+    """
+
+    __slots__ = ("_api", "_begun", "_group")
+
+    def __init__(self, str api, str group):
+        self._api = api
+        self._group = group
+        self._begun = None
+
+    def __enter__(self):
+        if profiled():
+            self._begun = begin_range(f"hpcdist::{self._api} ({self._group})")
+        return self
+
+    def __exit__(self, *exc):
+        if self._begun is not None:
+            end_range(self._begun)

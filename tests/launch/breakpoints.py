@@ -1,0 +1,25 @@
+"""Stops rank RANK at a breakpoint: python breakpoints.py RANK."""
+
+import sys
+import time
+from datetime import timedelta
+
+import hpcdist as dist
+
+dist.init_process_group(timeout=timedelta(seconds=1))
+rank = dist.get_rank()
+
+
+def train(step):
+    secret = f"only-rank-{rank}-knows-{step}"
+    before = time.monotonic()
+    dist.breakpoint(int(sys.argv[1]), skip=1)
+    after = time.monotonic()
+    return secret, after - before
+
+
+_, first = train(0)
+_, second = train(1)
+dist.barrier()
+# the others have waited longer than the group's timeout, and without an error
+print(f"rank {rank} waited {first:.1f} {second:.1f}", flush=True)
