@@ -92,8 +92,7 @@ def test_collectives(np: int) -> None:
         ]
     else:
         assert lines(ended, "float32") == [
-            "0:   ranks 0, 1: all_reduce(float32[4], op=SUM) at "
-            f"{where(ended)} in a_mistake",
+            f"0:   ranks 0, 1: all_reduce(float32[4], op=SUM) at {where(ended)} in a_mistake",
             f"0:   rank 2: all_reduce(float32[5], op=SUM) at {where(ended)} in a_mistake",
         ]
         assert lines(ended, "raised the same") == ["1: raised the same", "2: raised the same"]
@@ -164,6 +163,42 @@ def test_average_gradients_trains_the_same_on_any_number_of_ranks() -> None:
     assert losses(one) == pytest.approx(losses(three), abs=2e-4)
     accuracies = re.findall(r"test accuracy ([\d.]+)%, parameters equal on all ranks", three.text)
     assert len(accuracies) == 3 and min(map(float, accuracies)) > 85
+
+
+def test_ddp_features(tmp_path: Path) -> None:
+    ended = example(2, "07_ddp_features.py", "--save", str(tmp_path / "features.pt"))
+    rows = dict(
+        re.findall(r"^(\S.*?) +loss ([\d.]+), parameters equal on all ranks$", ended.text, re.M)
+    )
+    assert len(rows) == 11 and "DIFFERENT" not in ended.text
+    assert rows["plain"] == rows["ZeroRedundancyOptimizer"] == rows["ZeRO inside backward"]
+    assert rows["plain"] == rows["stopped"] == rows["not stopped"]
+    assert float(rows["bfloat16"]) == pytest.approx(float(rows["plain"]), abs=0.01)
+    kept = lines(ended, "keeps the state")
+    assert sum(int(line.split()[5]) for line in kept) == 6
+    assert lines(ended, "took") == ["0: took 8 steps", "1: took 9 steps"]
+    assert os.listdir(tmp_path) == ["features.pt"]
+
+
+def test_ddp_features_on_one_rank() -> None:
+    assert "keeps the state of 6 of 6" in example(1, "07_ddp_features.py").text
+
+
+def test_transformer_goes_on_and_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
+    few = ("--batch-size", "6", "--every", "10", "--write", "5")
+    file = str(tmp_path / "writer.pt")
+    whole = example(1, "08_transformer.py", "--steps", "20", *few)
+    first = example(3, "08_transformer.py", "--steps", "10", "--save", file, *few)
+    second = example(2, "08_transformer.py", "--steps", "20", "--resume", file, *few)
+    found = [
+        re.findall(r"^step (\d+): loss ([\d.]+)$", e.text, re.M) for e in (whole, first, second)
+    ]
+    assert [int(step) for step, _ in found[0]] == [10, 20]
+    losses = [float(loss) for _, loss in found[0]]
+    assert max(losses) < 3.6  # who guesses among 95 characters has 4.55
+    assert [float(loss) for _, loss in found[1] + found[2]] == pytest.approx(losses, abs=2e-2)
+    assert os.listdir(tmp_path) == ["writer.pt"]
+    assert "it writes:" in second.text
 
 
 # --- train_digits.py -----------------------------------------------------------------------------
