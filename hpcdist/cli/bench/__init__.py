@@ -28,6 +28,7 @@ DEFAULT = "collectives"
 BENCHES: dict[str, str] = {
     "collectives": "time and bandwidth of collectives, beside other libraries (the default)",
     "p2p": "latency and bandwidth between two ranks, beside other libraries",
+    "store": "latency of the key-value stores, beside torch's",
     "overlap": "how much of an all_reduce hides behind computation",
     "ddp": "a training step of DistributedDataParallel, beside torch's over gloo",
 }

@@ -1,13 +1,16 @@
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "hd_client.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #define SLICE_NS 50000000 /* how often signals are looked at */
+#define SPIN_NS 25000     /* a server on this machine answers within it; sleeping costs 5 us more */
 enum {
     ROOM = 16 * 1024,        /* of the buffer, for usual requests and replies */
     KEPT = 1 << 20,          /* a longer buffer is not kept */
@@ -54,6 +57,25 @@ static int give(hd_client *c, const uint8_t *data, uint64_t size, int64_t deadli
             return rc;
     }
     return HD_FINE;
+}
+
+/* Looks for an answer without sleeping, for a moment, if there is a core for the server too. */
+static ssize_t look(int fd, uint8_t *into, uint64_t room)
+{
+    static int cores;
+    int64_t end = hd_clock() + SPIN_NS;
+    ssize_t n = -1;
+    if (!__atomic_load_n(&cores, __ATOMIC_RELAXED)) {
+        cpu_set_t set;
+        int found = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+        __atomic_store_n(&cores, found, __ATOMIC_RELAXED);
+    }
+    if (__atomic_load_n(&cores, __ATOMIC_RELAXED) > 1) {
+        do
+            n = recv(fd, into, room, MSG_DONTWAIT);
+        while (n < 0 && errno == EAGAIN && hd_clock() < end);
+    }
+    return n;
 }
 
 /* Receives at least one byte. */
@@ -197,11 +219,17 @@ static int hear(hd_client *c, hd_reply *r, int64_t deadline, hd_hook hook)
     int rc, known = 0;
     uint8_t tag[HD_TAG];
     hd_mac m;
+    ssize_t first = look(c->fd, c->buffer, c->room);
     while (have < total) {
-        if ((rc = widen(c, have, total)) ||
-            (rc = take(c, c->buffer + have, c->room - have, deadline, hook, &got)))
+        if (first > 0) {
+            have = (uint64_t)first;
+            first = 0;
+        } else if ((rc = widen(c, have, total)) ||
+                   (rc = take(c, c->buffer + have, c->room - have, deadline, hook, &got))) {
             return rc;
-        have += got;
+        } else {
+            have += got;
+        }
         if (!known && have >= HD_HEAD) {
             if (hd_head_unpack(c->buffer, &r->head))
                 return HD_IMPOSTOR;

@@ -61,7 +61,10 @@ void hd_conn_free(hd_conn *c)
 
 static int64_t patience(const hd_server *s, uint64_t bytes)
 {
-    return s->now + s->limits.message_ns + (int64_t)(bytes >> 20) * 1000000000;
+    int64_t mebibytes = (int64_t)(bytes >> 20);
+    if (mebibytes > 1 << 20) /* announced, by somebody who will not send it */
+        mebibytes = 1 << 20;
+    return s->now + s->limits.message_ns + mebibytes * 1000000000;
 }
 
 /* --- the handshake ----------------------------------------------------------------------------- */
