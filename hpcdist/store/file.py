@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from hpcdist import config
 from hpcdist.errors import QueueEmptyError, StoreTimeoutError
@@ -27,6 +28,8 @@ from ._table import Table
 from .base import Store, Value
 
 __all__ = ["FileStore"]
+
+T = TypeVar("T")
 
 _LONGEST_NAP = 0.01
 
@@ -213,7 +216,7 @@ class FileStore(Store):
         twin._timeout = self._timeout
         return twin
 
-    def _look(self, question: Callable[[Table], int | list[str]]) -> int | list[str]:
+    def _look(self, question: Callable[[Table], T]) -> T:
         """Ask the up-to-date contents."""
         with self._file.mutex:
             return question(self._file.refresh(self._deadline(None)))
