@@ -5,12 +5,13 @@
 #FLUX: -c 8
 #FLUX: -t 30m
 #
-# Ranks on CPUs under Flux:   flux batch jobscripts/flux.sh python examples/train_digits.py
+# Ranks on CPUs under Flux, from the folder that holds jobscripts/:
+#   flux batch jobscripts/flux.sh python examples/train_digits.py
 # The lines above are nodes, ranks and cores per rank; RANKS and CORES_PER_RANK say it to the ranks.
 set -euo pipefail
 
 cores_per_rank=${CORES_PER_RANK:-8}
-# One core of each rank is left to hpcdist, which moves data while the program computes.
-export OMP_NUM_THREADS=$((cores_per_rank > 1 ? cores_per_rank - 1 : 1))
+# shellcheck source=jobscripts/env/infiniband.sh
+source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
 exec flux run -n "${RANKS:-8}" -c "$cores_per_rank" "$@"

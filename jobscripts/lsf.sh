@@ -3,15 +3,15 @@
 #BSUB -nnodes 2
 #BSUB -W 00:30
 #
-# Ranks on CPUs under LSF with jsrun:
+# Ranks on CPUs under LSF with jsrun, from the folder that holds jobscripts/:
 #   bsub jobscripts/lsf.sh                                  trains the digits
 #   PROGRAM="python train.py" RANKS=8 CORES_PER_RANK=8 bsub jobscripts/lsf.sh
 set -euo pipefail
 read -r -a program <<<"${PROGRAM:-python examples/train_digits.py}"
 
 cores_per_rank=${CORES_PER_RANK:-8}
-# One core of each rank is left to hpcdist, which moves data while the program computes.
-export OMP_NUM_THREADS=$((cores_per_rank > 1 ? cores_per_rank - 1 : 1))
+# shellcheck source=jobscripts/env/infiniband.sh
+source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
 # A resource set of jsrun holds one rank (-a 1) and its cores.
 exec jsrun -n "${RANKS:-8}" -a 1 -c "$cores_per_rank" -bind "packed:$cores_per_rank" \

@@ -8,6 +8,7 @@
 # HOSTS            a file with one host name per line; without it, this node only
 # RANKS_PER_NODE   default 2
 # CORES_PER_RANK   default: the node's cores divided by RANKS_PER_NODE
+# FABRIC           infiniband or ethernet; default: infiniband where a port is active
 set -euo pipefail
 
 ranks_per_node=${RANKS_PER_NODE:-2}
@@ -19,13 +20,11 @@ if [[ -n ${HOSTS:-} ]]; then
 fi
 ranks=$((nodes * ranks_per_node))
 
-# One core of each rank is left to hpcdist, which moves data while the program computes.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores_per_rank > 1 ? cores_per_rank - 1 : 1))}
-
-# InfiniBand wants memory that the system may not move; too little of it makes the start fail.
-if [[ $(ulimit -l) != unlimited && -d /sys/class/infiniband ]]; then
-    echo "mpirun.sh: ulimit -l is $(ulimit -l) kB; ask for unlimited locked memory" >&2
-fi
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+fabric=ethernet
+if grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state; then fabric=infiniband; fi
+# shellcheck source=jobscripts/env/infiniband.sh
+source "$here/env/${FABRIC:-$fabric}.sh"
 
 if mpirun --version 2>&1 | grep -qi hydra; then
     # MPICH and its relatives pass the whole environment on.
@@ -35,10 +34,10 @@ else
     # Without these, Open MPI gives a rank one core if there are two ranks, and none of its own if
     # there are more.
     arguments=(-n "$ranks" --map-by "ppr:$ranks_per_node:node:PE=$cores_per_rank" --bind-to core)
-    arguments+=(-x OMP_NUM_THREADS)
-    # UCX moves data over InfiniBand; asking for it here turns a silent fall-back to TCP into an
-    # error. Where there is no such device Open MPI chooses for itself.
-    [[ ! -d /sys/class/infiniband ]] || arguments+=(--mca pml ucx)
+    # Open MPI passes on its own settings; the others' have to be named.
+    for name in $(compgen -e | grep -E '^(OMP|UCX|NCCL|RDMAV|IBV)_'); do
+        arguments+=(-x "$name")
+    done
     [[ -z ${HOSTS:-} ]] || arguments+=(--hostfile "$HOSTS")
 fi
 exec mpirun "${arguments[@]}" "$@"

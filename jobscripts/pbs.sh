@@ -16,8 +16,9 @@ read -r -a program <<<"${PROGRAM:-python examples/train_digits.py}"
 ranks=$(wc -l <"$PBS_NODEFILE")
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 ranks_per_node=$((ranks / nodes))
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-7}
-cores_per_rank=$((OMP_NUM_THREADS + 1))
+cores_per_rank=$((${OMP_NUM_THREADS:-7} + 1)) # PBS sets it from ompthreads
+# shellcheck source=jobscripts/env/infiniband.sh
+source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
 if mpiexec --help 2>&1 | grep -q -- --cpu-bind; then
     # PALS, on Cray EX: --depth is what a rank has to itself.

