@@ -105,6 +105,8 @@ cdef extern from "hd_engine.h" nogil:
     void hd_arm_exit(int)
     int hd_in_child()
     int hd_pmi_answer(int)
+    void hd_pmi_relay_begin()
+    void hd_pmi_relay_end()
 
     int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)

@@ -20,6 +20,7 @@ from hpcdist cimport libmpi
 from hpcdist._buffer cimport fill
 from hpcdist._ops cimport ReduceOp, as_reduce_op
 
+from hpcdist import launchers
 from hpcdist.errors import (
     DistBackendError,
     DistError,

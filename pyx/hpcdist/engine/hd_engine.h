@@ -195,6 +195,8 @@ void hd_arm_exit(int owns_mpi);                       /* libc exit handler: fina
 void hd_exit_watch(void);                             /* ends this process if it waits in its end for a dead one */
 int hd_pmi_answer(int fd);                            /* from now on a thread answers MPI's requests on fd */
 int hd_pmi_active(void);                              /* 1 after that: the job has no launcher */
+void hd_pmi_relay_begin(void);                         /* around MPI_Init: see hd_pmi_relay.c */
+void hd_pmi_relay_end(void);
 int hd_in_child(void);                                /* 1 in a process forked after MPI started */
 
 /* ---- communicators ---- */

@@ -37,9 +37,13 @@ cdef bint no_core_to_spare() except -1:
     own = len(os.sched_getaffinity(0))
     if own < 2:
         return True
-    ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    launch = launchers.detect()
+    if launch is None:
+        return False
+    # Some launchers do not say how many ranks the node has: then as many as there may be.
+    ranks = launch.local_size or launch.size or 1
     # Unbound, all ranks of the node have the same cores; bound to two or more, each has its own.
-    return own == os.cpu_count() and ranks.isdecimal() and own < 2 * int(ranks)
+    return own == os.cpu_count() and own < 2 * ranks
 
 
 def init_mpi():
@@ -66,7 +70,9 @@ def init_mpi():
         crowded = no_core_to_spare()
         with nogil:
             begin_yielding(crowded)
+            hd_pmi_relay_begin()
             rc = libmpi.MPI_Init_thread(NULL, NULL, libmpi.MPI_THREAD_MULTIPLE, &provided)
+            hd_pmi_relay_end()
             end_yielding()
         if rc != libmpi.MPI_SUCCESS:
             raise DistBackendError(f"MPI_Init_thread failed (error {rc})")
