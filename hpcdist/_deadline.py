@@ -88,7 +88,9 @@ class deadline(contextlib.ContextDecorator):
             _arm_native()
         name = f"deadline_of_{self.seconds:g}_s_on_{_rank_text().replace(' ', '_')}"
         watch = _named(_watch, name.replace(".", "_"))
-        threading.Thread(target=watch, args=(self,), name=name, daemon=True).start()
+        thread = threading.Thread(target=watch, args=(self,), name=name, daemon=True)
+        thread.calls_no_operation = True  # type: ignore[attr-defined]  # for the engine
+        thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

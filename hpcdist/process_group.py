@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import timedelta
 from typing import Any
 
@@ -135,6 +136,7 @@ class ProcessGroup(Collectives):
 
     def _check_rank(self, rank: int, what: str) -> int:
         """A rank in the group, or ValueError."""
+        rank = operator.index(rank)
         if 0 <= rank < self._comm.size:
             return rank
         raise ValueError(

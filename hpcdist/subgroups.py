@@ -356,6 +356,8 @@ def _timeout(timeout: timedelta | None, parent: ProcessGroup) -> timedelta:
         return parent.timeout
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
+    if timeout <= timedelta(0):
+        raise ValueError(f"timeout must be positive, not {timeout}")
     return timeout
 
 

@@ -169,7 +169,17 @@ cdef object gaps(str role, object obj):
     )
 
 
-cdef object fill_dlpack(object obj, hd_buf* b, dlpack.tensor_from_object function, str role):
+cdef int leaf(object obj, str role) except -1:
+    torch = sys.modules["torch"]
+    if obj.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"{role} is a leaf that requires grad: autograd would not see it change. Pass {role}.detach(), or make the "
+            f"call under torch.no_grad()"
+        )
+    return 0
+
+
+cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from_object function, str role):
     cdef DLTensor t
     try:
         function(<void*> obj, &t)
@@ -183,6 +193,8 @@ cdef object fill_dlpack(object obj, hd_buf* b, dlpack.tensor_from_object functio
     # DLPack passes on the memory of a lazily negated or conjugated view, which holds other numbers.
     if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return refuse(obj, role)
+    if writable and b.dtype >= HD_FLOAT16 and obj.requires_grad:
+        leaf(obj, role)
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
@@ -238,7 +250,7 @@ cdef object fill_protocol(object obj, hd_buf* b, bint writable, str role):
     return keep
 
 
-cdef object fill_attributes(object obj, hd_buf* b, str role):
+cdef object fill_attributes(object obj, hd_buf* b, bint writable, str role):
     """torch before 2.10: no exchange capsule."""
     cdef int64_t shape[64]
     cdef int64_t strides[64]
@@ -254,6 +266,8 @@ cdef object fill_attributes(object obj, hd_buf* b, str role):
     for i in range(ndim):
         shape[i] = obj.shape[i]
         strides[i] = obj.stride(i)
+    if writable and obj.requires_grad:
+        leaf(obj, role)
     b.ptr = <char*> <uintptr_t> obj.data_ptr()
     if layout_of(b, ndim, shape, strides, 1) < 0:
         raise gaps(role, obj)
@@ -272,10 +286,10 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
             functions[tp] = find_function(tp)
         address = functions[tp]
         if address == 0:
-            return fill_attributes(obj, b, role)
+            return fill_attributes(obj, b, writable, role)
         known_type = tp
         known_function = <dlpack.tensor_from_object> address
-        return fill_dlpack(obj, b, known_function, role)
+        return fill_dlpack(obj, b, writable, known_function, role)
     if PyObject_CheckBuffer(obj):
         return fill_protocol(obj, b, writable, role)
     if hasattr(obj, "__dlpack__"):
@@ -291,7 +305,7 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
 cdef object fill(object obj, hd_buf* b, bint writable, str role):
     # Parameters alternate with tensors: both stay in the dictionary, the last one here.
     if type(obj) is known_type:
-        return fill_dlpack(obj, b, known_function, role)
+        return fill_dlpack(obj, b, writable, known_function, role)
     return fill_slow(obj, b, writable, role)
 
 

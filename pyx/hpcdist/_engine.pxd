@@ -32,6 +32,7 @@ cdef extern from "hd_engine.h" nogil:
     ctypedef struct hd_seg:
         char* ptr
         int64_t n
+        uint64_t form, strides
 
     ctypedef struct hd_session:
         pass
@@ -81,6 +82,7 @@ cdef extern from "hd_engine.h" nogil:
     ctypedef struct hd_hooks:
         void (*site)(hd_job*) noexcept
         int (*slow)(hd_job*) noexcept
+        int (*alone)() noexcept
         void (*release)(hd_job*) noexcept nogil
         void (*notify)(hd_job*) noexcept nogil
 
@@ -120,6 +122,7 @@ cdef extern from "hd_engine.h" nogil:
 
     int hd_p2p_start(hd_comm*, hd_job*)
     int hd_p2p_test(hd_job*)
+    int hd_p2p_unfinished(const hd_job*)
     int hd_p2p_wait(hd_job*, double, int)
     void hd_p2p_watch(hd_job*)
     int hd_p2p_take_back(hd_job*)

@@ -5,6 +5,7 @@ Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. Th
 """
 
 import atexit
+import operator
 import os
 import sys
 import threading

@@ -225,6 +225,7 @@ cdef class Comm:
     def cpus(self):
         """tuple of int: CPUs this process may use, and CPUs all ranks of the node may use together."""
         cdef int own, node
+        check_alive(self)
         hd_session_cpus(self.c.session, &own, &node)
         return own, node
 
@@ -297,6 +298,7 @@ cdef class Comm:
                 raise ValueError(
                     f"output has {b.n} elements, but input_list[{self.c.rank}] has {j.in_[self.c.rank].n}"
                 )
+            same_order(b.strides, j.in_[self.c.rank].strides, "output", "input_list", self.c.rank)
             reduces(&j, as_reduce_op(op))
             j.nout = 1
             j.out1.ptr = b.ptr
@@ -317,6 +319,7 @@ cdef class Comm:
                 f"input has {b.n} elements; it must have {self.c.size} (the group's size) times output's {o.n}"
             )
         contiguous(&b, "input")
+        contiguous(&o, "output")
         begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
         subject(&j, &b, True)
         reduces(&j, as_reduce_op(op))
@@ -381,6 +384,7 @@ cdef class Comm:
             raise ValueError(
                 f"output has {o.n} elements; it must have {self.c.size} (the group's size) times input's {b.n}"
             )
+        contiguous(&b, "input")
         contiguous(&o, "output")
         own = o.ptr + <int64_t> self.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
         if b.ptr != own and overlap(&b, &o):
@@ -416,7 +420,8 @@ cdef class Comm:
             j.layout = 0
             j.count = j.in_[0].n
             for r in range(self.c.size):
-                j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
+                j.uneven |= j.in_[r].n != j.count or j.in_[r].form != j.in_[0].form
+                j.uneven |= j.out[r].n != j.count or j.out[r].form != j.in_[0].form
         except BaseException:
             hd_job_clear(&j)
             raise
@@ -445,6 +450,7 @@ cdef class Comm:
             j.count = j.in_[0].n
             for r in range(self.c.size):
                 j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
+                j.in_[r].form = j.out[r].form = row_form(&b)  # the inputs of all ranks have rows of one shape
             if self.c.check == 0 and (input_splits or output_splits):
                 j.uneven = 1  # unchecked, the ranks cannot agree on the even form
         except BaseException:
@@ -460,21 +466,21 @@ cdef class Comm:
 
     # ---- point to point ----
 
-    def isend(self, tensor, int dst, int tag=0):
+    def isend(self, tensor, int dst, tag=0):
         """Starts a send. See :func:`hpcdist.isend`."""
-        return post(self, tensor, dst, tag, HD_SEND, ISEND)
+        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND)
 
-    def irecv(self, tensor, int src=-1, int tag=0):
+    def irecv(self, tensor, int src=-1, tag=0):
         """Starts a receive; src -1 is any rank. See :func:`hpcdist.irecv`."""
-        return post(self, tensor, src, tag, HD_RECV, IRECV)
+        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV)
 
-    def send(self, tensor, int dst, int tag=0):
+    def send(self, tensor, int dst, tag=0):
         """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""
-        transfer(self, tensor, dst, tag, HD_SEND, SEND)
+        transfer(self, tensor, dst, tag_of(self, tag), HD_SEND, SEND)
 
-    def recv(self, tensor, int src=-1, int tag=0):
+    def recv(self, tensor, int src=-1, tag=0):
         """Receives; src -1 is any rank; returns the sender. See :func:`hpcdist.recv`."""
-        return transfer(self, tensor, src, tag, HD_RECV, RECV)
+        return transfer(self, tensor, src, tag_of(self, tag), HD_RECV, RECV)
 
     def __repr__(self):
         return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"
@@ -521,7 +527,9 @@ cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str ro
             )
         list[i].ptr = b.ptr
         list[i].n = b.n
-        h = hd_mix(hd_mix(h, <uint64_t> b.n), b.strides)
+        list[i].form = form_of(&b)
+        list[i].strides = b.strides
+        h = hd_mix(hd_mix(h, b.shape), b.strides)
     j.layout = h
     return keep
 
@@ -542,6 +550,23 @@ cdef int contiguous(hd_buf* b, str role) except -1:
     if b.strides != 0:
         raise ValueError(f"{role} must be C-contiguous, because its blocks are; pass {role}.contiguous()")
     return 0
+
+
+cdef int same_order(uint64_t one, uint64_t other, str role, str places, int place) except -1:
+    if one != other:
+        raise ValueError(
+            f"{role} and {places}[{place}] have their elements in different orders in memory (strides), and nothing is "
+            f"copied silently: pass {role}.contiguous() and contiguous {places}"
+        )
+    return 0
+
+
+cdef uint64_t row_form(hd_buf* b) noexcept:
+    cdef uint64_t h = <uint64_t> b.ndim
+    cdef int i
+    for i in range(1, min(b.ndim, HD_MAX_DIMS)):
+        h = hd_mix(h, <uint64_t> b.dims[i])
+    return h | (<uint64_t> 1 << 63) if b.n else 0
 
 
 cdef bint overlap(hd_buf* a, hd_buf* b):
@@ -580,7 +605,7 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
             if list[root].n != b.n:
                 raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
             for r in range(comm.c.size):
-                j.uneven |= list[r].n != b.n
+                j.uneven |= list[r].n != b.n or list[r].form != form_of(&b)
         subject(&j, &b, False)
         j.pairwise = 1
         j.root = root
@@ -589,10 +614,12 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
             j.nin = 1
             j.in1.ptr = b.ptr
             j.in1.n = b.n
+            j.in1.form = form_of(&b)
         else:
             j.nout = 1
             j.out1.ptr = b.ptr
             j.out1.n = b.n
+            j.out1.form = form_of(&b)
         j.listed = mine
     except BaseException:
         hd_job_clear(&j)
@@ -632,12 +659,22 @@ cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, bin
                 raise ValueError(
                     f"tensor has {j.in_[i].n} elements, but its place tensor_list[{comm.c.rank}] has {mine.n}"
                 )
+            same_order(j.in_[i].strides, mine.strides, "tensor", "tensor_list", comm.c.rank)
         j.nin = n
         j.nout = n * size
     except BaseException:
         hd_job_clear(&j)
         raise
     return run(comm, &j, async_op, keep, flat)
+
+
+cdef int64_t whole(object n, str role) except? -2:
+    try:
+        return operator.index(n)  # Cython would take 1.5 for 1
+    except TypeError:
+        raise TypeError(f"{role}_split_sizes must hold whole numbers, not {n!r}") from None
+    except OverflowError:
+        raise ValueError(f"{role}_split_sizes has an entry of {n}, more than any tensor has rows") from None
 
 
 cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) except -1:
@@ -657,7 +694,7 @@ cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) exce
         if len(splits) != size:
             raise ValueError(f"{role}_split_sizes has {len(splits)} entries; the group has {size} ranks")
     for r in range(size):
-        n = rows // size if splits is None else splits[r]
+        n = rows // size if splits is None else whole(splits[r], role)
         if n < 0:
             raise ValueError(f"{role}_split_sizes has a negative entry: {n}")
         list[r].ptr = b.ptr + at * row * <int64_t> hd_itemsize(b.dtype)

@@ -64,6 +64,17 @@ cdef int slow_hook(hd_job* j) noexcept with gil:
     return look_at_signals() != 0
 
 
+cdef int alone_hook() noexcept with gil:
+    """Whether this thread is the only one that can call an operation."""
+    try:
+        quiet = sum(getattr(thread, "calls_no_operation", False) for thread in threading.enumerate())
+        # the thread of the futures calls what the user chained to them, but only when there are some
+        quiet += notifier is not None and notifier.is_alive() and not watched and not completing
+        return len(sys._current_frames()) == 1 + quiet
+    except Exception:
+        return 0
+
+
 cdef int propagate() except -1:
     """Lets an exception go on that a signal handler raised while the engine waited."""
     return -1 if PyErr_Occurred() != NULL else 0

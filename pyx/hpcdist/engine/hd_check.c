@@ -47,6 +47,7 @@ typedef struct payload {
 typedef struct words {
     uint32_t seq[2];  /* which check text[] belongs to */
     int32_t veto_by;  /* who gave up on this rank */
+    int32_t veto_code;
     double veto_after;
     char text[2][HD_DESC];
 } __attribute__((aligned(HD_LINE))) words;
@@ -54,6 +55,7 @@ typedef struct words {
 struct hd_page {
     uint32_t nlog, reserved;
     uint32_t log[LOG];
+    int32_t log_code[LOG]; /* with what its members' calls end */
     slot slots[] __attribute__((aligned(HD_LINE)));
     /* payload payloads[n], then words words[n] follow */
 };
@@ -80,14 +82,15 @@ static uint32_t vetoed(uint64_t w) { return (uint32_t)w; }
 static uint64_t pack(uint32_t e, uint32_t v) { return ((uint64_t)e << 32) | v; }
 static uint64_t load(const uint64_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
 
-static void log_abandoned(hd_page *p, uint32_t n)
+static void log_abandoned(hd_page *p, uint32_t n, int code)
 {
     uint32_t i = __atomic_fetch_add(&p->reserved, 1, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&p->log_code[i % LOG], code, __ATOMIC_RELEASE);
     __atomic_store_n(&p->log[i % LOG], n, __ATOMIC_RELEASE);
     __atomic_fetch_add(&p->nlog, 1, __ATOMIC_ACQ_REL);
 }
 
-/* New entries since this rank last looked? Then: is n among them? */
+/* New entries since this rank last looked? Then: is n among them? With which code? */
 static int in_log(hd_comm *c, uint32_t n)
 {
     uint32_t k = __atomic_load_n(&c->page->nlog, __ATOMIC_ACQUIRE);
@@ -95,18 +98,20 @@ static int in_log(hd_comm *c, uint32_t n)
         return 0;
     for (int i = 0; i < LOG; i++)
         if (__atomic_load_n(&c->page->log[i], __ATOMIC_ACQUIRE) == n)
-            return 1;
+            return __atomic_load_n(&c->page->log_code[i], __ATOMIC_ACQUIRE);
     c->seen_log = k;
     return 0;
 }
 
-static int fail_abandoned(hd_comm *c, hd_job *j, uint32_t n, int late_rank)
+static int fail_abandoned(hd_comm *c, hd_job *j, uint32_t n, int late_rank, int code)
 {
     char buffer[HD_TEXT];
     hd_text t;
     words *w = words_of(c);
 
-    log_abandoned(c->page, n);
+    if (late_rank >= 0)
+        code = w[late_rank].veto_code;
+    log_abandoned(c->page, n, code);
     if (hd_fail_if_gone(c, j)) /* somebody gave up because a member has gone: say that */
         return j->code;
     hd_note_site(j);
@@ -124,13 +129,15 @@ static int fail_abandoned(hd_comm *c, hd_job *j, uint32_t n, int late_rank)
         hd_say(&t, late_rank == c->rank ? "; this rank enters with " : " because rank %d has not joined ", late_rank);
         hd_say_call(&t, c, j);
     }
+    if (code == HD_ERR_MISMATCH)
+        hd_say(&t, ". The ranks disagree about the order in which they use their groups");
     hd_say(&t, ". Nothing was transferred; the group can still be used.");
-    hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
+    hd_fail(j, code, "%s", buffer);
     return j->code;
 }
 
 /* Tries to abandon check n. 1: abandoned (missing ranks listed in t); 0: meanwhile everybody came. */
-static int veto(hd_comm *c, uint32_t n, double after, hd_text *missing)
+static int veto(hd_comm *c, uint32_t n, double after, int code, hd_text *missing)
 {
     words *w = words_of(c);
     int any = 0;
@@ -143,6 +150,7 @@ static int veto(hd_comm *c, uint32_t n, double after, hd_text *missing)
             } else {
                 w[r].veto_by = c->rank;
                 w[r].veto_after = after;
+                w[r].veto_code = code;
                 if (!__atomic_compare_exchange_n(word, &old, pack(entered(old), n), 0, __ATOMIC_ACQ_REL,
                                                  __ATOMIC_ACQUIRE))
                     continue;
@@ -153,7 +161,7 @@ static int veto(hd_comm *c, uint32_t n, double after, hd_text *missing)
         }
     }
     if (any)
-        log_abandoned(c->page, n);
+        log_abandoned(c->page, n, code);
     return any;
 }
 
@@ -167,7 +175,7 @@ static int give_up(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int in
     hd_describe_here(words_of(c)[c->rank].text[n & 1], j); /* for those who come too late */
     __atomic_store_n(&words_of(c)[c->rank].seq[n & 1], n, __ATOMIC_RELEASE);
     hd_text_init(&missing, names, sizeof names);
-    if (!veto(c, n, after, &missing))
+    if (!veto(c, n, after, HD_ERR_TIMEOUT, &missing))
         return HD_OK;
     if (interrupted) {
         j->code = HD_ERR_INTERRUPT;
@@ -189,6 +197,29 @@ static int give_up(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int in
     }
     hd_say(&t, "\nNothing was transferred; the group can still be used.");
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
+    return j->code;
+}
+
+/* Ranks that call two groups in different orders wait for each other for ever. Rank r waits in check `other` of
+ * group `where`. 0: it came meanwhile. */
+static int crossed(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int r, uint32_t other, const char *where)
+{
+    char buffer[HD_TEXT], names[256];
+    hd_text t, missing;
+
+    hd_describe_here(words_of(c)[c->rank].text[n & 1], j); /* for those who come too late */
+    __atomic_store_n(&words_of(c)[c->rank].seq[n & 1], n, __ATOMIC_RELEASE);
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "the ranks disagree about the order in which they use their groups: rank %d ", r);
+    hd_session_report(c->session, c->node_slot[r], &t);
+    hd_say(&t, ", waiting for this rank to make call %u of group '%s', while this rank waits for it in ", other, where);
+    hd_say_call(&t, c, j);
+    hd_say(&t, ". Neither could go on. Nothing was transferred; make all ranks call their groups in one order, or pass "
+               "async_op=True and wait afterwards.");
+    hd_text_init(&missing, names, sizeof names);
+    if (!veto(c, n, hd_waiter_elapsed(w), HD_ERR_MISMATCH, &missing))
+        return HD_OK;
+    hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }
 
@@ -241,16 +272,19 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
     slot *s = p->slots, *me = &s[c->rank];
     const uint32_t n = ++c->check_seq;
     const int par = n & 1;
-    int differ = 0, uneven = j->uneven, polls = j->polls, too_late = 0;
+    int differ = 0, uneven = j->uneven, polls = j->polls, too_late = 0, code;
+    uint32_t seen = 0;
     hd_waiter w;
     uint64_t old;
+
+    const int64_t agreed = hd_agreed(j);
 
     me->d[par].hash = hash;
     if (j->tiny)
         memcpy(j->tiny <= (int)sizeof me->d[par].tiny ? me->d[par].tiny : payloads_of(c)[c->rank].bytes[par],
                j->own, (size_t)j->tiny);
     if (!j->tiny || j->tiny > (int)sizeof me->d[par].tiny)
-        me->d[par].count = j->count;
+        me->d[par].count = agreed;
     me->d[par].uneven = (uint32_t)j->uneven;
     me->d[par].polls = (uint32_t)j->polls;
     old = load(&me->word);
@@ -258,12 +292,12 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
         /* Logged before the others can see this rank inside n: they then look at the log, not at the veto. */
         if (AFTER(vetoed(old), n) && !too_late) {
             too_late = 1;
-            log_abandoned(p, n);
+            log_abandoned(p, n, words_of(c)[c->rank].veto_code);
         }
     } while (!__atomic_compare_exchange_n(&me->word, &old, pack(n, too_late ? vetoed(old) : n - 1), 0,
                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
     if (too_late)
-        return fail_abandoned(c, j, n, c->rank);
+        return fail_abandoned(c, j, n, c->rank, 0);
 
     hd_waiter_init(&w, hd_session_spin(c->session, !j->inline_), j->timeout);
     for (int i = 1; i < c->size; i++) {
@@ -276,7 +310,7 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
             if (AFTER(entered(word), n))
                 break;
             if (AFTER(vetoed(word), n))
-                return fail_abandoned(c, j, n, r);
+                return fail_abandoned(c, j, n, r, 0);
             ev = hd_waiter_step(&w);
             if (!ev)
                 continue;
@@ -296,8 +330,18 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
                     char names[64];
                     hd_text t;
                     hd_text_init(&t, names, sizeof names);
-                    veto(c, n, hd_waiter_elapsed(&w), &t);
+                    veto(c, n, hd_waiter_elapsed(&w), HD_ERR_TIMEOUT, &t);
                     return hd_fail_gone(c, j, r, how);
+                }
+                if (j->inline_ && j->code == HD_OK) {
+                    const char *where = "";
+                    uint32_t other;
+                    hd_session_blocked(c->session, c, n, w.limit < 0 ? 1e9 : j->timeout - hd_waiter_elapsed(&w));
+                    other = hd_session_crossed(c->session, c, c->node_slot[r], &where);
+                    /* Seen twice: 50 ms apart. */
+                    if (other && other == seen && crossed(c, j, n, &w, r, other, where))
+                        return j->code;
+                    seen = other;
                 }
             }
             if ((ev & HD_WAIT_EXPIRED) && give_up(c, j, n, &w, 0))
@@ -305,13 +349,13 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
         }
         differ |= s[r].d[par].hash != hash;
         if (!j->tiny) {
-            differ |= !j->pairwise && s[r].d[par].count != j->count;
-            uneven |= s[r].d[par].uneven || s[r].d[par].count != j->count;
+            differ |= !j->pairwise && s[r].d[par].count != agreed;
+            uneven |= s[r].d[par].uneven || s[r].d[par].count != agreed;
         }
         polls |= (int)s[r].d[par].polls;
     }
-    if (in_log(c, n))
-        return fail_abandoned(c, j, n, -1);
+    if ((code = in_log(c, n)))
+        return fail_abandoned(c, j, n, -1, code);
     if (differ)
         return disagree(c, j, n);
     if (j->tiny)

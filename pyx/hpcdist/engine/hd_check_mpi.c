@@ -269,7 +269,7 @@ static int wait_for(hd_comm *c, hd_job *j, MPI_Request *req, uint32_t n)
 int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
 {
     /* A maximum over (x, ~x) tells whether all x are the same. */
-    const uint64_t count = (uint64_t)j->count;
+    const uint64_t count = (uint64_t)hd_agreed(j);
     const uint32_t n = ++c->check_seq;
     hd_post *p = c->post;
     vote *v = p->vote;

@@ -40,7 +40,9 @@ enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
 
 typedef struct hd_seg {
     char *ptr;
-    int64_t n; /* elements */
+    int64_t n;     /* elements */
+    uint64_t form; /* shape and strides; 0: nothing there, fits everything */
+    uint64_t strides;
 } hd_seg;
 
 typedef struct hd_comm hd_comm;
@@ -76,6 +78,10 @@ struct hd_job {
     int peer, tag;
     MPI_Request req;
     MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
+    struct hd_envelope *envelope; /* Open MPI only: what goes before a long message; see hd_envelope.c */
+    MPI_Request envelope_req;
+    char *spill;          /* where a message goes that is longer than its tensor */
+    int64_t got;          /* bytes that came */
     int source;           /* who sent */
     int64_t posted;       /* ns */
     pthread_mutex_t mu;   /* guards req: MPI_Test by one thread at a time */
@@ -108,6 +114,7 @@ struct hd_comm {
     int64_t chunk;        /* bytes of one piece of a long reduction */
     int tag_limit;        /* largest user tag */
     uint32_t seq;         /* collectives begun */
+    uint32_t mailed;      /* long messages sent */
     hd_session *session;
     int *node_slot;       /* slot of each member on this node's status page, -1: another node */
     int one_node;
@@ -162,6 +169,7 @@ void hd_notify_stop(void);
 typedef struct hd_hooks {
     void (*site)(hd_job *j);     /* inline job: take the GIL, note the calling line */
     int (*slow)(hd_job *j);      /* inline job waits: the same, and look at signals; 1: a handler raised */
+    int (*alone)(void);          /* no other thread of this process can call an operation */
     void (*release)(hd_job *j);  /* the last owner is the engine: free with the GIL, later */
     void (*notify)(hd_job *j);   /* a watched job is done */
 } hd_hooks;
@@ -183,6 +191,11 @@ void hd_session_enter(hd_session *s, hd_job *j);      /* the status page: this r
 void hd_session_leave(hd_session *s);
 void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
 int hd_session_gone(hd_session *s, int slot);         /* 0 running, 1 left in order, 2 died, 3 failed */
+/* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
+void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
+/* The check of another group that the rank in `slot` cannot leave because this rank has not come to it, for as long
+ * as this rank cannot leave its own: neither will. 0: there is none. *where: that group. */
+uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
 void hd_session_report(hd_session *s, int slot, hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
 void hd_mpi_lock(const hd_session *s);                /* below MPI_THREAD_MULTIPLE: one thread at a time */
 void hd_mpi_unlock(const hd_session *s);
@@ -228,6 +241,8 @@ int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member 
 
 /* ---- running a job ---- */
 void hd_exec(hd_comm *c, hd_job *j);         /* check + data; fills code and text */
+/* What the entry check compares beside the fingerprint: the count, and of pairwise calls also shape and strides. */
+int64_t hd_agreed(const hd_job *j);
 int hd_verify_pairs(hd_comm *c, hd_job *j);  /* uneven counts: what I send is what you expect */
 int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);
 int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs);
@@ -241,6 +256,7 @@ int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
 
 /* ---- point to point ---- */
+int hd_p2p_unfinished(const hd_job *j);      /* MPI may still touch the tensor of a job that has ended */
 int hd_p2p_start(hd_comm *c, hd_job *j);     /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);                  /* 1 done */
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */

@@ -28,6 +28,7 @@ void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api)
     j->out = &j->out1;
     j->req = MPI_REQUEST_NULL;
     j->big = MPI_DATATYPE_NULL;
+    j->envelope_req = MPI_REQUEST_NULL;
     j->refs = 1;
 }
 
@@ -148,8 +149,11 @@ int hd_job_wait(hd_job *j, double seconds)
     hd_comm *c = j->comm;
     struct timespec until;
     int64_t ns;
-    int spins = hd_session_spin(c->session, 0) ? 2000 : 20;
+    int spins;
 
+    if (hd_job_state(j) == HD_DONE) /* the group may have been destroyed since, and has no session then */
+        return 1;
+    spins = hd_session_spin(c->session, 0) ? 2000 : 20;
     for (int i = 0; i < spins; i++) {
         if (hd_job_state(j) == HD_DONE)
             return 1;

@@ -4,18 +4,13 @@
  * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match and
  * cannot misread the bytes; a receive that waits looks for such a message now and then and says so. */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "hd_engine.h"
-
-#define TAG(user, dtype) ((user) * 32 + (dtype)) /* dtype codes stay below 31: 31 is the engine's own */
-
-_Static_assert(HD_NDTYPES <= 31, "the dtype code has five bits of the tag");
+#include "hd_p2p.h"
 
 static struct {
     pthread_mutex_t mu;
@@ -32,23 +27,12 @@ static int expired(const hd_job *j)
 
 int hd_p2p_start(hd_comm *c, hd_job *j)
 {
-    const int64_t bytes = j->count * (int64_t)hd_itemsize(j->dtype);
-    const int tag = TAG(j->tag, j->dtype);
-    hd_seg *b = j->kind == HD_SEND ? j->in : j->out;
-    MPI_Datatype type = MPI_BYTE;
-    int n = (int)bytes, rc;
+    int rc;
 
     pthread_mutex_init(&j->mu, NULL);
     j->posted = hd_now();
-    if (bytes > INT_MAX) {
-        type = j->big = hd_big_type(bytes);
-        n = 1;
-    }
     hd_mpi_lock(c->session);
-    if (j->kind == HD_SEND)
-        rc = MPI_Isend(b->ptr, n, type, j->peer, tag, c->mpi, &j->req);
-    else
-        rc = MPI_Irecv(b->ptr, n, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
+    rc = hd_message_begin(c, j);
     hd_mpi_unlock(c->session);
     if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
         j->req = MPI_REQUEST_NULL;
@@ -60,12 +44,12 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
 
 static void complete(hd_job *j, const MPI_Status *st, int rc)
 {
-    if (j->big != MPI_DATATYPE_NULL)
-        MPI_Type_free(&j->big);
-    if (rc != MPI_SUCCESS && j->kind == HD_RECV) {
+    hd_message_free(j);
+    if (j->kind == HD_RECV) {
         int class = rc;
-        MPI_Error_class(rc, &class);
-        if (class == MPI_ERR_TRUNCATE) {
+        if (rc != MPI_SUCCESS)
+            MPI_Error_class(rc, &class);
+        if (class == MPI_ERR_TRUNCATE || (rc == MPI_SUCCESS && j->got > j->count * (int64_t)hd_itemsize(j->dtype))) {
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent more than the %lld elements of %s that rank %d receives with tag %d (group '%s'%s%s): "
                     "the message is lost, the group can still be used",
@@ -78,14 +62,12 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
         return;
     if (j->kind == HD_RECV) {
         const int64_t item = (int64_t)hd_itemsize(j->dtype);
-        MPI_Count got = 0;
-        MPI_Get_elements_x(st, MPI_BYTE, &got);
         j->source = st->MPI_SOURCE;
-        if ((int64_t)got != j->count * item)
+        if (j->got != j->count * item)
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent %lld elements of %s with tag %d, rank %d expected %lld (group '%s'): the rest of "
                     "the tensor is unchanged",
-                    j->source, (long long)(got / item), hd_dtype_name(j->dtype), j->tag, j->comm->rank,
+                    j->source, (long long)(j->got / item), hd_dtype_name(j->dtype), j->tag, j->comm->rank,
                     (long long)j->count, j->comm->name);
     } else {
         j->source = j->comm->rank;
@@ -100,7 +82,7 @@ static int test_locked(hd_job *j)
     if (hd_job_state(j) == HD_DONE)
         return 1;
     hd_mpi_lock(j->comm->session);
-    rc = MPI_Test(&j->req, &done, &st);
+    rc = hd_message_test(j, &done, &st);
     hd_mpi_unlock(j->comm->session);
     if (!done && rc == MPI_SUCCESS)
         return 0;
@@ -124,25 +106,35 @@ int hd_p2p_test(hd_job *j)
 /* A receive can be taken back unless it has matched; a send cannot: its buffer stays owned for ever. */
 static void end_request(hd_job *j)
 {
-    int done = 0, cancelled = 0;
+    int done = 0, cancelled = 0, rc = MPI_SUCCESS;
+    const int64_t until = hd_now() + 500000000;
     MPI_Status st;
     if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
         return;
     hd_mpi_lock(j->comm->session);
-    MPI_Cancel(&j->req);
-    for (int k = 0; k < 1000 && !done; k++) {
-        if (MPI_Test(&j->req, &done, &st))
-            break;
+    if (!hd_message_matched(j)) {
+        MPI_Cancel(&j->req);
+        for (int k = 0; k < 1000 && !done; k++) {
+            if (MPI_Test(&j->req, &done, &st))
+                break;
+        }
+        if (done)
+            MPI_Test_cancelled(&st, &cancelled);
+        if (done && !cancelled)
+            rc = hd_message_arrived(j, &done, &st);
     }
-    if (done)
-        MPI_Test_cancelled(&st, &cancelled);
+    /* The rest of a long message is on its way: half a second, then it keeps the tensor. */
+    while (!rc && !done && hd_message_matched(j) && hd_now() < until)
+        rc = hd_message_test(j, &done, &st);
+    if (cancelled)
+        hd_message_free(j);
     hd_mpi_unlock(j->comm->session);
     if (done && !cancelled) { /* it arrived at the last moment */
         free(j->text);
         j->text = NULL;
         if (j->code != HD_ERR_INTERRUPT)
             j->code = HD_OK;
-        complete(j, &st, MPI_SUCCESS);
+        complete(j, &st, rc);
     }
 }
 
@@ -187,14 +179,11 @@ static int other_dtype(hd_job *j)
         MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
         hd_mpi_unlock(c->session);
         if (flag) {
-            MPI_Count got = 0;
-            MPI_Get_elements_x(&st, MPI_BYTE, &got);
             hd_fail(j, HD_ERR_MISMATCH,
-                    "rank %d sent %lld elements of %s with tag %d, but rank %d receives %lld elements of %s (group "
+                    "rank %d sent elements of %s with tag %d, but rank %d receives %lld elements of %s (group "
                     "'%s'%s%s). The message waits for a matching recv; the group can still be used.",
-                    st.MPI_SOURCE, (long long)got / (long long)hd_itemsize(d), hd_dtype_name(d), j->tag, c->rank,
-                    (long long)j->count, hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "",
-                    j->site);
+                    st.MPI_SOURCE, hd_dtype_name(d), j->tag, c->rank, (long long)j->count, hd_dtype_name(j->dtype),
+                    c->name, j->site[0] ? ", called at " : "", j->site);
             return 1;
         }
     }
@@ -307,7 +296,7 @@ static int sweep(void)
             poller.count--;
             progressed = 1;
             /* A send that was given up still reads its buffer: this reference is never dropped. */
-            if (j->req == MPI_REQUEST_NULL)
+            if (!hd_p2p_unfinished(j))
                 hd_job_unref(j);
         } else {
             p = &j->next;

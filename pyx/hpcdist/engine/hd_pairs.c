@@ -4,12 +4,32 @@
 
 #include "hd_engine.h"
 
-/* Counts that differ from rank to rank cannot be compared by a fingerprint: each sender tells each
- * receiver how much is coming, and all ranks hear whether every pair agrees. */
+/* What one rank tells another about a tensor between them. */
+typedef struct part {
+    int64_t n;
+    uint64_t form;
+} part;
+
+_Static_assert(sizeof(part) == 2 * sizeof(int64_t), "a part travels as two integers");
+
+int64_t hd_agreed(const hd_job *j)
+{
+    const hd_seg *own = j->kind == HD_SCATTER ? j->out : j->in;
+    return j->pairwise ? (int64_t)hd_mix((uint64_t)j->count, own->form) : j->count;
+}
+
+static int fits(const part *told, const hd_seg *own)
+{
+    return told->n == own->n && (told->form == own->form || !told->form || !own->form);
+}
+
+/* Sizes that differ from rank to rank cannot be compared by a fingerprint: each sender tells each
+ * receiver what is coming, and all ranks hear whether every pair agrees. */
 int hd_verify_pairs(hd_comm *c, hd_job *j)
 {
+    static const char form[] = "the same number of elements in another shape or other strides";
     const int n = c->size;
-    int64_t *told = malloc(2 * (size_t)n * sizeof *told), *mine = told ? told + n : NULL;
+    part *told = malloc(2 * (size_t)n * sizeof *told), *mine = told ? told + n : NULL;
     int rc = 0, ok = 1;
     char note[160] = "";
 
@@ -20,26 +40,33 @@ int hd_verify_pairs(hd_comm *c, hd_job *j)
     hd_mpi_lock(c->session);
     if (j->kind == HD_ALL_TO_ALL) {
         for (int r = 0; r < n; r++)
-            mine[r] = j->in[r].n;
-        rc = MPI_Alltoall(mine, 1, MPI_INT64_T, told, 1, MPI_INT64_T, c->mpi);
-        for (int r = 0; r < n && ok && !rc; r++)
-            if (told[r] != j->out[r].n) {
-                ok = 0;
+            mine[r] = (part){j->in[r].n, j->in[r].form};
+        rc = MPI_Alltoall(mine, 2, MPI_INT64_T, told, 2, MPI_INT64_T, c->mpi);
+        for (int r = 0; r < n && ok && !rc; r++) {
+            if (fits(&told[r], &j->out[r]))
+                continue;
+            ok = 0;
+            if (told[r].n == j->out[r].n)
+                snprintf(note, sizeof note, "rank %d sends rank %d %s", r, c->rank, form);
+            else
                 snprintf(note, sizeof note, "rank %d sends %lld elements where rank %d expects %lld", r,
-                         (long long)told[r], c->rank, (long long)j->out[r].n);
-            }
+                         (long long)told[r].n, c->rank, (long long)j->out[r].n);
+        }
     } else { /* gather and scatter: the root's list against each rank's own tensor */
-        int64_t own = j->kind == HD_GATHER ? j->in[0].n : j->out[0].n;
+        const hd_seg *own = j->kind == HD_GATHER ? &j->in[0] : &j->out[0];
         if (c->rank == j->root) {
             const hd_seg *list = j->kind == HD_GATHER ? j->out : j->in;
             for (int r = 0; r < n; r++)
-                mine[r] = list[r].n;
+                mine[r] = (part){list[r].n, list[r].form};
         }
-        rc = MPI_Scatter(mine, 1, MPI_INT64_T, told, 1, MPI_INT64_T, j->root, c->mpi);
-        if (!rc && told[0] != own) {
+        rc = MPI_Scatter(mine, 2, MPI_INT64_T, told, 2, MPI_INT64_T, j->root, c->mpi);
+        if (!rc && !fits(&told[0], own)) {
             ok = 0;
-            snprintf(note, sizeof note, "rank %d's list has %lld elements for rank %d, whose tensor has %lld",
-                     j->root, (long long)told[0], c->rank, (long long)own);
+            if (told[0].n == own->n)
+                snprintf(note, sizeof note, "rank %d's list has for rank %d %s", j->root, c->rank, form);
+            else
+                snprintf(note, sizeof note, "rank %d's list has %lld elements for rank %d, whose tensor has %lld",
+                         j->root, (long long)told[0].n, c->rank, (long long)own->n);
         }
     }
     free(told);

@@ -59,6 +59,25 @@ int hd_session_share(MPI_Comm node, size_t bytes, void **out)
     return HD_OK;
 }
 
+/* MPICH keeps the name of its node's segment until MPI_Finalize, so a job that is killed leaves 2 MB behind in
+ * /dev/shm every time. All ranks of the node have it mapped when they are out of MPI_Init: the name is of no use
+ * any more, and the memory goes with the last of them. */
+static void unlink_mpich_segment(void)
+{
+    static const char segment[] = "/dev/shm/mpich_shm_";
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        char *at = strstr(line, segment);
+        if (at && !strstr(at, " (deleted)")) {
+            at[strcspn(at, "\n")] = 0;
+            unlink(at);
+        }
+    }
+    if (maps)
+        fclose(maps);
+}
+
 /* ---- what others may ask ---- */
 
 uint64_t hd_session_node(const hd_session *s, int *slot)
@@ -172,8 +191,11 @@ int hd_session_open(MPI_Comm comm, hd_session **out, char *text, size_t room)
     MPI_Comm_rank(node, &s->slot);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
-    count_cpus(s, node);
+    count_cpus(s, node); /* a barrier as well */
+    if (s->slot == 0)
+        unlink_mpich_segment();
     fill_page(s, node);
+    hd_hydra_hold(node, s->node, s->slot, s->node_n, s->held);
     MPI_Comm_free(&node);
     hd_watchdog_start(s);
     *out = s;
@@ -192,6 +214,9 @@ void hd_session_unref(hd_session *s)
     for (int i = 0; i < s->node_n; i++)
         if (s->pidfd && s->pidfd[i] >= 0)
             close(s->pidfd[i]);
+    for (int i = 0; i < HD_HELD; i++)
+        if (s->held[i] >= 0)
+            close(s->held[i]);
     MPI_Finalized(&down);
     if (!down)
         MPI_Comm_free(&s->ctl);

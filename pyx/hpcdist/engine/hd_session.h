@@ -5,6 +5,8 @@
 #include "hd_engine.h"
 
 enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without a launcher only */
+#define HD_HELD 3
+
 enum { NO_PIDFD = -1, UNSEEN = -2 }; /* UNSEEN: another pid namespace, its pids mean nothing here */
 
 /* What one rank shows the others of its node. */
@@ -15,6 +17,8 @@ typedef struct entry {
     uint64_t since_phase, text_phase;
     char text[2][192];   /* what it is in (slow paths only) */
     char why[160];       /* of FAILING */
+    uint64_t blocked_phase, blocked_group; /* in this phase it waits in that group ... */
+    uint32_t blocked_check;                /* ... in this check, and can come to no other call meanwhile */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
@@ -31,6 +35,7 @@ struct hd_session {
     pthread_t watchdog;
     int watching, stop;
     int wake[2];
+    int held[HD_HELD];   /* the neighbour's lines to the launcher: see hd_hydra.c; or -1 */
     pthread_mutex_t mu;  /* comms */
     hd_comm *comms;
     pthread_mutex_t mpi_mu;
@@ -38,6 +43,8 @@ struct hd_session {
     uint32_t last_seq;
 };
 
+/* Collective over the ranks of a node. Descriptors to close in the end, or -1. */
+void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
 void hd_watchdog_start(hd_session *s);
 void hd_watchdog_stop(hd_session *s);
 void hd_exit_follow(hd_session *s);   /* the process's end looks at this session's page */

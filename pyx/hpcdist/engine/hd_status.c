@@ -47,6 +47,56 @@ void hd_session_note(hd_session *s, const hd_job *j)
     __atomic_store_n(&e->text_phase, (e->phase << 1) | (uint64_t)k, __ATOMIC_RELEASE);
 }
 
+#define SOON 5 /* seconds: a call that times out by then is left to it; programs may count on that */
+
+/* Can this process come to another call while it waits in the present one? */
+static int stuck_here(hd_session *s, double left)
+{
+    int pending = left < SOON;
+    pthread_mutex_lock(&s->mu);
+    for (hd_comm *c = s->comms; c; c = c->next)
+        pending |= __atomic_load_n(&c->pending, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&s->mu);
+    return !pending && hd_py.alone && hd_py.alone();
+}
+
+void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left)
+{
+    entry *e;
+    if (!s->page || !stuck_here(s, left))
+        return;
+    e = &s->page[s->slot];
+    e->blocked_group = c->uid;
+    e->blocked_check = n;
+    __atomic_store_n(&e->blocked_phase, e->phase, __ATOMIC_RELEASE);
+}
+
+uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where)
+{
+    const entry *e, *me;
+    uint64_t phase, group;
+    uint32_t n;
+    int waits = 0;
+
+    if (!s->page || slot < 0)
+        return 0;
+    e = &s->page[slot], me = &s->page[s->slot];
+    phase = __atomic_load_n(&e->blocked_phase, __ATOMIC_ACQUIRE);
+    group = e->blocked_group;
+    n = e->blocked_check;
+    if (!(phase & 1) || phase != __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE) || group == c->uid ||
+        me->blocked_phase != me->phase)
+        return 0;
+    pthread_mutex_lock(&s->mu);
+    for (hd_comm *other = s->comms; other && !waits; other = other->next)
+        if (other->uid == group && !other->freed && (int32_t)(n - other->check_seq) > 0) {
+            waits = 1;
+            *where = other->name;
+        }
+    pthread_mutex_unlock(&s->mu);
+    return waits ? n : 0;
+}
+
 int hd_session_gone(hd_session *s, int slot)
 {
     uint32_t state;

@@ -47,8 +47,11 @@ static void mourn(hd_session *s, int slot)
     entry *me = &s->page[s->slot];
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
-    hd_say(&t, "rank %u (pid %u) died without leaving its process group", s->page[slot].world_rank,
-           s->page[slot].pid);
+    hd_say(&t, "rank %u (pid %u) ", s->page[slot].world_rank, s->page[slot].pid);
+    if (s->page[slot].state == FAILING) /* as after Ctrl-C: Python ends by the signal, and nothing at exit runs */
+        hd_say(&t, "%.159s and ended", s->page[slot].why);
+    else
+        hd_say(&t, "died without leaving its process group");
     if (me->phase & 1)
         hd_say(&t, " while this rank is in %s #%u", s->last_api ? s->last_api : "an operation", s->last_seq);
     else if (me->phase)
@@ -120,8 +123,7 @@ static void *watchdog_main(void *arg)
             __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
             /* At once: a launcher ends the job too, but names no operation, and MPICH's takes a rank that
              * vanished with status 0 for success unless somebody says otherwise first. */
-            uint32_t its = __atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE);
-            if ((its == RUNNING || its == ABORTED) &&
+            if (__atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE) != LEAVING &&
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 mourn(s, i);
         }

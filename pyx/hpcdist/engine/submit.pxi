@@ -63,6 +63,11 @@ cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
     j.layout = hd_mix(b.shape, b.strides) if shape_agrees else 0
 
 
+cdef uint64_t form_of(hd_buf* b) noexcept:
+    """Shape and strides, for those calls whose tensors are compared pair by pair."""
+    return hd_mix(b.shape, b.strides) | 1 if b.n else 0
+
+
 cdef int reduces(hd_job* j, ReduceOp op) except -1:
     cdef const char* why = hd_op_refusal(op.code, j.dtype)
     if why != NULL:
@@ -188,7 +193,7 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api)
     begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
-    route(comm, peer, tag, kind, True)  # to itself too: both ends are in flight at once
+    route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
     if orphans != NULL:
         bury(NULL)
     job = <hd_job*> malloc(sizeof(hd_job))
@@ -210,7 +215,14 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api)
     return work
 
 
-cdef int route(Comm comm, int peer, int tag, int kind, bint itself) except -1:
+cdef int tag_of(Comm comm, object tag) except -1:
+    n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
+    if n < 0 or n > comm.c.tag_limit:
+        raise ValueError(f"tag {n} is outside 0..{comm.c.tag_limit}, what this MPI leaves to users")
+    return n
+
+
+cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
     cdef hd_comm* c = comm.c
     if peer == c.rank and not itself:
         raise ValueError(
@@ -219,8 +231,6 @@ cdef int route(Comm comm, int peer, int tag, int kind, bint itself) except -1:
         )
     if peer >= c.size or peer < (-1 if kind == HD_RECV else 0):
         raise ValueError(f"rank {peer} is not in group '{c.name.decode()}' of {c.size} ranks")
-    if tag < 0 or tag > c.tag_limit:
-        raise ValueError(f"tag {tag} is outside 0..{c.tag_limit}, what this MPI leaves to users")
     if kind == HD_RECV and c.size == 1 and not itself:
         raise ValueError("a group of one rank has nobody to receive from")
     return 0
@@ -246,7 +256,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
-    route(comm, peer, tag, kind, False)
+    route(comm, peer, kind, False)
     begin(&j, comm, kind, api)
     aim(&j, &b, peer, tag, kind)
     j.inline_ = 1
@@ -261,7 +271,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
         end_range(begun)
     if code == HD_OK:
         return j.source
-    if kind == HD_SEND and (code == HD_ERR_INTERRUPT or code == HD_ERR_TIMEOUT or code == HD_ERR_FAILED):
+    if hd_p2p_unfinished(&j):
         Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
     error = None if code == HD_ERR_INTERRUPT else error_of(code, j.text)
     hd_job_clear(&j)

@@ -50,14 +50,17 @@ cdef void release_hook(hd_job* j) noexcept nogil:
 
 hd_py.site = site_hook
 hd_py.slow = slow_hook
+hd_py.alone = alone_hook
 hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
 cdef dict watched = {}  # address of a job -> its Work, until the future is completed
 cdef object notifier = None
+cdef bint completing = False  # it runs callbacks right now
 
 
 def _complete_futures():
+    global completing
     cdef hd_job* j
     cdef Work work
     while True:
@@ -65,10 +68,12 @@ def _complete_futures():
             j = hd_notify_next()
         if j == NULL:
             return
+        completing = True
         work = watched.pop(<size_t> j, None)
         if work is not None:
             work.complete_future()
         work = None
+        completing = False
 
 
 cdef double seconds_of(object timeout) except? -2:

@@ -1,0 +1,20 @@
+/* Inside of point to point: shared by hd_p2p.c and hd_envelope.c only. */
+#ifndef HD_P2P_H
+#define HD_P2P_H
+
+#include "hd_engine.h"
+
+#define TAG(user, dtype) ((user) * 32 + (dtype)) /* dtype codes stay below 30: see there; 31 is the engine's own */
+#define TAG_LONG 30                              /* the rest of a long message, by its number */
+
+_Static_assert(HD_NDTYPES <= TAG_LONG, "the dtype code has five bits of the tag");
+
+/* One message, as hd_p2p.c sees it: begun, and looked at until it is done. With the lock of MPI held.
+ * A receive that is done has its bytes in j->got, and its sender in st. */
+int hd_message_begin(hd_comm *c, hd_job *j);
+int hd_message_test(hd_job *j, int *done, MPI_Status *st);
+int hd_message_arrived(hd_job *j, int *done, MPI_Status *st); /* the request of a receive is done: what came? */
+int hd_message_matched(const hd_job *j); /* a receive whose message is on its way: it cannot be taken back */
+void hd_message_free(hd_job *j);         /* when MPI is done with it */
+
+#endif
