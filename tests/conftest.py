@@ -280,3 +280,23 @@ def _world(request):
 def rng(request):
     """Random numbers that differ between tests and runs, and are the same on all ranks."""
     return np.random.default_rng((_seed, zlib.crc32(request.node.nodeid.encode())))
+
+
+@pytest.fixture
+def count(request):
+    """Report how many cases a test ran, and the seconds of the slowest: count(cases, slowest).
+
+    All ranks call it. tests/reliability.py adds the numbers up.
+    """
+
+    def report(cases: int, slowest: float = 0.0) -> None:
+        mpi = _is_mpi(request.node)
+        if mpi:
+            slowest = max(ranks.exchange(int(slowest * 1e6))) * 1e-6
+        path = os.environ.get("HPCDIST_TEST_COUNTS")
+        if path and (ranks.rank == 0 or not mpi):
+            line = {"test": request.node.name, "np": ranks.size, "cases": cases, "slowest": slowest}
+            with open(path, "a") as out:
+                out.write(json.dumps(line) + "\n")
+
+    return report

@@ -2,64 +2,92 @@
 
 from __future__ import annotations
 
+import random
 import re
-import time
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import Ended, run_job
+from long_form import LONG, size
 
 PROGRAMS = str(Path(__file__).with_name("programs.py"))
 
-#: The issue asks for 5 s; the job's own teardown by the launcher on a busy machine is on top.
-IN_TIME = 8.0
+#: Seconds. The promise is 2, and 5 after a SIGKILL; the short form may share its cores with
+#: anything, and the launcher's own teardown is on top.
+IN_TIME = 2.0 if LONG else 8.0
+AFTER_A_KILL = 5.0 if LONG else 10.0
+AT_ONCE = 0.1 if LONG else 2.0
 
 
-def leftovers() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("hpcdist-*")}
+def is_clean(ended: Ended) -> None:
+    """Nothing of the job may be left."""
+    assert not ended.orphans, (ended.orphans, ended.text)
+    assert not ended.shm, (ended.shm, ended.text)
 
 
-def left_behind(before: set[str]) -> set[str]:
-    """What stays; another job of this machine may be starting, and have a file for a moment."""
-    for _ in range(30):
-        if not leftovers() - before:
-            return set()
-        time.sleep(0.1)
-    return leftovers() - before
-
-
-@pytest.mark.parametrize(
-    ("program", "says"),
-    [
-        ("exception", r"hpcdist rank 1 of 2\] unhandled ValueError"),
-        ("sys_exit", r"rank 1\b.* (has left the job|exits with status 3)"),
-        ("os_exit", r"hpcdist rank 1 of 2\] os\._exit\(0\)"),
-    ],
-)
-@pytest.mark.parametrize("others", ["collective", "idle"])
-@pytest.mark.parametrize("starter", ["hpcdist", "mpi4py"])
-def test_a_rank_that_fails_ends_the_job(program, says, others, starter):
-    before = leftovers()
-    ended = run_job(2, PROGRAMS, program, others, *([starter] if starter == "mpi4py" else []))
+def is_failure(ended: Ended, seconds: float = IN_TIME) -> None:
+    """A job that ended as it must when a rank failed: not with 0, in time, and wholly."""
     assert ended.code != 0, ended.text
-    assert ended.seconds < IN_TIME, (ended.seconds, ended.text)
+    assert ended.seconds < seconds, (ended.seconds, ended.text)
+    is_clean(ended)
+
+
+SAYS = {
+    "exception": r"hpcdist rank 1 of 2\] unhandled ValueError",
+    "sys_exit": r"rank 1\b.* (has left the job|exits with status 3)",
+    "os_exit": r"hpcdist rank 1 of 2\] os\._exit\(0\)",
+    "terminated": r"rank 1 \(pid \d+\) died without leaving",
+    "killed": r"rank 1 \(pid \d+\) died without leaving",
+}
+#: What the rank does, what the others do meanwhile, who started MPI.
+ENDINGS = [
+    (program, others, starter)
+    for number, program in enumerate(SAYS)
+    for others in ("collective", "idle")
+    for starter in ("hpcdist", "mpi4py")
+    # the short form: each of them with half of the others
+    if LONG or (others == "idle") == ((starter == "mpi4py") ^ (number % 2))
+]
+
+
+@pytest.mark.parametrize(("program", "others", "starter"), ENDINGS)
+def test_a_rank_that_fails_ends_the_job(program, others, starter, count):
+    ended = run_job(2, PROGRAMS, program, others, *([starter] if starter == "mpi4py" else []))
+    is_failure(ended)
+    says = SAYS[program]
     if starter == "mpi4py" and program == "sys_exit":
         says += r"|hpcdist rank 1 of 2\] exits with an error"
     assert re.search(says, ended.text), ended.text
     if others == "collective" and program == "exception" and starter == "hpcdist":
         assert "RankFailedError: rank 1 of group 'world' failed" in ended.text, ended.text
-    assert not left_behind(before)
+    count(1, ended.seconds)
 
 
-@pytest.mark.parametrize("others", ["collective", "idle"])
-def test_a_killed_rank_ends_the_job(others):
-    ended = run_job(2, PROGRAMS, "killed", others)
-    assert ended.code != 0, ended.text
-    assert ended.seconds < IN_TIME, (ended.seconds, ended.text)
+def test_a_rank_killed_in_the_middle_of_all_reduce(count):
+    """At random moments, in whatever the others are then: they name the dead rank, and where."""
+    slowest, rounds = 0.0, size(4, 100)
+    for number in range(rounds):
+        np = (2, 3, 4)[number % 3]
+        victim, after = random.randrange(np), random.uniform(0.02, 0.7)
+        what = f"rank {victim} of {np} killed after {after:.3f} s"
+        ended = run_job(np, PROGRAMS, "killed_at_work", str(victim), f"{after:.3f}")
+        is_failure(ended, AFTER_A_KILL + after)
+        named = rf"rank {victim} \(pid \d+\) died .*all_reduce #\d+: aborting the job"
+        assert re.search(named, ended.text), (what, ended.text)
+        slowest = max(slowest, ended.seconds - after)
+    count(rounds, slowest)
 
 
-@pytest.mark.parametrize("where", ["collective", "recv", "wait"])
-def test_ctrl_c_interrupts_and_the_group_goes_on(where):
+@pytest.mark.parametrize("where", ["collective", "wait", "lane"])
+def test_ctrl_c_that_nobody_handles_ends_the_job(where, count):
+    ended = run_job(2, PROGRAMS, "unhandled_ctrl_c", where)
+    is_failure(ended, IN_TIME + 0.5)
+    assert "rank 1 of 2] unhandled KeyboardInterrupt" in ended.text, ended.text
+    count(1, ended.seconds - 0.3)
+
+
+@pytest.mark.parametrize("where", ["collective", "recv", "wait", "lane", "busy"])
+def test_ctrl_c_interrupts_and_the_group_goes_on(where, count):
     ended = run_job(2, PROGRAMS, "interrupted", where)
     assert ended.code == 0, ended.text
     after = re.search(r"interrupted after ([0-9.]+) s", ended.text)
@@ -67,6 +95,8 @@ def test_ctrl_c_interrupts_and_the_group_goes_on(where):
     assert ended.text.count("went on") == 2, ended.text
     if where == "collective":
         assert "late: this rank came too late: rank 0 gave up" in ended.text, ended.text
+    is_clean(ended)
+    count(1, float(after[1]))
 
 
 def test_dropped_operations_complete_at_exit():
@@ -77,9 +107,8 @@ def test_dropped_operations_complete_at_exit():
 
 def test_an_end_with_operations_that_nobody_joins_is_an_error():
     ended = run_job(2, PROGRAMS, "forgotten")
-    assert ended.code != 0, ended.text
+    is_failure(ended, 3 + IN_TIME)  # it gives them 3 s
     assert "rank 0 of 2] the program ends with operations" in ended.text, ended.text
-    assert ended.seconds < IN_TIME, (ended.seconds, ended.text)
 
 
 def test_a_failure_nobody_waited_for_is_told():
@@ -89,10 +118,45 @@ def test_a_failure_nobody_waited_for_is_told():
     )
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on():
+def test_a_forked_child_is_told_and_the_parent_goes_on(count):
     ended = run_job(2, PROGRAMS, "forked")
     assert ended.code == 0, ended.text
     assert ended.text.count("child told") == 2 and ended.text.count("went on") == 2, ended.text
+    is_clean(ended)
+    count(1)
+
+
+def test_children_of_multiprocessing_are_told_and_the_parent_goes_on(count):
+    ended = run_job(2, PROGRAMS, "multiprocessing_fork")
+    assert ended.code == 0, ended.text
+    # two children on each rank, six calls each
+    told = [float(s) for s in re.findall(r"child told after ([0-9.]+) s", ended.text)]
+    assert len(told) == 24 and max(told) < AT_ONCE, ended.text
+    assert ended.text.count("went on") == 2, ended.text
+    is_clean(ended)
+    count(24, max(told))
+
+
+def test_training_with_forked_data_loaders(count):
+    ended = run_job(2, PROGRAMS, "data_loader")
+    assert ended.code == 0, ended.text
+    assert ended.text.count("trained 16 steps") == 2, ended.text
+    is_clean(ended)
+    count(1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["destroyed", "groups", "futures", "cycle", "thread", "atexit", "del", "many"]
+    if LONG
+    else ["destroyed", "futures", "thread", "atexit", "groups cycle del many"],
+)
+def test_the_interpreter_may_end_in_any_state(state, count):
+    ended = run_job(2, PROGRAMS, "ends_anyhow", *state.split())
+    assert ended.code == 0, ended.text
+    assert ended.text.count("ends") == 2 and "Traceback" not in ended.text, ended.text
+    is_clean(ended)
+    count(1)
 
 
 def test_a_stopped_rank_is_named():
@@ -106,8 +170,7 @@ def test_a_stopped_rank_is_named():
 
 def test_the_watchdog_ends_an_unchecked_call_that_cannot_end():
     ended = run_job(2, PROGRAMS, "unchecked")
-    assert ended.code != 0, ended.text
+    is_failure(ended, 1.5 + IN_TIME)  # the call's timeout, half a second later
     assert re.search(
         r"rank 0 of 2, .*all_reduce #\d+ of group .* has been moving data", ended.text
     ), ended.text
-    assert ended.seconds < IN_TIME, (ended.seconds, ended.text)

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -26,11 +27,38 @@ class Ended:
     seconds : float
         From the program's own ``began <time>`` line, if it printed one, to mpirun's end; else from
         mpirun's start.
+    orphans : list of str
+        Command lines of the job's processes that were still there two seconds later.
+    shm : list of str
+        Files that the job left in shared memory, of those it said it uses by ``shm NAME`` lines.
     """
 
     code: int
     text: str
     seconds: float
+    orphans: list[str] = field(default_factory=list)
+    shm: list[str] = field(default_factory=list)
+
+
+def _marked(marker: str) -> list[str]:
+    """Command lines of the processes that a job has left running."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (process / "environ").read_bytes():
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":  # a zombie is its parent's affair: a container may have no init
+                    found.append(command.decode(errors="replace"))
+        except OSError:
+            continue  # it has gone, or is another user's
+    return found
+
+
+def mapped_shm() -> set[str]:
+    """Names of the files of shared memory that this process has mapped, unlinked or not."""
+    found = re.findall(r" /dev/shm/(\S+)", Path("/proc/self/maps").read_text())
+    return set(found)
 
 
 def find_mpirun() -> str:
@@ -73,6 +101,8 @@ def run_job(
         Added to the environment.
     """
     mpirun, full = mpirun_command(np, env)
+    marker = f"HPCDIST_TEST_JOB={uuid.uuid4()}"
+    full["HPCDIST_TEST_JOB"] = marker.partition("=")[2]
     began = time.time()
     job = subprocess.Popen(
         [*mpirun, sys.executable, *command],
@@ -96,5 +126,12 @@ def run_job(
         raise AssertionError(
             f"the job did not end within {limit:g} s; it printed:\n{text}"
         ) from None
+    ended = time.time()
     own = re.search(r"^began ([0-9.]+)$", text, re.MULTILINE)
-    return Ended(job.returncode, text, time.time() - (float(own[1]) if own else began))
+    orphans = _marked(marker)
+    while orphans and time.time() < ended + 2:
+        time.sleep(0.05)
+        orphans = _marked(marker)
+    used = set(re.findall(r"^shm (\S+)$", text, re.MULTILINE))
+    shm = sorted(name for name in used if Path("/dev/shm", name).exists())
+    return Ended(job.returncode, text, ended - (float(own[1]) if own else began), orphans, shm)

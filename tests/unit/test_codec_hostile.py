@@ -7,6 +7,7 @@ import tracemalloc
 
 import pytest
 from codec_cases import SEED, everything
+from hostile import head, payloads, u64
 
 from hpcdist.codec import CodecError, decode, encode
 
@@ -73,57 +74,16 @@ def test_mutated_payloads(traced):
             ) from exc
 
 
-def head():
-    return bytes(encode(None)[:8])
-
-
-def u64(n):
-    return struct.pack("<Q", n)
-
-
-CRAFTED = [
-    b"l" + u64(2**62),
-    b"pl" + b"q" + u64(2**61),
-    b"d" + u64(2**63) + b"N" * 50,
-    b"s" + u64(2**40),
-    b"I" + u64(2**50),
-    b"l" + u64(1) + b"&" + u64(0),  # a list that holds itself
-    b"l" + u64(2) + b"&" + u64(1) + b"N",
-    b"l" * 5000,
-    (b"l" + u64(1)) * 5000,
-    b"e" + u64(2) + b"NN",
-    b"d" + u64(2) + b"NNNN",
-    b"e" + u64(1) + b"l" + u64(0),  # an unhashable element
-    b"r" + b"i" + u64(0) + b"i" + u64(1) + b"i" + u64(0),  # range with step 0
-    b"m" + 3 * (b"i" + struct.pack("<q", 2**62)),
-    b"as" + u64(3) + b"<f8" + b"C\x02" + u64(2**32) * 2 + u64(0),
-    b"as" + u64(3) + b"<f8" + b"C\x01" + u64(2**61) + u64(0),
-    b"as" + u64(3) + b"<f8" + b"C\xff" + u64(1) * 255 + u64(8) + u64(0),
-    b"as" + u64(2) + b"|O" + b"C\x01" + u64(1) + u64(8) + u64(0),
-    b"as" + u64(3) + b"|V0" + b"C\x01" + u64(2**60) + u64(0),
-    b"as" + u64(11) + b"|V999999999" + b"C\x01" + u64(0) + u64(0),
-    b"ys" + u64(16) + b"os.system('id')x",
-    b"yt" + u64(2) + b"s" + u64(3) + b"<f8" + b"i" + u64(2**40),
-    b"D" + u64(4) + b"load",
-    b"D" + u64(8) + b"__dict__",
-    b"V" + u64(4) + b"evil" + b"i" + struct.pack("<q", -1),
-    b"V" + u64(4) + b"cuda" + b"i" + u64(10**10),
-    b"Z" + u64(2**60),
-    b"T\x00" + u64(5) + b"qint8" + b"\x01" + u64(1) + u64(1) + b"x",
-    b"T\x00" + u64(7) + b"float32" + b"\x03" + u64(2**62) * 2 + u64(0) + u64(0),
-    b"T\x00" + u64(7) + b"float32" + b"\x01" + u64(2**64 - 1) + u64(0),
-    b"T\xff" + u64(7) + b"float32" + b"\x00" + u64(4) + u64(0),
-    b"T\x01" + u64(5) + b"int32" + b"\x00" + u64(4) + b"abcd",  # an int that requires grad
-    b"R" + u64(9) + b"os.system" + b"s" + u64(2) + b"id",
-]
-
-
-def test_crafted_payloads(traced):
-    for body in CRAFTED:
+def test_crafted_payloads(traced, tmp_path, count):
+    path = tmp_path / "ran"
+    kinds = payloads(str(path))
+    for kind, payload in kinds.items():
         with pytest.raises(CodecError):
-            obj = decode(head() + body)
-            pytest.fail(f"{body!r} was taken for {obj!r}")
-        harmless(head() + body, 1 << 17)
+            obj = decode(payload)
+            pytest.fail(f"{kind}: {payload[:100]!r} was taken for {obj!r}")
+        harmless(payload, 1 << 17)
+    assert not path.exists(), "something was executed"
+    count(len(kinds))
 
 
 def test_nested_keys_cost_no_more_than_their_bytes():

@@ -162,7 +162,12 @@ FOREIGN = {"mpi.h", "_build_info.py", "pyx/hpcdist/_name.pyx"}
 
 def test_settings_named_in_the_pages_exist():
     known = {item.variable for item in config.options()} | {"HPCDIST_MPICC", "HPCDIST_MPI"}
-    tests_own = {"HPCDIST_TEST_SEED", "HPCDIST_TEST_MPIRUN", "HPCDIST_TEST_REPORT"}
+    tests_own = {
+        "HPCDIST_TEST_SEED",
+        "HPCDIST_TEST_LONG",
+        "HPCDIST_TEST_MPIRUN",
+        "HPCDIST_TEST_REPORT",
+    }
     for page in PAGES:
         for name in re.findall(r"\bHPCDIST_[A-Z_]+[A-Z]\b", page.read_text()):
             assert name in known | tests_own, f"{page.name}: {name}"

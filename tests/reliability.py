@@ -1,0 +1,197 @@
+#!/usr/bin/env python
+"""Run the long forms of the tests about faults and bad input, and print what came of each.
+
+    python tests/reliability.py                    every row: an hour and more on two cores
+    python tests/reliability.py --rows kill input  some of them
+    python tests/reliability.py --short            the short forms that CI runs, to try it
+
+The last run's output stands in docs/reliability.md. mpirun is the one beside this Python, else the
+one on PATH. Exits with 0 only if every row ran and none failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import run as runner
+
+TESTS = Path(__file__).resolve().parent
+
+
+@dataclass
+class Row:
+    """One line of the table: tests, the numbers of ranks they run with, and what came of them.
+
+    Attributes
+    ----------
+    name : str
+        For ``--rows``.
+    what : str
+        The promise.
+    tests : list of str
+        Files, and names of tests for ``-k`` behind a colon.
+    np : tuple of int
+        Numbers of ranks; empty for tests that need none or start mpirun themselves.
+    least : int
+        Cases that the long form must have run.
+    cases, failed, slowest, seconds
+        What came of it. `slowest` is the worst single case, in seconds.
+    """
+
+    name: str
+    what: str
+    tests: list[str]
+    np: tuple[int, ...] = ()
+    least: int = 1
+    cases: int = 0
+    failed: int = 0
+    slowest: float = 0.0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def rows() -> list[Row]:
+    """The fault table."""
+    endings = "faults/test_endings.py"
+    absent, bad, soak = "mpi/test_absent.py", "mpi/test_bad_input.py", "mpi/test_soak.py"
+    return [
+        Row("mismatch", "ranks disagree: DistMismatchError on all <= 1 s, group usable",
+            ["mpi/test_mismatches.py", "mpi/test_agreement.py"], (2, 3, 4), 300),
+        Row("absent", "never comes, late, in a callback: named at timeout + <= 1 s",
+            [absent, f"{endings}:stopped"], (2, 3, 4), 90),
+        Row("kill", "SIGKILL in all_reduce: job ends <= 5 s, names rank, op, number",
+            [f"{endings}:killed_in_the_middle"], (), 100),
+        Row("ending", "exception, exit, SIGTERM, Ctrl-C: <= 2 s, nothing left behind",
+            [f"{endings}:fails_ends_the_job or ctrl_c or watchdog or nobody"], (), 25),
+        Row("fork", "forked children are told, data loaders train on",
+            [f"{endings}:forked or children"], (), 3),
+        Row("input", "wrong arguments: right exception with the fix, nothing begun",
+            [bad, "mpi/test_buffers.py:refused", "mpi/test_objects_errors.py"], (1, 2, 4), 1000),
+        Row("memory", "buffers in flight, dropped Works, 10,000 Works, any exit: safe",
+            [f"{soak}:works", "mpi/test_work.py", f"{endings}:any_state or dropped"], (2, 4),
+            10_000),
+        Row("soak", "1,000,000 mixed operations over 4 ranks: nothing grows",
+            [f"{soak}:operations"], (4,), 1_000_000),
+        Row("groups", "10,000 groups made and destroyed: nothing grows",
+            [f"{soak}:groups"], (4,), 10_000),
+        Row("starts", "200 starts and ends of the process group: nothing grows",
+            [f"{soak}:starts"], (4,), 200),
+        Row("payload", "hostile object payloads: refused, nothing runs, memory bounded",
+            ["unit/test_codec_hostile.py", "mpi/test_hostile.py"], (2, 3), 50),
+    ]  # fmt: skip
+
+
+def pytest_call(test: str) -> list[str]:
+    """Arguments for one entry of `Row.tests`."""
+    file, _, names = test.partition(":")
+    return [str(TESTS / file), *(["-k", names] if names else [])]
+
+
+def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
+    """Each pytest call of a row: with how many ranks, and the command."""
+    found = []
+    for test in row.tests:
+        base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *pytest_call(test)]
+        if test.startswith("mpi/"):
+            for n in row.np:
+                found.append(
+                    (f"np {n}", [*launch, "-n", str(n), *base, "--with-mpi", "-m", "not memory"])
+                )
+        else:
+            found.append(("", base))
+    return found
+
+
+def run(row: Row, launch: list[str], env: dict[str, str], limit: float) -> None:
+    """Run all of a row and add up what its tests report."""
+    began = time.monotonic()
+    for ranks, command in commands(row, launch):
+        with tempfile.TemporaryDirectory() as folder:
+            counts, report = Path(folder) / "counts", Path(folder) / "report"
+            own = {**env, "HPCDIST_TEST_COUNTS": str(counts), "HPCDIST_TEST_REPORT": str(report)}
+            job = subprocess.Popen(
+                command, env=own, cwd=TESTS, start_new_session=True, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                text, _ = job.communicate(timeout=limit)
+            except BaseException as error:
+                runner.end(job)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                text = f"not done after {limit:g} s"
+            done = json.loads(report.read_text()) if report.exists() else {}
+            row.failed += done.get("failed", 0)
+            if job.returncode or not done.get("passed"):
+                where = " ".join(command[command.index("pytest") :])
+                row.problems.append(f"{ranks} {where}\n{text[-3000:]}")
+            reported = counts.read_text().splitlines() if counts.exists() else []
+            for line in map(json.loads, reported):
+                row.cases += line["cases"]
+                row.slowest = max(row.slowest, line["slowest"])
+            if not reported:  # tests that count themselves as one case each
+                row.cases += done.get("passed", 0)
+    row.seconds = time.monotonic() - began
+
+
+def line(row: Row, long: bool) -> str:
+    """The row's line in the table."""
+    good = not row.failed and not row.problems and (row.cases >= row.least or not long)
+    ranks = ",".join(map(str, row.np)) or "-"
+    return (
+        f"{row.name:<9} {row.what:<68} {ranks:<6}{row.cases:>9}{row.slowest:>9.3f}"
+        f"{row.seconds:>8.0f}  {'passed' if good else 'FAILED'}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = [row.name for row in rows()]
+    parser.add_argument("--rows", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--short", action="store_true", help="the forms that CI runs")
+    parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
+    parser.add_argument(
+        "--timeout", type=float, default=4 * 3600, metavar="S", help="seconds for one pytest call"
+    )
+    options = parser.parse_args()
+    mpirun = runner.find_mpirun(options.mpirun)
+    name, arguments, env = runner.mpi_arguments(mpirun)
+    env = {**os.environ, **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"HPCDIST_TEST_MPIRUN": mpirun, "HPCDIST_TEST_LONG": "0" if options.short else "1"}
+    version = subprocess.run(
+        [sys.executable, "-c", "import hpcdist._engine as e; print(e.library_version())"],
+        env=env, cwd=TESTS, capture_output=True, text=True, timeout=120,
+    ).stdout.splitlines()  # fmt: skip
+    print(
+        f"{version[0].split(',')[0] if version else name}, Python {platform.python_version()}, ",
+        end="",
+    )
+    print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d %H:%M')}", flush=True)
+    head = f"{'row':<9} {'promise':<68} {'ranks':<6}{'cases':>9}{'worst s':>9}{'took s':>8}"
+    print(head, flush=True)
+    chosen = [row for row in rows() if not options.rows or row.name in options.rows]
+    for row in chosen:
+        run(row, [mpirun, *arguments], env, options.timeout)
+        print(line(row, not options.short), flush=True)
+    bad = [row for row in chosen if line(row, not options.short).endswith("FAILED")]
+    for row in bad:
+        for problem in row.problems:
+            print(f"\n--- {row.name}: {problem}")
+    cases = sum(row.cases for row in chosen)
+    print(f"{len(chosen) - len(bad)} of {len(chosen)} rows passed, {cases:,} cases", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
