@@ -1,6 +1,6 @@
-"""The programs that test_starts.py runs: MPI started by hpcdist, or by mpi4py before or after it.
+"""The programs of test_starts.py and test_without_launcher.py: each way in which MPI may start.
 
-mpirun -n 2 python starts.py NAME
+mpirun -n 2 python starts.py NAME ARGUMENTS
 """
 
 from __future__ import annotations
@@ -116,6 +116,138 @@ def some_ranks() -> None:
     dist.destroy_process_group()
 
 
+def given(url: str, rank: str, size: str) -> None:
+    """Meet by a URL, or without one; twice; mpi4py comes later."""
+    import hpcdist as dist
+
+    how = {"init_method": url, "rank": int(rank), "world_size": int(size)} if url else {}
+    for _ in range(2):
+        dist.init_process_group(**how)
+        assert (dist.get_rank(), dist.get_world_size()) == (int(rank), int(size))
+        work()
+        dist.destroy_process_group()
+    assert not any(name.startswith("PMI") for name in os.environ)
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.allreduce(1) == int(size)
+
+
+def child(rank: int, port: str) -> None:
+    import hpcdist as dist
+
+    dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    work()
+    say(f"rank {rank} of {dist.get_world_size()}")
+    dist.destroy_process_group()
+
+
+def multiprocessing(port: str) -> None:
+    import torch.multiprocessing as mp
+
+    mp.spawn(child, (port,), nprocs=2)
+    mp.start_processes(child, (port,), nprocs=2, start_method="fork")
+
+
+def dying(url: str, rank: str, size: str, how: str) -> None:
+    """Rank 1 dies; the others compute for long, or have left."""
+    import signal
+    import time
+
+    import hpcdist as dist
+    from hpcdist import start
+
+    if how == "early" and rank == "1":
+        start.start_mpi = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    if how == "early" and rank == "0":
+        begin, start.start_mpi = start.start_mpi, lambda *a: (time.sleep(1), begin(*a))[1]
+    dist.init_process_group(init_method=url, rank=int(rank), world_size=int(size))
+    dist.barrier()
+    if how == "left":
+        dist.destroy_process_group()
+    if rank == "1":
+        time.sleep(0.3)
+        say(f"dies {time.time():.3f}")
+        if how == "exception":
+            raise ValueError("boom")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how != "left":
+        time.sleep(40)
+
+
+def missing(url: str, rank: str, size: str) -> None:
+    from datetime import timedelta
+
+    import hpcdist as dist
+    from hpcdist import _engine
+
+    try:
+        dist.init_process_group(
+            init_method=url, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=3)
+        )
+    except dist.DistTimeoutError as error:
+        say(f"{error}; mpi {_engine.mpi_state()}")
+
+
+def raising(rank: int, how: str) -> None:
+    import hpcdist as dist
+
+    dist.init_process_group()
+    assert dist.get_rank() == rank
+    work()
+    print(f"rank {rank} of {dist.get_world_size()}", flush=True)
+    if rank == 1 and how == "raises":
+        raise ValueError(f"boom {rank}")
+    if rank == 1 and how == "exits":
+        sys.exit(5)
+    if how:
+        dist.barrier()
+
+
+def spawning(how: str) -> None:
+    import hpcdist as dist
+    from hpcdist.spawning import ProcessExitedException, ProcessRaisedException, api
+
+    if how == "plain":
+        api._starter = lambda: None
+    dist.spawn(raising, ("",), nprocs=2)
+    try:
+        dist.spawn(raising, ("raises",), nprocs=2, join=False).join()
+    except ProcessRaisedException as error:
+        cause = type(error.__cause__).__name__
+        say(f"{error}raised ProcessRaisedException by rank {error.error_index} from {cause}")
+    try:
+        dist.spawn(raising, ("exits",), nprocs=2)
+    except ProcessExitedException as error:
+        say(f"raised ProcessExitedException by rank {error.error_index} with {error.exit_code}")
+
+
+def sleeping() -> None:
+    import time
+
+    import hpcdist as dist
+
+    dist.init_process_group()
+    say(f"sleeps {os.getpid()}")
+    time.sleep(60)
+
+
+def wrong_by_hand() -> None:
+    """Rank 1 is told that it is rank 0: all ranks hear of it, and can start again."""
+    import hpcdist as dist
+
+    own = int(next(os.environ[v] for v in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if v in os.environ))
+    try:
+        dist.init_process_group(rank=0, world_size=2)
+    except ValueError as error:
+        assert own == 1 and "told rank=0, world_size=2, but this is rank 1 of 2" in str(error)
+    except dist.DistMismatchError as error:
+        assert own == 0 and "rank 1 gave init_process_group" in str(error)
+    else:
+        raise AssertionError("no error")
+    dist.init_process_group(rank=own, world_size=2)
+    work()
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -125,9 +257,16 @@ PROGRAMS = {
         mpi4py_after,
         fewer_threads,
         some_ranks,
+        given,
+        multiprocessing,
+        dying,
+        missing,
+        spawning,
+        sleeping,
+        wrong_by_hand,
     )
 }
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])
     say("well")

@@ -42,7 +42,7 @@ def test_the_pages_are_there():
     names = {path.relative_to(ROOT).as_posix() for path in PAGES}
     assert {
         "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/support.md",
-        "docs/sharp-bits.md", "docs/performance.md",
+        "docs/sharp-bits.md", "docs/performance.md", "docs/starting.md",
     } <= names  # fmt: skip
 
 

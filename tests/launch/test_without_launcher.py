@@ -1,0 +1,212 @@
+"""Starts without an MPI launcher: torchrun, multiprocessing, plain processes, hpcdist.spawn.
+
+MPICH makes one MPI job of them, through the store by which they meet. Open MPI cannot, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+from hpcdist import _engine
+from hpcdist.launchers import mpi_family
+
+STARTS = str(Path(__file__).with_name("starts.py"))
+OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
+mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
+
+
+def plain(**more: str) -> dict[str, str]:
+    """The environment without a launcher's variables."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def run(command: list[str], **more: str) -> tuple[int, str]:
+    done = subprocess.run(
+        command,
+        env=plain(**more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=55,
+    )
+    return done.returncode, done.stdout
+
+
+def together(commands: list[list[str]], environments: list[dict[str, str]]) -> list:
+    """Start plain processes and wait for all: (status, output, seconds) of each."""
+    began = time.monotonic()
+    started = [
+        subprocess.Popen(
+            command,
+            env=plain(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command, more in zip(commands, environments, strict=True)
+    ]
+    ended = []
+    try:
+        for process in started:
+            text, _ = process.communicate(timeout=max(1.0, 55 + began - time.monotonic()))
+            ended.append((process.returncode, text, time.monotonic() - began))
+    finally:
+        for process in started:
+            process.kill()
+    return ended
+
+
+@mpich_only
+def test_torchrun():
+    """No address of ours, no further port: its agent's store is enough."""
+    code, text = run([*TORCHRUN, "--nproc-per-node", "2", STARTS, "without_destroy_twice"])
+    assert code == 0 and text.count("well") == 2, text
+
+
+@mpich_only
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_plain_processes(scheme, tmp_path):
+    """mpi4py, imported later, is in the same world; groups are made anew over the same address."""
+    port = free_port()
+    urls = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meeting", "env": ""}
+    places = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    if scheme == "env":
+        places = [{**p, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for p in places]
+    commands = [
+        [sys.executable, STARTS, "given", urls[scheme], str(rank), "2"] for rank in range(2)
+    ]
+    for code, text, _ in together(commands, places if scheme == "env" else [{}, {}]):
+        assert code == 0 and "well" in text, text
+
+
+@mpich_only
+def test_multiprocessing():
+    """With the start method spawn, as torch.multiprocessing.spawn, and with fork."""
+    code, text = run([sys.executable, STARTS, "multiprocessing", free_port()])
+    assert code == 0 and "well" in text, text
+    assert text.count("rank 0 of 2") == text.count("rank 1 of 2") == 2, text
+
+
+@mpich_only
+@pytest.mark.parametrize("how", ["killed", "exception", "left"])
+def test_a_rank_that_dies_ends_the_others(how, tmp_path):
+    """No launcher does it. `left`: a rank that dies after it has left its groups."""
+    url = f"file://{tmp_path}/meeting"
+    commands = [[sys.executable, STARTS, "dying", url, str(rank), "3", how] for rank in range(3)]
+    ended = together(commands, [{}] * 3)
+    text = "".join(text for _, text, _ in ended)
+    assert [code for code, _, _ in ended][1] in (1, -signal.SIGKILL), text
+    assert ended[0][0] == ended[2][0] == 71, text
+    died = float(re.search(r"^dies ([\d.]+)$", text, re.MULTILINE)[1])
+    # the issue asks for 5 s
+    assert all(float(at) - died < 5 for at in re.findall(r"ended ([\d.]+)", text)), text
+    assert time.time() - died < 8, text
+    assert re.search(r"rank 1 \(pid \d+\) (has )?died", text), text
+
+
+@mpich_only
+def test_a_rank_that_dies_before_mpi_is_up(tmp_path):
+    """Between the roll call and MPI_Init's end the others are in native code."""
+    url = f"file://{tmp_path}/meeting"
+    commands = [[sys.executable, STARTS, "dying", url, str(rank), "2", "early"] for rank in (0, 1)]
+    (code, text, seconds), (other, _, _) = together(commands, [{}, {}])
+    assert other == -signal.SIGKILL
+    assert code == 71 and seconds < 30, text
+    assert re.search(r"rank 1 \(pid \d+ on \S+\) died while MPI started", text), text
+
+
+@mpich_only
+def test_who_does_not_come_is_named(tmp_path):
+    """On all that came, in time; MPI is not even started."""
+    url = f"file://{tmp_path}/meeting"
+    commands = [[sys.executable, STARTS, "missing", url, str(rank), "3"] for rank in (0, 2)]
+    for code, text, _ in together(commands, [{}, {}]):
+        assert code == 0 and "missing: rank 1" in text and "mpi none" in text, text
+
+
+def test_open_mpi_is_told_the_command_under_torchrun():
+    if not OPEN_MPI:
+        return
+    code, text = run([*TORCHRUN, "--nproc-per-node", "2", STARTS, "hpcdist_alone"])
+    assert code != 0
+    assert "2 processes were started by torchrun" in text, text
+    assert re.search(r"mpirun .*-n 2 \S*python -u \S*starts.py hpcdist_alone", text), text
+
+
+@pytest.mark.parametrize("how", ["launcher"] if OPEN_MPI else ["launcher", "plain"])
+def test_spawn(how):
+    """It works twice, raises what a rank raised, and leaves nothing behind."""
+    before = set(Path("/tmp").glob("hpcdist-spawn-*"))
+    code, text = run([sys.executable, STARTS, "spawning", how])
+    assert code == 0 and "well" in text, text
+    assert "ValueError: boom 1" in text and "in raising" in text, text
+    assert "raised ProcessRaisedException by rank 1 from ValueError" in text, text
+    assert "raised ProcessExitedException by rank 1 with 5" in text, text
+    tag = r"\[1,{0}\]<stdout>: " if OPEN_MPI else r"\[{0}\] "
+    for rank in (0, 1):
+        assert re.search(rf"^{tag.format(rank)}rank {rank} of 2$", text, re.MULTILINE), text
+    assert set(Path("/tmp").glob("hpcdist-spawn-*")) <= before
+
+
+def test_launch(tmp_path):
+    """It says what it runs, prefixes the output, and passes the status on."""
+    base = [sys.executable, "-m", "hpcdist", "launch", "-n", "2"]
+    code, text = run([*base, STARTS, "hpcdist_alone"])
+    assert code == 0, text
+    first = text.splitlines()[0]
+    assert first.startswith("+ /") and first.endswith(f"{STARTS} hpcdist_alone"), text
+    tag = r"\[1,{0}\]<stdout>: " if OPEN_MPI else r"\[{0}\] "
+    for rank in (0, 1):
+        assert re.search(rf"^{tag.format(rank)}well", text, re.MULTILINE), text
+    (tmp_path / "three.py").write_text("import sys; print(sys.argv); sys.exit(3)")
+    code, text = run([*base, "-m", "three", "--flag", "-n", "5"], PYTHONPATH=os.pathsep.join(
+        [str(tmp_path), os.environ.get("PYTHONPATH", "")]))  # fmt: skip
+    assert code == 3 and "'--flag', '-n', '5'" in text, text
+
+
+def test_launch_ends_with_ctrl_c():
+    command = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "sleeping"]
+    job = subprocess.Popen(
+        command, env=plain(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    pids = []
+    for line in job.stdout:
+        pids += re.findall(r"sleeps (\d+)", line)
+        if len(pids) == 2:
+            break
+    os.killpg(job.pid, signal.SIGINT)  # the terminal sends it to the whole group
+    text = job.communicate(timeout=20)[0]
+    assert job.returncode != 0, text
+    for _ in range(50):
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"ranks are left over: {pids}")
+
+
+def test_a_wrong_rank_by_hand_is_an_error_on_all():
+    ended = run_job(2, STARTS, "wrong_by_hand")
+    assert ended.code == 0 and ended.text.count("well") == 2, ended.text

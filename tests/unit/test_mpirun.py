@@ -1,0 +1,177 @@
+"""The command lines for each launcher, and finding the one that belongs to this MPI."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import pytest
+
+from hpcdist import DistBackendError, mpirun
+from hpcdist.cli import launch
+from hpcdist.mpirun import Starter
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(mpirun, "cores", lambda: 8)
+    monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
+    return monkeypatch
+
+
+def line(kind, ranks, *hosts, env=None, **more):
+    starter = Starter(kind, "/bin/run", {"srun": "pmix"}.get(kind, ""))
+    command = starter.command(ranks, ["prog", "-n"], hosts, environ=env or {}, **more)
+    assert command[0] == "/bin/run" and command[-2:] == ["prog", "-n"]
+    return " ".join(command[1:-2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("openmpi", "--map-by ppr:4:node:PE=2 --bind-to core --output tag -n 4"),
+        ("hydra", "-bind-to core:2 -prepend-rank -n 4"),
+        ("srun", "--mpi=pmix --ntasks=4 --label"),
+    ],
+)
+def test_each_rank_gets_its_share_of_the_cores(eight_cores, kind, expected):
+    assert line(kind, 4) == expected
+
+
+@pytest.mark.parametrize("ranks", [5, 16])
+def test_where_cores_are_short_nobody_is_bound(eight_cores, ranks):
+    """On one core a rank could not communicate while it computes."""
+    assert line("openmpi", ranks, label=False) == (
+        f"--map-by ppr:{ranks}:node:OVERSUBSCRIBE --bind-to none -x OMP_NUM_THREADS=1 -n {ranks}"
+    )
+    assert line("hydra", ranks) == (
+        f"-bind-to none -genv OMP_NUM_THREADS 1 -prepend-rank -n {ranks}"
+    )
+    assert "--overcommit --cpu-bind=none --export=ALL,OMP_NUM_THREADS=1" in line("srun", ranks)
+    assert "OMP" not in line("hydra", ranks, env={"OMP_NUM_THREADS": "3"})
+    assert "OMP_NUM_THREADS 8" in line("hydra", 1, bind=False)
+
+
+def test_hosts(eight_cores):
+    env = {"PATH": "/bin", "HPCDIST_LOG": "info", "HPCDIST_STORE_KEY": "secret", "HOME": "/root"}
+    assert line("openmpi", 8, "a", "b", env=env) == (
+        "--host a:4,b:4 -x HPCDIST_LOG -x PATH --map-by ppr:4:node:PE=2 --bind-to core "
+        "--output tag -n 8"
+    )
+    assert line("hydra", 8, "a", "b") == "-hosts a,b -ppn 4 -bind-to core:2 -prepend-rank -n 8"
+    assert "--nodelist=a,b --ntasks-per-node=4" in line("srun", 8, "a", "b")
+
+
+def test_srun_takes_the_batch_jobs_cores_over(eight_cores):
+    env = {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_NUM_NODES": "2"}
+    assert line("srun", 4, env=env) == (
+        "--mpi=pmix --ntasks=4 --cpus-per-task=4 --cpu-bind=cores --label"
+    )
+
+
+def test_root_says_so_to_open_mpi(eight_cores):
+    eight_cores.setattr(mpirun.os, "geteuid", lambda: 0)
+    assert line("openmpi", 1).startswith("--allow-run-as-root ")
+    assert "root" not in line("hydra", 1)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Programs that say what they are, on a PATH of their own, and no mpirun beside Python."""
+    monkeypatch.setattr(mpirun, "beside_python", lambda: None)
+    env = {"PATH": f"{tmp_path}"}
+
+    def make(name, says):
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\necho '{says}'\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make, env, monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("family", "says", "kind"),
+    [
+        ("openmpi", "mpirun (Open MPI) 5.0.11", "openmpi"),
+        ("mpich", "HYDRA build details:", "hydra"),
+        ("mpich", "Intel(R) MPI Library for Linux* OS", "hydra"),
+    ],
+)
+def test_the_mpirun_of_this_mpi_is_found(programs, family, says, kind):
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(mpirun, "family", lambda: family)
+    path = make("mpirun", says)
+    assert mpirun.find("auto", env) == Starter(kind, path)
+    assert mpirun.find(path, env) == Starter(kind, path)
+
+
+def test_the_mpirun_of_another_mpi_is_refused(programs):
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(mpirun, "family", lambda: "mpich")
+    make("mpirun", "mpirun (Open MPI) 5.0.11")
+    with pytest.raises(DistBackendError, match=r"is Open MPI's, but hpcdist is built for MPICH"):
+        mpirun.find("auto", env)
+    make("mpirun", "something else")
+    with pytest.raises(DistBackendError, match=r"neither Open MPI's nor hydra's"):
+        mpirun.find("auto", env)
+
+
+def test_no_mpirun_at_all(programs):
+    _, env, _ = programs
+    with pytest.raises(DistBackendError, match="mpirun is not found"):
+        mpirun.find("auto", env)
+    with pytest.raises(DistBackendError, match="there is no srun"):
+        mpirun.find("srun", env)
+
+
+def test_srun_inside_a_slurm_job_if_it_has_the_plugin(programs):
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(mpirun, "family", lambda: "openmpi")
+    mpi = make("mpirun", "mpirun (Open MPI) 5.0.11")
+    srun = make("srun", "MPI plugin types are... none pmix pmi2")
+    assert mpirun.find("auto", env).path == mpi
+    job = {**env, "SLURM_JOB_ID": "7"}
+    assert mpirun.find("auto", job) == Starter("srun", srun, "pmix")
+    assert mpirun.find("auto", {**job, "SLURM_PROCID": "0"}).path == mpi
+    make("srun", "MPI plugin types are... none")
+    assert mpirun.find("auto", job).path == mpi
+    with pytest.raises(DistBackendError, match="no MPI plugin for Open MPI"):
+        mpirun.find("srun", env)
+
+
+def test_cores_of_this_process():
+    assert 1 <= mpirun.cores() <= len(os.sched_getaffinity(0))
+
+
+def run_launch(*arguments):
+    parser = argparse.ArgumentParser()
+    launch.add_arguments(parser)
+    return launch.run(parser.parse_args(arguments))
+
+
+def test_launch_only_says_what_it_would_run(programs, capsys):
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(mpirun, "family", lambda: "mpich")
+    monkeypatch.setenv("PATH", env["PATH"])
+    path = make("mpirun", "HYDRA build details:")
+    assert run_launch("-n", "2", "--no-bind", "--dry-run", __file__, "--epochs", "3") == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"+ {path} -bind-to none ")
+    assert said.endswith(f"-prepend-rank -n 2 {sys.executable} {__file__} --epochs 3\n")
+    assert run_launch("-n", "2", "--no-label", "--dry-run", "-m", "a.b", "-x") == 0
+    said = capsys.readouterr().err
+    assert "prepend" not in said and said.endswith("-m a.b -x\n")
+
+
+def test_launch_refuses_what_cannot_be(programs, capsys):
+    assert run_launch("-n", "2", "nothing.py") == 2
+    assert "no file nothing.py" in capsys.readouterr().err
+    assert run_launch("-n", "3", "--hosts", "a,b", __file__) == 2
+    assert "3 ranks cannot be divided among 2 hosts" in capsys.readouterr().err
+    assert run_launch("-n", "2", "--launcher", "/no/mpirun", __file__) == 1
+    assert "/no/mpirun is not found" in capsys.readouterr().err
+    for wrong in (["-n", "0", "x.py"], ["-n", "2", "--hosts", ",", "x.py"], ["x.py"]):
+        with pytest.raises(SystemExit):
+            run_launch(*wrong)
