@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,10 @@ from . import urls
 from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
+
+# For the life of the process: a FileStore for N ranks takes N, and after destroy_process_group one
+# may come back before another has left.
+_open: dict[tuple[int, str, int], FileStore] = {}
 
 
 def handler(
@@ -29,4 +34,8 @@ def handler(
     if not parts.path.strip("/"):
         raise urls.error(url, "path missing")
     rank, world_size = urls.complete(url)
-    yield FileStore(parts.path, world_size, timeout), rank, world_size
+    place = (os.getpid(), parts.path, world_size)
+    if place not in _open:
+        _open[place] = FileStore(parts.path, world_size, timeout)
+    _open[place].set_timeout(timeout)
+    yield _open[place], rank, world_size

@@ -182,7 +182,7 @@ def missing(url: str, rank: str, size: str) -> None:
 
     try:
         dist.init_process_group(
-            init_method=url, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=3)
+            init_method=url, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=2)
         )
     except dist.DistTimeoutError as error:
         say(f"{error}; mpi {_engine.mpi_state()}")

@@ -13,6 +13,9 @@ import pytest
 import torch
 from jobs import Ended, run_job
 
+from hpcdist import _engine
+from hpcdist.launchers import mpi_family
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -225,20 +228,40 @@ def test_digits_reach_97_percent_on_two_ranks_in_a_minute() -> None:
     fingerprint(ended.text)
 
 
-def test_digits_train_alike_with_one_rank_and_with_three() -> None:
-    tables = []
-    for np in (1, 3):
-        ended = example(np, "train_digits.py", "--epochs", "2", "--no-progress", "--seed", "4")
-        tables.append([float(row[1]) for row in ROW.findall(ended.text)])
-    assert tables[0] == pytest.approx(tables[1], abs=2e-3)
+SPAWNED = """
+import runpy, sys
+import hpcdist
+
+def train(rank, arguments):
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+if __name__ == "__main__":
+    hpcdist.spawn(train, (sys.argv[1:],), nprocs=3)
+"""
 
 
-def test_digits_without_a_launcher() -> None:
-    command = [sys.executable, TRAIN, "--epochs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert "1 rank(s), 1 thread(s) each" in done.stdout
-    fingerprint(done.stdout.replace("\r", "\n"))
+def test_digits_end_the_same_however_they_are_started(tmp_path: Path) -> None:
+    """mpirun, hpcdist.spawn, torchrun with MPICH: the same bits. One process: the same losses."""
+    arguments = ["--epochs", "2", "--no-progress", "--seed", "4"]
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    starts = [[str(tmp_path / "spawned.py"), TRAIN], [TRAIN]]
+    if mpi_family(_engine.library_version()) != "Open MPI":
+        starts.append(["-m", "torch.distributed.run", "--nproc-per-node", "3", TRAIN])
+    under_mpirun = example(3, "train_digits.py", *arguments).text
+    for start in starts:
+        done = subprocess.run(
+            [sys.executable, *start, *arguments], capture_output=True, text=True, timeout=90
+        )
+        assert done.returncode == 0, done.stderr
+        # without the rank that spawn puts in front of each line
+        text = re.sub(r"^(\[\d+\] |\[1,\d+\]<stdout>: )", "", done.stdout, flags=re.MULTILINE)
+        tables = [[float(row[1]) for row in ROW.findall(t)] for t in (text, under_mpirun)]
+        assert len(tables[0]) == 2 and tables[0] == pytest.approx(tables[1], abs=2e-3), text
+        if start == [TRAIN]:
+            assert "1 rank(s), 1 thread(s) each" in text
+        else:
+            assert fingerprint(text) == fingerprint(under_mpirun)
 
 
 def test_digits_resumed_end_like_those_that_were_not_interrupted(tmp_path: Path) -> None:
