@@ -209,7 +209,6 @@ def spawning(how: str) -> None:
 
     if how == "plain":
         api._starter = lambda: None
-    dist.spawn(raising, ("",), nprocs=2)
     try:
         dist.spawn(raising, ("raises",), nprocs=2, join=False).join()
     except ProcessRaisedException as error:

@@ -237,27 +237,29 @@ def train(rank, arguments):
     runpy.run_path(arguments[0], run_name="__main__")
 
 if __name__ == "__main__":
-    hpcdist.spawn(train, (sys.argv[1:],), nprocs=3)
+    hpcdist.spawn(train, (sys.argv[1:],), nprocs=2)
 """
 
 
+@pytest.mark.deadline(150)
 def test_digits_end_the_same_however_they_are_started(tmp_path: Path) -> None:
     """mpirun, hpcdist.spawn, torchrun with MPICH: the same bits. One process: the same losses."""
-    arguments = ["--epochs", "2", "--no-progress", "--seed", "4"]
+    arguments = ["--epochs", "1", "--no-progress", "--seed", "4"]
     (tmp_path / "spawned.py").write_text(SPAWNED)
     starts = [[str(tmp_path / "spawned.py"), TRAIN], [TRAIN]]
     if mpi_family(_engine.library_version()) != "Open MPI":
-        starts.append(["-m", "torch.distributed.run", "--nproc-per-node", "3", TRAIN])
-    under_mpirun = example(3, "train_digits.py", *arguments).text
+        starts.append(["-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN])
+    under_mpirun = example(2, "train_digits.py", *arguments).text
     for start in starts:
         done = subprocess.run(
             [sys.executable, *start, *arguments], capture_output=True, text=True, timeout=90
         )
         assert done.returncode == 0, done.stderr
-        # without the rank that spawn puts in front of each line
-        text = re.sub(r"^(\[\d+\] |\[1,\d+\]<stdout>: )", "", done.stdout, flags=re.MULTILINE)
+        # without the rank that spawn puts in front of each line; hydra takes a newline that is
+        # written by itself for a line
+        text = re.sub(r"\[\d+\] |\[1,\d+\]<stdout>: ", "", done.stdout)
         tables = [[float(row[1]) for row in ROW.findall(t)] for t in (text, under_mpirun)]
-        assert len(tables[0]) == 2 and tables[0] == pytest.approx(tables[1], abs=2e-3), text
+        assert len(tables[0]) == 1 and tables[0] == pytest.approx(tables[1], abs=2e-3), text
         if start == [TRAIN]:
             assert "1 rank(s), 1 thread(s) each" in text
         else:
