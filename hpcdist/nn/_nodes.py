@@ -126,8 +126,8 @@ class AllReduceProduct(Function):
         parts = AllGather.apply(tensor, None, [tensor.shape] * group.size(), group)
         # Not product / tensor: a single zero would lose its gradient.
         others = [part for rank, part in enumerate(parts) if rank != group.rank()]
-        others = torch.stack([*others, torch.ones_like(tensor)]).prod(0)
-        return AllReduce.apply(gradient, ReduceOp.SUM, group) * others, None
+        factor = torch.stack([*others, torch.ones_like(tensor)]).prod(0)
+        return AllReduce.apply(gradient, ReduceOp.SUM, group) * factor, None
 
 
 class Broadcast(Function):

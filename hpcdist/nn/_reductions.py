@@ -259,7 +259,10 @@ def _exchanged(
             f"{mine.dtype}, not {tuple(output.shape)} of {output.dtype}"
         )
     parts = torch.stack(nodes.AllToAll.apply(None, [mine.shape] * group.size(), group, *inputs))
-    reduced = {"MIN": torch.amin, "MAX": torch.amax, "PRODUCT": torch.prod}[op.name](parts, 0)
+    if op.name == "PRODUCT":
+        reduced = parts.prod(0)
+    else:
+        reduced = parts.amin(0) if op.name == "MIN" else parts.amax(0)
     with torch.no_grad():
         output.copy_(reduced)
     return reduced

@@ -57,7 +57,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {"optim": self.optim, "averager": self.averager, "defaults": self.defaults}
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The state of the local optimizer, and the averager's step as ``"step"``.
 
         Local to this process.
@@ -69,7 +69,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         """
         return {**self.optim.state_dict(), "step": self.averager.step}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave, so that the warm-up does not begin anew.
 
         Local to this process; do it on all ranks.
@@ -90,7 +90,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             )
         self.averager.step = state_dict.get("step", 0)
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Step, and average if it is time; all ranks must call it.
 
         Parameters

@@ -90,7 +90,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
         self._flats: list[tuple[int, torch.Tensor]] = []
-        self._all_states: list[dict[str, Any]] | None = None
+        self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
         torch.optim.Optimizer.__init__(self, params, defaults)
         Joinable.__init__(self)
@@ -276,7 +276,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         gather_object(state, states, group=self.process_group, group_dst=to)
         self._all_states = states
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The state of the whole optimizer, as the unshared one would give it.
 
         Local to this process: the one that :meth:`consolidate_state_dict` has just collected on.
@@ -298,16 +298,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 f"consolidate_state_dict(to={self.rank}) on all ranks before state_dict()"
             )
         index = self._indices()
-        state = {}
+        state: dict[int, Any] = {}
         for rank, local in enumerate(self._all_states):
             order = self._of_rank(rank)
             state.update({index[order[i]]: value for i, value in local.items()})
-        groups = [
-            {**group, "params": [index[p] for p in group["params"]]} for group in self.param_groups
-        ]
+        groups = []
+        for group in self.param_groups:
+            groups.append({**group, "params": [index[p] for p in group["params"]]})
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a whole state; each rank keeps its share.
 
         Local to this process; do it on all ranks with the same state.

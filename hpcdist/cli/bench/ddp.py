@@ -145,20 +145,23 @@ def _makers(job: Job, with_gloo: bool) -> dict[str, tuple[Wrap, Wrap]]:
 
     own = new_group([job.rank])
     found: dict[str, tuple[Wrap, Wrap]] = {}
-    for name, options in (("hpcdist", {}), ("hpcdist view", {"gradient_as_bucket_view": True})):
-        found[name] = (
-            partial(DistributedDataParallel, **options),
-            partial(DistributedDataParallel, process_group=own, **options),
+    view: dict[str, Any]
+    for word in ("", " view"):
+        view = {"gradient_as_bucket_view": bool(word)}
+        found[f"hpcdist{word}"] = (
+            partial(DistributedDataParallel, **view),
+            partial(DistributedDataParallel, process_group=own, **view),
         )
     if with_gloo:
         import torch.distributed as torch_dist
         from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
         alone = [torch_dist.new_group([rank]) for rank in range(job.size)][job.rank]
-        for name, options in (("gloo", {}), ("gloo view", {"gradient_as_bucket_view": True})):
-            found[name] = (
-                partial(TorchDDP, **options),
-                partial(TorchDDP, process_group=alone, **options),
+        for word in ("", " view"):
+            view = {"gradient_as_bucket_view": bool(word)}
+            found[f"gloo{word}"] = (
+                partial(TorchDDP, **view),
+                partial(TorchDDP, process_group=alone, **view),
             )
     return found
 
@@ -216,8 +219,11 @@ def _rows(
     }
     bare = _Trainer(make, lambda m: m, job.rank)
     whole = {library: _Trainer(make, wrap, job.rank) for library, (wrap, _) in makers.items()}
-    single = {library: _Trainer(make, wrap, job.rank) for library, (_, wrap) in makers.items()}
-    contenders: dict[str, Callable[[int], None]] = {"alone": bare}
+    count = sum(1 for _ in bare.model.parameters())
+    single = {}
+    if count >= _MANY:
+        single = {each: _Trainer(make, wrap, job.rank) for each, (_, wrap) in makers.items()}
+    contenders: dict[str, _Trainer] = {"alone": bare}
     contenders.update(whole)
     contenders.update({f"{library}, one rank": trainer for library, trainer in single.items()})
     # Buckets are rebuilt after the first step, and gloo's connections are made in it.
@@ -231,11 +237,9 @@ def _rows(
         batch(2)
     alone_times = interleave(job, buckets, options.rounds, warmup, calls=1)
     reference = whole["hpcdist"].parameters()
-    count = sum(1 for _ in bare.model.parameters())
     same = True
     for library in ("alone", *makers):
         trainer = contenders[library]
-        assert isinstance(trainer, _Trainer)
         forward, backward, optimizer = trainer.medians(job) * 1e3
         row = {
             "model": name,
@@ -274,14 +278,15 @@ def _buckets(library: str, model: Any) -> Callable[[int], None]:
     data = model._get_ddp_logging_data()
     text = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes"))
     tensors = [torch.zeros(int(size) // 4) for size in re.findall(r"\d+", text)]
+    reduce: Callable[..., Any]
     if library.startswith("hpcdist"):
-        from hpcdist.ops.reduce import all_reduce
+        from hpcdist.ops.reduce import all_reduce as reduce
     else:
-        from torch.distributed import all_reduce
+        from torch.distributed import all_reduce as reduce
 
     def run(calls: int) -> None:
         for _ in range(calls):
-            for work in [all_reduce(tensor, async_op=True) for tensor in tensors]:
+            for work in [reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
 
     return run

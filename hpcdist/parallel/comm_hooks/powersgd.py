@@ -180,7 +180,8 @@ def _worth_it(state: PowerSGDState, gradient: torch.Tensor) -> bool:
 def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
     index, world = bucket.index(), group_of(state.process_group).size()
     kept = _with_error(state, index, buffer)
-    small, large = [], []
+    small: list[torch.Tensor] = []
+    large: list[torch.Tensor] = []
     for gradient in bucket.gradients():
         (large if _worth_it(state, gradient) else small).append(gradient)
     # A gradient that is not C-contiguous (channels last) is compressed from, and to, a copy.

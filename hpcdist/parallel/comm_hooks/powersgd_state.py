@@ -132,7 +132,7 @@ class PowerSGDState:
         dict
             Without the group. The tensors are those in use: save or copy them before the next step.
         """
-        kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)  # type: ignore[misc]
+        kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)
         state = {name: getattr(self, name) for name in (*_OPTIONS, *_COUNTERS)}
         state.update({name: dict(getattr(self, name)) for name in _MEMORY})
         state["rng"] = [str(kind), [int(key) for key in keys], position, has_gauss, gauss]
