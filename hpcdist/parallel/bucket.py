@@ -78,6 +78,7 @@ def assign_buckets(
     order: Sequence[int],
     caps: Sequence[int],
     sparse: Collection[int] = (),
+    tail: int | None = None,
 ) -> list[list[int]]:
     """Divide parameters into buckets.
 
@@ -95,6 +96,10 @@ def assign_buckets(
         the last one also for all that follow.
     sparse : collection of int
         Indices of parameters with sparse gradients; each gets a bucket of its own.
+    tail : int, optional
+        Let buckets become smaller towards the end, down to this many bytes: none larger than half
+        of what is left. While one of them moves, backward computes as much again, so that at its
+        end only the last, small one is still to come.
 
     Returns
     -------
@@ -106,6 +111,11 @@ def assign_buckets(
     closed: list[tuple[int, list[int]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int, int]] = {}
     made: dict[tuple[torch.dtype, torch.device], int] = {}
+    left: dict[tuple[torch.dtype, torch.device], int] = {}
+    for index in order:
+        if index not in sparse:
+            p = parameters[index]
+            left[p.dtype, p.device] = left.get((p.dtype, p.device), 0) + p.numel() * p.itemsize
     for place, index in enumerate(order):
         if index in sparse:
             closed.append((place, [index]))
@@ -116,9 +126,13 @@ def assign_buckets(
         members.append(index)
         size += parameter.numel() * parameter.element_size()
         nth = made.get(key, 0)
-        if size >= caps[min(nth, len(caps) - 1)]:
+        cap = caps[min(nth, len(caps) - 1)]
+        if tail is not None:
+            cap = min(cap, max(tail, left[key] // 2))
+        if size >= cap:
             closed.append((place, members))
             made[key] = nth + 1
+            left[key] -= size
         else:
             filling[key] = (members, size, place)
     closed.extend((place, members) for members, _, place in filling.values())

@@ -57,8 +57,9 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     process_group : ProcessGroup, optional
         The ranks that train together. Default: the default group.
     bucket_cap_mb : float, optional
-        Size of a bucket, MiB. Default: 1 for the first bucket of each dtype and 25 for the rest;
-        if given, it holds for the first one too. 0 gives each parameter its own.
+        Size of a bucket, MiB. Default: 1 for the first bucket of each dtype and 25 for the rest,
+        of which the last ones become smaller, down to 1, so that little is left to do when backward
+        ends. If given, it holds for all. 0 gives each parameter its own.
     find_unused_parameters : bool
         Let parameters take no part in a loss, others on each rank and in each iteration. They count
         as zeros where they are unused, and keep their ``grad`` where no rank used them. Costs a
@@ -147,6 +148,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
         arguments.check_devices(module.parameters(), device_ids, output_device, dim)
         self._caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+        self._tail = arguments.MIB if bucket_cap_mb is None and not bucket_cap_mb_list else None
         init_buffers, self.forward_sync_buffers = arguments.which_buffers(
             broadcast_buffers, forward_sync_buffers
         )
@@ -235,6 +237,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 skip_unused=self.skip_all_reduce_unused_params,
                 sparse=arguments.sparse_indices(module, [p for _, p in trained]),
                 dtype=dtype,
+                tail=self._tail,
                 stats=self._stats,
             )
             if self.static_graph:

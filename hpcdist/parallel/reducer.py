@@ -67,6 +67,8 @@ class Reducer:
         Indices of the parameters with sparse gradients.
     dtype : torch.dtype, optional
         What gradients are reduced in, in place of the parameters' dtype.
+    tail : int, optional
+        See :func:`~hpcdist.parallel.bucket.assign_buckets`.
     allocator : callable
         Where buckets get their memory, see :func:`hpcdist.parallel.bucket.allocate`.
     stats : Stats, optional
@@ -93,6 +95,7 @@ class Reducer:
         skip_unused: bool = False,
         sparse: Collection[int] = (),
         dtype: torch.dtype | None = None,
+        tail: int | None = None,
         allocator: Allocator = allocate,
         stats: Stats | None = None,
     ) -> None:
@@ -103,7 +106,7 @@ class Reducer:
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
         self.transfer = Transfer(group)
-        self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype)
+        self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype, tail)
         self._set_buckets(self._schedule.make(self._schedule.first()))
 
         total = len(self._parameters)

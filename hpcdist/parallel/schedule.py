@@ -36,6 +36,8 @@ class Schedule:
         Where buckets get their memory.
     dtype : torch.dtype, optional
         Of all buckets of floating point numbers, in place of the parameters'.
+    tail : int, optional
+        See :func:`~hpcdist.parallel.bucket.assign_buckets`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Schedule:
         as_view: bool,
         allocator: Allocator,
         dtype: torch.dtype | None,
+        tail: int | None = None,
     ) -> None:
         self._parameters = parameters
         self._caps = caps
@@ -53,6 +56,7 @@ class Schedule:
         self._as_view = as_view
         self._allocator = allocator
         self._dtype = dtype
+        self._tail = tail
 
     def first(self) -> list[list[int]]:
         """Members of the buckets before any order is known."""
@@ -60,7 +64,7 @@ class Schedule:
 
     def assign(self, order: Sequence[int]) -> list[list[int]]:
         """Members of the buckets for an order in which gradients become ready."""
-        return assign_buckets(self._parameters, order, self._caps, self._sparse)
+        return assign_buckets(self._parameters, order, self._caps, self._sparse, self._tail)
 
     def make(self, members: Sequence[list[int]]) -> list[Any]:
         """Make the buckets themselves."""

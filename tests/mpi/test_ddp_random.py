@@ -71,7 +71,7 @@ def path(choose: random.Random, blocks: int) -> list[int]:
     return [choose.randrange(blocks) for _ in range(choose.randint(0, blocks))]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(8))
 def test_random_modules(number: int, rng: Any) -> None:
     seed = int(rng.integers(1 << 30))
     choose = random.Random(seed)

@@ -229,7 +229,7 @@ def test_skipping_what_is_unused_everywhere() -> None:
     for a, b in zip(*(grads(m) for m in models), strict=True):
         parallel_assert((a is None) == (b is None) and (a is None or torch.equal(a, b)))
     # Four branch parameters of ten are left out, and nobody asks who used what.
-    parallel_assert(counts[0] == counts[2] - 5, str(counts))
+    parallel_assert(counts[2] - counts[0] == 4 + (dist.get_world_size() > 1), str(counts))
 
 
 # --- static graphs -----------------------------------------------------------------------------

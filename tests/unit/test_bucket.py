@@ -41,6 +41,12 @@ def test_one_dtype_a_bucket_and_each_with_its_first_cap() -> None:
     assert found == [[0], [1], [2, 4], [3, 5]]
 
 
+def test_buckets_become_smaller_towards_the_end() -> None:
+    found = assign_buckets(floats(*[1] * 20), range(20), [1024, 8192], tail=1024)
+    assert [len(members) for members in found] == [1, 8, 6, 3, 1, 1]
+    assert sum(found, []) == [*range(20)]
+
+
 def test_a_sparse_parameter_is_alone_and_takes_no_place_among_the_caps() -> None:
     found = assign_buckets(floats(1, 9, 1, 1), range(4), [2048], sparse={1})
     assert found == [[1], [0, 2], [3]]

@@ -1,0 +1,99 @@
+#!/usr/bin/env python
+"""How much of DDP's communication hides behind backward.
+
+    mpirun -n 2 python tests/perf/ddp_overlap.py
+    sudo python tests/perf/netns.py --rate 4gbit -- tests/perf/ddp_overlap.py --backward 0.1
+
+A stack of linear layers whose gradients fill `--buckets` buckets of 25 MiB. The batch is chosen so
+that its backward alone takes `--backward` seconds. Printed, in ms (medians): backward alone (under
+no_sync), the all-reduces of the buckets alone, backward with them, and by how much the latter is
+longer than the longer of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+import hpcdist as dist
+
+WIDTH = 1024  # a layer's gradient is 4 MiB
+
+
+def timed(call: Callable[[], float], rounds: int) -> float:
+    """Median of the seconds a call reports, over rounds that begin together; slowest rank."""
+    seconds = []
+    for _ in range(rounds):
+        dist.barrier()
+        seconds.append(call())
+    found = torch.tensor([statistics.median(seconds)], dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+def main() -> None:
+    """Calibrate, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--buckets", type=int, default=2)
+    parser.add_argument("--backward", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--first", type=float, default=None, help="cap of the first bucket, MiB")
+    args = parser.parse_args()
+    dist.init_process_group()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = round(args.buckets * 25 / 4)
+    module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+    caps = None if args.first is None else [args.first, 25]
+    model = dist.DistributedDataParallel(
+        module, gradient_as_bucket_view=True, bucket_cap_mb_list=caps
+    )
+
+    def backward(x: torch.Tensor, sync: bool) -> float:
+        model.zero_grad()
+        model.require_backward_grad_sync = sync
+        loss = model(x).sum()
+        dist.barrier()
+        began = time.perf_counter()
+        loss.backward()
+        return time.perf_counter() - began
+
+    batch = 64
+    for _ in range(3):  # to the wanted time, which is nearly proportional to the batch
+        seconds = timed(partial(backward, torch.ones(batch, WIDTH), False), 3)
+        batch = max(1, round(batch * args.backward / seconds))
+    x = torch.ones(batch, WIDTH)
+    for _ in range(2):
+        backward(x, True)
+
+    def communicate() -> float:
+        began = time.perf_counter()
+        works = [
+            dist.all_reduce(bucket.buffer, dist.ReduceOp.AVG, async_op=True)
+            for bucket in model.reducer.buckets
+        ]
+        for work in works:
+            work.wait()
+        return time.perf_counter() - began
+
+    compute = timed(lambda: backward(x, False), args.rounds)
+    alone = timed(communicate, args.rounds)
+    both = timed(lambda: backward(x, True), args.rounds)
+    if dist.get_rank() == 0:
+        sizes = ", ".join(f"{bucket.nbytes / (1 << 20):.0f}" for bucket in model.reducer.buckets)
+        print(f"buckets of {sizes} MiB, batch {batch}")
+        print(
+            f"backward {compute * 1e3:.1f}   communication {alone * 1e3:.1f}   "
+            f"both {both * 1e3:.1f} ms   {both / max(compute, alone):.2f} x the longer"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
