@@ -359,6 +359,10 @@ class Reducer:
         self._order = list(reversed(last))
         unused = [i for i, count in enumerate(self._template) if not count]
         self._order += unused
+        with torch.no_grad():
+            for index, place in self._large.items():  # one by one, to free the gradients' memory
+                if self._template[index]:
+                    self._bucket_of[index].pack_one(place)
         for bucket in self.buckets:
             bucket.pending = 0
         for index in unused:

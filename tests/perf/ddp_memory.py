@@ -17,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 WAYS = ("hpcdist", "torch")
 
@@ -46,6 +48,8 @@ def train(args: argparse.Namespace) -> None:
         reference.init_process_group(
             "gloo", store=store, rank=dist.get_rank(), world_size=dist.get_world_size()
         )
+    ours, theirs = dist.DistributedDataParallel, nn.parallel.DistributedDataParallel
+    wrap: Callable[..., Any] = theirs if args.way == "torch" else ours
     torch.manual_seed(0)
     layers = [nn.Linear(args.width, args.width) for _ in range(args.layers)]
     module = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())])
@@ -61,8 +65,6 @@ def train(args: argparse.Namespace) -> None:
     optimizer.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
-    wrap = nn.parallel.DistributedDataParallel if args.way == "torch" else None
-    wrap = wrap or dist.DistributedDataParallel
     model = wrap(module, gradient_as_bucket_view=args.view, static_graph=args.static)
     for _ in range(args.steps):
         optimizer.zero_grad()
