@@ -1,4 +1,4 @@
-"""Random modules, and random ways to use them: equal to one process that does it all."""
+"""DistributedDataParallel of random modules, used at random: equal to one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same training by one process, by hpcdist's DDP, and by torch's DDP over gloo: equal."""
+"""One process, hpcdist's DistributedDataParallel, and torch's over gloo: equal training."""
 
 from __future__ import annotations
 
