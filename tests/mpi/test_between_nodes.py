@@ -30,26 +30,25 @@ def test_the_check_goes_through_messages(group):
 
 @pytest.mark.parametrize("name, dtype", [
     ("SUM", torch.float32), ("AVG", torch.float16), ("PREMUL_SUM", torch.float64),
-    ("MAX", torch.bfloat16), ("BXOR", torch.bool),
+    ("MAX", torch.bfloat16),
 ])  # fmt: skip
 def test_long_all_reduce(rng, group, name, dtype):
     check, (rank, size) = Check(), here()
     item = torch.empty(0, dtype=dtype).element_size()
-    for n in (LEAST // item, LEAST // item + 17 * (SEGMENT // item) * size + 3):
-        label = f"{name} {dtype} n={n}"
-        parts = [draw(rng, dtype, n) for _ in range(size)]
-        want, bound = reference(name, parts)
-        tensor = parts[rank].clone()
-        dist.all_reduce(tensor, OPS[name], group=group, async_op=True).wait()
-        check.near(tensor, want, bound, label)
-        check.everywhere(tensor, label)
+    n = LEAST // item + 3 * (SEGMENT // item) * size + 3  # more segments than are in flight at once
+    parts = [draw(rng, dtype, n) for _ in range(size)]
+    want, bound = reference(name, parts)
+    tensor = parts[rank].clone()
+    dist.all_reduce(tensor, OPS[name], group=group, async_op=True).wait()
+    check.near(tensor, want, bound, f"{name} {dtype} n={n}")
+    check.everywhere(tensor, f"{name} {dtype} n={n}")
     check.done()
 
 
 def test_in_a_row_and_together(rng, group):
     """Several in flight, of lengths on both sides of the limit, with others in between."""
     check, (rank, size) = Check(), here()
-    lengths = (300_000, 10, 1_000_003, 262_144, 262_143)
+    lengths = (300_000, 10, 500_003, 262_144, 262_143)
     parts = [[draw(rng, torch.float32, n) for _ in range(size)] for n in lengths]
     tensors = [each[rank].clone() for each in parts]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]

@@ -255,7 +255,7 @@ def test_refused_before_anything_is_sent():
                 lambda t, op=op: dist.all_reduce(t, op, async_op=True),
                 lambda t, op=op: dist.all_reduce_coalesced([t], op),
                 lambda t, op=op: dist.reduce(t, 0, op),
-                lambda t, op=op: dist.reduce_scatter_tensor(t[: 2], t, op),
+                lambda t, op=op: dist.reduce_scatter_tensor(t[:2], t, op),
                 lambda t, op=op: dist.reduce_scatter(t[:2], [t[:2]] * size, op),
             ):
                 tensor = poison(dtype, 2 * size)

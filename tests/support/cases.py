@@ -58,10 +58,7 @@ def promised(name: str, dtype: torch.dtype) -> bool:
 def pairs():
     """Every promised (name, op, dtype)."""
     return [
-        (name, op, dtype)
-        for dtype in REDUCED
-        for name, op in OPS.items()
-        if promised(name, dtype)
+        (name, op, dtype) for dtype in REDUCED for name, op in OPS.items() if promised(name, dtype)
     ]
 
 

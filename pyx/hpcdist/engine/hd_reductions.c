@@ -103,6 +103,15 @@ int hd_reduce(hd_comm *c, hd_job *j)
     return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
 }
 
+/* All blocks by one call. */
+static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
+{
+    CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, j->in[0].ptr, to, (int)n, hd_mpi_type(j->dtype),
+         hd_mpi_op(j->redop, j->dtype), c->mpi);
+    hd_scale_after(c, j, to, n);
+    return HD_OK;
+}
+
 int hd_reduce_scatter(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
@@ -125,14 +134,7 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
         return j->code;
     }
     if (whole) {
-        MPI_Request req;
-        int rc;
-        hd_mpi_lock(c->session);
-        rc = MPI_Ireduce_scatter_block(j->in[0].ptr, to, (int)out.n, hd_mpi_type(j->dtype),
-                                       hd_mpi_op(j->redop, j->dtype), c->mpi, &req);
-        hd_mpi_unlock(c->session);
-        if (!hd_mpi_failed(j, rc, "MPI_Ireduce_scatter_block") && !hd_wait_all(c, j, 1, &req))
-            hd_scale_after(c, j, to, out.n);
+        reduce_scatter_whole(c, j, to, out.n);
     } else {
         for (int r = 0; r < c->size && !j->text; r++)
             reduce_block(c, j, r, list ? j->in[r].ptr : j->in[0].ptr + r * out.n * item, to,

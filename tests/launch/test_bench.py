@@ -1,0 +1,160 @@
+"""``python -m hpcdist bench`` under mpirun: benches, formats, wrong results, wrong arguments."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+PROGRAM = Path(__file__).with_name("benches.py")
+OURS = {"hpcdist", "hpcdist-off"}
+EVERY = OURS | {"c", "mpi4py", "gloo"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What one job of two ranks has written."""
+    made = tmp_path_factory.mktemp("bench")
+    ended = run_job(2, str(PROGRAM), str(made), limit=100)
+    assert ended.code == 0, ended.text
+    return made
+
+
+def rows_of(path: Path) -> list[dict]:
+    return json.loads(path.read_text())["rows"]
+
+
+def test_the_exit_status_tells_of_wrong_results(folder):
+    codes = json.loads((folder / "codes.json").read_text())
+    assert codes.pop("corrupt.nccl") == 1
+    assert len(codes) == 7 and set(codes.values()) == {0}, codes
+
+
+def test_every_operation_with_every_library(folder):
+    lines = (folder / "all.csv").read_text().splitlines()
+    facts = [line for line in lines if line.startswith("# ")]
+    assert any(line.startswith("# ranks: 2 on 1 node") for line in facts)
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    seen: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        assert row["wrong"] == "0", row
+        assert 0 < float(row["min_us"]) <= float(row["time_us"]) <= float(row["max_us"]), row
+        seen.setdefault((row["operation"], row["type"]), set()).add(row["library"])
+    float32 = {name: found for (name, dtype), found in seen.items() if dtype == "float32"}
+    assert set(float32) == {
+        "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+        "reduce_scatter_tensor", "all_to_all_single", "gather", "scatter",
+    }  # fmt: skip
+    assert all(found == EVERY for found in float32.values()), float32
+    assert seen["barrier", "none"] == EVERY
+    # NumPy has no bfloat16, so mpi4py has none
+    assert seen["all_reduce", "bfloat16"] >= OURS | {"c"}
+    assert "mpi4py" not in seen["all_reduce", "bfloat16"]
+    assert any("without mpi4py: NumPy has no bfloat16" in line for line in facts)
+
+
+def test_sizes_and_bandwidths_count_as_nccl_tests_counts(folder):
+    lines = (folder / "all.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    big = {
+        row["operation"]: row
+        for row in rows
+        if row["library"] == "c" and row["type"] == "float32" and float(row["size_bytes"]) > 99
+    }
+    for name, part, factor in (
+        ("all_reduce", 2000, 1.0),
+        ("broadcast", 2000, 1.0),
+        ("all_gather", 1000, 0.5),
+        ("reduce_scatter_tensor", 1000, 0.5),
+    ):
+        row = big[name]
+        assert (row["size_bytes"], row["count"]) == ("8000", str(part)), row
+        algbw = 8000 / float(row["time_us"]) / 1e3
+        assert float(row["algbw_GBps"]) == pytest.approx(algbw)
+        assert float(row["busbw_GBps"]) == pytest.approx(algbw * factor)
+
+
+def test_reduce_operations(folder):
+    seen = {
+        (row["operation"], row["redop"], row["library"]) for row in rows_of(folder / "ops.json")
+    }
+    for operation in ("all_reduce", "reduce_scatter_tensor"):
+        for redop in ("sum", "avg", "product", "max"):
+            assert (operation, redop, "hpcdist") in seen
+            assert ((operation, redop, "c") in seen) == (redop != "avg")
+    notes = json.loads((folder / "ops.json").read_text())["notes"]
+    assert "without c: MPI has no AVG" in notes
+    ints = rows_of(folder / "ints.json")
+    assert {(row["type"], row["library"]) for row in ints} >= {("int8", "c"), ("bool", "c")}
+    assert all(row["wrong"] == 0 for row in ints)
+
+
+def test_osu_has_a_column_for_each_library_and_the_plot_a_line(folder):
+    lines = (folder / "table.osu").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("# Size"))
+    assert lines[at].split()[2:] == ["hpcdist", "hpcdist-off", "c", "mpi4py", "gloo"]
+    assert [line.split()[0] for line in lines[at + 1 :]] == ["8", "64", "512"]
+    assert all(float(cell) > 0 for line in lines[at + 1 :] for cell in line.split()[1:])
+    drawn = (folder / "plot.svg").read_text()
+    assert drawn.count("<!-- gloo -->") == 1 and "bus bandwidth" in drawn
+
+
+def test_point_to_point(folder):
+    rows = rows_of(folder / "p2p.json")
+    assert {(row["operation"], row["library"], row["wrong"]) for row in rows} == {
+        (kind, library, 0)
+        for kind in ("latency", "bandwidth")
+        for library in ("hpcdist", "c", "mpi4py", "gloo")
+    }
+
+
+def test_overlap(folder):
+    rows = rows_of(folder / "overlap.json")
+    assert [row["library"] for row in rows] == ["hpcdist", "mpi4py", "gloo"]
+    for row in rows:
+        comm, compute, both = row["comm_ms"], row["compute_ms"], row["both_ms"]
+        assert row["hidden"] == pytest.approx((comm + compute - both) / min(comm, compute))
+        assert row["over_max"] == pytest.approx(both / max(comm, compute))
+        assert row["handoff_us"] > 0 and row["wrong"] == 0
+
+
+def test_wrong_results_are_counted(folder):
+    text = (folder / "corrupt.nccl").read_text()
+    (reduced, gathered) = [line for line in text.splitlines() if line.endswith("corrupt")]
+    # one element on one of the two ranks, before and after the measurement
+    assert reduced.split()[8] == gathered.split()[8] == "2"
+    assert "# 4 wrong elements" in text
+
+
+def test_a_library_that_is_missing_is_named(folder):
+    text = (folder / "missing.nccl").read_text()
+    assert "# without mpi4py: mpi4py cannot be imported" in text
+    assert [line.split()[-1] for line in text.splitlines() if line[0] != "#"] == ["hpcdist"]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["-f", "1"], "error: -f 1 must be larger than 1"),
+    (["--format", "xml"], "invalid choice: 'xml'"),
+])  # fmt: skip
+def test_errors_are_printed_once(arguments, said):
+    ended = run_job(2, "-m", "hpcdist", "bench", *arguments)
+    assert ended.code != 0
+    assert ended.text.count(said) == 1, ended.text
+    assert "Traceback" not in ended.text
+
+
+def test_a_world_of_one_says_how_to_start_it():
+    variables = ("OMPI_", "PMI", "PRTE_", "MPI_", "HYDRA")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(variables)}
+    arguments = ["-m", "hpcdist", "bench", "-e", "8", "-n", "1", "-l", "hpcdist"]
+    done = subprocess.run(
+        [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mpirun -n 2 python -m hpcdist bench" in done.stdout
