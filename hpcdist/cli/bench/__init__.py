@@ -15,11 +15,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hpcdist import launchers
+from hpcdist import group, launchers
 
 from .errors import BenchError
 
 __all__ = ["BENCHES", "DEFAULT", "main"]
+
+#: Seconds by which the others leave after the rank that speaks, where there is no barrier yet: all
+#: found the same fault, and a launcher ends the job at the first that leaves.
+_LATER = 2
 
 #: The bench that runs when none is named.
 DEFAULT = "collectives"
@@ -67,14 +71,19 @@ def main(arguments: Sequence[str]) -> int:
             options = parser.parse_args(words)
     except SystemExit as ended:
         if not first and ended.code:
-            # Every rank found the same fault. A launcher ends the job at the first that leaves, and
-            # the one that speaks must not be cut short.
-            time.sleep(2)
+            time.sleep(_LATER)
         raise
     try:
         return module.run(options)
     except BenchError as error:
-        error.report()
+        if group.is_initialized():
+            first = group.get_rank() == 0
+        if first:
+            print(f"hpcdist bench: error: {error}", file=sys.stderr, flush=True)
+        if group.is_initialized():
+            group.world.comm.barrier()
+        elif not first:
+            time.sleep(_LATER)
         return 2
 
 

@@ -122,7 +122,9 @@ def run(options: argparse.Namespace) -> int:
         table = formats.Table(job, COLUMNS, options.format, options.output)
         table.begin(job.facts())
         if job.size == 1:
-            table.note("one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist ...")
+            table.note(
+                "one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist bench ..."
+            )
         libraries = open_libraries(job, table, LIBRARIES, options.libraries)
         wrong = _measure(job, table, libraries, names, sizes, options)
         if wrong:
