@@ -141,12 +141,12 @@ def init_process_group(
             if meeting is not None and met_size > 1 and alone:
                 server = starting.enter_context(start.manager(meeting, end))
             rank_of_mpi, size_of_mpi = start.start_mpi(server, met_size)
+            if over_mpi or store is None:
+                # what the caller stated is compared with MPI; a launcher's word is looked at below
+                met_rank, met_size = _merge((rank, world_size), stated(method))
             if not own_world:
                 if server is None:
                     _check_launcher(size_of_mpi)
-                if over_mpi or store is None:
-                    # what the caller stated is compared with MPI; a launcher's word was above
-                    met_rank, met_size = _merge((rank, world_size), stated(method))
                 problem = _contradiction(met_rank, met_size, rank_of_mpi, size_of_mpi)
                 met_rank, met_size = rank_of_mpi, size_of_mpi
         name = group_name or "world"

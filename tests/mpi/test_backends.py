@@ -91,10 +91,11 @@ def test_a_registered_backend(no_world):
         dist.Backend.register_backend("Echo", make, devices="cpu")
 
 
-def test_a_registered_scheme_and_the_mpi_backend(no_world):
+def test_a_registered_scheme_and_the_mpi_backend(no_world, mpi_tmp_path):
     rank, size = true_place()
-    schemes = sys.modules["hpcdist.rendezvous"]._handlers
-    store = object()
+    schemes = sys.modules["hpcdist.rendezvous.registry"]._handlers
+    store = dist.FileStore(str(mpi_tmp_path / "store"), size)
+    other = dist.FileStore(str(mpi_tmp_path / "other"), size)
 
     def meet(url, **kwargs):
         yield store, rank, size
@@ -102,11 +103,11 @@ def test_a_registered_scheme_and_the_mpi_backend(no_world):
     schemes["meet"] = meet
     try:
         text = outcome(init_method="meet://here")
-        kept = dist.group.world.store is store
+        kept = dist.group.world.store._underlying_non_prefix_store is store
         fine = not text and works()
         dist.destroy_process_group()
-        schemes["meet"] = lambda url, **kwargs: iter([(store, rank, size + 1)])
-        wrong = outcome(init_method="meet://here")
+        schemes["meet"] = lambda url, **kwargs: iter([(other, (rank + 1) % size, size)])
+        wrong = outcome(init_method="meet://here") if size > 1 else f"this is rank {rank} of {size}"
     finally:
         del schemes["meet"]
     dist.init_process_group(timeout=SHORT)
