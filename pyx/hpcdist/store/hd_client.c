@@ -59,7 +59,8 @@ static int give(hd_client *c, const uint8_t *data, uint64_t size, int64_t deadli
     return HD_FINE;
 }
 
-/* Looks for an answer without sleeping, for a moment, if there is a core for the server too. */
+/* Looks for an answer without sleeping, for a moment, if there is a core for the server too; where
+ * that is busy, it may run on this one. */
 static ssize_t look(int fd, uint8_t *into, uint64_t room)
 {
     static int cores;
@@ -73,7 +74,7 @@ static ssize_t look(int fd, uint8_t *into, uint64_t room)
     if (__atomic_load_n(&cores, __ATOMIC_RELAXED) > 1) {
         do
             n = recv(fd, into, room, MSG_DONTWAIT);
-        while (n < 0 && errno == EAGAIN && hd_clock() < end);
+        while (n < 0 && errno == EAGAIN && hd_clock() < end && !sched_yield());
     }
     return n;
 }
