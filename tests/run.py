@@ -183,7 +183,7 @@ def main() -> int:
     )
     parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="seconds per stage (default: 600)"
+        "--timeout", type=float, default=900, metavar="S", help="seconds per stage (default: 900)"
     )
     options = parser.parse_args()
     options.np = options.np or ([2] if options.quick else [1, 2, 3, 4])
