@@ -67,7 +67,11 @@ cdef int slow_hook(hd_job* j) noexcept with gil:
 cdef int alone_hook() noexcept with gil:
     """Whether this thread is the only one that can call an operation."""
     try:
-        quiet = sum(getattr(thread, "calls_no_operation", False) for thread in threading.enumerate())
+        quiet = sum(
+            getattr(thread, "calls_no_operation", False)
+            or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
+            for thread in threading.enumerate()
+        )
         # the thread of the futures calls what the user chained to them, but only when there are some
         quiet += notifier is not None and notifier.is_alive() and not watched and not completing
         return len(sys._current_frames()) == 1 + quiet
