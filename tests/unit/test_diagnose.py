@@ -1,0 +1,476 @@
+"""The checks of ``diagnose`` on made-up machines, what they advise, and the forms of the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdist.cli import diagnose
+from hpcdist.cli.diagnose import (
+    binding,
+    build,
+    gpu,
+    infiniband,
+    launcher,
+    memory,
+    reduce,
+    report,
+    settings,
+    whole,
+)  # fmt: skip
+from hpcdist.cli.diagnose.section import FAULT, NOTE, WARNING, Place, Section
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_LIMITS = {"memlock": -1, "nofile": 65536}
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """A root folder with these files."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def two_nodes(root: Path, states: tuple[str, str] = ("4: ACTIVE", "4: ACTIVE")) -> Path:
+    """Two NUMA nodes of four cores, and an adapter on each."""
+    files = {"dev/infiniband/uverbs0": ""}
+    for node in (0, 1):
+        there = f"sys/devices/system/node/node{node}"
+        files[f"{there}/cpulist"] = ("0-1,4-5", "2-3,6-7")[node]
+        files[f"{there}/distance"] = ("10 21", "21 10")[node]
+        adapter = f"sys/class/infiniband/mlx5_{node}"
+        files[f"{adapter}/device/numa_node"] = str(node)
+        files[f"{adapter}/ports/1/state"] = states[node]
+        files[f"{adapter}/ports/1/rate"] = "200 Gb/sec (4X HDR)"
+        files[f"{adapter}/ports/1/link_layer"] = "InfiniBand"
+    return machine(root, files)
+
+
+def facts(section: Section) -> dict[str, object]:
+    return {fact["name"]: fact["value"] for fact in section.facts}
+
+
+def only(section: Section) -> dict[str, str]:
+    assert len(section.findings) == 1, section.findings
+    return section.findings[0]
+
+
+# --- cores ---------------------------------------------------------------------------------------
+
+
+def test_lists_of_cores():
+    assert binding.numbers("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11}
+    assert binding.numbers("") == binding.numbers("junk,-,3-x") == frozenset()
+    assert binding.short([8, 0, 1, 3]) == "0-1,3,8"
+
+
+def test_one_core_for_several_threads(tmp_path):
+    place = Place({}, tmp_path, frozenset({3}))
+    found = only(binding.collect(place, "Open MPI", 8))
+    assert found["severity"] == FAULT and "core 3 of 8" in found["what"]
+    assert "--bind-to none" in found["fix"] and "--cpus-per-task" in found["fix"]
+    assert "-bind-to none" in only(binding.collect(place, "MPICH", 8))["fix"]
+    assert only(binding.collect(place, "MPICH", 1))["severity"] == WARNING
+
+
+def test_more_threads_than_cores_and_a_quota(tmp_path):
+    machine(tmp_path, {"sys/fs/cgroup/cpu.max": "150000 100000"})
+    place = Place({"OMP_NUM_THREADS": "16"}, tmp_path, frozenset(range(4)))
+    threads, quota = binding.collect(place, "MPICH", 8).findings
+    assert threads["severity"] == FAULT and "OMP_NUM_THREADS=3" in threads["fix"]
+    assert "grants 1.5 cores" in quota["what"] and "--cpus" in quota["fix"]
+    machine(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000"})
+    place = Place({"OMP_NUM_THREADS": "3"}, tmp_path, frozenset(range(4)))
+    assert binding.collect(place, "MPICH", 8).findings == []
+
+
+def test_ranks_that_share_cores():
+    apart = [(0, frozenset({0, 1})), (1, frozenset({2, 3}))]
+    assert binding.shared(apart, 4) is None
+    assert binding.shared([(0, frozenset({0})), (1, frozenset({0}))], 4)["severity"] == FAULT
+    many = binding.shared([(rank, frozenset({0, 1})) for rank in range(3)], 2)
+    assert many["severity"] == WARNING and many["fix"] == "start at most 2 ranks a host"
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_memory_is_copied_from_this_process_and_not_from_one_that_is_gone():
+    offer = memory.Offer()
+    host, pid, address, content = offer.address()
+    assert memory.can_copy((pid, address, content)) == ""
+    assert "process numbers" in memory.can_copy((pid, address, bytes(len(content))))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert "No such process" in memory.can_copy((gone.pid, address, content))
+
+
+def test_the_sibling_is_the_next_rank_of_the_same_host():
+    offers = [("a", 1, 10, b"x"), ("b", 2, 20, b"y"), ("a", 3, 30, b"z")]
+    assert memory.sibling_of(offers, 0) == (3, 30, b"z")
+    assert memory.sibling_of(offers, 2) == (1, 10, b"x")
+    assert memory.sibling_of(offers, 1) is None
+
+
+def test_a_sibling_that_cannot_be_read(tmp_path):
+    place = Place({}, tmp_path, sibling=(2**22 + 1, 0, b"x"))  # above the largest process number
+    found = only(memory.collect(place, NO_LIMITS, 1 << 34))
+    assert (
+        found["severity"] == WARNING and "(CMA)" in found["what"] and "SYS_PTRACE" in found["fix"]
+    )
+    machine(tmp_path, {"dev/xpmem": ""})
+    assert memory.collect(place, NO_LIMITS, 1 << 34).findings == []
+
+
+def test_ptrace_scope_where_no_other_rank_can_be_tried(tmp_path):
+    for scope, severity in ("1", NOTE), ("2", WARNING):
+        machine(tmp_path, {"proc/sys/kernel/yama/ptrace_scope": scope})
+        found = only(memory.collect(Place({}, tmp_path), NO_LIMITS, 1 << 34))
+        assert found["severity"] == severity and "yama.ptrace_scope=0" in found["fix"]
+
+
+def test_locked_memory_matters_with_adapters_only(tmp_path):
+    limits = {"memlock": 65536, "nofile": 65536}
+    assert memory.collect(Place({}, tmp_path), limits, 1 << 34).findings == []
+    found = only(memory.collect(Place({}, two_nodes(tmp_path)), limits, 1 << 34))
+    assert found["severity"] == FAULT and "64 KiB" in found["what"]
+    assert "ulimit -l unlimited" in found["fix"]
+
+
+def test_open_files_shared_memory_and_huge_pages(tmp_path):
+    machine(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"})
+    section = memory.collect(Place({}, tmp_path), {"memlock": -1, "nofile": 256}, 64 << 20)
+    assert [each["severity"] for each in section.findings] == [NOTE, WARNING, FAULT]
+    assert "ulimit -n" in section.findings[1]["fix"]
+    assert "64 MiB" in section.findings[2]["what"] and "--shm-size" in section.findings[2]["fix"]
+    assert facts(section)["transparent huge pages"] == "never"
+    assert facts(section)["limit: bytes locked"] == "unlimited"
+    assert "no /dev/shm" in memory.collect(Place({}, tmp_path), NO_LIMITS).findings[1]["what"]
+
+
+# --- adapters ------------------------------------------------------------------------------------
+
+
+def test_ports_with_their_rates_and_distances(tmp_path):
+    place = Place({}, two_nodes(tmp_path), frozenset({2, 3}))
+    first, second = infiniband.ports(place)
+    assert (first.name, first.state, first.rate, first.node) == ("mlx5_0:1", "ACTIVE", 200.0, 0)
+    assert (first.distance, second.distance) == (21, 10)
+    assert infiniband.rate_of([first, second]) == 400.0
+    section = infiniband.collect(place)
+    assert section.findings == []
+    assert facts(section)["mlx5_1:1"] == (
+        "ACTIVE, 200 Gbit/s, InfiniBand, NUMA node 1, distance 10 from the rank"
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "severity", "what", "fix"),
+    [
+        ({"UCX_NET_DEVICES": "mlx5_7:1"}, FAULT, "does not have", "choose from mlx5_0:1,mlx5_1:1"),
+        ({"UCX_NET_DEVICES": "eth0"}, WARNING, "leaves the adapters out", "unset UCX_NET_DEVICES"),
+        ({"UCX_NET_DEVICES": "mlx5_1:1"}, WARNING, "mlx5_0:1 is nearer", "mlx5_0:1 for this rank"),
+        ({"NCCL_IB_HCA": "=hfi1"}, FAULT, "picks none", "name some of mlx5_0,mlx5_1"),
+        ({"NCCL_IB_HCA": "^mlx5"}, FAULT, "picks none", "unset NCCL_IB_HCA"),
+    ],
+)
+def test_settings_against_the_adapters(env, severity, what, fix, tmp_path):
+    found = only(infiniband.collect(Place(env, two_nodes(tmp_path), frozenset({0, 1}))))
+    assert found["severity"] == severity and what in found["what"] and fix in found["fix"]
+
+
+def test_settings_that_choose_well(tmp_path):
+    root = two_nodes(tmp_path)
+    for env in (
+        {"UCX_NET_DEVICES": "mlx5_0:1"}, {"UCX_NET_DEVICES": "all"}, {"NCCL_IB_HCA": "mlx5"},
+        {"NCCL_IB_HCA": "^mlx5_1"},
+    ):  # fmt: skip
+        assert infiniband.collect(Place(env, root, frozenset({0}))).findings == []
+
+
+def test_ports_that_are_not_active(tmp_path):
+    root = two_nodes(tmp_path, ("2: INIT", "1: DOWN"))
+    (root / "dev/infiniband/uverbs0").unlink()
+    manager, none, verbs = infiniband.collect(Place({}, root, frozenset({0}))).findings
+    assert "mlx5_0:1 is in state INIT" in manager["what"] and "opensm" in manager["fix"]
+    assert "no port of any adapter is active" in none["what"]
+    assert "--device=/dev/infiniband" in verbs["fix"]
+    assert infiniband.rate_of(infiniband.ports(Place({}, root))) == 0
+
+
+def test_no_adapters(tmp_path):
+    assert infiniband.collect(Place({}, tmp_path)).findings == []
+    found = only(infiniband.collect(Place({"UCX_NET_DEVICES": "mlx5_0:1"}, tmp_path)))
+    assert found["severity"] == FAULT and found["fix"] == "unset UCX_NET_DEVICES"
+
+
+def test_the_rate_of_network_cards(tmp_path):
+    net = "sys/class/net"
+    machine(tmp_path, {
+        f"{net}/eth0/speed": "25000", f"{net}/eth0/operstate": "up", f"{net}/eth0/device/x": "",
+        f"{net}/eth1/speed": "100000", f"{net}/eth1/operstate": "down", f"{net}/eth1/device/x": "",
+        f"{net}/veth0/speed": "400000", f"{net}/veth0/operstate": "up",
+    })  # fmt: skip
+    assert whole.ethernet(Place({}, tmp_path)) == 25.0
+
+
+# --- settings, launcher, build, GPUs -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "severity", "fix"),
+    [
+        ("OMPI_MCA_pml", "ob1", WARNING, "export OMPI_MCA_pml=ucx"),
+        ("OMPI_MCA_coll_hcoll_enable", "1", FAULT, "unset OMPI_MCA_coll_hcoll_enable"),
+        ("UCX_MEM_MMAP_HOOK_MODE", "None", FAULT, "unset UCX_MEM_MMAP_HOOK_MODE"),
+        ("MPICH_MAX_THREAD_SAFETY", "funneled", FAULT, "unset MPICH_MAX_THREAD_SAFETY"),
+        ("RDMAV_FORK_SAFE", "0", WARNING, "export RDMAV_FORK_SAFE=1"),
+        ("HPCDIST_CHEK", "off", WARNING, "export HPCDIST_CHECK=..."),
+        ("HPCDIST_CHECK", "perhaps", FAULT, "export HPCDIST_CHECK=..., or unset HPCDIST_CHECK"),
+    ],
+)
+def test_bad_settings(name, value, severity, fix):
+    section = settings.collect(Place({name: value}))
+    found = only(section)
+    assert (found["severity"], found["fix"]) == (severity, fix)
+    assert facts(section) == {name: value} and name in found["what"]
+
+
+def test_good_settings_and_what_the_launcher_sets_itself():
+    env = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "rc,sm,self", "HOME": "/root", "HPCDIST_CHECK": "off"}
+    launchers_own = {"OMPI_MCA_orte_ess_num_procs": "2", "OMPI_MCA_cpu_type": "x86_64"}
+    section = settings.collect(Place(env | launchers_own))
+    assert section.findings == []
+    assert sorted(facts(section)) == ["HPCDIST_CHECK", "OMPI_MCA_pml", "UCX_TLS"]
+    assert facts(settings.collect(Place({}))) == {"set": "none that matters"}
+
+
+def test_the_table_says_what_the_job_scripts_set():
+    text = (ROOT / "jobscripts" / "env" / "infiniband.sh").read_text()
+    exported = {}
+    for line in re.findall(r"^export (.*)$", text, re.M):
+        exported |= dict(re.findall(r"(\w+)=\$\{\1:-(\$\(\(.*\)\)|[^}]*)\}", line))
+    table = {each.variable: each.good for each in settings.SETTINGS if each.good}
+    assert set(exported) == set(table)
+    assert len(exported) >= 10
+    del exported["OMP_NUM_THREADS"], table["OMP_NUM_THREADS"]  # computed there, in words here
+    assert exported == table
+    assert len({each.variable for each in settings.SETTINGS}) == len(settings.SETTINGS)
+
+
+def test_the_launchers_words_without_secrets():
+    env = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    env |= {"PMI_SECURITY_KEY": "x", "PMI_FD": "7"}
+    section = launcher.collect(Place(env))
+    assert "hydra" in facts(section)["launcher"]
+    assert {"PMI_RANK", "PMI_SIZE"} < set(facts(section))
+    assert not {"PMI_SECURITY_KEY", "PMI_FD"} & set(facts(section))
+    assert facts(launcher.collect(Place({}))) == {"launcher": "none"}
+    assert only(launcher.collect(Place({**env, "PMI_RANK": "one"})))["severity"] == FAULT
+
+
+def test_an_older_library_than_that_of_the_build():
+    info = {"mpi_version": "Open MPI 5.0.1", "mpi_vendor": "Open MPI"}
+    section = Section("build", "Build")
+    build._compare(section, info, "Open MPI v5.0.3")
+    assert section.findings == []
+    build._compare(section, info, "Open MPI v4.1.6")
+    assert "5.0.1 and runs on the older 4.1.6" in only(section)["what"]
+    maps = "7f /usr/lib/libucp.so.0\n7f /opt/libfabric-1a2b.so.1\n7f /lib/libc.so.6"
+    assert build.transports(maps) == ["fabric", "ucp"]
+
+
+def test_gpus_from_proc(tmp_path):
+    assert facts(gpu.collect(Place({}, tmp_path))) == {"GPUs": "none"}
+    machine(tmp_path, {
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+        "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H200",
+        "proc/driver/nvidia/gpus/0000:02:00.0/information": "Model: \t\t NVIDIA H200",
+    })  # fmt: skip
+    found = facts(gpu.collect(Place({}, tmp_path)))
+    assert found["GPUs"] == "2: NVIDIA H200" and found["driver"] == "550.54.15"
+
+
+# --- the verdict ---------------------------------------------------------------------------------
+
+
+def part(rank: int, host: str = "a", cpus: tuple[int, ...] = (), **more: object) -> dict:
+    return {
+        "rank": rank, "host": host, "machine": 8, "cpus": list(cpus or (2 * rank, 2 * rank + 1)),
+        "link": 0.0, "sections": [], **more,
+    }  # fmt: skip
+
+
+def measured(best: float, **more: object) -> dict:
+    return {
+        "bytes": reduce.BYTES, "latency_s": 2e-6, "latency_best_s": 1e-6, "seconds": best,
+        "best_s": best, "copy_bytes_per_s": 10e9, "calls": 9, "correct": True, **more,
+    }  # fmt: skip
+
+
+def judged(parts: list[dict], result: dict | None) -> dict:
+    found = report.merge(parts)
+    whole.judge(found, parts, result)
+    return found
+
+
+def test_what_memory_and_links_allow():
+    assert reduce.expected(2, 2, 10e9, 0.0, 20) == pytest.approx(7 * 20 * 0.5 / 20e9)
+    assert reduce.expected(2, 1, 10e9, 25e9, 20) == pytest.approx(2 * 20 * 0.5 / 25e9)
+    assert reduce.expected(8, 4, 10e9, 25e9, 20) == pytest.approx(
+        7 * 20 * 0.75 / 20e9 + 2 * 20 * 0.5 / 25e9
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "severity"),
+    [(0.5, "good", None), (2.4, "good", None), (2.6, "slow", WARNING), (40.0, "slow", FAULT)],
+)
+def test_verdicts_within_a_host(times, verdict, severity):
+    limit = reduce.expected(2, 2, 10e9, 0.0)
+    found = judged([part(0), part(1)], measured(limit * times))
+    assert found["all_reduce"]["verdict"] == verdict
+    assert f"takes {times} times that" in found["all_reduce"]["explained"]
+    assert [each["severity"] for each in found["findings"]] == ([severity] if severity else [])
+    assert report.status(found) == (severity == FAULT)
+
+
+def test_verdicts_between_hosts():
+    parts = [part(0, "a", link=200.0), part(1, "b", link=100.0)]
+    limit = 2 * reduce.BYTES * 0.5 / 12.5e9
+    good = judged(parts, measured(limit * 2))
+    assert good["all_reduce"]["expected_s"] == pytest.approx(limit) and not good["findings"]
+    assert "estimate" in good["all_reduce"]["explained"]
+    unknown = judged([part(0, "a"), part(1, "b")], measured(99.0))
+    assert unknown["all_reduce"]["verdict"] == "not judged" and not unknown["findings"]
+
+
+def test_ranks_that_share_cores_are_not_judged_and_each_host_has_its_own_cores():
+    crowd = [part(rank, cpus=(0,), machine=1) for rank in range(2)]
+    other = [part(rank, "b", cpus=(0, 1)) for rank in (2, 3)]
+    found = judged([*crowd, *other], measured(99.0))
+    assert [(each["section"], each["ranks"]) for each in found["findings"]] == [("binding", [0, 1])]
+    assert "1 cores" in found["findings"][0]["what"]
+    assert found["all_reduce"]["verdict"] == "not judged"
+
+
+def test_a_wrong_sum_and_a_slow_scheduler_and_a_rank_alone():
+    limit = reduce.expected(2, 2, 10e9, 0.0)
+    wrong = judged([part(0), part(1)], measured(limit, correct=False))
+    assert report.status(wrong) == 1 and "wrong sum" in wrong["findings"][0]["what"]
+    late = judged([part(0), part(1)], measured(limit, latency_best_s=4e-3))
+    assert "waits for a core" in late["findings"][0]["what"]
+    busy = judged([part(0), part(1)], measured(limit, seconds=3 * limit))
+    assert "something else uses" in busy["all_reduce"]["explained"]
+    assert "not measured" in judged([part(0)], None)["all_reduce"]["explained"]
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def section_of(fact: tuple[str, object, str], *findings: tuple[str, str, str]) -> list[dict]:
+    section = Section("one", "One")
+    section.fact(*fact)
+    for each in findings:
+        section.find(*each)
+    return [section.plain()]
+
+
+def merged(*values: object, same: str, hosts: str = "aab", name: str = "x") -> dict:
+    return report.merge([
+        part(rank, hosts[rank], sections=section_of((name, value, same)))
+        for rank, value in enumerate(values)
+    ])  # fmt: skip
+
+
+def test_ranks_that_differ():
+    assert merged(1, 1, 1, same="job")["findings"] == []
+    found = merged(1, 1, 2, same="job")["findings"]
+    assert found[0]["severity"] == WARNING and found[0]["ranks"] == [0, 1, 2]
+    assert "1 on ranks 0-1; 2 on ranks 2" in found[0]["what"] and "mpirun -x" in found[0]["fix"]
+    assert merged(1, 1, 2, same="host")["findings"] == []
+    assert merged(1, 2, 2, same="host")["findings"][0]["ranks"] == [0, 1]
+    assert merged(1, 2, 3, same="rank")["findings"] == []
+    assert merged("a", "b", "b", same="job", name="hpcdist")["findings"][0]["severity"] == FAULT
+
+
+def test_the_same_finding_of_several_ranks_is_one():
+    found = report.merge([
+        part(rank, sections=section_of(("x", 1, "job"), (FAULT, "broken", "mend it")))
+        for rank in range(3)
+    ])  # fmt: skip
+    assert len(found["findings"]) == 1 and found["findings"][0]["ranks"] == [0, 1, 2]
+    text = report.as_text(found)
+    assert "FAULT: broken" in text and "fix: mend it" in text
+    assert text.endswith("1 fault(s), exit status 1")
+    plain = json.loads(report.as_json(found))
+    assert plain["ok"] is False and plain["exit_status"] == 1 and plain["schema"] == report.SCHEMA
+    assert plain["hosts"] == {"a": [0, 1, 2]} and plain["ranks"] == 3
+    assert plain["sections"][0]["facts"] == [
+        {"name": "x", "values": [{"value": 1, "ranks": [0, 1, 2]}]}
+    ]
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch, tmp_path):
+    def broken(place: Place) -> Section:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(memory, "collect", broken)
+    sections = diagnose.local(Place({}, tmp_path, frozenset({0})))
+    (found,) = (
+        each for section in sections for each in section.findings if "broke" in each["what"]
+    )
+    assert "ZeroDivisionError: no" in found["what"] and found["severity"] == WARNING
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is not here")
+sys.meta_path.insert(0, NoTorch())
+from hpcdist.cli import main
+sys.exit(main(["diagnose", "--no-run", *sys.argv[1:]]))
+"""
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    words = ("SLURM_", "PMI", "OMPI_", "HPCDIST_", "OMP_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(words)}
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        env=clean | env, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_on_a_login_node_without_torch_and_without_starting_mpi():
+    done = command("--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_status"] == int(not found["ok"])
+    assert found["ranks"] == 1 and found["all_reduce"] is None
+    values = {
+        fact["name"]: fact["values"][0]["value"]
+        for section in found["sections"]
+        for fact in section["facts"]
+    }
+    assert values["run time: state"] == "none" and "run time: thread level" not in values
+    assert {"hpcdist", "built with: MPI", "run time: libmpi", "cores of the rank", "GPUs",
+            "CMA (process_vm_readv)", "adapters", "launcher"} <= set(values)  # fmt: skip
+
+
+def test_a_fault_makes_the_exit_status_and_ranks_above_zero_say_it_on_standard_error():
+    done = command(HPCDIST_CHECK="perhaps")
+    assert done.returncode == 1 and "FAULT: HPCDIST_CHECK" in done.stdout
+    done = command("--json", HPCDIST_CHECK="perhaps", PMI_RANK="1", PMI_SIZE="2")
+    assert done.returncode == 1 and done.stdout == "" and "HPCDIST_CHECK" in done.stderr
