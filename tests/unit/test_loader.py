@@ -176,7 +176,7 @@ def test_not_built_is_an_import_error_with_the_command(tmp_path):
     code = "try:\n import hpcdist\nexcept ImportError as e:\n print(type(e).__name__, e)"
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    names = "hpcdist._buffer and hpcdist._ops and hpcdist._engine"
+    names = "hpcdist._buffer and hpcdist._ops and hpcdist._engine and hpcdist._store"
     assert f"MPILibraryError hpcdist is not built: {names} not found in" in done.stdout
     command = f"cd {tmp_path} && {sys.executable} -m pip install --no-deps -e ."
     assert f"To build it: {command}\n" in done.stdout

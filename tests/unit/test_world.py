@@ -160,7 +160,7 @@ hpcdist.init_process_group()
 
 def test_log_setting_shows_the_rank():
     done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_LOG="info")
-    assert "[rank 0/1] default group: backend cpu:mpi" in done.stderr, done.stderr
+    assert "[rank 0/1] group 'world' made: backend cpu:mpi" in done.stderr, done.stderr
 
 
 def test_wrong_setting_is_named():
