@@ -4,6 +4,7 @@
     python tests/run.py                  everything
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
+    python tests/run.py --mpi-part       without what another MPI's run has tested already
 
 mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
 stage and none failed.
@@ -26,6 +27,12 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 #: Folders whose tests start mpirun themselves, so pytest runs them without it.
 OWN_MPIRUN = ("launch", "faults")
+#: Tests that never start MPI, or of which nothing depends on which MPI it is.
+ANY_MPI = (
+    *("bench", "bench_store", "bucket", "build_backend", "codec", "codec_hostile", "config"),
+    *("docstrings", "import_rules", "kernels", "kernels_isa", "launchers", "meeting"),
+    *("merge_traces", "ops", "sampler", "store_file", "store_tcp", "store_torch", "stores"),
+)
 
 
 @dataclass
@@ -83,7 +90,9 @@ def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) 
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    found = [Stage("unit", pytest_command(options, [TESTS / "unit"]), base)]
+    leave = ANY_MPI if options.mpi_part else ()
+    ignored = [f"--ignore={TESTS / 'unit' / f'test_{name}.py'}" for name in leave]
+    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *ignored), base)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -180,6 +189,11 @@ def main() -> int:
     parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
     parser.add_argument(
         "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
+    )
+    parser.add_argument(
+        "--mpi-part",
+        action="store_true",
+        help="leave out the unit tests that do not depend on the MPI, for the second of two MPIs",
     )
     parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
     parser.add_argument(
