@@ -1,0 +1,164 @@
+"""The backend "hpcdist" of torch.distributed: how its groups are made and matched with ours."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch.distributed as dist
+
+from hpcdist import group as _group
+from hpcdist import world
+from hpcdist.process_group import ProcessGroup
+from hpcdist.subgroups import new_group
+from hpcdist.torch.process_group import NAME, BridgeGroup
+
+__all__ = ["group", "register", "to_torch"]
+
+#: Name of one of our groups -> the group that torch has for it.
+_bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed; once is enough."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, pg_options: Any = None) -> BridgeGroup:
+    """Make the group that torch asks for; called on its members only."""
+    ranks = list(options.global_ranks_in_group)
+    if not _group.is_initialized():
+        if ranks and ranks != list(range(len(ranks))):
+            raise ValueError(
+                f"the backend {NAME!r} cannot make the group of ranks {ranks}, because hpcdist is "
+                f"not initialised: give {NAME!r} to torch.distributed.init_process_group, or call "
+                "hpcdist.init_process_group() on all ranks before it"
+            )
+        world.init_process_group(
+            "mpi",
+            timeout=options.timeout,
+            rank=options.group_rank,
+            world_size=options.group_size,
+            pg_options=pg_options,
+        )
+        ours = _group.member(None)
+        return _bridge(ours, lambda: _destroy(ours))
+    whole = _group.member(None)
+    if not ranks or ranks == list(whole._ranks):
+        if not ranks and (whole.rank(), whole.size()) != (options.group_rank, options.group_size):
+            raise ValueError(
+                f"torch says rank {options.group_rank} of {options.group_size}, but hpcdist's "
+                f"default group, which exists already, says {whole.rank()} of {whole.size()}"
+            )
+        if whole.name not in _bridges:
+            return _bridge(whole, None)
+    made = new_group(ranks or None, timeout=options.timeout, pg_options=pg_options)
+    return _bridge(made, lambda: _destroy(made))
+
+
+def _bridge(ours: Any, release: Any) -> BridgeGroup:
+    bridge = BridgeGroup(ours, release)
+    _bridges[ours.name] = bridge
+    return bridge
+
+
+def _destroy(ours: ProcessGroup) -> None:
+    # hpcdist.destroy_process_group() may have come first
+    if ours in _group.world.groups:
+        world.destroy_process_group(ours)
+
+
+def group(pg: Any = None) -> Any:
+    """Give hpcdist's view of a group of torch.distributed's.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    pg : torch.distributed.ProcessGroup, optional
+        A group of the backend "hpcdist"; None means torch's default group.
+
+    Returns
+    -------
+    hpcdist.ProcessGroup
+        The group that moves its data; no second communicator. For what is no member's group, as
+        ``new_group`` returns it on other ranks, hpcdist's ``GroupMember.NON_GROUP_MEMBER``.
+
+    Raises
+    ------
+    TypeError
+        If the group is of another backend.
+    """
+    if pg is None:
+        pg = dist.group.WORLD
+        if pg is None:
+            raise ValueError("torch.distributed has no default group yet")
+    if pg is dist.GroupMember.NON_GROUP_MEMBER:
+        return _group.GroupMember.NON_GROUP_MEMBER
+    if isinstance(pg, BridgeGroup):
+        return pg.native
+    raise TypeError(
+        f"{pg!r} is not a group of the backend {NAME!r}; make it with "
+        f"torch.distributed.init_process_group({NAME!r}) or new_group(backend={NAME!r})"
+    )
+
+
+def to_torch(ours: Any = None) -> Any:
+    """Give torch.distributed's view of a group of hpcdist's.
+
+    All members must call it the first time; from then on it is local. With the default group it
+    also initialises torch.distributed, where that has not been done.
+
+    Parameters
+    ----------
+    ours : hpcdist.ProcessGroup, optional
+        A group this process is a member of; None means hpcdist's default group.
+
+    Returns
+    -------
+    torch.distributed.ProcessGroup
+        It can be given to any function of torch.distributed's. No second communicator.
+
+    Raises
+    ------
+    ValueError
+        If this process is not a member, or torch.distributed is initialised with another world.
+    """
+    ours = _group.member(ours)
+    known = _bridges.get(ours.name)
+    if known is not None:
+        return known
+    if not dist.is_initialized():
+        from hpcdist.torch.rendezvous import init_process_group
+
+        init_process_group(NAME)
+    if ours is _group.member(None):
+        default = dist.group.WORLD
+        if isinstance(default, BridgeGroup) and default.native is ours:
+            return default
+    if dist.get_world_size() != _group.member(None).size():
+        raise ValueError(
+            f"torch.distributed has {dist.get_world_size()} ranks and hpcdist "
+            f"{_group.member(None).size()}"
+        )
+    bridge = _bridge(ours, None)
+    _enter(bridge, ours)
+    return bridge
+
+
+def _enter(bridge: BridgeGroup, ours: ProcessGroup) -> None:
+    """Write a group into torch's books, as its own new_group does."""
+    from torch._C._distributed_c10d import _register_process_group
+
+    books: Any = dist.distributed_c10d._world
+    name: Any = f"hpcdist:{ours.name}"
+    bridge.setGroupName(name)
+    books.pg_map[bridge] = (NAME, books.pg_map[dist.group.WORLD][1])
+    books.pg_names[bridge] = name
+    books.pg_backend_config[bridge] = f"cpu:{NAME},cuda:{NAME}"
+    books.pg_group_ranks[bridge] = {world: i for i, world in enumerate(ours._ranks)}
+    tag = f"user:{name}"
+    books.tags_to_pg.setdefault(tag, []).append(bridge)
+    books.pg_to_tag[bridge] = tag
+    _register_process_group(name, bridge)

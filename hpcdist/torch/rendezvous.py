@@ -1,0 +1,90 @@
+"""Start torch.distributed, with any of its backends, from what MPI knows."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from hpcdist import _engine, config
+from hpcdist.backends import mpi
+from hpcdist.store import TCPStore
+from hpcdist.torch.process_group import NAME
+from hpcdist.torch.store import to_torch
+
+__all__ = ["init_process_group", "register"]
+
+#: Bytes of the store's key, and of what rank 0 tells: the key, host and port.
+_KEY, _LENGTH = 32, 320
+
+
+def register() -> None:
+    """Make the init method ``mpi://`` known to torch.distributed; once is enough."""
+    from torch.distributed.rendezvous import _rendezvous_handlers
+
+    if "mpi" not in _rendezvous_handlers:
+        dist.register_rendezvous_handler("mpi", _meet)
+
+
+def init_process_group(
+    backend: str | None = None, timeout: timedelta | None = None, **arguments: Any
+) -> None:
+    """Initialise torch.distributed under mpirun or srun, with nothing else to configure.
+
+    All processes of the job must call it.
+
+    Parameters
+    ----------
+    backend : str, optional
+        A backend of torch's, such as ``"gloo"`` or ``"cpu:hpcdist,cuda:nccl"``; by default
+        ``"hpcdist"``.
+    timeout : datetime.timedelta, optional
+        After this long a missing peer is an error; by default what the backend has.
+    **arguments
+        Of ``torch.distributed.init_process_group``, but ``init_method``, ``store``, ``rank`` and
+        ``world_size``: those come from MPI.
+
+    Raises
+    ------
+    TypeError
+        If one of the arguments that MPI answers is given.
+    ValueError
+        If torch.distributed is initialised already.
+    """
+    answered = {"init_method", "store", "rank", "world_size"} & set(arguments)
+    if answered:
+        raise TypeError(f"{sorted(answered)} come from MPI and cannot be given")
+    dist.init_process_group(backend or NAME, init_method="mpi://", timeout=timeout, **arguments)
+
+
+def _meet(
+    url: str, timeout: timedelta | None = None, **_rest: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """Let rank 0 open a store, and tell the others through MPI where it is, and its key."""
+    rank, size = mpi.start()
+    limit = timeout or timedelta(seconds=config.get("timeout"))
+    comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)
+    try:
+        one_node = len(comm.node_ranks) == size
+        place = np.zeros(_LENGTH, np.uint8)
+        store = None
+        if rank == 0:
+            host = "127.0.0.1" if one_node else socket.gethostname()
+            key = secrets.token_bytes(_KEY)
+            store = TCPStore(host, 0, size, True, limit, wait_for_workers=False, auth_key=key)
+            text = key + f"{host}:{store.port}".encode()
+            place[: len(text)] = np.frombuffer(text, np.uint8)
+        comm.broadcast(place, 0, api="hpcdist.torch mpi://")
+    finally:
+        comm.free()
+    if store is None:
+        told = place.tobytes()
+        key = told[:_KEY]
+        host, port = told[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
+        store = TCPStore(host, int(port), size, False, limit, wait_for_workers=False, auth_key=key)
+    yield to_torch(store), rank, size

@@ -1,0 +1,125 @@
+"""A native Work in the form that torch.distributed and its C++ parts expect."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+__all__ = ["BridgeWork", "FinishedWork", "limit_of"]
+
+
+def limit_of(timeout: timedelta | None) -> timedelta | None:
+    """Give a timeout that torch passes: zero and less are its ways to say that none is set."""
+    return timeout if timeout is not None and timeout > timedelta(0) else None
+
+
+class BridgeWork(Work):
+    """An operation under way.
+
+    Parameters
+    ----------
+    native : hpcdist.Work
+        The operation.
+    tensors : list of torch.Tensor
+        Its outputs: what the future holds. Kept alive until the operation is done.
+    timeout : datetime.timedelta, optional
+        For a ``wait`` that is given none; by default the group's.
+    """
+
+    def __init__(self, native: Any, tensors: list[Any], timeout: timedelta | None = None) -> None:
+        super().__init__()
+        self._native = native
+        self._tensors = tensors
+        self._timeout = timeout
+        self._future: torch.futures.Future[list[Any]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the operation is done; raise its error."""
+        return bool(self._native.wait(limit_of(timeout) or self._timeout))
+
+    def synchronize(self) -> None:
+        """Wait as :meth:`wait` does: the host's tensors have no streams."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, well or not."""
+        return bool(self._native.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it is done and went well."""
+        return bool(self._native.is_success())
+
+    def exception(self) -> Exception | None:
+        """Return its error; None while there is none."""
+        return self._native.exception()
+
+    def result(self) -> list[Any]:
+        """Return its outputs."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the group rank that a receive from any rank has received from."""
+        return int(self._native.source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a future of the outputs; it holds the error if the operation fails."""
+        if self._future is None:
+            native, tensors = self._native.get_future(), self._tensors
+            done: torch.futures.Future[list[Any]] = torch.futures.Future()
+
+            def hand_over(future: torch.futures.Future[Any]) -> None:
+                try:
+                    future.value()
+                except Exception as error:
+                    done.set_exception(error)  # type: ignore[arg-type]
+                else:
+                    done.set_result(tensors)
+
+            native.add_done_callback(hand_over)
+            self._future = done
+        return self._future
+
+
+class FinishedWork(Work):
+    """An operation that is over: what a synchronous call gives back.
+
+    Parameters
+    ----------
+    tensors : list of torch.Tensor
+        Its outputs.
+    """
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> None:
+        """Return None: a failed synchronous call has raised."""
+
+    def result(self) -> list[Any]:
+        """Return its outputs."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a completed future of the outputs."""
+        done: torch.futures.Future[list[Any]] = torch.futures.Future()
+        done.set_result(self._tensors)
+        return done

@@ -1,0 +1,171 @@
+"""Stock torch.distributed over MPI: what test_torch_bridge.py starts under mpirun.
+
+    mpirun -n 2 python bridge.py [hpcdist|gloo]
+
+Every line of the output says what was checked; a wrong result is an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as td
+from torch import nn
+
+import hpcdist
+import hpcdist.torch
+
+warnings.filterwarnings("ignore")
+
+
+def say(text: str) -> None:
+    if td.get_rank() == 0:
+        os.write(1, f"{text}\n".encode())
+
+
+def collectives(rank: int, size: int) -> None:
+    total = size * (size + 1) / 2
+    t = torch.full((4,), rank + 1.0)
+    td.all_reduce(t)
+    assert t.tolist() == [total] * 4
+    work = td.all_reduce(t, op=td.ReduceOp.MAX, async_op=True)
+    assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.exception() is None
+    future = td.all_reduce(torch.ones(3), async_op=True).get_future()
+    assert future.then(lambda f: f.value()[0] * 2).wait().tolist() == [2.0 * size] * 3
+    parts = [torch.full((3,), -1.0) for _ in range(size)]
+    td.all_gather(parts, torch.full((3,), float(rank)))
+    assert [p[2].item() for p in parts] == list(range(size))
+    out = torch.full((2 * size,), -1.0)
+    td.all_gather_into_tensor(out, torch.full((2,), float(rank)))
+    assert out.tolist() == [float(r) for r in range(size) for _ in range(2)]
+    piece = torch.full((2,), -1.0)
+    td.reduce_scatter_tensor(piece, torch.arange(2.0 * size))
+    assert piece.tolist() == [size * (2.0 * rank), size * (2.0 * rank + 1)]
+    got = torch.full((size,), -1.0)
+    td.all_to_all_single(got, torch.arange(size) + 10.0 * rank)
+    assert got.tolist() == [rank + 10.0 * r for r in range(size)]
+    lists = [torch.tensor([r]) for r in range(size)] if rank == 0 else None
+    mine = torch.tensor([-1])
+    td.scatter(mine, lists, src=0)
+    assert mine.item() == rank
+    kept = [torch.tensor([-1]) for _ in range(size)] if rank == size - 1 else None
+    td.gather(mine, kept, dst=size - 1)
+    assert kept is None or [k.item() for k in kept] == list(range(size))
+    td.barrier()
+    say("collectives")
+
+
+def objects_and_messages(rank: int, size: int) -> None:
+    everyone: list[object] = [None] * size
+    td.all_gather_object(everyone, {"rank": rank})
+    assert everyone == [{"rank": r} for r in range(size)]
+    box = [("from", 0) if rank == 0 else None]
+    td.broadcast_object_list(box)
+    assert box == [("from", 0)]
+    right, left = (rank + 1) % size, (rank - 1) % size
+    came = torch.full((3,), -1.0)
+    ring = [
+        td.P2POp(td.isend, torch.full((3,), float(rank)), right),
+        td.P2POp(td.irecv, came, left),
+    ]
+    for work in td.batch_isend_irecv(ring):
+        work.wait()
+    assert came.tolist() == [float(left)] * 3
+    if rank == 0:
+        td.send(torch.arange(3.0), 1, tag=7)
+    elif rank == 1:
+        assert td.recv(came, tag=7) == 0 and came.tolist() == [0.0, 1.0, 2.0]
+    say("objects and messages")
+
+
+def groups(rank: int, size: int) -> None:
+    lone = td.new_group([0])
+    if rank == 0:
+        t = torch.ones(2)
+        td.all_reduce(t, group=lone)
+        assert t.tolist() == [1.0, 1.0]
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(8.0)
+    shards = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal((shards * 2).full_tensor(), whole * 2)
+    say("groups, mesh, DTensor")
+
+
+def training(rank: int, size: int) -> None:
+    """DDP and FSDP2 give what one process gives with all ranks' data."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    data = torch.randn(4 * size, 8)
+
+    def model() -> nn.Module:
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def train(module: nn.Module, batch: torch.Tensor) -> None:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(batch).square().mean().backward()
+            optimizer.step()
+
+    alone, many, shared = model(), model(), model()
+    train(alone, data)
+    own = data[4 * rank : 4 * rank + 4]
+    train(nn.parallel.DistributedDataParallel(many), own)
+    fully_shard(shared)
+    train(shared, own)
+    for one, two, three in zip(
+        alone.parameters(), many.parameters(), shared.parameters(), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one, three.full_tensor(), rtol=1e-6, atol=1e-6)
+    say("DDP and FSDP2")
+
+
+def both_sides(rank: int, size: int) -> None:
+    """The same group seen from torch and from hpcdist, and hpcdist's errors through torch."""
+    ours = hpcdist.torch.group()
+    assert ours is hpcdist.group.WORLD and hpcdist.torch.to_torch(ours) is td.group.WORLD
+    backwards = hpcdist.new_group(list(range(size))[::-1], sort_ranks=False)
+    theirs = hpcdist.torch.to_torch(backwards)
+    assert hpcdist.torch.group(theirs) is backwards and td.get_rank(theirs) == size - 1 - rank
+    t = torch.tensor([float(rank)])
+    td.broadcast(t, src=size - 1, group=theirs)
+    assert t.item() == size - 1
+    hpcdist.all_reduce(t, group=backwards)
+    assert t.item() == size * (size - 1)
+    try:
+        td.all_reduce(torch.ones(2 + (rank == 0)))
+    except hpcdist.DistMismatchError as error:
+        assert "float32[3]" in str(error)
+    else:
+        raise AssertionError("a mismatch went unnoticed")
+    total = torch.ones(2)
+    td.all_reduce(total)
+    assert total.tolist() == [float(size)] * 2
+    say("both sides")
+
+
+def main() -> None:
+    backend = sys.argv[1] if len(sys.argv) > 1 else "hpcdist"
+    hpcdist.torch.init_process_group(backend, timeout=timedelta(seconds=20))
+    rank, size = td.get_rank(), td.get_world_size()
+    assert td.get_backend() == backend
+    for check in (collectives, objects_and_messages, groups, training):
+        check(rank, size)
+    if backend == "hpcdist":
+        both_sides(rank, size)
+    td.destroy_process_group()
+    os.write(1, f"rank {rank} is done\n".encode())
+
+
+if __name__ == "__main__":
+    main()
