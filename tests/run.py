@@ -28,10 +28,15 @@ TESTS = Path(__file__).resolve().parent
 #: Folders whose tests start mpirun themselves, so pytest runs them without it.
 OWN_MPIRUN = ("launch", "faults")
 #: Tests that never start MPI, or of which nothing depends on which MPI it is.
-ANY_MPI = (
-    *("bench", "bench_store", "bucket", "build_backend", "codec", "codec_hostile", "config"),
-    *("docstrings", "import_rules", "kernels", "kernels_isa", "launchers", "meeting"),
-    *("merge_traces", "ops", "sampler", "store_file", "store_tcp", "store_torch", "stores"),
+ANY_MPI = tuple(
+    TESTS / folder / f"test_{name}.py"
+    for folder, names in (
+        ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
+        ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces ops sampler"),
+        ("unit", "store_file store_tcp store_torch stores"),
+        ("launch", "pytest_session"),
+    )
+    for name in names.split()
 )
 
 
@@ -90,9 +95,8 @@ def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) 
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    leave = ANY_MPI if options.mpi_part else ()
-    ignored = [f"--ignore={TESTS / 'unit' / f'test_{name}.py'}" for name in leave]
-    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *ignored), base)]
+    left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
+    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -104,7 +108,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
-            command = pytest_command(options, [TESTS / folder])
+            command = pytest_command(options, [TESTS / folder], *left_out)
             found.append(Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}))
     return found
 
@@ -193,7 +197,7 @@ def main() -> int:
     parser.add_argument(
         "--mpi-part",
         action="store_true",
-        help="leave out the unit tests that do not depend on the MPI, for the second of two MPIs",
+        help="leave out the tests that do not depend on the MPI, for the second of two MPIs",
     )
     parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
     parser.add_argument(
