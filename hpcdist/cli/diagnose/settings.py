@@ -131,7 +131,7 @@ def _own(section: Section, place: Place) -> None:
                 section.find(FAULT, str(error), f"export {variable}=..., or unset {variable}")
     read_elsewhere = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_STORE_KEY")
     for variable in sorted(place.env):
-        if variable.startswith("HPCDIST_TEST_") or variable in (*names, *read_elsewhere):
+        if variable.removeprefix("HPCDIST_").startswith("TEST_") or variable in (*names, *read_elsewhere):
             continue
         if variable.startswith("HPCDIST_"):
             near = difflib.get_close_matches(variable, names, 1)
