@@ -131,9 +131,10 @@ def _own(section: Section, place: Place) -> None:
                 section.find(FAULT, str(error), f"export {variable}=..., or unset {variable}")
     read_elsewhere = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_STORE_KEY")
     for variable in sorted(place.env):
-        if variable.removeprefix("HPCDIST_").startswith("TEST_") or variable in (*names, *read_elsewhere):
+        name = variable.removeprefix("HPCDIST_")
+        if name == variable or name.startswith("TEST_"):  # not ours, or the tests' own
             continue
-        if variable.startswith("HPCDIST_"):
+        if variable not in (*names, *read_elsewhere):
             near = difflib.get_close_matches(variable, names, 1)
             section.find(WARNING, f"nothing reads {variable}",
                          f"export {near[0]}=..." if near else f"unset {variable}")  # fmt: skip
