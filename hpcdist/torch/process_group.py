@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist.ops.monitored import monitored_barrier
-from hpcdist.torch.work import BridgeWork, FinishedWork, limit_of
+from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
 from hpcdist.work import ReduceOp
 
 __all__ = ["NAME", "BridgeGroup"]
@@ -34,9 +34,9 @@ _OPS = {
 }
 
 
-def _op(opts: Any, default: Any = TorchOp.SUM) -> Any:
+def _op(opts: Any) -> Any:
     """Translate a reduce operation of torch's: an enum value, or an object with a factor."""
-    op = getattr(opts, "reduceOp", default if opts is None else opts)
+    op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
     try:
         return _OPS[op]
     except (KeyError, TypeError):
@@ -178,7 +178,7 @@ class BridgeGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
         works, self._coalesced = self._coalesced or [], None
-        return _AllOf(works)
+        return AllOf(works)
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -303,49 +303,4 @@ class BridgeGroup(ProcessGroup):
     def _each(self, method: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
         """Run an operation for each pair of tensors, in order; its Work is that of all."""
         works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return _AllOf(works)
-
-
-class _AllOf(Work):
-    """Several operations as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
-        self._works = list(works)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        for work in self._works:
-            work.wait(timeout)
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
-
-    def exception(self) -> Exception | None:
-        return next((e for e in (work.exception() for work in self._works) if e), None)
-
-    def result(self) -> list[Any]:
-        return [tensor for work in self._works for tensor in work.result()]
-
-    def get_future(self) -> torch.futures.Future[list[Any]]:
-        done: torch.futures.Future[list[Any]] = torch.futures.Future()
-        outputs = self.result()
-
-        def hand_over(future: torch.futures.Future[Any]) -> None:
-            try:
-                future.value()
-            except Exception as error:
-                done.set_exception(error)  # type: ignore[arg-type]
-            else:
-                done.set_result(outputs)
-
-        torch.futures.collect_all([work.get_future() for work in self._works]).add_done_callback(
-            hand_over
-        )
-        return done
+        return AllOf(works)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import Work
 
-__all__ = ["BridgeWork", "FinishedWork", "limit_of"]
+__all__ = ["AllOf", "BridgeWork", "FinishedWork", "limit_of"]
 
 
 def limit_of(timeout: timedelta | None) -> timedelta | None:
     """Give a timeout that torch passes: zero and less are its ways to say that none is set."""
     return timeout if timeout is not None and timeout > timedelta(0) else None
+
+
+def _outputs_after(
+    operation: torch.futures.Future[Any], outputs: list[Any]
+) -> torch.futures.Future[list[Any]]:
+    """Make a future of an operation's outputs; it holds the error if the operation fails."""
+    done: torch.futures.Future[list[Any]] = torch.futures.Future()
+
+    def hand_over(future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except Exception as error:
+            done.set_exception(error)  # type: ignore[arg-type]
+        else:
+            done.set_result(outputs)
+
+    operation.add_done_callback(hand_over)
+    return done
 
 
 class BridgeWork(Work):
@@ -69,19 +88,7 @@ class BridgeWork(Work):
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """Return a future of the outputs; it holds the error if the operation fails."""
         if self._future is None:
-            native, tensors = self._native.get_future(), self._tensors
-            done: torch.futures.Future[list[Any]] = torch.futures.Future()
-
-            def hand_over(future: torch.futures.Future[Any]) -> None:
-                try:
-                    future.value()
-                except Exception as error:
-                    done.set_exception(error)  # type: ignore[arg-type]
-                else:
-                    done.set_result(tensors)
-
-            native.add_done_callback(hand_over)
-            self._future = done
+            self._future = _outputs_after(self._native.get_future(), self._tensors)
         return self._future
 
 
@@ -123,3 +130,48 @@ class FinishedWork(Work):
         done: torch.futures.Future[list[Any]] = torch.futures.Future()
         done.set_result(self._tensors)
         return done
+
+
+class AllOf(Work):
+    """Several operations as one.
+
+    Parameters
+    ----------
+    works : sequence of Work
+        The operations.
+    """
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__()
+        self._works = list(works)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until all are done; raise the first error."""
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait as :meth:`wait` does."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether all are done, well or not."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all are done and went well."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        """Return the first error; None while there is none."""
+        return next((e for e in (work.exception() for work in self._works) if e), None)
+
+    def result(self) -> list[Any]:
+        """Return the outputs of all, in order."""
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a future of the outputs of all."""
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+        return _outputs_after(together, self.result())
