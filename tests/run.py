@@ -34,7 +34,7 @@ ANY_MPI = tuple(
         ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
         ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces ops sampler"),
         ("unit", "store_file store_tcp store_torch stores"),
-        ("launch", "pytest_session"),
+        ("launch", "examples_alone pytest_session"),
     )
     for name in names.split()
 )

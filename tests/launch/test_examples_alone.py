@@ -1,0 +1,120 @@
+"""The example programs as one process, without mpirun: nothing here depends on which MPI it is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from example_runs import EXAMPLES, alone, fingerprint
+
+TRAIN = str(EXAMPLES / "train_digits.py")
+
+
+def test_point_to_point_needs_two() -> None:
+    done = alone(str(EXAMPLES / "02_point_to_point.py"))
+    assert done.returncode != 0
+    assert "needs at least two ranks: mpirun -n 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("01_hello.py", r"the sum of all ranks is 0"),
+        ("03_collectives.py", r"is alone, so there is nobody to disagree with"),
+        ("04_ring_all_reduce.py --largest 40000 --rounds 2 --chunk 100", r"(?m)^ +32768 +128"),
+        ("05_groups_and_mesh.py", r"a mesh of 1 x 1"),
+        ("07_ddp_features.py", r"keeps the state of 6 of 6"),
+    ],
+)
+def test_a_world_of_one(name: str, says: str) -> None:
+    program, *arguments = name.split()
+    done = alone(str(EXAMPLES / program), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert re.search(says, done.stdout)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    save = runpy.run_path(TRAIN)["save"]
+    path = tmp_path / "state.pt"
+    save(path, {"epoch": 1})
+
+    class Unwritable:
+        def __reduce__(self):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        save(path, {"epoch": 2, "model": torch.ones(1000), "bad": Unwritable()})
+    assert torch.load(path, weights_only=True) == {"epoch": 1}
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
+def test_a_checkpoint_that_is_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(content)
+    done = alone(TRAIN, "--resume", str(tmp_path / "bad.pt"))
+    assert done.returncode == 2
+    assert re.search(r"^  rank 0: \w+Error", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+
+
+def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run train_digits.py where a package is not installed."""
+    program = (
+        f"import runpy, sys; sys.modules[{module!r}] = None; "
+        f"sys.argv = ['train_digits.py', *{arguments!r}]; "
+        f"runpy.run_path({TRAIN!r}, run_name='__main__')"
+    )
+    return alone("-c", program)
+
+
+def test_without_scikit_learn_the_pip_command_is_named() -> None:
+    done = without("sklearn.datasets")
+    assert done.returncode == 1
+    assert "pip install scikit-learn" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_tqdm_there_is_just_no_bar() -> None:
+    done = without("tqdm", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "pip install tqdm" in done.stderr
+    fingerprint(done.stdout)
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_digits.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(TRAIN)["parse"]()
+    assert ended.value.code == (0 if arguments == ("--help",) else 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--epochs", "0"], "must be positive"),
+        (["--lr", "nan"], "must be positive"),
+        (["--batch-size", "-3"], "must be positive"),
+        (["--nonsense"], "unrecognized arguments"),
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parse(monkeypatch, *arguments)
+    assert says in capsys.readouterr().err
+
+
+def test_help_names_every_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse(monkeypatch, "--help")
+    text = capsys.readouterr().out
+    for option in ("--epochs", "--batch-size", "--lr", "--save", "--resume", "--seed", "--threads"):
+        assert option in text
