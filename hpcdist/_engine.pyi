@@ -11,6 +11,9 @@ _Tensor = Any
 # Any: also what ReduceOp converts, torch's own ReduceOp among it.
 _Op = Any
 
+# A value of async_op.
+EITHER: Any
+
 # Made by the operations, not by users.
 class Work:
     # raises TypeError

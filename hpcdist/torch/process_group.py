@@ -18,6 +18,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 from torch.distributed import ReduceOp as TorchOp
 
+from hpcdist._engine import EITHER
 from hpcdist.ops.monitored import monitored_barrier
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
 from hpcdist.work import ReduceOp
@@ -160,7 +161,8 @@ class BridgeGroup(ProcessGroup):
         limit = limit_of(getattr(opts, "timeout", None))
         # asyncOp came with torch 2.9; C++ callers leave it at True
         if getattr(opts, "asyncOp", True) or limit is not None:
-            work = BridgeWork(method(*args, True), outputs, limit)
+            # torch lets one rank wait and another not
+            work = BridgeWork(method(*args, EITHER), outputs, limit)
             if getattr(opts, "asyncOp", True):
                 return self._collect(work)
             work.wait()

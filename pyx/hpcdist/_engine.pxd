@@ -60,7 +60,7 @@ cdef extern from "hd_engine.h" nogil:
         double factor
         int64_t count, extra
         uint64_t layout
-        int pairwise, uneven, permuted, listed
+        int pairwise, uneven, permuted, listed, either, later
         int nin, nout
         hd_seg* in_ "in"
         hd_seg* out

@@ -36,6 +36,10 @@ def collectives(rank: int, size: int) -> None:
     assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.exception() is None
     future = td.all_reduce(torch.ones(3), async_op=True).get_future()
     assert future.then(lambda f: f.value()[0] * 2).wait().tolist() == [2.0 * size] * 3
+    work = td.all_reduce(t, op=td.ReduceOp.MIN, async_op=rank == 0)  # as torch allows
+    if work is not None:
+        work.wait()
+    assert t.tolist() == [total] * 4
     parts = [torch.full((3,), -1.0) for _ in range(size)]
     td.all_gather(parts, torch.full((3,), float(rank)))
     assert [p[2].item() for p in parts] == list(range(size))

@@ -159,9 +159,12 @@ def cases(size: int, order: random.Random) -> list[tuple[str, Spec, Spec]]:
     """All cases in a random order that the ranks share: label, the odd rank's spec, the others'."""
     found = []
     for name in CALLS:
-        for what, odd, usual in differences(name, size):
+        usual = Spec(name)
+        different = [*differences(name, size), ("nothing else", usual, usual)]
+        for what, odd, usual in different:
             for mode, odd_async, usual_async in modes(name):
                 pair = replace(odd, async_op=odd_async), replace(usual, async_op=usual_async)
-                found.append((f"{name}: {what}, {mode}", *pair))
+                if pair[0] != pair[1]:
+                    found.append((f"{name}: {what}, {mode}", *pair))
     order.shuffle(found)
     return found

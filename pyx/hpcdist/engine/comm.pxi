@@ -231,7 +231,7 @@ cdef class Comm:
 
     # ---- reductions ----
 
-    def all_reduce(self, tensor, op=ReduceOp.SUM, bint async_op=False, *, api=None, extra=0):
+    def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
         """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`."""
         cdef hd_job j
         cdef hd_buf b
@@ -245,7 +245,7 @@ cdef class Comm:
         j.out1.n = b.n
         return run(self, &j, async_op, keep, [tensor] if async_op else None)
 
-    def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, bint async_op=False):
+    def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, object async_op=False):
         """Reduces several tensors of one dtype under one agreement. See :func:`hpcdist.all_reduce_coalesced`."""
         cdef hd_job j
         cdef hd_buf b
@@ -265,7 +265,7 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, keep, tensors)
 
-    def reduce(self, tensor, int root, op=ReduceOp.SUM, bint async_op=False):
+    def reduce(self, tensor, int root, op=ReduceOp.SUM, object async_op=False):
         """Reduces a tensor to one rank. See :func:`hpcdist.reduce`."""
         cdef hd_job j
         cdef hd_buf b
@@ -280,7 +280,7 @@ cdef class Comm:
         j.in1.n = j.out1.n = b.n
         return run(self, &j, async_op, keep, [tensor])
 
-    def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, bint async_op=False):
+    def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, object async_op=False):
         """Reduces a list and leaves one entry on each rank. See :func:`hpcdist.reduce_scatter`."""
         cdef hd_job j
         cdef hd_buf b
@@ -308,7 +308,7 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, (out, keep), [output])
 
-    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, bint async_op=False):
+    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
         cdef hd_job j
         cdef hd_buf b, o
@@ -332,7 +332,7 @@ cdef class Comm:
 
     # ---- one to all, all to one ----
 
-    def broadcast(self, tensor, int root, bint async_op=False, *, api=None, extra=0):
+    def broadcast(self, tensor, int root, object async_op=False, *, api=None, extra=0):
         """Copies the root's tensor to all ranks. See :func:`hpcdist.broadcast`."""
         cdef hd_job j
         cdef hd_buf b
@@ -347,21 +347,21 @@ cdef class Comm:
         j.out1.n = b.n
         return run(self, &j, async_op, keep, [tensor])
 
-    def gather(self, tensor, gather_list, int root, bint async_op=False, *, api=None, extra=0):
+    def gather(self, tensor, gather_list, int root, object async_op=False, *, api=None, extra=0):
         """Collects one tensor from each rank at the root. See :func:`hpcdist.gather`."""
         return rooted(self, HD_GATHER, api_named(api, GATHER), tensor, gather_list, root, async_op, extra)
 
-    def scatter(self, tensor, scatter_list, int root, bint async_op=False, *, api=None, extra=0):
+    def scatter(self, tensor, scatter_list, int root, object async_op=False, *, api=None, extra=0):
         """Hands one tensor of the root's list to each rank. See :func:`hpcdist.scatter`."""
         return rooted(self, HD_SCATTER, api_named(api, SCATTER), tensor, scatter_list, root, async_op, extra)
 
     # ---- all to all ----
 
-    def all_gather(self, outputs, tensor, bint async_op=False, *, api=None):
+    def all_gather(self, outputs, tensor, object async_op=False, *, api=None):
         """Collects every rank's tensor on all ranks. See :func:`hpcdist.all_gather`."""
         return gather_lists(self, api_named(api, ALL_GATHER), [list(outputs)], [tensor], async_op)
 
-    def all_gather_coalesced(self, output_lists, inputs, bint async_op=False):
+    def all_gather_coalesced(self, output_lists, inputs, object async_op=False):
         """Collects several tensors under one agreement. See :func:`hpcdist.all_gather_coalesced`.
 
         output_lists has one list per rank, each with one tensor per input.
@@ -373,7 +373,7 @@ cdef class Comm:
         by_input = [[outputs[i] for outputs in by_rank] for i in range(len(inputs))]
         return gather_lists(self, ALL_GATHER_COALESCED, by_input, inputs, async_op)
 
-    def all_gather_into_tensor(self, output, input, bint async_op=False, *, api=None, extra=0):
+    def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
         """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
         cdef hd_job j
         cdef hd_buf b, o
@@ -400,7 +400,7 @@ cdef class Comm:
         j.out1.n = o.n
         return run(self, &j, async_op, keep, [output])
 
-    def all_to_all(self, outputs, inputs, bint async_op=False):
+    def all_to_all(self, outputs, inputs, object async_op=False):
         """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""
         cdef hd_job j
         cdef int r, dtype
@@ -427,7 +427,7 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, keep, outputs)
 
-    def all_to_all_single(self, output, input, output_splits=None, input_splits=None, bint async_op=False):
+    def all_to_all_single(self, output, input, output_splits=None, input_splits=None, object async_op=False):
         """Sends one block to and receives one from each rank. See :func:`hpcdist.all_to_all_single`."""
         cdef hd_job j
         cdef hd_buf b, o
@@ -458,7 +458,7 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, keep, [output])
 
-    def barrier(self, bint async_op=False, *, api=None):
+    def barrier(self, object async_op=False, *, api=None):
         """Waits until all ranks have come. See :func:`hpcdist.barrier`."""
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
@@ -574,7 +574,7 @@ cdef bint overlap(hd_buf* a, hd_buf* b):
     return a.n > 0 and b.n > 0 and a.ptr < b.ptr + b.n * item and b.ptr < a.ptr + a.n * item
 
 
-cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, int root, bint async_op, extra):
+cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, int root, object async_op, extra):
     """gather and scatter: a list at the root, one tensor everywhere."""
     cdef hd_job j
     cdef hd_buf b
@@ -631,7 +631,7 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
     return run(comm, &j, async_op, keep, outputs)
 
 
-cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, bint async_op):
+cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, object async_op):
     cdef hd_job j
     cdef hd_buf b
     cdef Py_ssize_t i, n = len(inputs)

@@ -59,6 +59,8 @@ struct hd_job {
     int64_t count;        /* elements that messages speak of and that must agree (unless pairwise) */
     int64_t extra;        /* part of the agreement: a list length */
     uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
+    int either;           /* some ranks may make this call asynchronously and others not */
+    int later;            /* part of the agreement: asynchronous, where all must be */
     int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
     int uneven;           /* this rank's own sizes differ from each other; after the check: somebody's do */
     int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */

@@ -52,7 +52,7 @@ static uint64_t fingerprint(const hd_job *j)
         double d;
         uint64_t u;
     } factor = {j->factor};
-    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->kind << 48) | ((uint64_t)(uint8_t)j->dtype << 40) |
+    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->later << 56) | ((uint64_t)j->kind << 48) | ((uint64_t)(uint8_t)j->dtype << 40) |
                                          ((uint64_t)(uint8_t)j->redop << 32) | (uint32_t)j->root);
     h = hd_mix(h, j->layout);
     if (j->extra)

@@ -113,9 +113,11 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, n > 16 ? ", ...]" : "]");
         sep = ", ";
     }
-    if (j->extra)
+    if (j->extra) {
         hd_say(t, "%slist length %lld", sep, (long long)j->extra);
-    hd_say(t, ")");
+        sep = ", ";
+    }
+    hd_say(t, j->later ? "%sasync_op=True)" : "%s)", j->later ? sep : "");
     if (j->checksum)
         hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checksum);
 }

@@ -7,14 +7,28 @@ cdef class Api:
     cdef bytes text
     cdef const char* name
     cdef uint64_t hash
+    cdef bint own
 
-    def __cinit__(self, str name):
+    def __cinit__(self, str name, bint own=False):
         self.text = name.encode()
         self.name = self.text
         self.hash = hd_hash_text(self.name)
+        self.own = own
 
 
 cdef dict apis = {}  # never emptied: jobs hold the pointers
+
+
+cdef class _Either:
+    """Type of :data:`EITHER`."""
+
+    def __repr__(self):
+        return "EITHER"
+
+
+#: As `async_op`: asynchronous, where other ranks may make the call synchronously. torch's own calls allow that.
+EITHER = _Either()
+cdef object either = EITHER
 
 
 cdef Api api_named(object name, Api default):
@@ -22,7 +36,7 @@ cdef Api api_named(object name, Api default):
         return default
     api = apis.get(name)
     if api is None:
-        api = apis[name] = Api(name)
+        api = apis[name] = Api(name, True)
     return api
 
 
@@ -49,6 +63,7 @@ cdef Api IRECV = Api("irecv")
 cdef void begin(hd_job* j, Comm comm, int kind, Api api):
     hd_job_init(j, comm.c, kind, api.name)
     j.api_hash = api.hash
+    j.either = api.own
 
 
 cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
@@ -90,8 +105,16 @@ cdef int root_in_range(Comm comm, int root, str name) except -1:
     return 0
 
 
-cdef object run(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
+cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list outputs):
     """Runs or queues the job on the caller's stack; frees what it allocated. keep and outputs are for a Work."""
+    cdef bint async_op
+    try:
+        async_op = asynchronous
+    except BaseException:
+        hd_job_clear(j)
+        raise
+    # Called through a name of its own, hpcdist itself decides who waits, for instance in DDP.
+    j.later = async_op and not j.either and asynchronous is not either
     if not profiled():
         return run_now(comm, j, async_op, keep, outputs)
     try:
