@@ -42,7 +42,6 @@ _MESSAGE = 30.0
 _STRANGERS = 4096
 #: Connections that one store keeps for its next calls.
 _KEPT = 8
-
 _servers: dict[tuple[str, int], weakref.ref[native.Server]] = {}
 _servers_lock = threading.Lock()
 
@@ -56,7 +55,7 @@ class _Peer:
         self.key = key
         self.addresses: list[net.Address] = []
         self.identity = b""
-        self.links: list[native.Link] = []
+        self.links = native.Links(_KEPT, _FRESH_NS)
         #: Only in the process that holds it; as long as this lives, it runs.
         self.server: native.Server | None = None
 
@@ -64,25 +63,19 @@ class _Peer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"TCPStore at {host}:{self.port}"
 
-    def take(self, deadline: Deadline) -> native.Link:
-        """A connection that nobody uses; a new one if all are in use, or were made by a parent."""
-        pid = os.getpid()
-        while self.links:
-            try:
-                link = self.links.pop()
-            except IndexError:
-                break  # another thread was faster
-            if link.pid == pid and not (native.clock() - link.used > _FRESH_NS and link.ended()):
-                return link
-            link.close()
-        return self._connect(deadline, patient=not self.identity)
+    def ask(
+        self, op: int, items: tuple[str | bytes, ...], number: int, wait_ns: int, seconds: float
+    ) -> tuple[int, int, list[bytes]]:
+        """One request and its reply, over a new connection if all are in use."""
+        while True:
+            reply = self.links.ask(op, items, number, wait_ns, seconds)
+            if reply is not None:
+                return reply
+            self.connect(Deadline(seconds))
 
-    def give_back(self, link: native.Link) -> None:
-        """Keep a connection for the next call."""
-        if len(self.links) < _KEPT:
-            self.links.append(link)
-        else:
-            link.close()
+    def connect(self, deadline: Deadline) -> None:
+        """Make a connection for the next call."""
+        self.links.keep(self._connect(deadline, patient=not self.identity))
 
     def _connect(self, deadline: Deadline, patient: bool) -> native.Link:
         """Connect; patiently, as long as the server may not have started yet."""
@@ -238,8 +231,7 @@ class TCPStore(Store):
         self._peer = _Peer(host_name, number, find_key(auth_key))
         if is_master:
             self._serve(size, multi_tenant, master_listen_fd, deadline)
-        link = self._peer.take(deadline)
-        self._peer.give_back(link)
+        self._peer.connect(deadline)
         if size > 0 and wait_for_workers:
             self._join(size, is_master, deadline)
 
@@ -304,19 +296,10 @@ class TCPStore(Store):
         """One request and its reply, or the error that the connection gives."""
         if seconds is None:
             seconds = self._timeout.total_seconds()
-        peer = self._peer
-        link = peer.take(Deadline(seconds + _GRACE))
         try:
-            reply = link.call(
-                op, items, number, wait_ns, native.clock() + int((seconds + _GRACE) * 1e9)
-            )
-        except BaseException as error:
-            # The reply may still come: nobody may find it.
-            link.close()
-            if isinstance(error, native.LinkError):
-                self._broken(what, items, seconds, error)
-            raise
-        peer.give_back(link)
+            reply = self._peer.ask(op, items, number, wait_ns, seconds + _GRACE)
+        except native.LinkError as error:
+            self._broken(what, items, seconds, error)
         if reply[0] > native.LATE:
             self._refused(what, items, number, reply)
         return reply

@@ -6,6 +6,7 @@ from cpython.bytes cimport PyBytes_AsStringAndSize, PyBytes_FromStringAndSize
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
+from posix.unistd cimport getpid
 
 import os
 
@@ -216,7 +217,7 @@ cdef class Link:
     """One connection to a server; one thread at a time."""
     cdef hd_client c
     cdef readonly int pid
-    cdef readonly int64_t used
+    cdef int64_t used
 
     def __cinit__(self):
         hd_client_init(&self.c)
@@ -227,7 +228,7 @@ cdef class Link:
         cdef int rc
         if len(key) != HD_KEY:
             raise ValueError("a key has 32 bytes")
-        self.pid = os.getpid()
+        self.pid = getpid()
         with nogil:
             rc = hd_client_begin(&self.c, fd, secret, deadline, hd_look_at_signals)
         if rc != HD_FINE:
@@ -239,11 +240,13 @@ cdef class Link:
         """Random bytes that the server has for its life."""
         return PyBytes_FromStringAndSize(<char *>self.c.identity, HD_IDENTITY)
 
-    def ended(self):
-        """Whether the server has closed the connection; asked when it was idle for a while."""
-        return hd_client_ended(&self.c) != 0
+    cdef bint usable(self, int64_t fresh_ns) noexcept:
+        """Not made by a parent, and, if it was idle for longer, not closed by the server."""
+        if self.pid != getpid():
+            return False
+        return hd_clock() - self.used <= fresh_ns or not hd_client_ended(&self.c)
 
-    def call(self, int op, tuple items, int64_t number, int64_t wait_ns, int64_t deadline):
+    cdef tuple call(self, int op, tuple items, int64_t number, int64_t wait_ns, int64_t deadline):
         """Ask and wait for the reply: status, number, values."""
         cdef hd_item few[4]
         cdef hd_item *at = few
@@ -279,30 +282,9 @@ cdef class Link:
         if rc != HD_FINE:
             _fail(rc, errno)
         self.used = hd_clock()
-        values = self._values(&reply)
+        values = _values(&reply)
         hd_client_relax(&self.c)
         return reply.head.op, reply.head.number, values
-
-    cdef list _values(self, hd_reply *reply):
-        cdef hd_item few[4]
-        cdef hd_item *at = few
-        cdef uint32_t i, count = reply.head.items
-        cdef list found = []
-        if count == 0:
-            return found
-        if count > 4:
-            at = <hd_item *>malloc(count * sizeof(hd_item))
-            if at is NULL:
-                raise MemoryError()
-        try:
-            if hd_items(reply.body, reply.head.body, count, at):
-                raise LinkError("impostor")
-            for i in range(count):
-                found.append(PyBytes_FromStringAndSize(<char *>at[i].at, <Py_ssize_t>at[i].size))
-        finally:
-            if at is not few:
-                free(at)
-        return found
 
     def close(self):
         """End the connection."""
@@ -310,3 +292,69 @@ cdef class Link:
 
     def __dealloc__(self):
         hd_client_end(&self.c)
+
+
+cdef list _values(hd_reply *reply):
+    cdef hd_item few[4]
+    cdef hd_item *at = few
+    cdef uint32_t i, count = reply.head.items
+    cdef list found = []
+    if count == 0:
+        return found
+    if count > 4:
+        at = <hd_item *>malloc(count * sizeof(hd_item))
+        if at is NULL:
+            raise MemoryError()
+    try:
+        if hd_items(reply.body, reply.head.body, count, at):
+            raise LinkError("impostor")
+        for i in range(count):
+            found.append(PyBytes_FromStringAndSize(<char *>at[i].at, <Py_ssize_t>at[i].size))
+    finally:
+        if at is not few:
+            free(at)
+    return found
+
+
+@cython.final
+cdef class Links:
+    """The connections of a store that nobody uses: a call takes one, and gives it back.
+
+    `most` are kept. One that was idle for more than `fresh_ns` is looked at before it is used.
+    """
+    cdef list idle
+    cdef Py_ssize_t most
+    cdef int64_t fresh_ns
+
+    def __cinit__(self, Py_ssize_t most, int64_t fresh_ns):
+        self.idle = []
+        self.most = most
+        self.fresh_ns = fresh_ns
+
+    def keep(self, Link link):
+        """Have a connection for the next call."""
+        if len(self.idle) < self.most:
+            self.idle.append(link)
+        else:
+            link.close()
+
+    def ask(self, int op, tuple items, int64_t number, int64_t wait_ns, double seconds):
+        """Ask over a connection: status, number, values; None if there is none.
+
+        After an error the connection is closed: the reply may still come, and nobody may find it.
+        """
+        cdef Link link
+        cdef tuple reply
+        while self.idle:
+            link = self.idle.pop()
+            if not link.usable(self.fresh_ns):
+                link.close()
+                continue
+            try:
+                reply = link.call(op, items, number, wait_ns, hd_clock() + <int64_t>(seconds * 1e9))
+            except BaseException:
+                link.close()
+                raise
+            self.keep(link)
+            return reply
+        return None

@@ -80,7 +80,7 @@ def kill_writers(path: str | os.PathLike[str], times: int, random: Random) -> di
             if key.startswith(f"{run}/"):
                 told["wrong"] += store.get(key) != value_of(key, int(key.rpartition("/")[2]))
                 store.delete_key(key)
-        if os.path.getsize(path) > 200 << 20:
+        if os.path.getsize(path) > 20 << 20:
             # a new file: it only ever grows
             store.close()
             os.unlink(path)

@@ -95,6 +95,7 @@ struct hd_server {
     pthread_t thread;
     pthread_mutex_t mutex;  /* held by the thread except while it sleeps */
     int epoll, wake, stop;
+    int spins;              /* there is a core for the callers, too */
     pid_t pid;
     struct hd_server *next; /* of all servers, for fork */
     int listeners[16], listener_count, paused;
