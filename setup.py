@@ -18,6 +18,8 @@ NATIVE = {
     # The same kernels, importable without libmpi.
     "_ops": Native(c=("kernels/*.c",), leave_out=("kernels/hd_mpi_ops.c",)),
     "_store": Native(c=("store/*.c",)),
+    "_nccl_loader": Native(c=("nccl/hd_nccl_load.c",)),
+    "_nccl": Native(c=("nccl/*.c", "kernels/hd_types.c"), leave_out=("nccl/hd_nccl_load.c",)),
 }
 
 setup(ext_modules=extensions(NATIVE), cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

@@ -342,3 +342,12 @@ register(
         "client connects again when it needs to. 0 keeps it.",
     )
 )
+register(
+    Option(
+        "nccl_library",
+        "str",
+        "",
+        "Path of the libnccl.so.2 to use. Unset: one that is loaded already, else that of an "
+        "installed wheel nvidia-nccl-*, else the system's.",
+    )
+)

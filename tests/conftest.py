@@ -128,7 +128,7 @@ def _is_mpi(item) -> bool:
 def pytest_collection_modifyitems(config, items):
     here = Path(__file__).parent
     for item in items:
-        if (here / "mpi") in item.path.parents:
+        if not {here / "mpi", here / "nccl"}.isdisjoint(item.path.parents):
             item.add_marker("mpi")
     if ranks.size > 1:
         # The others start mpirun themselves, or need no ranks: run.py runs them once, without it.

@@ -32,8 +32,8 @@ ANY_MPI = tuple(
     TESTS / folder / f"test_{name}.py"
     for folder, names in (
         ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
-        ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces ops sampler"),
-        ("unit", "store_file store_tcp store_torch stores"),
+        ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces nccl_loader"),
+        ("unit", "ops sampler store_file store_tcp store_torch stores"),
         ("launch", "examples_alone pytest_session"),
     )
     for name in names.split()
@@ -102,7 +102,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     mpirun = find_mpirun(options.mpirun)
     name, arguments, env = mpi_arguments(mpirun)
     print(f"tests/run.py: {name}, {mpirun}", flush=True)
-    inner = pytest_command(options, [TESTS / "mpi"], "--with-mpi")
+    inner = pytest_command(options, [TESTS / "mpi", TESTS / "nccl"], "--with-mpi")
     for n in options.np:
         command = [mpirun, *arguments, "-n", str(n), *inner]
         found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))

@@ -24,6 +24,8 @@ from hpcdist_build.target import requested_extra
 
 PYX = Path("pyx/hpcdist")
 BUILD = Path("build")
+#: Folders of C below it.
+ROOMS = ("kernels", "engine", "store", "nccl")
 
 DIRECTIVES = {
     "language_level": 3,
@@ -214,7 +216,7 @@ class BuildExt(build_ext):
         (produced,) = self._compiler(mpi).compile(
             [str(source)],
             output_dir=str(folder),
-            include_dirs=[str(PYX), *(str(PYX / room) for room in ("kernels", "engine", "store"))],
+            include_dirs=[str(PYX), *(str(PYX / room) for room in ROOMS)],
             debug=self.debug,
             extra_postargs=flags,
         )

@@ -53,6 +53,8 @@ ROOMS = {
     "_bench": "native",
     "_buffer": "native",
     "_ops": "native",
+    "_nccl_loader": "native",
+    "_nccl": "native",
     "launchers": "launchers",
     "mpirun": "mpirun",
     "pmi": "pmi",
@@ -187,7 +189,7 @@ def test_no_circles():
 
 def test_native_modules_import_down():
     """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer: errors and launchers only."""
-    order = ["libmpi", "libnccl", "dlpack", "_errors", "_ops", "_buffer"]
+    order = ["libmpi", "libnccl", "dlpack", "_errors", "_ops", "_buffer", "_nccl_loader"]
     sources = [*ROOT.glob("pyx/hpcdist/*.px[di]"), *ROOT.glob("pyx/hpcdist/*.pyx")]
     assert sources
     for source in sources:

@@ -1,0 +1,109 @@
+"""The stand-in for libnccl.so.2 and for streams and events, of ``tests/nccl/standin*.c``.
+
+It has NCCL's functions over host memory, between processes of one machine. A stream is a thread
+with a queue, so work that was not waited for is really not done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = sorted((Path(__file__).parents[1] / "nccl").glob("standin*.[ch]"))
+FLAGS = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
+
+
+def build(*defines: str) -> str:
+    """Compile the stand-in, unless this very source has been compiled; return its path.
+
+    Parameters
+    ----------
+    *defines : str
+        ``"STANDIN_OLD"`` leaves out what is newer than NCCL 2.18.
+    """
+    text = b"".join(path.read_bytes() for path in SOURCES) + repr((FLAGS, defines)).encode()
+    name = f"hpcdist-nccl-standin-{os.getuid()}-{hashlib.sha256(text).hexdigest()[:16]}"
+    folder = Path(tempfile.gettempdir()) / name
+    target = folder / "libnccl.so.2"
+    if target.exists() and folder.stat().st_uid == os.getuid():
+        return str(target)
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "no C compiler: set CC"
+    made = Path(tempfile.mkdtemp(prefix="hpcdist-standin-"))
+    sources = [str(path) for path in SOURCES if path.suffix == ".c"]
+    options = [*FLAGS, "-Wl,-soname,libnccl.so.2", *(f"-D{each}" for each in defines)]
+    subprocess.run(
+        [*compiler.split(), *options, "-o", str(made / "libnccl.so.2"), *sources, "-lm", "-lrt"],
+        check=True,
+        timeout=120,
+    )
+    try:
+        made.rename(folder)  # several ranks compile at once: the first one's stays
+    except OSError:
+        shutil.rmtree(made)
+    return str(target)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The stand-in's own functions, of the copy that hpcdist has loaded."""
+    from hpcdist import _nccl_loader
+
+    lib = ctypes.CDLL(_nccl_loader.load().path)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for name, arguments, result in (
+        ("stream_create", [], pointer),
+        ("stream_synchronize", [pointer], None),
+        ("kernel", [pointer, pointer, pointer, size, number, ctypes.c_double], None),
+        ("event_create", [], pointer),
+        ("event_destroy", [pointer], None),
+        ("event_record", [pointer, pointer], None),
+        ("stream_wait_event", [pointer, pointer], None),
+        ("event_query", [pointer], number),
+    ):
+        function = getattr(lib, "standin_" + name)
+        function.argtypes, function.restype = arguments, result
+    return lib
+
+
+def load(*defines: str) -> None:
+    """Make the stand-in the NCCL of this process, for as long as it lives."""
+    from hpcdist import _nccl_loader
+
+    path = build(*defines)
+    os.environ["HPCDIST_NCCL_LIBRARY"] = path
+    found = _nccl_loader.load()
+    assert found.path == path, f"another NCCL is loaded already: {found}"
+
+
+class Stream:
+    """A stream; `handle` 0 is the default one."""
+
+    def __init__(self, handle: int | None = None) -> None:
+        self.handle = library().standin_stream_create() if handle is None else handle
+
+    def synchronize(self) -> None:
+        """Wait for everything that is in it."""
+        library().standin_stream_synchronize(self.handle)
+
+    def kernel(self, seconds: float, to: int = 0, source: int = 0, nbytes: int = 0, value: int = 0):
+        """What a kernel would do: after some time fill or copy memory."""
+        library().standin_kernel(self.handle, to, source, nbytes, value, seconds)
+
+
+@contextlib.contextmanager
+def fault(text: str) -> Iterator[None]:
+    """Let an operation go wrong: ``kind:rank:number[:seconds]``, see ``tests/nccl/README.md``."""
+    os.environ["NCCL_STANDIN_FAULT"] = text
+    try:
+        yield
+    finally:
+        del os.environ["NCCL_STANDIN_FAULT"]
