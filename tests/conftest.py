@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -282,21 +283,41 @@ def rng(request):
     return np.random.default_rng((_seed, zlib.crc32(request.node.nodeid.encode())))
 
 
-@pytest.fixture
-def count(request):
-    """Report how many cases a test ran, and the seconds of the slowest: count(cases, slowest).
+class Count:
+    """Reports how many cases a test ran, and the seconds of the slowest: count(cases, slowest).
 
-    All ranks call it. tests/reliability.py adds the numbers up.
+    All ranks call it; tests/reliability.py adds the numbers up. `grown` tells what a process held
+    more in the end, as :func:`resources.change` does; the most of all ranks is reported.
     """
 
-    def report(cases: int, slowest: float = 0.0) -> None:
-        mpi = _is_mpi(request.node)
-        if mpi:
+    def __init__(self, node: pytest.Item) -> None:
+        self._node = node
+        self._mpi = _is_mpi(node)
+        self._told = 0.0
+
+    def __call__(
+        self, cases: int, slowest: float = 0.0, grown: dict[str, int] | None = None
+    ) -> None:
+        if self._mpi:
             slowest = max(ranks.exchange(int(slowest * 1e6))) * 1e-6
-        path = os.environ.get("HPCDIST_TEST_COUNTS")
-        if path and (ranks.rank == 0 or not mpi):
-            line = {"test": request.node.name, "np": ranks.size, "cases": cases, "slowest": slowest}
-            with open(path, "a") as out:
+            grown = {name: max(ranks.exchange(more)) for name, more in (grown or {}).items()}
+        line = {"test": self._node.name, "np": ranks.size, "cases": cases, "slowest": slowest}
+        self._write("HPCDIST_TEST_COUNTS", "a", {**line, "grown": grown or {}})
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the test is; may be called often."""
+        if time.monotonic() - self._told > 0.5:
+            self._told = time.monotonic()
+            self._write("HPCDIST_TEST_PROGRESS", "w", {"done": done, "total": total})
+
+    def _write(self, variable: str, mode: str, line: dict) -> None:
+        path = os.environ.get(variable)
+        if path and (ranks.rank == 0 or not self._mpi):
+            with open(path, mode) as out:
                 out.write(json.dumps(line) + "\n")
 
-    return report
+
+@pytest.fixture
+def count(request):
+    """A :class:`Count` for this test."""
+    return Count(request.node)

@@ -45,6 +45,8 @@ class Row:
         Cases that the long form must have run.
     cases, failed, slowest, seconds
         What came of it. `slowest` is the worst single case, in seconds.
+    problems, grown : list of str
+        What failed; by how much the processes grew, where that is what is tried.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Row:
     slowest: float = 0.0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    grown: list[str] = field(default_factory=list)
 
 
 def rows() -> list[Row]:
@@ -79,6 +82,8 @@ def rows() -> list[Row]:
         Row("memory", "buffers in flight, dropped Works, 10,000 Works, any exit: safe",
             [f"{soak}:works", "mpi/test_work.py", f"{endings}:any_state or dropped"], (2, 4),
             10_000),
+        Row("fuzz", "random calls: no crash, documented errors only",
+            ["mpi/test_fuzz.py"], (1, 2, 3), 30_000),
         Row("soak", "1,000,000 mixed operations over 4 ranks: nothing grows",
             [f"{soak}:operations"], (4,), 1_000_000),
         Row("groups", "10,000 groups made and destroyed: nothing grows",
@@ -111,45 +116,90 @@ def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
+def wait(job: subprocess.Popen, progress: Path, limit: float, what: str) -> bool:
+    """Wait for a job, on a terminal with a bar of how far it is; whether it ended in time."""
+    began = time.monotonic()
+    terminal = sys.stderr.isatty()
+    if not terminal:
+        print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+    while time.monotonic() - began < limit:
+        try:
+            job.wait(0.5)
+            return True
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if terminal:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if terminal:
+            try:
+                far = json.loads(progress.read_text())
+                part = far["done"] / max(1, far["total"])
+                bar = f"[{'#' * int(20 * part):<20}] {far['done']:,} of {far['total']:,}, "
+            except (OSError, ValueError):  # nothing said yet, or half of it
+                bar = ""
+            seconds = f"{time.monotonic() - began:.0f} s"
+            print(f"{what}: {bar}{seconds}", end="", file=sys.stderr, flush=True)
+    return False
+
+
 def run(row: Row, launch: list[str], env: dict[str, str], limit: float) -> None:
     """Run all of a row and add up what its tests report."""
     began = time.monotonic()
     for ranks, command in commands(row, launch):
+        where = " ".join(["pytest", *command[command.index("pytest") + 4 :]])
         with tempfile.TemporaryDirectory() as folder:
-            counts, report = Path(folder) / "counts", Path(folder) / "report"
+            counts, report, progress, output = (
+                Path(folder, name) for name in ("counts", "report", "progress", "output")
+            )
             own = {**env, "HPCDIST_TEST_COUNTS": str(counts), "HPCDIST_TEST_REPORT": str(report)}
-            job = subprocess.Popen(
-                command, env=own, cwd=TESTS, start_new_session=True, text=True, errors="replace",
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            own["HPCDIST_TEST_PROGRESS"] = str(progress)
+            with output.open("wb") as sink:
+                job = subprocess.Popen(
+                    command, env=own, cwd=TESTS, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+            ended = False
             try:
-                text, _ = job.communicate(timeout=limit)
-            except BaseException as error:
-                runner.end(job)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                text = f"not done after {limit:g} s"
+                what = f"{row.name}{', ' + ranks if ranks else ''}: {Path(where.split()[1]).name}"
+                ended = wait(job, progress, limit, what)
+            finally:
+                if not ended:
+                    runner.end(job)
+            text = output.read_text(errors="replace") if ended else f"not done after {limit:g} s"
             done = json.loads(report.read_text()) if report.exists() else {}
             row.failed += done.get("failed", 0)
             if job.returncode or not done.get("passed"):
-                where = " ".join(command[command.index("pytest") :])
                 row.problems.append(f"{ranks} {where}\n{text[-3000:]}")
             reported = counts.read_text().splitlines() if counts.exists() else []
-            for line in map(json.loads, reported):
-                row.cases += line["cases"]
-                row.slowest = max(row.slowest, line["slowest"])
+            for found in map(json.loads, reported):
+                row.cases += found["cases"]
+                row.slowest = max(row.slowest, found["slowest"])
+                if found["grown"]:
+                    row.grown.append(grown(found["grown"]))
             if not reported:  # tests that count themselves as one case each
                 row.cases += done.get("passed", 0)
     row.seconds = time.monotonic() - began
 
 
+def grown(more: dict[str, int]) -> str:
+    """What a process held more in the end, in words."""
+    memory = f"memory {more['memory'] / 2**20:+.1f} MiB"
+    return ", ".join([memory, *(f"{name} {n:+d}" for name, n in more.items() if name != "memory")])
+
+
+def good(row: Row, long: bool) -> bool:
+    """Whether all of a row ran, and well."""
+    return not row.failed and not row.problems and (row.cases >= row.least or not long)
+
+
 def line(row: Row, long: bool) -> str:
-    """The row's line in the table."""
-    good = not row.failed and not row.problems and (row.cases >= row.least or not long)
+    """The row's lines in the table."""
     ranks = ",".join(map(str, row.np)) or "-"
     return (
         f"{row.name:<9} {row.what:<68} {ranks:<6}{row.cases:>9}{row.slowest:>9.3f}"
-        f"{row.seconds:>8.0f}  {'passed' if good else 'FAILED'}"
+        f"{row.seconds:>8.0f}  {'passed' if good(row, long) else 'FAILED'}"
+        + "".join(f"\n{'':<9} grown: {each}" for each in row.grown)
     )
 
 
@@ -184,7 +234,7 @@ def main() -> int:
     for row in chosen:
         run(row, [mpirun, *arguments], env, options.timeout)
         print(line(row, not options.short), flush=True)
-    bad = [row for row in chosen if line(row, not options.short).endswith("FAILED")]
+    bad = [row for row in chosen if not good(row, not options.short)]
     for row in bad:
         for problem in row.problems:
             print(f"\n--- {row.name}: {problem}")

@@ -67,6 +67,7 @@ def test_a_rank_killed_in_the_middle_of_all_reduce(count):
     """At random moments, in whatever the others are then: they name the dead rank, and where."""
     slowest, rounds = 0.0, size(4, 100)
     for number in range(rounds):
+        count.progress(number, rounds)
         np = (2, 3, 4)[number % 3]
         victim, after = random.randrange(np), random.uniform(0.02, 0.7)
         what = f"rank {victim} of {np} killed after {after:.3f} s"

@@ -39,6 +39,7 @@ def test_generated_mismatches(rng, count):
     chosen = found if LONG else found[:SOME]
     slowest = 0.0
     for number, (label, odd, usual) in enumerate(chosen):
+        count.progress(number, len(chosen))
         began = time.monotonic()
         wrong = told(odd if rank == number % size else usual)
         spent = time.monotonic() - began

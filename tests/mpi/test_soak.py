@@ -1,5 +1,6 @@
 """Many operations, many groups, many starts: nothing grows. And as many Works as one likes."""
 
+import itertools
 import time
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from cases import Check, here
 from long_form import LONG, deadline
 from long_form import size as how_many
-from resources import growth, held
+from resources import change, growth, held
 from worlds import SHORT
 
 import hpcdist as dist
@@ -96,10 +97,11 @@ def test_many_operations(rng, count):
     for goal in (total // 4, total // 2, total * 3 // 4, total):  # a slope, not a step
         while done < goal:
             done += next(operations)
+            count.progress(done, total)
         looks.append(held())
     grown = growth(looks[0], looks[-1], ALLOWED)
     parallel_assert(not grown, f"{grown}: {looks}")
-    count(done, (time.monotonic() - began) / done)
+    count(done, (time.monotonic() - began) / done, change(looks[0], looks[-1]))
 
 
 @deadline(60, long=3600)
@@ -107,29 +109,35 @@ def test_many_groups(count):
     rank, size = here()
     x = torch.ones(2)
 
+    total = how_many(150, 10_000)
+    made = iter(range(total))
+
     def make(n: int) -> None:
-        for i in range(n):
+        for i in itertools.islice(made, n):
+            count.progress(i, total)
             group = dist.new_group()
             dist.all_reduce(x, dist.ReduceOp.MAX, group=group)
             if i % 10 == 0:  # with a lane's thread, too
                 dist.all_reduce(x, dist.ReduceOp.MAX, group=group, async_op=True).wait()
             dist.destroy_process_group(group)
 
-    total = how_many(150, 10_000)
     make(total // 5)
     before = held()
-    make(total - total // 5)
-    grown = growth(before, held(), ALLOWED)
+    make(total)
+    after = held()
+    grown = growth(before, after, ALLOWED)
     parallel_assert(not grown, grown)
-    count(total)
+    count(total, grown=change(before, after))
 
 
 @deadline(60, long=1800)
 def test_many_starts(count):
     total = how_many(15, 200)
+    begun = iter(range(total))
 
     def start(n: int) -> None:
-        for _ in range(n):
+        for i in itertools.islice(begun, n):
+            count.progress(i, total)
             if dist.is_initialized():
                 dist.destroy_process_group()
             dist.init_process_group(timeout=SHORT)
@@ -138,10 +146,11 @@ def test_many_starts(count):
 
     start(total // 5)
     before = held()
-    start(total - total // 5)
-    grown = growth(before, held(), ALLOWED)
+    start(total)
+    after = held()
+    grown = growth(before, after, ALLOWED)
     parallel_assert(not grown, grown)
-    count(total)
+    count(total, grown=change(before, after))
 
 
 def test_ten_thousand_outstanding_works(count):

@@ -63,3 +63,8 @@ def growth(before: Held, after: Held, memory: int) -> str:
         if new > old:
             found.append(f"{name} {old} -> {new}")
     return ", ".join(found)
+
+
+def change(before: Held, after: Held) -> dict[str, int]:
+    """How much more of each there is; memory in bytes."""
+    return {name: getattr(after, name) - old for name, old in vars(before).items()}
