@@ -45,18 +45,24 @@ def _op(opts: Any) -> Any:
         return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
 
 
+def _plain(tensor: Any) -> Any:
+    """Give a tensor's memory apart from autograd, which torch's own backends do not ask either."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def _one(tensors: Any) -> Any:
     """Give the tensor of a list of one; torch passes lists where gloo once took several."""
     if isinstance(tensors, torch.Tensor):
-        return tensors
+        return _plain(tensors)
     if len(tensors) != 1:
         raise ValueError(f"one tensor is expected, not {len(tensors)}")
-    return tensors[0]
+    return _plain(tensors[0])
 
 
-def _lists(items: Sequence[Any]) -> Sequence[Any]:
+def _all(items: Sequence[Any]) -> list[Any]:
     """Give the list of tensors in a list of one list, or in a list that is it already."""
-    return items[0] if items and not isinstance(items[0], torch.Tensor) else items
+    tensors = items[0] if items and not isinstance(items[0], torch.Tensor) else items
+    return [_plain(tensor) for tensor in tensors]
 
 
 class BridgeGroup(ProcessGroup):
@@ -194,7 +200,7 @@ class BridgeGroup(ProcessGroup):
         return self._call(opts, [tensor], self._comm.all_reduce, tensor, _op(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        outputs = list(tensors)
+        outputs = _all(tensors)
         return self._call(opts, outputs, self._comm.all_reduce_coalesced, outputs, _op(opts))
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
@@ -204,15 +210,16 @@ class BridgeGroup(ProcessGroup):
         return self._call(opts, [tensor], self._comm.reduce, tensor, root, kind)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gathered = list(_lists(outputs))
+        gathered = _all(outputs)
         return self._call(opts, gathered, self._comm.all_gather, gathered, _one(inputs))
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
-        lists = [list(outputs) for outputs in output_lists]
+        lists = [_all(outputs) for outputs in output_lists]
         flat = [tensor for outputs in lists for tensor in outputs]
-        return self._call(opts, flat, self._comm.all_gather_coalesced, lists, list(inputs))
+        return self._call(opts, flat, self._comm.all_gather_coalesced, lists, _all(inputs))
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        output, input = _plain(output), _plain(input)
         return self._call(opts, [output], self._comm.all_gather_into_tensor, output, input)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -220,13 +227,13 @@ class BridgeGroup(ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-        gathered = list(_lists(outputs)) if self._comm.rank == root else None
+        gathered = _all(outputs) if self._comm.rank == root else None
         return self._call(opts, gathered or [], self._comm.gather, _one(inputs), gathered, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
         output = _one(outputs)
-        parts = list(_lists(inputs)) if self._comm.rank == root else None
+        parts = _all(inputs) if self._comm.rank == root else None
         return self._call(opts, [output], self._comm.scatter, output, parts, root)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -236,11 +243,12 @@ class BridgeGroup(ProcessGroup):
             [output],
             self._comm.reduce_scatter,
             output,
-            list(_lists(inputs)),
+            _all(inputs),
             _op(opts),
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        output, input = _plain(output), _plain(input)
         return self._call(
             opts, [output], self._comm.reduce_scatter_tensor, output, input, _op(opts)
         )
@@ -249,8 +257,8 @@ class BridgeGroup(ProcessGroup):
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        received = list(outputs)
-        return self._call(opts, received, self._comm.all_to_all, received, list(inputs))
+        received = _all(outputs)
+        return self._call(opts, received, self._comm.all_to_all, received, _all(inputs))
 
     def all_to_all_single(
         self,
@@ -260,6 +268,7 @@ class BridgeGroup(ProcessGroup):
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work:
+        output, input = _plain(output), _plain(input)
         return self._call(
             opts,
             [output],
