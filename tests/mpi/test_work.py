@@ -138,6 +138,30 @@ def test_futures():
     parallel_assert(sums == [float(i * size) for i in range(20)])
 
 
+def test_a_callback_may_wait_for_operations_of_its_own():
+    """As torch's quantization hooks do: nobody else is there to complete what it waits for."""
+    rank, size = here()
+
+    def again(depth):
+        if depth == 0:
+            return float(size)
+        tensor = torch.ones(2)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        return future.then(lambda f: again(depth - 1)).wait()
+
+    for _ in range(3):
+        late(rank, size, 0.05)
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        chained = work.get_future().then(lambda f: again(2))
+        parallel_assert(chained.wait() == size)
+    # afterwards callbacks run one after the other again
+    seen = []
+    futures = [dist.barrier(async_op=True).get_future() for _ in range(20)]
+    chained = [f.then(lambda f, i=i: seen.append(i)) for i, f in enumerate(futures)]
+    torch.futures.wait_all(chained)
+    parallel_assert(seen == sorted(seen))
+
+
 def test_a_failing_callback_harms_nobody():
     rank, size = here()
     work = dist.barrier(async_op=True)

@@ -72,8 +72,9 @@ cdef int alone_hook() noexcept with gil:
             or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
             for thread in threading.enumerate()
         )
-        # the thread of the futures calls what the user chained to them, but only when there are some
-        quiet += notifier is not None and notifier.is_alive() and not watched and not completing
+        # threads of the futures call what the user chained to them, but only when there are some
+        if not watched and not completing:
+            quiet += sum(thread.is_alive() for thread in list(notifiers.values()))
         return len(sys._current_frames()) == 1 + quiet
     except Exception:
         return 0

@@ -55,8 +55,8 @@ hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
 cdef dict watched = {}  # address of a job -> its Work, until the future is completed
-cdef object notifier = None
-cdef bint completing = False  # it runs callbacks right now
+cdef dict notifiers = {}  # ident -> thread that completes futures: one, and one more for each that runs a callback
+cdef int completing = 0  # of them run callbacks right now
 
 
 def _complete_futures():
@@ -68,12 +68,26 @@ def _complete_futures():
             j = hd_notify_next()
         if j == NULL:
             return
-        completing = True
+        completing += 1
         work = watched.pop(<size_t> j, None)
         if work is not None:
             work.complete_future()
         work = None
-        completing = False
+        completing -= 1
+        if len(notifiers) - completing > 1:
+            # another has come to wait in this one's place: callbacks stay in order
+            notifiers.pop(threading.get_ident(), None)
+            return
+
+
+cdef int provide_notifier() except -1:
+    """Somebody has to complete a future: a callback may wait for one that it has made itself."""
+    if notifiers and threading.get_ident() not in notifiers or len(notifiers) > completing:
+        return 0
+    thread = threading.Thread(target=_complete_futures, name="hpcdist-futures", daemon=True)
+    thread.start()
+    notifiers[thread.ident] = thread
+    return 0
 
 
 cdef double seconds_of(object timeout) except? -2:
@@ -290,7 +304,6 @@ cdef class Work:
             Its value is the list of output tensors; ``.then`` callbacks run on a thread of hpcdist's, or at once
             when the operation is complete already.
         """
-        global notifier
         import torch
 
         check_alive(None)
@@ -298,9 +311,7 @@ cdef class Work:
             return self.future
         self.future = torch.futures.Future()
         if not self.done():
-            if notifier is None:
-                notifier = threading.Thread(target=_complete_futures, name="hpcdist-futures", daemon=True)
-                notifier.start()
+            provide_notifier()
             watched[<size_t> self.j] = self
             if hd_job_watch(self.j):
                 return self.future
