@@ -7,12 +7,18 @@ and the rest run over MPI, with an unmodified PyTorch.
 
 from __future__ import annotations
 
-from hpcdist.torch import backend as _backend
-from hpcdist.torch import rendezvous as _rendezvous
-from hpcdist.torch.backend import group, to_torch
-from hpcdist.torch.rendezvous import init_process_group
+from hpcdist.torch import compat
 
-__all__ = ["group", "init_process_group", "to_torch"]
+compat.check()
 
-_backend.register()
-_rendezvous.register()
+from hpcdist.torch import backend, flight_recorder, process_group, rendezvous, work  # noqa: E402
+from hpcdist.torch.backend import group, to_torch  # noqa: E402
+from hpcdist.torch.flight_recorder import dump_flight_recorder  # noqa: E402
+from hpcdist.torch.rendezvous import init_process_group  # noqa: E402
+
+__all__ = ["dump_flight_recorder", "group", "init_process_group", "to_torch"]
+
+backend.register()
+rendezvous.register()
+for _module in (process_group, work, flight_recorder):
+    compat.hide_from_compiler(_module)

@@ -8,12 +8,13 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 
 from hpcdist import group as _group
-from hpcdist import world
+from hpcdist import start, world
 from hpcdist.process_group import ProcessGroup
 from hpcdist.subgroups import new_group
 from hpcdist.torch.process_group import NAME, BridgeGroup
+from hpcdist.torch.store import from_torch
 
-__all__ = ["group", "register", "to_torch"]
+__all__ = ["create", "group", "register", "to_torch"]
 
 #: Name of one of our groups -> the group that torch has for it.
 _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
@@ -22,11 +23,31 @@ _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
 def register() -> None:
     """Make the backend known to torch.distributed; once is enough."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _create(options: Any, pg_options: Any = None) -> BridgeGroup:
-    """Make the group that torch asks for; called on its members only."""
+def create(options: Any, pg_options: Any = None) -> BridgeGroup:
+    """Make the group that torch asks for.
+
+    Its members call it, and no other rank.
+
+    Parameters
+    ----------
+    options : torch's _DistributedBackendOptions
+        Ranks, store, timeout.
+    pg_options : MPIOptions, optional
+        As for :func:`hpcdist.init_process_group`.
+
+    Returns
+    -------
+    BridgeGroup
+
+    Raises
+    ------
+    ValueError
+        If torch's ranks are not those of hpcdist's default group, or there is none yet and torch
+        asks for a part of the ranks.
+    """
     ranks = list(options.global_ranks_in_group)
     if not _group.is_initialized():
         if ranks and ranks != list(range(len(ranks))):
@@ -35,8 +56,11 @@ def _create(options: Any, pg_options: Any = None) -> BridgeGroup:
                 f"not initialised: give {NAME!r} to torch.distributed.init_process_group, or call "
                 "hpcdist.init_process_group() on all ranks before it"
             )
+        # without an MPI launcher the ranks make one MPI job through the store by which they met
+        through = options.group_size > 1 and start.alone()
         world.init_process_group(
             "mpi",
+            store=from_torch(options.store) if through else None,
             timeout=options.timeout,
             rank=options.group_rank,
             world_size=options.group_size,
@@ -51,10 +75,16 @@ def _create(options: Any, pg_options: Any = None) -> BridgeGroup:
                 f"torch says rank {options.group_rank} of {options.group_size}, but hpcdist's "
                 f"default group, which exists already, says {whole.rank()} of {whole.size()}"
             )
-        if whole.name not in _bridges:
+        if _known(whole) is None:
             return _bridge(whole, None)
     made = new_group(ranks or None, timeout=options.timeout, pg_options=pg_options)
     return _bridge(made, lambda: _destroy(made))
+
+
+def _known(ours: ProcessGroup) -> BridgeGroup | None:
+    """The group that torch has for one of ours; not for another of its name, destroyed since."""
+    found = _bridges.get(ours.name)
+    return found if found is not None and found.native is ours else None
 
 
 def _bridge(ours: Any, release: Any) -> BridgeGroup:
@@ -126,7 +156,7 @@ def to_torch(ours: Any = None) -> Any:
         If this process is not a member, or torch.distributed is initialised with another world.
     """
     ours = _group.member(ours)
-    known = _bridges.get(ours.name)
+    known = _known(ours)
     if known is not None:
         return known
     if not dist.is_initialized():

@@ -2,7 +2,7 @@
 
 torch calls a Python process group from two sides: from its Python functions, which find methods as
 attributes, and from C++ (DDP's reducer, functional collectives), which finds them by the names of
-its trampolines. Names changed between versions of torch; the older ones stand as aliases below.
+its trampolines. Names changed between versions of torch: see `compat`.
 """
 
 # torch's stubs describe the overloads of its C++ class; its trampolines pass lists and options.
@@ -10,6 +10,7 @@ its trampolines. Names changed between versions of torch; the older ones stand a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,15 +19,23 @@ import torch
 from torch.distributed import ProcessGroup, Work
 from torch.distributed import ReduceOp as TorchOp
 
+from hpcdist import group as _group
 from hpcdist._engine import EITHER
+from hpcdist.errors import DistTimeoutError
 from hpcdist.ops.monitored import monitored_barrier
-from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
+from hpcdist.subgroups import new_group
+from hpcdist.torch.compat import NAMES
+from hpcdist.torch.flight_recorder import Entry, recorder
+from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
 from hpcdist.work import ReduceOp
 
 __all__ = ["NAME", "BridgeGroup"]
 
 #: Name of the backend.
 NAME = "hpcdist"
+
+#: Seconds that an abort waits for operations under way.
+_SOON = 0.001
 
 _OPS = {
     kind: getattr(ReduceOp, name)
@@ -43,6 +52,15 @@ def _op(opts: Any) -> Any:
     except (KeyError, TypeError):
         kind, factor = op.__getstate__()
         return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
+
+
+#: What a synchronous call gives back: torch's functions only wait for it.
+_DONE = FinishedWork([])
+
+
+def _root(opts: Any) -> int:
+    """Give the root of torch's options, or of its short forms, which pass the rank itself."""
+    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 
 def _plain(tensor: Any) -> Any:
@@ -96,6 +114,8 @@ class BridgeGroup(ProcessGroup):
         self._name = group.name
         self._description = group.group_desc
         self._coalesced: list[Work] | None = None
+        self._recorder = recorder()
+        self._parts: list[BridgeGroup] = []
 
     # --- who it is -------------------------------------------------------------------------------
 
@@ -114,7 +134,6 @@ class BridgeGroup(ProcessGroup):
     def setGroupName(self, name: str) -> None:
         self._name = name
 
-    _set_group_name = setGroupName
     group_name = property(getGroupName)
 
     def getGroupDesc(self) -> str:
@@ -123,7 +142,6 @@ class BridgeGroup(ProcessGroup):
     def setGroupDesc(self, description: str) -> None:
         self._description = description
 
-    _set_group_desc = setGroupDesc
     group_desc = property(getGroupDesc)
 
     def __repr__(self) -> str:
@@ -148,8 +166,6 @@ class BridgeGroup(ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._comm.timeout = timeout.total_seconds()
 
-    _set_default_timeout = set_timeout
-
     # --- its end ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -158,23 +174,83 @@ class BridgeGroup(ProcessGroup):
         if release is not None:
             release()
 
-    abort = shutdown
+    def abort(self) -> None:
+        """Free what was made for torch without waiting for operations that are under way.
+
+        They keep their tensors, and end when their peers come or their timeouts pass.
+        """
+        if self._release is not None and not self._comm.freed:
+            self._comm.timeout = _SOON
+            with contextlib.suppress(DistTimeoutError):
+                self.shutdown()
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> BridgeGroup | None:
+        """Make a group of some of this one's ranks; None on the others, which need not call it."""
+        if self._comm.rank not in new_ranks:
+            return None
+        made = new_group(
+            [self.native._ranks[rank] for rank in new_ranks],
+            timeout=limit_of(timeout),
+            group_desc=group_desc,
+        )
+        part = BridgeGroup(made, lambda: _group.remove(made))
+        if group_name is not None:
+            part.setGroupName(group_name)
+        # where C++ asked, it holds the C++ part alone
+        self._parts.append(part)
+        return part
+
+    def merge_remote_group(self, *args: Any, **arguments: Any) -> None:
+        """Refuse: MPI's processes cannot join a group that exists."""
+        raise NotImplementedError(
+            f"groups of the backend {NAME!r} do not grow: start the job with all its ranks, and "
+            "make groups of them by torch.distributed.new_group"
+        )
+
+    mergeRemoteGroup = merge_remote_group
 
     # --- how a call runs -------------------------------------------------------------------------
 
-    def _call(self, opts: Any, outputs: list[Any], method: Callable[..., Any], *args: Any) -> Work:
+    def _call(
+        self,
+        name: str,
+        opts: Any,
+        inputs: list[Any],
+        outputs: list[Any],
+        method: Callable[..., Any],
+        *args: Any,
+    ) -> Work:
         """Run a method of the native group as torch's options say."""
         limit = limit_of(getattr(opts, "timeout", None))
-        # asyncOp came with torch 2.9; C++ callers leave it at True
-        if getattr(opts, "asyncOp", True) or limit is not None:
+        wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
+        entry = None
+        if self._recorder is not None:
+            entry = self._note(name, inputs, outputs)
+        if wants_work or limit is not None:
             # torch lets one rank wait and another not
-            work = BridgeWork(method(*args, EITHER), outputs, limit)
-            if getattr(opts, "asyncOp", True):
+            work = BridgeWork(method(*args, EITHER), outputs, limit, entry)
+            if wants_work:
                 return self._collect(work)
             work.wait()
-        else:
+        elif entry is None:
             method(*args)
-        return self._collect(FinishedWork(outputs))
+        else:
+            with entry:
+                method(*args)
+        return self._collect(_DONE)
+
+    def _note(self, name: str, inputs: list[Any], outputs: list[Any], peers: str = "") -> Entry:
+        """Tell the flight recorder of an operation that begins."""
+        assert self._recorder is not None
+        return self._recorder.add(self, name, inputs, flat(outputs), self._comm.timeout, peers)
 
     def _collect(self, work: Work) -> Work:
         if self._coalesced is not None:
@@ -192,73 +268,105 @@ class BridgeGroup(ProcessGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = _one(tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-        return self._call(opts, [tensor], self._comm.broadcast, tensor, root)
+        both = [tensor]
+        return self._call("broadcast", opts, both, both, self._comm.broadcast, tensor, _root(opts))
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = _one(tensors)
-        return self._call(opts, [tensor], self._comm.all_reduce, tensor, _op(opts))
+        both = [tensor]
+        return self._call("all_reduce", opts, both, both, self._comm.all_reduce, tensor, _op(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        outputs = _all(tensors)
-        return self._call(opts, outputs, self._comm.all_reduce_coalesced, outputs, _op(opts))
+        both = _all(tensors)
+        return self._call(
+            "allreduce_coalesced",
+            opts,
+            both,
+            both,
+            self._comm.all_reduce_coalesced,
+            both,
+            _op(opts),
+        )
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = _one(tensors)
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        both = [tensor]
         kind = _op(op) if isinstance(opts, int) else _op(opts)
-        return self._call(opts, [tensor], self._comm.reduce, tensor, root, kind)
+        return self._call("reduce", opts, both, both, self._comm.reduce, tensor, _root(opts), kind)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gathered = _all(outputs)
-        return self._call(opts, gathered, self._comm.all_gather, gathered, _one(inputs))
+        gathered, own = _all(outputs), _one(inputs)
+        return self._call(
+            "all_gather", opts, [own], [gathered], self._comm.all_gather, gathered, own
+        )
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
-        lists = [_all(outputs) for outputs in output_lists]
-        flat = [tensor for outputs in lists for tensor in outputs]
-        return self._call(opts, flat, self._comm.all_gather_coalesced, lists, _all(inputs))
+        lists, own = [_all(outputs) for outputs in output_lists], _all(inputs)
+        return self._call(
+            "ALLGATHER_coalesced", opts, own, lists, self._comm.all_gather_coalesced, lists, own
+        )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         output, input = _plain(output), _plain(input)
-        return self._call(opts, [output], self._comm.all_gather_into_tensor, output, input)
+        return self._call(
+            "_all_gather_base",
+            opts,
+            [input],
+            [output],
+            self._comm.all_gather_into_tensor,
+            output,
+            input,
+        )
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.all_gather_single, outputs, inputs, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        root, own = _root(opts), _one(inputs)
         gathered = _all(outputs) if self._comm.rank == root else None
-        return self._call(opts, gathered or [], self._comm.gather, _one(inputs), gathered, root)
+        return self._call(
+            "gather", opts, [own], [gathered or []], self._comm.gather, own, gathered, root
+        )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-        output = _one(outputs)
+        root, output = _root(opts), _one(outputs)
         parts = _all(inputs) if self._comm.rank == root else None
-        return self._call(opts, [output], self._comm.scatter, output, parts, root)
+        return self._call(
+            "scatter", opts, parts or [], [output], self._comm.scatter, output, parts, root
+        )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        output = _one(outputs)
+        output, parts = _one(outputs), _all(inputs)
         return self._call(
+            "reduce_scatter",
             opts,
+            parts,
             [output],
             self._comm.reduce_scatter,
             output,
-            _all(inputs),
+            parts,
             _op(opts),
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         output, input = _plain(output), _plain(input)
         return self._call(
-            opts, [output], self._comm.reduce_scatter_tensor, output, input, _op(opts)
+            "_reduce_scatter_base",
+            opts,
+            [input],
+            [output],
+            self._comm.reduce_scatter_tensor,
+            output,
+            input,
+            _op(opts),
         )
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        received = _all(outputs)
-        return self._call(opts, received, self._comm.all_to_all, received, _all(inputs))
+        received, sent = _all(outputs), _all(inputs)
+        return self._call("all_to_all", opts, sent, received, self._comm.all_to_all, received, sent)
 
     def all_to_all_single(
         self,
@@ -270,7 +378,9 @@ class BridgeGroup(ProcessGroup):
     ) -> Work:
         output, input = _plain(output), _plain(input)
         return self._call(
+            "all_to_all",
             opts,
+            [input],
             [output],
             self._comm.all_to_all_single,
             output,
@@ -280,7 +390,7 @@ class BridgeGroup(ProcessGroup):
         )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
-        return self._call(opts, [], self._comm.barrier)
+        return self._call("all_reduce_barrier", opts, [], [], self._comm.barrier)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -294,24 +404,26 @@ class BridgeGroup(ProcessGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensor = _one(tensors)
-        return self._collect(BridgeWork(self._comm.isend(tensor, dst, tag), [tensor]))
+        entry = None
+        if self._recorder is not None:
+            entry = self._note("send", [tensor], [], f"{self._comm.rank}->{dst}")
+        return self._collect(BridgeWork(self._comm.isend(tensor, dst, tag), [tensor], None, entry))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensor = _one(tensors)
-        return self._collect(BridgeWork(self._comm.irecv(tensor, src, tag), [tensor]))
+        entry = None
+        if self._recorder is not None:
+            entry = self._note("recv", [], [tensor], f"{self._comm.rank}<-{src}")
+        return self._collect(BridgeWork(self._comm.irecv(tensor, src, tag), [tensor], None, entry))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)
-
-    # --- names of other versions -----------------------------------------------------------------
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
 
     def _each(self, method: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
         """Run an operation for each pair of tensors, in order; its Work is that of all."""
         works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return AllOf(works)
+
+
+for _renamed in NAMES:
+    setattr(BridgeGroup, _renamed.other, getattr(BridgeGroup, _renamed.ours))

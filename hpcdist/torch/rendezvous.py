@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from hpcdist import _engine, config
+from hpcdist import _engine, config, start
 from hpcdist.backends import mpi
+from hpcdist.errors import DistBackendError
 from hpcdist.store import TCPStore
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import to_torch
 
-__all__ = ["init_process_group", "register"]
+__all__ = ["init_process_group", "meet", "register"]
 
 #: Bytes of the store's key, and of what rank 0 tells: the key, host and port.
 _KEY, _LENGTH = 32, 320
@@ -28,15 +29,16 @@ def register() -> None:
     from torch.distributed.rendezvous import _rendezvous_handlers
 
     if "mpi" not in _rendezvous_handlers:
-        dist.register_rendezvous_handler("mpi", _meet)
+        dist.register_rendezvous_handler("mpi", meet)
 
 
 def init_process_group(
     backend: str | None = None, timeout: timedelta | None = None, **arguments: Any
 ) -> None:
-    """Initialise torch.distributed under mpirun or srun, with nothing else to configure.
+    """Initialise torch.distributed under mpirun, srun or torchrun, with nothing to configure.
 
-    All processes of the job must call it.
+    All processes of the job must call it. They meet by ``mpi://`` where an MPI launcher started
+    them, and by ``env://`` where torchrun did; with MPICH those make one MPI job too.
 
     Parameters
     ----------
@@ -59,13 +61,37 @@ def init_process_group(
     answered = {"init_method", "store", "rank", "world_size"} & set(arguments)
     if answered:
         raise TypeError(f"{sorted(answered)} come from MPI and cannot be given")
-    dist.init_process_group(backend or NAME, init_method="mpi://", timeout=timeout, **arguments)
+    kind = backend or NAME
+    method = start.default_method(NAME in kind)
+    dist.init_process_group(kind, init_method=method, timeout=timeout, **arguments)
 
 
-def _meet(
+def meet(
     url: str, timeout: timedelta | None = None, **_rest: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Let rank 0 open a store, and tell the others through MPI where it is, and its key."""
+    """Let rank 0 open a store, and tell the others through MPI where it is, and its key.
+
+    All processes of the job must call it: torch does, for the init method ``mpi://``.
+
+    Parameters
+    ----------
+    url : str
+        ``mpi://``; it says nothing more.
+    timeout : datetime.timedelta, optional
+        Of the store, and for the ranks to come.
+
+    Yields
+    ------
+    tuple
+        torch's view of the store, rank and size.
+
+    Raises
+    ------
+    DistBackendError
+        If several processes were started and no MPI launcher made them one job.
+    """
+    if start.alone():
+        _refuse(start.expected_size("env://", -1))
     rank, size = mpi.start()
     limit = timeout or timedelta(seconds=config.get("timeout"))
     comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)
@@ -88,3 +114,14 @@ def _meet(
         host, port = told[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
         store = TCPStore(host, int(port), size, False, limit, wait_for_workers=False, auth_key=key)
     yield to_torch(store), rank, size
+
+
+def _refuse(size: int) -> None:
+    """Raise where ``mpi://`` would make each of several processes a world of its own."""
+    start.refuse_without_launcher(size)
+    if size > 1:
+        raise DistBackendError(
+            f"mpi:// takes ranks from an MPI launcher, and there is none: WORLD_SIZE says {size}, "
+            "but MPI would see one process. Leave init_method out (env://), or start with: mpirun "
+            f"-n {size} python ..."
+        )

@@ -9,12 +9,22 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-__all__ = ["AllOf", "BridgeWork", "FinishedWork", "limit_of"]
+from hpcdist.torch.flight_recorder import Entry
+
+__all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
+
+
+_ZERO = timedelta(0)
 
 
 def limit_of(timeout: timedelta | None) -> timedelta | None:
     """Give a timeout that torch passes: zero and less are its ways to say that none is set."""
-    return timeout if timeout is not None and timeout > timedelta(0) else None
+    return timeout if timeout is not None and timeout > _ZERO else None
+
+
+def flat(outputs: Sequence[Any]) -> list[Any]:
+    """Give the tensors of a list of tensors or of lists of them."""
+    return [tensor for each in outputs for tensor in (each if isinstance(each, list) else (each,))]
 
 
 def _outputs_after(
@@ -42,14 +52,25 @@ class BridgeWork(Work):
     ----------
     native : hpcdist.Work
         The operation.
-    tensors : list of torch.Tensor
+    tensors : list of torch.Tensor, or of lists of them
         Its outputs: what the future holds. Kept alive until the operation is done.
     timeout : datetime.timedelta, optional
         For a ``wait`` that is given none; by default the group's.
+    entry : Entry, optional
+        The flight recorder's, which is told how the operation goes on.
     """
 
-    def __init__(self, native: Any, tensors: list[Any], timeout: timedelta | None = None) -> None:
+    def __init__(
+        self,
+        native: Any,
+        tensors: list[Any],
+        timeout: timedelta | None = None,
+        entry: Entry | None = None,
+    ) -> None:
         super().__init__()
+        self._entry = entry
+        if entry is not None:
+            entry.follow(native)
         self._native = native
         self._tensors = tensors
         self._timeout = timeout
@@ -57,7 +78,12 @@ class BridgeWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is done; raise its error."""
-        return bool(self._native.wait(limit_of(timeout) or self._timeout))
+        try:
+            return bool(self._native.wait(limit_of(timeout) or self._timeout))
+        except Exception:
+            if self._entry is not None:
+                self._entry.failed()
+            raise
 
     def synchronize(self) -> None:
         """Wait as :meth:`wait` does: the host's tensors have no streams."""
@@ -77,7 +103,7 @@ class BridgeWork(Work):
 
     def result(self) -> list[Any]:
         """Return its outputs."""
-        return self._tensors
+        return flat(self._tensors)
 
     def source_rank(self) -> int:
         """Return the group rank that a receive from any rank has received from."""

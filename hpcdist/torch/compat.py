@@ -1,0 +1,122 @@
+"""What differs between the versions of torch that the bridge works with, in one place.
+
+torch calls a Python process group by the names of its methods, and renames them now and then. The
+group has every operation under its newest name; the other names stand here, each with the versions
+that call it. Facts from torch's sources of those versions; docs/torch.md says on which the bridge
+was run.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import NamedTuple
+
+__all__ = ["NAMES", "OLDEST", "Renamed", "check", "hide_from_compiler", "version"]
+
+#: The oldest torch whose calls are known here.
+OLDEST = (2, 9)
+
+
+class Renamed(NamedTuple):
+    """A method of process groups that has another name elsewhere.
+
+    Parameters
+    ----------
+    ours : str
+        Its name in this package.
+    other : str
+        Its other name.
+    versions : str
+        Which torch calls it so.
+    """
+
+    ours: str
+    other: str
+    versions: str
+
+
+#: Methods under the names that they have in other versions than 2.13, and for other callers.
+NAMES = (
+    Renamed("all_gather_single", "_allgather_base", "to 2.12"),
+    Renamed("reduce_scatter_single", "_reduce_scatter_base", "to 2.12"),
+    Renamed("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "to 2.12"),
+    Renamed("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "to 2.12"),
+    Renamed("all_to_all_single", "alltoall_base", "to 2.12"),
+    Renamed("_start_coalescing", "start_coalescing", "after 2.13"),
+    Renamed("_end_coalescing", "end_coalescing", "after 2.13"),
+    Renamed("setGroupName", "_set_group_name", "all, from Python"),
+    Renamed("setGroupDesc", "_set_group_desc", "all, from Python"),
+    Renamed("set_timeout", "_set_default_timeout", "all, from Python"),
+    Renamed("split_group", "splitGroup", "all, from C++"),
+)
+
+
+def version(text: str | None = None) -> tuple[int, int]:
+    """Major and minor number of torch.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    text : str, optional
+        For example ``"2.13.0+cpu"``; by default that of the torch which is imported.
+
+    Returns
+    -------
+    tuple of int
+    """
+    if text is None:
+        import torch
+
+        text = str(torch.__version__)
+    major, minor = text.split("+")[0].split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()))
+
+
+def check(text: str | None = None) -> None:
+    """Refuse a torch that is too old.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    text : str, optional
+        As for :func:`version`.
+
+    Raises
+    ------
+    ImportError
+        If it is older than `OLDEST`.
+    """
+    found = version(text)
+    if found < OLDEST:
+        raise ImportError(
+            f"hpcdist.torch needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
+            f"{found[0]}.{found[1]}; hpcdist itself works with it (import hpcdist)"
+        )
+
+
+def hide_from_compiler(module: ModuleType) -> None:
+    """Keep torch.compile from translating a module's functions and methods.
+
+    Local to this process. C++ calls a group's methods while a compiled program runs, and the
+    compiler would take them for a part of that, and fail at what it does not know. This costs
+    nothing where nobody compiles: ``torch.compiler.disable`` would import the compiler.
+
+    Parameters
+    ----------
+    module : module
+        Its own functions, and those of its classes.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for found in vars(module).values():
+        if isinstance(found, type) and found.__module__ == module.__name__:
+            members = list(vars(found).values())
+        else:
+            members = [found]
+        for member in members:
+            function = member.fget if isinstance(member, property) else member
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                eval_frame.set_code_exec_strategy(function.__code__, skip)

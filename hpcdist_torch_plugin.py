@@ -1,0 +1,42 @@
+"""What torch loads by itself where hpcdist is installed: the entry point under ``torch.backends``.
+
+It makes the backend "hpcdist" and the init method ``mpi://`` known to torch.distributed, and
+imports hpcdist when one of them is used. So ``import torch`` costs nothing more, starts no MPI and
+needs none. It stands beside the package because importing any part of that would load libmpi. With
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch leaves it out; ``import hpcdist.torch`` does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Make hpcdist known to torch.distributed; called by torch, at the end of its import."""
+    import torch.distributed as dist
+
+    if not dist.is_available():  # torch was built without it
+        return
+    from torch.distributed.rendezvous import _rendezvous_handlers
+
+    if "HPCDIST" not in dist.Backend._plugins:
+        dist.Backend.register_backend(
+            "hpcdist", _create, extended_api=True, devices=["cpu", "cuda"]
+        )
+    if "mpi" not in _rendezvous_handlers:
+        dist.register_rendezvous_handler("mpi", _meet)
+
+
+def _create(options: Any, pg_options: Any = None) -> Any:
+    import hpcdist.torch
+
+    return hpcdist.torch.backend.create(options, pg_options)
+
+
+def _meet(url: str, **arguments: Any) -> Iterator[tuple[Any, int, int]]:
+    import hpcdist.torch
+
+    return hpcdist.torch.rendezvous.meet(url, **arguments)

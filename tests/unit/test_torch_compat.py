@@ -1,0 +1,167 @@
+"""The bridge's methods as every version of torch calls them, without ranks.
+
+What they do is tested over MPI, with the torch that is installed; here stand-ins take the calls.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as td
+
+import hpcdist.torch
+from hpcdist.torch import compat
+from hpcdist.torch.process_group import BridgeGroup
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FakeWork:
+    def wait(self, timeout=None):
+        return True
+
+    def is_completed(self):
+        return True
+
+
+class FakeComm:
+    """Takes down which operation was called, and with what."""
+
+    rank, size, seq, freed = 0, 2, 41, False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.timeout = 9.0
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments, **_):
+            self.calls.append((name, arguments))
+            return FakeWork()
+
+        return call
+
+
+class FakeGroup:
+    name, group_desc, _ranks = "fake", "a stand-in", (0, 1)
+
+    def __init__(self) -> None:
+        self._comm = FakeComm()
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
+@pytest.fixture
+def bridge() -> BridgeGroup:
+    return BridgeGroup(FakeGroup())
+
+
+def pair() -> list[torch.Tensor]:
+    return [torch.zeros(2), torch.zeros(2)]
+
+
+#: Name that some torch calls -> its arguments there, and the native operation that must run.
+CALLS = {
+    "_allgather_base": (lambda: (torch.zeros(4), torch.zeros(2)), "all_gather_into_tensor"),
+    "_reduce_scatter_base": (lambda: (torch.zeros(2), torch.zeros(4)), "reduce_scatter_tensor"),
+    "allgather_into_tensor_coalesced": (lambda: (pair(), pair()), "all_gather_into_tensor"),
+    "reduce_scatter_tensor_coalesced": (lambda: (pair(), pair()), "reduce_scatter_tensor"),
+    "alltoall_base": (lambda: (torch.zeros(2), torch.zeros(2), [], []), "all_to_all_single"),
+}
+
+
+@pytest.mark.parametrize("renamed", compat.NAMES, ids=lambda renamed: renamed.other)
+def test_every_name_is_the_same_method(bridge: BridgeGroup, renamed: compat.Renamed) -> None:
+    own = getattr(BridgeGroup, renamed.ours)
+    assert getattr(BridgeGroup, renamed.other) is own
+    if renamed.other in CALLS:
+        arguments, wanted = CALLS[renamed.other]
+        getattr(bridge, renamed.other)(*arguments()).wait()
+        assert {name for name, _ in bridge._comm.calls} == {wanted}
+
+
+def test_coalescing_under_its_names_before_and_after(bridge: BridgeGroup) -> None:
+    for start, end in (
+        (bridge._start_coalescing, bridge._end_coalescing),
+        (bridge.start_coalescing, bridge.end_coalescing),
+    ):
+        start(torch.device("cpu"))
+        for _ in range(3):
+            bridge.allreduce([torch.zeros(2)])
+        work = end(torch.device("cpu"))
+        assert work.wait(timedelta(seconds=1)) and len(work.result()) == 3
+
+
+def test_no_method_of_torchs_process_groups_is_left_out() -> None:
+    """The rest of its methods ask a backend in C++, which a Python group does not have."""
+    inherited = {
+        "BackendType", "boxed", "unbox", "name", "rank", "size", "bound_device_id",
+        "get_group_store", "_backend_id", "_get_backend_name", "_id",
+        # nobody calls these for a group in Python: they set up backends in C++
+        "_register_backend", "_set_default_backend", "_register_on_completion_hook",
+        "_wait_for_pending_works", "_enable_collectives_timing", "_end_time_estimate",
+        "_start_time_estimate", "_set_store", "use_pg_for_symm_mem_rendezvous", "_group_start",
+        "_group_end", "_get_sequence_number_for_group",
+    }  # fmt: skip
+    theirs = {name for name in vars(td.ProcessGroup) if not name.startswith("__")}
+    missing = {name for name in theirs - inherited if name not in vars(BridgeGroup)}
+    assert missing == set(), f"torch {torch.__version__}: {sorted(missing)}"
+
+
+def test_names_and_numbers_of_a_group(bridge: BridgeGroup) -> None:
+    assert (bridge.getBackendName(), bridge.name()) == ("hpcdist", "hpcdist")
+    assert (bridge.rank(), bridge.size()) == (0, 2)
+    assert (bridge.group_name, bridge.group_desc) == ("fake", "a stand-in")
+    bridge._set_group_name("7")
+    bridge._set_group_desc("a pair")
+    assert (bridge.group_name, bridge.group_desc) == ("7", "a pair")
+    assert bridge._get_sequence_number_for_group() == 41
+    bridge._set_default_timeout(timedelta(seconds=3))
+    assert bridge._comm.timeout == 3.0
+    with pytest.raises(NotImplementedError, match="do not grow"):
+        bridge.merge_remote_group(None, 4, timedelta(seconds=1))
+    assert bridge.split_group([1]) is None
+
+
+def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGroup) -> None:
+    options = td.AllreduceOptions()
+    assert options.timeout == timedelta(milliseconds=-1)
+    options.asyncOp = False
+    bridge.allreduce([torch.zeros(2)], options)
+    # no handle was asked for, and none made: the last argument would be async_op
+    assert bridge._comm.calls[-1][0] == "all_reduce" and bridge._comm.calls[-1][1][-1] is not True
+    options.reduceOp, options.timeout = td.ReduceOp.MAX, timedelta(seconds=2)
+    bridge.allreduce([torch.zeros(2)], options)
+    assert bridge._comm.calls[-1][1][-1] is True
+    assert bridge._comm.calls[-1][1][1] == hpcdist.ReduceOp.MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("2.9.0", (2, 9)), ("2.13.0+cpu", (2, 13)), ("2.14.0a0+git1b2c", (2, 14)), ("3.0", (3, 0))],
+)
+def test_versions(text: str, found: tuple[int, int]) -> None:
+    assert compat.version(text) == found
+    compat.check(text)
+
+
+def test_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.8.1+cpu")
+    with pytest.raises(ImportError, match=r"needs torch 2\.9 or newer, and this is 2\.8"):
+        compat.check()
+
+
+def test_the_documents_name_the_torch_that_the_tests_run_on() -> None:
+    page = (ROOT / "docs" / "torch.md").read_text()
+    (row,) = re.findall(r"^\| (\S+) \| everything here was run with it", page, re.M)
+    assert torch.__version__.split("+")[0] == row
