@@ -49,6 +49,7 @@ def run(folder: Path) -> None:
     bench("table.osu", "osu", "broadcast", "-b", "8", "-e", "512", "-f", "8", *plot, *small)
     bench("p2p.json", "json", "p2p", "-b", "8", "-e", "100K", "-f", "999", *small)
     bench("overlap.json", "json", "overlap", "-s", "100K", "--matrix", "64", "-n", "2")
+    bench("torch.json", "json", "torch", "-m", "cnn", "tiny", "-n", "2", "-w", "1")
     libraries.LIBRARIES = (Corrupt,)
     from hpcdist.cli.bench import collectives
 

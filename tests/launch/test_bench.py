@@ -33,7 +33,7 @@ def rows_of(path: Path) -> list[dict]:
 def test_the_exit_status_tells_of_wrong_results(folder):
     codes = json.loads((folder / "codes.json").read_text())
     assert codes.pop("corrupt.nccl") == 1
-    assert len(codes) == 7 and set(codes.values()) == {0}, codes
+    assert len(codes) == 8 and set(codes.values()) == {0}, codes
 
 
 def test_every_operation_with_every_library(folder):
@@ -122,6 +122,21 @@ def test_overlap(folder):
         assert row["hidden"] == pytest.approx((comm + compute - both) / min(comm, compute))
         assert row["over_max"] == pytest.approx(both / max(comm, compute))
         assert row["handoff_us"] > 0 and row["wrong"] == 0
+
+
+def test_stock_torch(folder):
+    rows = rows_of(folder / "torch.json")
+    seen = {(row["case"], row["library"]) for row in rows}
+    steps = {f"{kind} {model}" for kind in ("DDP", "FSDP2") for model in ("cnn", "tiny")}
+    small = {"all_reduce 8", "all_reduce 4K"}
+    assert seen == {(case, name) for case in steps | small for name in ("hpcdist", "gloo")} | {
+        (case, "native") for case in small
+    }
+    for row in rows:
+        if row["library"] == "hpcdist" and row["case"] in steps:
+            assert row["off"] <= 1e-5
+        if row["library"] == "native":
+            assert row["more_us"] == 0
 
 
 def test_wrong_results_are_counted(folder):
