@@ -47,11 +47,10 @@ _OPS = {
 def _op(opts: Any) -> Any:
     """Translate a reduce operation of torch's: an enum value, or an object with a factor."""
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
-    try:
+    if type(op) is not TorchOp:
         return _OPS[op]
-    except (KeyError, TypeError):
-        kind, factor = op.__getstate__()
-        return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
+    kind, factor = op.__getstate__()
+    return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
 
 
 #: What a synchronous call gives back: torch's functions only wait for it.

@@ -51,7 +51,14 @@ def test_the_pages_are_there():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_code_blocks_parse(page):
-    known = {"python": ast.parse, "sh": check_shell, "text": str, "c": str, "cython": str}
+    known = {
+        "python": ast.parse,
+        "sh": check_shell,
+        "text": str,
+        "diff": str,
+        "c": str,
+        "cython": str,
+    }
     for language, text in fences(page):
         assert language in known, f"a block of language {language!r}: {text[:60]!r}"
         known[language](text)

@@ -35,6 +35,7 @@ BENCHES: dict[str, str] = {
     "store": "latency of the key-value stores, beside torch's",
     "overlap": "how much of an all_reduce hides behind computation",
     "ddp": "a training step of DistributedDataParallel, beside torch's over gloo",
+    "torch": "stock torch over hpcdist: its DDP and FSDP2 steps, beside gloo",
 }
 
 

@@ -39,7 +39,7 @@ from .libraries import Gloo
 from .library import open_libraries
 from .measure import interleave
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
+__all__ = ["COLUMNS", "Trainer", "add_arguments", "run"]
 
 COLUMNS = (
     formats.Column("model", "model", "", 12),
@@ -166,8 +166,18 @@ def _makers(job: Job, with_gloo: bool) -> dict[str, tuple[Wrap, Wrap]]:
     return found
 
 
-class _Trainer:
-    """A model, its optimizer, and the times of the parts of its steps."""
+class Trainer:
+    """A model, its optimizer, and the times of the parts of its steps.
+
+    Parameters
+    ----------
+    make : sequence of callable
+        What makes the module, and the input of a step.
+    wrap : callable
+        What makes it data parallel.
+    rank : int
+        Each rank's input is its own.
+    """
 
     def __init__(self, make: Make, wrap: Wrap, rank: int) -> None:
         import torch
@@ -181,6 +191,13 @@ class _Trainer:
         self.parts: list[tuple[float, float, float]] = []
 
     def __call__(self, steps: int) -> None:
+        """Train.
+
+        Parameters
+        ----------
+        steps : int
+            How many.
+        """
         clock = time.perf_counter
         for _ in range(steps):
             began = clock()
@@ -193,14 +210,31 @@ class _Trainer:
             self.parts.append((forward - began, backward - forward, clock() - backward))
 
     def medians(self, job: Job) -> np.ndarray:
-        """Forward, backward and optimizer in seconds, the slowest rank's medians."""
+        """Forward, backward and optimizer in seconds, the slowest rank's medians.
+
+        Parameters
+        ----------
+        job : Job
+            The ranks; all must call it.
+
+        Returns
+        -------
+        numpy.ndarray
+            Three seconds.
+        """
         return job.worst([statistics.median(part) for part in zip(*self.parts, strict=True)])
 
     def parameters(self) -> Any:
-        """All parameters, end to end."""
+        """All parameters that this rank holds, end to end; of sharded ones its own part.
+
+        Returns
+        -------
+        torch.Tensor
+        """
         import torch
 
-        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        own = (getattr(p, "to_local", lambda p=p: p)() for p in self.model.parameters())
+        return torch.cat([p.detach().flatten() for p in own])
 
 
 def _rows(
@@ -217,13 +251,13 @@ def _rows(
         library: _peak(job, make, wrap)
         for library, (wrap, _) in {"alone": (lambda m: m, None), **makers}.items()
     }
-    bare = _Trainer(make, lambda m: m, job.rank)
-    whole = {library: _Trainer(make, wrap, job.rank) for library, (wrap, _) in makers.items()}
+    bare = Trainer(make, lambda m: m, job.rank)
+    whole = {library: Trainer(make, wrap, job.rank) for library, (wrap, _) in makers.items()}
     count = sum(1 for _ in bare.model.parameters())
     single = {}
     if count >= _MANY:
-        single = {each: _Trainer(make, wrap, job.rank) for each, (_, wrap) in makers.items()}
-    contenders: dict[str, _Trainer] = {"alone": bare}
+        single = {each: Trainer(make, wrap, job.rank) for each, (_, wrap) in makers.items()}
+    contenders: dict[str, Trainer] = {"alone": bare}
     contenders.update(whole)
     contenders.update({f"{library}, one rank": trainer for library, trainer in single.items()})
     # Buckets are rebuilt after the first step, and gloo's connections are made in it.
@@ -303,7 +337,7 @@ def _peak(job: Job, make: Make, wrap: Wrap) -> float | None:
     else:
         before = _status("VmRSS")
     job.barrier()
-    trainer = _Trainer(make, wrap, job.rank)
+    trainer = Trainer(make, wrap, job.rank)
     trainer(3)
     job.barrier()
     after = _status("VmHWM")
