@@ -49,7 +49,7 @@ def _op(opts: Any) -> Any:
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
     if type(op) is not TorchOp:
         return _OPS[op]
-    kind, factor = op.__getstate__()
+    kind, factor = op.__getstate__()  # type: ignore[attr-defined]
     return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
 
 
@@ -302,7 +302,13 @@ class BridgeGroup(ProcessGroup):
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         lists, own = [_all(outputs) for outputs in output_lists], _all(inputs)
         return self._call(
-            "ALLGATHER_coalesced", opts, own, lists, self._comm.all_gather_coalesced, lists, own
+            "ALLGATHER_coalesced",
+            opts,
+            own,
+            flat(lists),
+            self._comm.all_gather_coalesced,
+            lists,
+            own,
         )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
@@ -324,7 +330,7 @@ class BridgeGroup(ProcessGroup):
         root, own = _root(opts), _one(inputs)
         gathered = _all(outputs) if self._comm.rank == root else None
         return self._call(
-            "gather", opts, [own], [gathered or []], self._comm.gather, own, gathered, root
+            "gather", opts, [own], gathered or [], self._comm.gather, own, gathered, root
         )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:

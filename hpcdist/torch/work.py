@@ -27,10 +27,20 @@ def flat(outputs: Sequence[Any]) -> list[Any]:
     return [tensor for each in outputs for tensor in (each if isinstance(each, list) else (each,))]
 
 
+def _whole(output: Any) -> Any:
+    """Give one tensor for a list of tensors of one shape; anything else as it is."""
+    same = isinstance(output, list) and len({tensor.shape for tensor in output}) == 1
+    return torch.stack(output) if same else output
+
+
 def _outputs_after(
     operation: torch.futures.Future[Any], outputs: list[Any]
 ) -> torch.futures.Future[list[Any]]:
-    """Make a future of an operation's outputs; it holds the error if the operation fails."""
+    """Make a future of an operation's outputs; it holds the error if the operation fails.
+
+    A list among the outputs, as all_gather has one, becomes one tensor, a row for each rank: so it
+    is with nccl, and torch's hooks count on it.
+    """
     done: torch.futures.Future[list[Any]] = torch.futures.Future()
 
     def hand_over(future: torch.futures.Future[Any]) -> None:
@@ -39,7 +49,7 @@ def _outputs_after(
         except Exception as error:
             done.set_exception(error)  # type: ignore[arg-type]
         else:
-            done.set_result(outputs)
+            done.set_result([_whole(output) for output in outputs])
 
     operation.add_done_callback(hand_over)
     return done

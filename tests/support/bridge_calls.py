@@ -200,7 +200,8 @@ def differentiable_collectives(folder: str) -> dict:
         "all_reduce": gradient(nn.all_reduce),
         "broadcast": gradient(lambda x: nn.broadcast(x, 0)),
         "all_gather": gradient(nn.all_gather),
-        "reduce": gradient(lambda x: nn.reduce(x, 0)),
+        # what other ranks hold afterwards is not defined
+        "reduce": gradient(lambda x: nn.reduce(x, 0) * (td.get_rank() == 0)),
         "gather": gradient(lambda x: nn.gather(x, 0)),
         "scatter": gradient(lambda x: nn.scatter(list(x.chunk(size)), 0)),
         "reduce_scatter": gradient(lambda x: nn.reduce_scatter(poisoned(2), list(x.chunk(size)))),
