@@ -34,7 +34,11 @@ PREFIX = "gloo"
 _FRAMES = 6
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_LIBRARY = (os.sep + "torch" + os.sep, os.sep + "hpcdist" + os.sep)
+#: Where the code lies that is not the program's: torch and hpcdist.
+_LIBRARY = tuple(
+    os.path.dirname(os.path.dirname(os.path.abspath(file))) + os.sep
+    for file in (dist.__file__, __file__)
+)
 
 
 class Entry:
@@ -280,7 +284,7 @@ def _dtype(tensor: Any) -> str:
 def _frames() -> list[dict[str, Any]]:
     """The innermost frames of the program, without those of torch and hpcdist below them."""
     frame: Any = sys._getframe(2)
-    while frame is not None and any(part in frame.f_code.co_filename for part in _LIBRARY):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back
     found: list[dict[str, Any]] = []
     while frame is not None and len(found) < _FRAMES:
