@@ -145,8 +145,8 @@ class Recorder:
             Where.
         name : str
             What torchfrtrace calls it.
-        inputs, outputs : sequence of torch.Tensor
-            Their sizes and dtypes are kept.
+        inputs, outputs : sequence of torch.Tensor, or of lists of them
+            Their sizes and dtypes are kept; a list counts as one tensor, a row for each.
         timeout : float
             Seconds.
         p2p : str
@@ -175,9 +175,9 @@ class Recorder:
                     "p2p_seq_id": counts[1],
                     "op_id": sum(counts),
                     "profiling_name": f"{PREFIX}:{name}" + (f" {p2p}" if p2p else ""),
-                    "input_sizes": [list(t.shape) for t in inputs],
+                    "input_sizes": [_size_of(t) for t in inputs],
                     "input_dtypes": [_dtype(t) for t in inputs],
-                    "output_sizes": [list(t.shape) for t in outputs],
+                    "output_sizes": [_size_of(t) for t in outputs],
                     "output_dtypes": [_dtype(t) for t in outputs],
                     "time_created_ns": time.time_ns(),
                     "time_discovered_started_ns": None,
@@ -273,9 +273,19 @@ class Recorder:
             )
 
 
+def _size_of(tensor: Any) -> list[int]:
+    """The shape; of a list, that of its tensors in a row, or their elements if those differ."""
+    if not isinstance(tensor, list):
+        return list(tensor.shape)
+    if len({each.shape for each in tensor}) == 1:
+        return [len(tensor), *tensor[0].shape]
+    return [sum(each.numel() for each in tensor)]
+
+
 def _dtype(tensor: Any) -> str:
     """As torch's own recorders write it."""
-    text = str(tensor.dtype).removeprefix("torch.")
+    first = tensor[0] if isinstance(tensor, list) else tensor
+    text = str(first.dtype).removeprefix("torch.")
     return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int"}.get(
         text, text.capitalize()
     )
@@ -302,7 +312,7 @@ def _prefix(environ: Mapping[str, str] | None = None) -> str:
     return named or os.path.join(cache, "torch", "comm_lib_trace_rank_")
 
 
-def _size(environ: Mapping[str, str] | None = None) -> int:
+def _kept(environ: Mapping[str, str] | None = None) -> int:
     """How many operations to keep."""
     env = os.environ if environ is None else environ
     for name in _SIZES:
@@ -333,7 +343,7 @@ def recorder() -> Recorder | None:
         If the variable is no number.
     """
     global _made
-    if _made is None and (size := _size()):
+    if _made is None and (size := _kept()):
         _made = Recorder(size)
     return _made
 

@@ -249,7 +249,7 @@ class BridgeGroup(ProcessGroup):
     def _note(self, name: str, inputs: list[Any], outputs: list[Any], peers: str = "") -> Entry:
         """Tell the flight recorder of an operation that begins."""
         assert self._recorder is not None
-        return self._recorder.add(self, name, inputs, flat(outputs), self._comm.timeout, peers)
+        return self._recorder.add(self, name, inputs, outputs, self._comm.timeout, peers)
 
     def _collect(self, work: Work) -> Work:
         if self._coalesced is not None:
@@ -345,7 +345,7 @@ class BridgeGroup(ProcessGroup):
         return self._call(
             "reduce_scatter",
             opts,
-            parts,
+            [parts],
             [output],
             self._comm.reduce_scatter,
             output,
