@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -56,11 +57,15 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
                 f"not initialised: give {NAME!r} to torch.distributed.init_process_group, or call "
                 "hpcdist.init_process_group() on all ranks before it"
             )
-        # without an MPI launcher the ranks make one MPI job through the store by which they met
-        through = options.group_size > 1 and start.alone()
+        store = None
+        if options.group_size > 1 and start.alone():
+            # without an MPI launcher the ranks make one MPI job through the store by which they
+            # met; torchrun keeps that store when it starts them again
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = from_torch(dist.PrefixStore(f"hpcdist/{attempt}", options.store))
         world.init_process_group(
             "mpi",
-            store=from_torch(options.store) if through else None,
+            store=store,
             timeout=options.timeout,
             rank=options.group_rank,
             world_size=options.group_size,

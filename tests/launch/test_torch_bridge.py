@@ -109,12 +109,12 @@ def test_torchfrtrace_reads_the_flight_recorder(tmp_path: Path) -> None:
 
     good, bad = tmp_path / "good", tmp_path / "bad"
     env = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": f"{bad}/trace_"}
-    ended = run_job(3, RECORDER, f"{good}/trace_", env=env)
+    ended = run_job(2, RECORDER, f"{good}/trace_", env=env)
     assert ended.code == 0, ended.text
-    assert ended.text.count("mismatch") == 3 and "torchfrtrace -p trace_" in ended.text
+    assert ended.text.count("mismatch") == 2 and "torchfrtrace -p trace_" in ended.text
     said = {}
     for folder in (good, bad):
-        assert sorted(os.listdir(folder)) == ["trace_0", "trace_1", "trace_2"]
+        assert sorted(os.listdir(folder)) == ["trace_0", "trace_1"]
         out = str(tmp_path / "db")
         with contextlib.redirect_stdout(io.StringIO()):
             fr_trace.main([str(folder), "-p", "trace_", "-o", out])
