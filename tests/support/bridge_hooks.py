@@ -26,8 +26,11 @@ def case(function):
     return function
 
 
-def quantized(kind: str, bucket: td.GradBucket) -> torch.futures.Future:
-    """The average of gradients in 8 bits: what the hooks of torch compute, in one step."""
+def quantized(kind, bucket):
+    """The average of gradients in 8 bits: what the hooks of torch compute, in one step.
+
+    torch refuses a hook with annotations that are texts.
+    """
     gradient = bucket.buffer()
     rows = gradient
     observer = torch.ao.quantization.MinMaxObserver()
@@ -47,24 +50,25 @@ def quantized(kind: str, bucket: td.GradBucket) -> torch.futures.Future:
 
 @case
 def hooks_by_name(folder: str) -> dict:
-    """All members of DDPCommHookType."""
+    """The members of DDPCommHookType.
+
+    Without BF16_COMPRESS, which torch refuses where there is no CUDA, and the batched PowerSGD of
+    torch 2.13, which fails at an assertion of its own, whatever the backend. NOOP is below.
+    """
     found = {}
     for kind in ddp_comm_hooks.DDPCommHookType:
-        if kind.name in ("NOOP", "BF16_COMPRESS"):
-            continue  # NOOP: see below; torch itself refuses bfloat16 hooks without CUDA
+        if kind.name in ("NOOP", "BF16_COMPRESS") or kind.name.startswith("BATCHED"):
+            continue
         quantizes = kind.name.startswith("QUANTIZE")
         torch.manual_seed(3)
         model = DDP(branches())
         if "POWER_SGD" in kind.name:
             # compress from the second step on
-            hook = powerSGD_hook.powerSGD_hook
-            if kind.name.startswith("BATCHED"):
-                hook = powerSGD_hook.batched_powerSGD_hook
             rank = 2 if kind.name.endswith("2") else 1
             held = powerSGD_hook.PowerSGDState(
                 None, matrix_approximation_rank=rank, start_powerSGD_iter=2
             )
-            model.register_comm_hook(held, hook)
+            model.register_comm_hook(held, powerSGD_hook.powerSGD_hook)
         elif quantizes and td.get_backend() == "gloo":
             # torch's own takes the future of an all_gather for that of nccl, and fails over gloo
             model.register_comm_hook(kind.name, quantized)
