@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hpcdist as dist
+from hpcdist._engine import EITHER
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -128,18 +129,38 @@ def test_async_operations_carry_their_errors():
 
 
 def test_sync_and_async_calls_match_each_other_in_order():
+    """Where hpcdist or torch may do the one here and the other there."""
     rank, size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng(rank)
+    native = dist.group.WORLD._comm
     for _ in range(60):
         x, y = torch.full((1000,), rank + 1.0), torch.full((300_000,), float(rank))
-        w = dist.all_reduce(x, async_op=bool(rng.integers(2)))
-        v = dist.all_reduce(y, async_op=bool(rng.integers(2)))
+        w = native.all_reduce(x, async_op=bool(rng.integers(2)) and EITHER)
+        v = native.all_reduce(y, async_op=bool(rng.integers(2)), api="test")
         for work in (v, w):
             if work is not None:
                 work.wait()
         parallel_assert(
             bool((x == size * (size + 1) / 2).all() and (y == size * (size - 1) / 2).all())
         )
+
+
+@pytest.mark.parametrize("transport", ["shared memory", "MPI"])
+def test_async_against_sync_is_a_mismatch(transport):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = other_transport(transport)
+    for n in (1, 1000):
+        for odd in range(size):
+            with parallel_raises(dist.DistMismatchError, match="async_op=True") as caught:
+                work = dist.all_reduce(torch.ones(n), group=group, async_op=rank == odd)
+                if work is not None:
+                    work.wait()
+            (marked,) = [each for each in str(caught.value).splitlines() if "async_op" in each]
+            parallel_assert(f"rank {odd}:" in marked, marked)
+            x = torch.ones(n)
+            dist.all_reduce(x, group=group)
+            parallel_assert(x.tolist() == [size] * n)
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize("transport", ["shared memory", "MPI"])
