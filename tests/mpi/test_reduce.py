@@ -117,7 +117,7 @@ def test_min_max_of_nan_zero_and_infinity(async_op):
 
 
 def test_nan_with_any_payload():
-    """Signalling, negative and payload NaNs end in one NaN on all ranks, for every reduction."""
+    """Signalling, negative and payload NaNs end in one NaN on all ranks, in MIN and MAX."""
     check, (rank, size) = Check(), here()
     bits = {
         torch.float16: (torch.int16, [0x7E01, -1, 0x7C01]),
@@ -134,6 +134,27 @@ def test_nan_with_any_payload():
                 dist.all_reduce(tensor, OPS[name])
                 check.that(bool(tensor.isnan().all()), f"{name} {dtype} lost a NaN: {tensor}")
                 check.everywhere(tensor, f"{name} {dtype}, holder {holder}")
+    check.done()
+
+
+def test_a_sum_of_different_nans_is_some_nan():
+    """Also where results are compared: which NaN it is may differ from rank to rank."""
+    check, (rank, size) = Check(), here()
+    group = dist.new_group(pg_options=dist.MPIOptions(check="full"))
+    for dtype, quiet in (
+        (torch.float16, 0x7E00),
+        (torch.bfloat16, 0x7FC0),
+        (torch.float32, 0x7FC00000),
+        (torch.float64, 0x7FF8 << 48),
+    ):
+        ints = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        for n in (1, 31, 1000, 300_001):
+            tensor = torch.full((n,), quiet + rank + 1, dtype=ints).view(dtype)
+            tensor[n // 2] = 1
+            dist.all_reduce(tensor, group=group)
+            check.that(int(tensor.isnan().sum()) == n - 1, f"{dtype} {n}: {tensor}")
+            check.that(tensor[n // 2] == size, f"{dtype} {n}: {tensor}")
+    dist.destroy_process_group(group)
     check.done()
 
 
