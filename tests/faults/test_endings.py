@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Ended, run_job
-from long_form import LONG, size
+from long_form import LONG, deadline, size
 
 PROGRAMS = str(Path(__file__).with_name("programs.py"))
 
@@ -63,6 +63,7 @@ def test_a_rank_that_fails_ends_the_job(program, others, starter, count):
     count(1, ended.seconds)
 
 
+@deadline(60, long=3600)
 def test_a_rank_killed_in_the_middle_of_all_reduce(count):
     """At random moments, in whatever the others are then: they name the dead rank, and where."""
     slowest, rounds = 0.0, size(4, 100)
