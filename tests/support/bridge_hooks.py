@@ -26,6 +26,11 @@ def case(function):
     return function
 
 
+def half(name: str) -> str:
+    """Say of results that sums of 16 bits have rounded them, each backend in its own order."""
+    return f"half {name}" if name.startswith("FP16") else name
+
+
 def quantized(kind, bucket):
     """The average of gradients in 8 bits: what the hooks of torch compute, in one step.
 
@@ -75,7 +80,7 @@ def hooks_by_name(folder: str) -> dict:
         else:
             ddp_comm_hooks.register_ddp_comm_hook(kind, model, td.group.WORLD)
         train(model, 4)
-        found[kind.name] = state(model)
+        found[half(kind.name)] = state(model)
     return found
 
 
@@ -86,7 +91,7 @@ def hooks_wrapped_and_built_in(folder: str) -> dict:
     model = DDP(branches())
     model.register_comm_hook(None, wrapped)
     train(model)
-    found["wrapped"] = state(model)
+    found[half("FP16 wrapped")] = state(model)
     model = DDP(branches())
     model._register_builtin_comm_hook(td.BuiltinCommHookType.ALLREDUCE)
     train(model)
