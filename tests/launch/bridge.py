@@ -158,6 +158,51 @@ def both_sides(rank: int, size: int) -> None:
     say("both sides")
 
 
+def methods(rank: int, size: int) -> None:
+    """What torch's functions do not reach, or reach for its own backends only."""
+    group = td.group.WORLD
+    group.monitored_barrier(timedelta(seconds=20))
+    before = group._get_sequence_number_for_group()
+    td.all_reduce(torch.ones(1))
+    assert group._get_sequence_number_for_group() > before
+    one, two = torch.ones(2), torch.full((3,), float(rank))
+    with td._coalescing_manager(device=torch.device("cpu"), async_ops=True) as together:
+        td.all_reduce(one)
+        td.all_reduce(two)
+    together.wait()
+    assert one.tolist() == [size] * 2 and two.tolist() == [size * (size - 1) / 2] * 3
+    ends = group.split_group([0, size - 1], group_name="ends", group_desc="first and last")
+    assert (ends is None) == (rank not in (0, size - 1))
+    if ends is not None:
+        t = torch.tensor([rank + 1.0])
+        ends.allreduce([t]).wait()
+        assert t.item() == size + 1 and (ends.group_name, ends.size()) == ("ends", 2)
+    late, store = torch.ones(2), td.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["rank 0 has waited"])
+    work = td.all_reduce(late, async_op=True)
+    if rank == 0:
+        try:
+            work.wait(timedelta(milliseconds=20))
+        except hpcdist.DistTimeoutError:
+            assert not work.is_completed()
+        else:
+            raise AssertionError("a wait of 20 ms waited for a rank that came later")
+        store.set("rank 0 has waited", "")
+    assert work.wait() and late.tolist() == [size] * 2
+    given_up = td.new_group(list(range(size)))
+    given_up.abort()
+    try:
+        td.all_reduce(torch.ones(1), group=given_up)
+    except (ValueError, hpcdist.DistError):
+        pass
+    else:
+        raise AssertionError("an aborted group went on")
+    td.all_reduce(late)
+    assert late.tolist() == [size * size] * 2
+    say("methods")
+
+
 def main() -> None:
     backend = sys.argv[1] if len(sys.argv) > 1 else "hpcdist"
     hpcdist.torch.init_process_group(backend, timeout=timedelta(seconds=20))
@@ -167,6 +212,7 @@ def main() -> None:
         check(rank, size)
     if backend == "hpcdist":
         both_sides(rank, size)
+        methods(rank, size)
     td.destroy_process_group()
     os.write(1, f"rank {rank} is done\n".encode())
 

@@ -37,7 +37,7 @@ def test_a_script_of_torchs_tutorials_runs_over_mpi_after_two_lines(tmp_path: Pa
     assert "hpcdist" not in script.read_text().split('"""', 2)[2]
     outer = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "4", str(script)]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
     before = subprocess.run(
         [sys.executable, *command],
         env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -46,11 +46,12 @@ def test_a_script_of_torchs_tutorials_runs_over_mpi_after_two_lines(tmp_path: Pa
         timeout=100,
     )
     assert before.returncode == 0, before.stderr
-    assert "4 processes, backend gloo" in before.stdout
+    assert "2 processes, backend gloo" in before.stdout
     changed = tmp_path / "ddp_tutorial.py"
     changed.write_text(switched(script.read_text()))
     after = run_job(4, str(changed))
     assert after.code == 0 and "4 processes, backend hpcdist" in after.text, after.text
+    # a batch is the same whatever number of ranks shares it
     one, other = losses(before.stdout, "epoch"), losses(after.text, "epoch")
     assert sorted(one) == [10, 20, 30, 40] and one[40] < 0.1 < one[10]
     assert other == pytest.approx(one, abs=2e-3)
@@ -59,22 +60,22 @@ def test_a_script_of_torchs_tutorials_runs_over_mpi_after_two_lines(tmp_path: Pa
 def test_fsdp2_goes_on_with_what_another_number_of_ranks_saved(tmp_path: Path) -> None:
     program = str(EXAMPLES / "fsdp2_checkpoint.py")
     whole = run_job(1, program, "--steps", "20")
-    first = run_job(3, program, "--steps", "10", "--folder", str(tmp_path / "saved"))
-    second = run_job(2, program, "--steps", "20", "--folder", str(tmp_path / "saved"))
+    first = run_job(2, program, "--steps", "10", "--folder", str(tmp_path / "saved"))
+    second = run_job(1, program, "--steps", "20", "--folder", str(tmp_path / "saved"))
     for ended in (whole, first, second):
         assert ended.code == 0, ended.text
-    assert "goes on from step 10 on 2 ranks" in second.text
+    assert "goes on from step 10 on 1 ranks" in second.text
     parts = [int(n) for n in re.findall(r"held (\d+) of 4801 numbers", first.text)]
-    assert sum(parts) == 4801 and max(parts) < 2000
+    assert sum(parts) == 4801 and max(parts) < 2600
     together = losses(first.text, "step") | losses(second.text, "step")
     assert sorted(together) == [5, 10, 15, 20]
     assert together == pytest.approx(losses(whole.text, "step"), abs=2e-5)
 
 
 def test_dtensor() -> None:
-    ended = run_job(4, str(EXAMPLES / "dtensor.py"))
+    ended = run_job(2, str(EXAMPLES / "dtensor.py"))
     assert ended.code == 0, ended.text
-    assert "(16, 6) in rows: (4, 6) on each of 4 ranks" in ended.text
-    assert "in columns, by one all_to_all: (16, 2) on rank 0" in ended.text
+    assert "(8, 6) in rows: (4, 6) on each of 2 ranks" in ended.text
+    assert "in columns, by one all_to_all: (8, 3) on rank 0" in ended.text
     assert "tensor parallel: (8, 16) of the first matrix on rank 0" in ended.text
     assert "output and gradients are those of one process" in ended.text
