@@ -64,7 +64,7 @@ def main() -> None:
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         done = state["done"]
         if get_rank() == 0:
-            print(f"goes on from step {done} on {get_world_size()} ranks", flush=True)
+            print(f"goes on from step {done}, ranks: {get_world_size()}", flush=True)
 
     for step in range(done, options.steps):
         x, y = batch(step)

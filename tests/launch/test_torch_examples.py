@@ -64,7 +64,7 @@ def test_fsdp2_goes_on_with_what_another_number_of_ranks_saved(tmp_path: Path) -
     second = run_job(1, program, "--steps", "20", "--folder", str(tmp_path / "saved"))
     for ended in (whole, first, second):
         assert ended.code == 0, ended.text
-    assert "goes on from step 10 on 1 ranks" in second.text
+    assert "goes on from step 10, ranks: 1" in second.text
     parts = [int(n) for n in re.findall(r"held (\d+) of 4801 numbers", first.text)]
     assert sum(parts) == 4801 and max(parts) < 2600
     together = losses(first.text, "step") | losses(second.text, "step")
