@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import find_mpirun, run_job
+from jobs import find_mpirun
 from slurm import CLUSTER, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
-TRAIN = str(ROOT / "examples" / "train_digits.py")
 
 
 @pytest.mark.parametrize("ranks", [["-n4"], ["-n4", "--ntasks-per-node=2"]], ids=["3+1", "2+2"])
@@ -59,19 +58,6 @@ def test_a_killed_rank_of_the_other_node_ends_the_job(cluster: Cluster, alone: b
     assert "an all_reduce without all ranks" not in ended.text
     if not alone:
         assert "died without leaving" in ended.text, ended.text
-
-
-def test_training_ends_alike_under_srun_and_mpirun(cluster: Cluster) -> None:
-    arguments = [TRAIN, "--epochs", "1", "--no-progress"]
-    ended = cluster.srun("-N2", "-n2", *arguments)
-    assert ended.code == 0, ended.text
-    one = run_job(2, *arguments)
-    assert one.code == 0, one.text
-    prints = [
-        re.search(r"^parameters equal on all ranks: (\w{16})$", job.text, re.MULTILINE)
-        for job in (ended, one)
-    ]
-    assert prints[0] and prints[1] and prints[0][1] == prints[1][1], ended.text + one.text
 
 
 # --- the cluster's own script --------------------------------------------------------------------
