@@ -26,6 +26,8 @@ class Launch:
         Rank among the processes of this node.
     local_size : int or None
         Number of processes on this node.
+    nodes : int or None
+        Number of nodes that the job's processes are on.
     """
 
     launcher: str
@@ -33,6 +35,7 @@ class Launch:
     size: int | None
     local_rank: int | None
     local_size: int | None
+    nodes: int | None = None
 
 
 class Launcher:
@@ -51,6 +54,7 @@ class Launcher:
     size_variable: str = ""
     local_rank_variable: str = ""
     local_size_variable: str = ""
+    nodes_variable: str = ""
 
     def detect(self, env: Environ) -> bool:
         """Say whether this launcher started the process.
@@ -85,12 +89,17 @@ class Launcher:
         ValueError
             If a variable is there and is not a whole number.
         """
+        size, local_size = self.number(env, self.size_variable), self.local_size(env)
+        nodes = self.number(env, self.nodes_variable)
+        if nodes is None and size is not None and size == local_size:
+            nodes = 1  # all are here; else a launcher that says nothing leaves it to MPI
         return Launch(
             self.name,
             self.number(env, self.rank_variable),
-            self.number(env, self.size_variable),
+            size,
             self.local_rank(env),
-            self.local_size(env),
+            local_size,
+            nodes,
         )
 
     def local_rank(self, env: Environ) -> int | None:

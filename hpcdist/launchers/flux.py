@@ -15,3 +15,4 @@ class Flux(Launcher):
     rank_variable = "FLUX_TASK_RANK"
     size_variable = "FLUX_JOB_SIZE"
     local_rank_variable = "FLUX_TASK_LOCAL_ID"
+    nodes_variable = "FLUX_JOB_NNODES"

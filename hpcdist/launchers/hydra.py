@@ -8,7 +8,10 @@ __all__ = ["Hydra"]
 
 
 class Hydra(Launcher):
-    """Started by hydra. PMI_RANK alone is not enough: srun and PALS set it too."""
+    """Started by hydra, which does not say how many nodes there are.
+
+    PMI_RANK alone is not enough: srun and PALS set it too.
+    """
 
     name = "hydra (the mpirun of MPICH and Intel MPI)"
     present = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")

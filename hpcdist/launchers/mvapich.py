@@ -16,3 +16,4 @@ class Mvapich(Launcher):
     size_variable = "MV2_COMM_WORLD_SIZE"
     local_rank_variable = "MV2_COMM_WORLD_LOCAL_RANK"
     local_size_variable = "MV2_COMM_WORLD_LOCAL_SIZE"
+    nodes_variable = "MV2_NUM_NODES_IN_JOB"

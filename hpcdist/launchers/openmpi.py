@@ -8,7 +8,7 @@ __all__ = ["OpenMpi"]
 
 
 class OpenMpi(Launcher):
-    """Started by Open MPI's mpirun (PRRTE in version 5)."""
+    """Started by Open MPI's mpirun (PRRTE in version 5, which does not say how many nodes)."""
 
     name = "Open MPI's mpirun"
     present = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -16,3 +16,4 @@ class OpenMpi(Launcher):
     size_variable = "OMPI_COMM_WORLD_SIZE"
     local_rank_variable = "OMPI_COMM_WORLD_LOCAL_RANK"
     local_size_variable = "OMPI_COMM_WORLD_LOCAL_SIZE"
+    nodes_variable = "OMPI_MCA_orte_num_nodes"  # version 4

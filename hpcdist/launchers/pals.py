@@ -8,7 +8,9 @@ __all__ = ["Pals"]
 
 
 class Pals(Launcher):
-    """Started by PALS' mpiexec. PMI_SIZE is not always there: then MPI is asked for the size."""
+    """Started by PALS' mpiexec. What it does not say is asked from MPI: PMI_SIZE may be missing,
+    and PALS_NODEID numbers the nodes without telling how many there are.
+    """
 
     name = "PALS"
     present = ("PALS_RANKID",)

@@ -34,6 +34,7 @@ class Slurm(Launcher):
     rank_variable = "SLURM_PROCID"
     size_variable = "SLURM_STEP_NUM_TASKS"
     local_rank_variable = "SLURM_LOCALID"
+    nodes_variable = "SLURM_STEP_NUM_NODES"  # not SLURM_NNODES: those of the allocation
 
     def local_size(self, env: Environ) -> int | None:
         """Tasks of this step on this node, from the step's tasks per node and the node's number."""

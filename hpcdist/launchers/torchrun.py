@@ -17,6 +17,7 @@ class Torchrun(Launcher):
     size_variable = "WORLD_SIZE"
     local_rank_variable = "LOCAL_RANK"
     local_size_variable = "LOCAL_WORLD_SIZE"
+    nodes_variable = "GROUP_WORLD_SIZE"  # agents: one a node
 
     def fix(self, library: str) -> str:
         """Torchrun's processes are not an MPI job: MPICH can make them one, others need mpirun."""

@@ -17,26 +17,56 @@ TORCHRUN = {
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "4",
     "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
     "MASTER_ADDR": "node0",
     "MASTER_PORT": "29500",
 }
+# recorded from version 5.0.11
 OPEN_MPI = {
+    "OMPI_VERSION": "5.0.11",
+    "OMPI_UNIVERSE_SIZE": "4",
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_MCA_num_procs": "4",
     "PRTE_LAUNCHED": "1",
     "PMIX_RANK": "3",
+    "PMIX_NAMESPACE": "prterun-vm-10833@1",
 }
-HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "6", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
+OPEN_MPI_4 = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_MCA_orte_num_nodes": "2",
+    "OMPI_MCA_orte_ess_num_procs": "4",
+    "PMIX_RANK": "3",
+}
+# recorded from MPICH 5.0.2; Intel MPI adds variables of its own
+HYDRA = {
+    "PMI_RANK": "2",
+    "PMI_SIZE": "6",
+    "PMI_FD": "11",
+    "PMI_HOSTNAME": "vm",
+    "MPI_LOCALRANKID": "0",
+    "MPI_LOCALNRANKS": "3",
+    "HYDI_CONTROL_FD": "7",
+}
+INTEL = {**HYDRA, "I_MPI_INFO_NUMA_NODE_NUM": "2", "I_MPI_HYDRA_BOOTSTRAP": "ssh"}
 MVAPICH = {
     "MV2_COMM_WORLD_RANK": "1",
     "MV2_COMM_WORLD_SIZE": "2",
     "MV2_COMM_WORLD_LOCAL_RANK": "1",
     "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+    "MV2_NUM_NODES_IN_JOB": "1",
 }
 PALS = {
     "PALS_RANKID": "7",
+    "PALS_NODEID": "1",
+    "PALS_APID": "9a6c",
     "PMI_RANK": "7",
     "PMI_SIZE": "8",
     "PALS_LOCAL_RANKID": "3",
@@ -46,16 +76,24 @@ JSRUN = {
     "JSM_NAMESPACE_RANK": "1",
     "JSM_NAMESPACE_SIZE": "12",
     "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "6",
     "LSB_JOBID": "77",
     "LSB_DJOB_RANKFILE": "/tmp/ranks",
 }
-FLUX = {"FLUX_TASK_RANK": "9", "FLUX_JOB_SIZE": "16", "FLUX_TASK_LOCAL_ID": "1"}
+FLUX = {
+    "FLUX_TASK_RANK": "9",
+    "FLUX_JOB_SIZE": "16",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+}
 STEP = {
     "SLURM_PROCID": "2",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_NTASKS": "4",
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NNODES": "4",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
 }
 PMI2 = {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_RANK": "2", "PMI_SIZE": "4"}
@@ -67,17 +105,27 @@ BATCH = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_L
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (TORCHRUN, Launch("torchrun", 5, 8, 1, 4)),
+        (TORCHRUN, Launch("torchrun", 5, 8, 1, 4, 2)),
         (OPEN_MPI, Launch("Open MPI's mpirun", 3, 4, 1, 2)),
+        (OPEN_MPI_4, Launch("Open MPI's mpirun", 3, 4, 1, 2, 2)),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            Launch("Open MPI's mpirun", 3, 4, 1, 4, 1),
+        ),
         (HYDRA, Launch("hydra (the mpirun of MPICH and Intel MPI)", 2, 6, 0, 3)),
-        (MVAPICH, Launch("MVAPICH's mpirun_rsh", 1, 2, 1, 2)),
+        (INTEL, Launch("hydra (the mpirun of MPICH and Intel MPI)", 2, 6, 0, 3)),
+        (
+            {**HYDRA, "PMI_SIZE": "3"},
+            Launch("hydra (the mpirun of MPICH and Intel MPI)", 2, 3, 0, 3, 1),
+        ),
+        (MVAPICH, Launch("MVAPICH's mpirun_rsh", 1, 2, 1, 2, 1)),
         (PALS, Launch("PALS", 7, 8, 3, 4)),
         ({"PALS_RANKID": "7"}, Launch("PALS", 7, None, None, None)),
-        (JSRUN, Launch("jsrun", 1, 12, 1, None)),
-        (FLUX, Launch("flux run", 9, 16, 1, None)),
-        (STEP, Launch("srun", 2, 4, 0, 2)),
-        (PMI2, Launch("srun --mpi=pmi2", 2, 4, 0, 2)),
-        (PMIX, Launch("srun --mpi=pmix", 2, 4, 0, 2)),
+        (JSRUN, Launch("jsrun", 1, 12, 1, 6)),
+        (FLUX, Launch("flux run", 9, 16, 1, None, 2)),
+        (STEP, Launch("srun", 2, 4, 0, 2, 2)),
+        (PMI2, Launch("srun --mpi=pmi2", 2, 4, 0, 2, 2)),
+        (PMIX, Launch("srun --mpi=pmix", 2, 4, 0, 2, 2)),
         ({"PMIX_RANK": "1"}, Launch("a PMIx process manager", 1, None, None, None)),
         (
             {"PMI_RANK": "1", "PMI_SIZE": "2"},

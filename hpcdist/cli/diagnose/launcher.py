@@ -11,7 +11,7 @@ __all__ = ["collect"]
 #: Beginnings of the variables that launchers and batch systems set.
 _SPOKEN = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "SLURM_PROCID", "SLURM_STEP_",
            "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_MPI_TYPE", "SLURM_CPU_BIND",
-           "SLURM_CPUS_PER_TASK", "PALS_", "FLUX_TASK", "FLUX_JOB_SIZE", "JSM_NAMESPACE_",
+           "SLURM_CPUS_PER_TASK", "PALS_", "FLUX_TASK", "FLUX_JOB_", "JSM_NAMESPACE_",
            "MV2_COMM_WORLD_", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK",
            "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PBS_JOBID", "LSB_JOBID")  # fmt: skip
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "COOKIE", "FD", "SECURITY")
@@ -31,6 +31,8 @@ def collect(place: Place) -> Section:
         section.find(FAULT, str(error), "start the job with the launcher itself, not with a copy "
                      "of its variables")  # fmt: skip
         return section
+    if launch is not None and launch.nodes is not None:
+        section.fact("nodes, as it says", launch.nodes)
     if not place.running:
         return section
     from hpcdist import _engine
