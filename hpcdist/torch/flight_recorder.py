@@ -121,7 +121,7 @@ class Recorder:
 
     def __init__(self, size: int) -> None:
         self._entries: deque[Entry] = deque(maxlen=size)
-        self._open: list[Entry] = []
+        self._open: deque[Entry] = deque(maxlen=size)
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, list[int]] = {}
         self._next = 0
@@ -159,7 +159,7 @@ class Recorder:
         """
         pg, desc = group.getGroupName(), group.getGroupDesc()
         with self._lock:
-            self._open = [entry for entry in self._open if not entry.settle()]
+            self._settle()
             if pg not in self._groups:
                 ranks = str(list(group.native._ranks))
                 self._groups[pg] = {"name": pg, "desc": desc, "ranks": ranks}
@@ -198,6 +198,12 @@ class Recorder:
             self._open.append(entry)
         return entry
 
+    def _settle(self) -> None:
+        """Look which operations are done."""
+        going_on = [entry for entry in self._open if not entry.settle()]
+        self._open.clear()
+        self._open.extend(going_on)
+
     def dump(self) -> dict[str, Any]:
         """Everything that is known now.
 
@@ -207,7 +213,7 @@ class Recorder:
             What torchfrtrace reads.
         """
         with self._lock:
-            self._open = [entry for entry in self._open if not entry.settle()]
+            self._settle()
             records = [dict(entry.record) for entry in self._entries]
             groups = {name: dict(about) for name, about in self._groups.items()}
         status = {}

@@ -82,6 +82,12 @@ def _all(items: Sequence[Any]) -> list[Any]:
     return [_plain(tensor) for tensor in tensors]
 
 
+def _free(group: Any) -> None:
+    """Destroy a group, unless hpcdist.destroy_process_group() has come first."""
+    if group in _group.world.groups:
+        _group.remove(group)
+
+
 class BridgeGroup(ProcessGroup):
     """A group of hpcdist's, as torch.distributed sees it.
 
@@ -200,7 +206,7 @@ class BridgeGroup(ProcessGroup):
             timeout=limit_of(timeout),
             group_desc=group_desc,
         )
-        part = BridgeGroup(made, lambda: _group.remove(made))
+        part = BridgeGroup(made, lambda: _free(made))
         if group_name is not None:
             part.setGroupName(group_name)
         # where C++ asked, it holds the C++ part alone
