@@ -223,10 +223,8 @@ def main() -> int:
         [sys.executable, "-c", "import hpcdist._engine as e; print(e.library_version())"],
         env=env, cwd=TESTS, capture_output=True, text=True, timeout=120,
     ).stdout.splitlines()  # fmt: skip
-    print(
-        f"{version[0].split(',')[0] if version else name}, Python {platform.python_version()}, ",
-        end="",
-    )
+    library = " ".join(version[0].split(",")[0].split()) if version else name
+    print(f"{library}, Python {platform.python_version()}, ", end="")
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d %H:%M')}", flush=True)
     head = f"{'row':<9} {'promise':<68} {'ranks':<6}{'cases':>9}{'worst s':>9}{'took s':>8}"
     print(head, flush=True)
