@@ -1,0 +1,195 @@
+# Tensors, lists of them and their parts as the segments of a job: helpers of Comm's methods.
+
+
+cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str role):
+    """A list of tensors of one dtype; what keeps them alive. Sizes become part of the agreement."""
+    cdef hd_buf b
+    cdef Py_ssize_t i
+    cdef uint64_t h = len(tensors)
+    keep = []
+    for i in range(len(tensors)):
+        keep.append(fill(tensors[i], &b, writable, role))
+        if i == 0:
+            subject(j, &b, False)
+        elif b.dtype != j.dtype:
+            raise TypeError(
+                f"{role}[{i}] is {hd_dtype_name(b.dtype).decode()}, but {role}[0] is {hd_dtype_name(j.dtype).decode()}"
+            )
+        list[i].ptr = b.ptr
+        list[i].n = b.n
+        list[i].form = form_of(&b)
+        list[i].strides = b.strides
+        h = hd_mix(hd_mix(h, b.shape), b.strides)
+    j.layout = h
+    return keep
+
+
+cdef int whole_list(Comm comm, list tensors, str role) except -1:
+    if len(tensors) != comm.c.size:
+        raise ValueError(f"{role} has {len(tensors)} tensors; the group has {comm.c.size} ranks")
+    return 0
+
+
+cdef int same_dtype(int a, int b, str first, str second) except -1:
+    if a != b:
+        raise TypeError(f"{second} is {hd_dtype_name(a).decode()}, but {first} is {hd_dtype_name(b).decode()}")
+    return 0
+
+
+cdef int contiguous(hd_buf* b, str role) except -1:
+    if b.strides != 0:
+        raise ValueError(f"{role} must be C-contiguous, because its blocks are; pass {role}.contiguous()")
+    return 0
+
+
+cdef int same_order(uint64_t one, uint64_t other, str role, str places, int place) except -1:
+    if one != other:
+        raise ValueError(
+            f"{role} and {places}[{place}] have their elements in different orders in memory (strides), and nothing is "
+            f"copied silently: pass {role}.contiguous() and contiguous {places}"
+        )
+    return 0
+
+
+cdef uint64_t row_form(hd_buf* b) noexcept:
+    cdef uint64_t h = <uint64_t> b.ndim
+    cdef int i
+    for i in range(1, min(b.ndim, HD_MAX_DIMS)):
+        h = hd_mix(h, <uint64_t> b.dims[i])
+    return h | (<uint64_t> 1 << 63) if b.n else 0
+
+
+cdef bint overlap(hd_buf* a, hd_buf* b):
+    cdef int64_t item = hd_itemsize(a.dtype)
+    return a.n > 0 and b.n > 0 and a.ptr < b.ptr + b.n * item and b.ptr < a.ptr + a.n * item
+
+
+cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, int root, object async_op, extra):
+    """gather and scatter: a list at the root, one tensor everywhere."""
+    cdef hd_job j
+    cdef hd_buf b
+    cdef hd_seg* list = NULL
+    cdef bint mine = comm.c.rank == root
+    cdef int r
+    name = "gather_list" if kind == HD_GATHER else "scatter_list"
+    root_in_range(comm, root, "root")
+    if mine and items is None:
+        raise ValueError(f"the root must pass {name}")
+    if not mine and items:
+        raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
+    keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
+    begin(&j, comm, kind, api)
+    try:
+        if mine:
+            tensors = [*items]
+            whole_list(comm, tensors, name)
+            list = segments(len(tensors))
+            if kind == HD_GATHER:
+                j.out = list
+                j.nout = comm.c.size
+            else:
+                j.in_ = list
+                j.nin = comm.c.size
+            keep = (keep, collect(&j, tensors, list, kind == HD_GATHER, name))
+            same_dtype(b.dtype, j.dtype, name, "tensor")
+            if list[root].n != b.n:
+                raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
+            for r in range(comm.c.size):
+                j.uneven |= list[r].n != b.n or list[r].form != form_of(&b)
+        subject(&j, &b, False)
+        j.pairwise = 1
+        j.root = root
+        j.extra = extra
+        if kind == HD_GATHER:
+            j.nin = 1
+            j.in1.ptr = b.ptr
+            j.in1.n = b.n
+            j.in1.form = form_of(&b)
+        else:
+            j.nout = 1
+            j.out1.ptr = b.ptr
+            j.out1.n = b.n
+            j.out1.form = form_of(&b)
+        j.listed = mine
+    except BaseException:
+        hd_job_clear(&j)
+        raise
+    if kind == HD_GATHER:
+        outputs = [*items] if mine else []
+    else:
+        outputs = [tensor]
+    return run(comm, &j, async_op, keep, outputs)
+
+
+cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, object async_op):
+    cdef hd_job j
+    cdef hd_buf b
+    cdef Py_ssize_t i, n = len(inputs)
+    cdef int size = comm.c.size, dtype
+    cdef hd_seg* mine
+    if not n:
+        raise ValueError("no input tensor")
+    if len(output_lists) != n:
+        raise ValueError(f"{len(output_lists)} output lists for {n} input tensors")
+    for outputs in output_lists:
+        whole_list(comm, outputs, "tensor_list")
+    begin(&j, comm, HD_ALL_GATHER, api)
+    try:
+        j.in_ = segments(n)
+        j.out = segments(n * size)
+        j.listed = 1
+        keep = [collect(&j, inputs, j.in_, False, "tensor")]
+        dtype = j.dtype
+        flat = [t for outputs in output_lists for t in outputs]
+        keep.append(collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
+        same_dtype(dtype, j.dtype, "tensor_list", "tensor")
+        for i in range(n):
+            mine = &j.out[i * size + comm.c.rank]
+            if mine.n != j.in_[i].n:
+                raise ValueError(
+                    f"tensor has {j.in_[i].n} elements, but its place tensor_list[{comm.c.rank}] has {mine.n}"
+                )
+            same_order(j.in_[i].strides, mine.strides, "tensor", "tensor_list", comm.c.rank)
+        j.nin = n
+        j.nout = n * size
+    except BaseException:
+        hd_job_clear(&j)
+        raise
+    return run(comm, &j, async_op, keep, flat)
+
+
+cdef int64_t whole(object n, str role) except? -2:
+    try:
+        return operator.index(n)  # Cython would take 1.5 for 1
+    except TypeError:
+        raise TypeError(f"{role}_split_sizes must hold whole numbers, not {n!r}") from None
+    except OverflowError:
+        raise ValueError(f"{role}_split_sizes has an entry of {n}, more than any tensor has rows") from None
+
+
+cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) except -1:
+    """Blocks of a tensor along its first dimension: equal ones, or as the splits say (rows)."""
+    cdef int64_t rows = b.dims[0] if b.ndim else b.n
+    cdef int64_t row = b.n // rows if rows else 0
+    cdef int64_t at = 0, n, total = 0
+    cdef int r, size = comm.c.size
+    if splits is not None and len(splits) == 0:
+        splits = None  # as torch: an empty list means equal blocks
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"{role}'s first dimension, {rows}, is not divisible by the group's size, {size}; pass {role}_split_sizes"
+            )
+    else:
+        if len(splits) != size:
+            raise ValueError(f"{role}_split_sizes has {len(splits)} entries; the group has {size} ranks")
+    for r in range(size):
+        n = rows // size if splits is None else whole(splits[r], role)
+        if n < 0:
+            raise ValueError(f"{role}_split_sizes has a negative entry: {n}")
+        list[r].ptr = b.ptr + at * row * <int64_t> hd_itemsize(b.dtype)
+        list[r].n = n * row
+        at += n
+    if at != rows:
+        raise ValueError(f"{role}_split_sizes add up to {at}, but {role}'s first dimension is {rows}")
+    return 0
