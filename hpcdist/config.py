@@ -287,6 +287,16 @@ register(
 )
 register(
     Option(
+        "node_memory",
+        "bytes",
+        16 << 20,
+        "Memory in /dev/shm that the ranks of a group on one node share, for its long all_reduces; "
+        "taken at the first of them, at most that much for each group. The least value of the "
+        "ranks counts. 0, or where there is no room for it: they go through MPI.",
+    )
+)
+register(
+    Option(
         "simd",
         "choice",
         "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdist import _engine, _loader, levels
+from hpcdist import _engine, _loader, config, levels
 from hpcdist.errors import DistBackendError
 
 from .base import BackendOptions
@@ -159,12 +159,16 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
             f"the group {options.group_id!r} cannot use the mpi backend, because the group it is "
             "made from does not: pass backend='mpi' to init_process_group"
         )
+    node_limit = config.get("node_memory")
     start()
     level = _LEVELS[pg_options.check or levels.check_level()]
     handle = pg_options.handle
     if handle is None:
-        return _engine.Comm.world(options.group_id, seconds, level)
-    return _engine.Comm.from_handle(handle, options.group_id, seconds, level)
+        comm = _engine.Comm.world(options.group_id, seconds, level)
+    else:
+        comm = _engine.Comm.from_handle(handle, options.group_id, seconds, level)
+    comm.node_limit = node_limit
+    return comm
 
 
 Backend.register_backend(Backend.MPI, create, extended_api=True, devices=["cpu"])

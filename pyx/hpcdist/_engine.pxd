@@ -51,6 +51,7 @@ cdef extern from "hd_engine.h" nogil:
         int* node_slot
         int one_node, freed
         void* page
+        int64_t node_limit
 
     ctypedef struct hd_job:
         int kind
@@ -114,6 +115,8 @@ cdef extern from "hd_engine.h" nogil:
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
     int hd_comm_free(hd_comm*, double, char*, size_t)
     void hd_comm_release(hd_comm*)
+
+    int64_t hd_node_bytes(const hd_comm*)
 
     int hd_lane_try(hd_comm*)
     void hd_lane_run(hd_comm*, hd_job*)

@@ -201,6 +201,22 @@ cdef class Comm:
         self.c.chunk = value
 
     @property
+    def node_limit(self):
+        """int: bytes that memory for reductions within a node may take, 0 for none; the ranks' least counts."""
+        return self.c.node_limit
+
+    @node_limit.setter
+    def node_limit(self, int64_t value):
+        if value < 0:
+            raise ValueError(f"node_limit is a number of bytes, not {value}")
+        self.c.node_limit = value
+
+    @property
+    def node_memory(self):
+        """int: bytes of that memory; 0 before the first long reduction, and where there is none."""
+        return hd_node_bytes(self.c)
+
+    @property
     def freed(self):
         """bool: whether :meth:`free` was called."""
         return bool(self.c.freed)

@@ -10,6 +10,7 @@
 
 #define ROLL_TAG(t) ((1 + (t) % 1000) * 32 + 31) /* above the tag of data exchanges, in the engine's own residue */
 #define CHUNK (8ll << 20)                        /* bytes; measured best between 4 and 16 MiB on both MPIs */
+#define NODE_LIMIT (16ll << 20)                  /* bytes; HPCDIST_NODE_MEMORY's default */
 
 /* ---- shared page ---- */
 
@@ -107,6 +108,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
     c->timeout = timeout;
     c->check = check;
     c->chunk = CHUNK;
+    c->node_limit = NODE_LIMIT;
     c->mpi = from;
     if (dup)
         rc = MPI_Comm_dup(from, &c->mpi);
@@ -307,7 +309,10 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
         snprintf(text, room, "MPI_Comm_create_group failed for group '%s' (error %d)", name, rc);
         return HD_ERR_BACKEND;
     }
-    return hd_comm_open(made, p->session, 0, name, timeout, p->check, out, text, room);
+    code = hd_comm_open(made, p->session, 0, name, timeout, p->check, out, text, room);
+    if (code == HD_OK)
+        (*out)->node_limit = p->node_limit;
+    return code;
 }
 
 /* ---- free ---- */
@@ -338,6 +343,7 @@ int hd_comm_free(hd_comm *c, double drain_s, char *text, size_t room)
             hd_session_forget(c->session, c);
             MPI_Comm_free(&c->mpi);
             hd_page_close(c);
+            hd_node_close(c);
             free(c->staging);
             c->staging = NULL;
             hd_session_unref(c->session);

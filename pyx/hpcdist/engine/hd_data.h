@@ -39,6 +39,10 @@ int hd_all_reduce(hd_comm *c, hd_job *j);
 /* The ring, an all_reduce that is polled: whether j is one for it, and one tensor's. */
 int hd_ring_fits(const hd_comm *c, const hd_job *j);
 int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
+/* Through the node's memory: whether j goes that way, and one tensor's. Where the memory has yet to be made, it
+ * is: collective. The job may have failed then. */
+int hd_node_takes(hd_comm *c, hd_job *j);
+int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 int hd_reduce(hd_comm *c, hd_job *j);
 int hd_reduce_scatter(hd_comm *c, hd_job *j);
 int hd_broadcast(hd_comm *c, hd_job *j);

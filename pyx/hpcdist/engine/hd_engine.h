@@ -128,6 +128,10 @@ struct hd_comm {
     uint32_t seen_log;    /* abandoned checks already known */
     int freed;
 
+    struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
+    int node_asked;       /* they have tried to make it */
+    int64_t node_limit;   /* bytes it may take */
+
     char *staging;        /* scaled or packed data, used by whoever holds the lane */
     size_t staging_bytes;
 
@@ -232,6 +236,10 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t fingerprint);
 /* Agrees on the call. 0, or an error code with j->text. j->uneven becomes what holds for all: counts differ,
  * verify pair by pair; so does j->polls: somebody has to poll. */
 int hd_check(hd_comm *c, hd_job *j, uint64_t fingerprint);
+
+/* ---- memory for reductions within a node ---- */
+void hd_node_close(hd_comm *c);
+int64_t hd_node_bytes(const hd_comm *c);     /* 0: there is none */
 
 /* ---- what its errors say ---- */
 void hd_note_site(hd_job *j);                               /* the calling line, if it can be had */

@@ -40,6 +40,15 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     double factor = 1;
     const int first = hd_scales_first(c, j, &factor);
 
+    if (hd_node_takes(c, j)) {
+        /* All of them: MPI would wait for ever for a rank that has given up the node's memory. */
+        for (int i = 0; i < j->nout; i++)
+            if (hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
+                return j->code;
+        return HD_OK;
+    }
+    if (j->text)
+        return j->code;
 #ifdef OPEN_MPI
     if (j->polls) {
         for (int i = 0; i < j->nout; i++) {

@@ -1,6 +1,7 @@
 /* A session: one job's ranks, as one init_process_group sees them. It holds the control communicator, the
  * node's status page (hd_status.c) and the watchdog (hd_watchdog.c), and counts its communicators. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -19,19 +20,33 @@
 
 /* ---- shared memory ---- */
 
+/* Every rank allocates its part, so that it lies in memory near it. A full /dev/shm is an error here, not a
+ * SIGBUS later. */
+static int allocate(int fd, int64_t bytes, int rank, int n)
+{
+    const int64_t from = bytes * rank / n / 4096 * 4096;
+    const int64_t to = rank == n - 1 ? bytes : bytes * (rank + 1) / n / 4096 * 4096;
+    int rc = 0;
+    if (to > from)
+        do
+            rc = posix_fallocate(fd, (off_t)from, (off_t)(to - from));
+        while (rc == EINTR);
+    return rc;
+}
+
 int hd_session_share(MPI_Comm node, size_t bytes, void **out)
 {
     char name[64] = "";
-    int fd = -1, rank, ok;
+    int fd = -1, rank, n, ok;
     void *at = MAP_FAILED;
 
     *out = NULL;
     MPI_Comm_rank(node, &rank);
+    MPI_Comm_size(node, &n);
     if (rank == 0) {
         snprintf(name, sizeof name, "/hpcdist-%d-%016llx", (int)getpid(), (unsigned long long)hd_random64());
         fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-        /* fallocate: a full /dev/shm is an error here, not a SIGBUS later */
-        if (fd < 0 || posix_fallocate(fd, 0, (off_t)bytes)) {
+        if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
             if (fd >= 0)
                 shm_unlink(name);
             name[0] = 0;
@@ -41,8 +56,8 @@ int hd_session_share(MPI_Comm node, size_t bytes, void **out)
         return HD_ERR_BACKEND;
     if (rank != 0 && name[0])
         fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
-    if (fd >= 0 && name[0])
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0 && name[0] && allocate(fd, (int64_t)bytes, rank, n) == 0)
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (fd >= 0)
         close(fd);
     ok = at != MAP_FAILED;
