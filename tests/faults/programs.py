@@ -335,6 +335,39 @@ def stopped(rank: int) -> None:
     say(f"rank {rank} went on")
 
 
+def stopped_at_work(rank: int) -> None:
+    """Rank 1 is stopped while 64 MiB after 64 MiB are reduced, and wakes up when rank 0 gave up."""
+    comm, tensor = dist.group.WORLD._comm, np.zeros(1 << 24, np.float32)
+    dist.all_reduce(tensor)
+    comm.timeout = 2.5
+    if rank == 1:
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.3)
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(4)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+    began = time.monotonic()
+    try:
+        while True:
+            began = time.monotonic()
+            dist.all_reduce(tensor)
+    except (dist.DistTimeoutError, dist.DistMismatchError) as error:
+        say(f"rank {rank} after {time.monotonic() - began:.1f} s: {error}")
+    if rank == 1:
+        os.waitpid(child, 0)
+    comm.timeout = 20
+    while True:
+        try:
+            dist.barrier()
+            break
+        except dist.DistMismatchError:  # rank 1 had all it needed, and went into the next one
+            continue
+    dist.all_reduce(tensor)
+    say(f"rank {rank} went on")
+
+
 def unchecked(rank: int) -> None:
     """Without the entry check a call that cannot end is ended by the watchdog."""
     native = dist.group.WORLD._comm
@@ -365,6 +398,7 @@ PROGRAMS = {
         unseen,
         forked,
         stopped,
+        stopped_at_work,
         unchecked,
     )
 }

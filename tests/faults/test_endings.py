@@ -170,6 +170,19 @@ def test_a_stopped_rank_is_named():
     assert ended.text.count("went on") == 2, ended.text
 
 
+def test_a_rank_stopped_in_the_middle_of_all_reduce_is_named():
+    ended = run_job(2, PROGRAMS, "stopped_at_work")
+    assert ended.code == 0, ended.text
+    named = re.search(
+        r"rank 0 after ([0-9.]+) s: timeout .*(no data from rank 1|rank 1 has not joined)",
+        ended.text,
+    )
+    assert named and 2.4 < float(named[1]) < 3.5, ended.text
+    assert "no sign of life" in ended.text, ended.text
+    assert ended.text.count("went on") == 2, ended.text
+    is_clean(ended)
+
+
 def test_the_watchdog_ends_an_unchecked_call_that_cannot_end():
     ended = run_job(2, PROGRAMS, "unchecked")
     is_failure(ended, 1.5 + IN_TIME)  # the call's timeout, half a second later
