@@ -121,11 +121,42 @@ def hello() -> None:
     dist.destroy_process_group()
 
 
-def place() -> None:
-    """What the launcher says, without MPI."""
+def place(mpi: str) -> None:
+    """What the launcher says; then, if `mpi` is "mpich", which needs no launcher, one MPI world."""
     at = launchers.detect()
-    where = f"{at.rank} of {at.size}, {at.local_rank} of {at.local_size}"
+    where = f"{at.rank} of {at.size}, {at.local_rank} of {at.local_size}, {at.nodes} nodes"
     say(f"{at.launcher}: {where} on {os.uname().nodename}")
+    if mpi == "mpich":
+        dist.init_process_group(timeout=timedelta(seconds=40))
+        together(at.rank, at.size)
+
+
+def meets(port: str) -> None:
+    """Meet by an address, in spite of an srun that starts no MPI; again, over the same store."""
+    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
+    for _ in range(2):
+        dist.init_process_group(
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=40),
+        )
+        together(rank, size)
+
+
+def together(rank: int, size: int) -> None:
+    """Data within the nodes and between them, checked."""
+    agree((dist.get_rank(), dist.get_world_size()) == (rank, size), "rank and size")
+    names: list = [None] * size
+    dist.all_gather_object(names, os.uname().nodename)
+    agree(len(set(names)) == 2, names)
+    agree(dist.get_node_local_rank() == names[:rank].count(names[rank]), names)
+    for n in (1, 100_000):
+        x = np.full(n, rank + 1.0)
+        dist.all_reduce(x)
+        agree((x == size * (size + 1) / 2).all(), x)
+    say(f"together {rank} of {size} on {names[rank]}")
+    dist.destroy_process_group()
 
 
 def dies() -> None:
@@ -140,5 +171,5 @@ def dies() -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (nodes, hello, place, dies)}[sys.argv[1]]()
+    {f.__name__: f for f in (nodes, hello, place, meets, dies)}[sys.argv[1]](*sys.argv[2:])
     say("well")

@@ -94,11 +94,13 @@ def test_slurm_scripts_on_a_cluster(cluster: Cluster, name: str, tmp_path: Path)
 
 
 def test_torchrun_on_a_cluster(cluster: Cluster) -> None:
-    """Ranks as torchrun gives them, one agent a node; MPI is not started."""
+    """Ranks as torchrun gives them, one agent a node; with MPICH they become one MPI world."""
+    mpi = "mpich" if cluster.plugin == "pmi2" else "other"
     env = {"FABRIC": "ethernet", "RANKS_PER_NODE": "2"}
     options = ("--ntasks-per-node=1", "--cpus-per-task=4")
-    ended = submit(cluster, "slurm-torchrun.sh", PROGRAMS, "place", options=options, env=env)
-    found = sorted(re.findall(r"^torchrun: (\d) of 4, (\d) of 2 on (hpc\d)$", ended.text, re.M))
+    ended = submit(cluster, "slurm-torchrun.sh", PROGRAMS, "place", mpi, options=options, env=env)
+    place = r"^torchrun: (\d) of 4, (\d) of 2, 2 nodes on (hpc\d)$"
+    found = sorted(re.findall(place, ended.text, re.MULTILINE))
     assert ended.code == 0 and [row[:2] for row in found] == [
         ("0", "0"),
         ("1", "1"),
@@ -106,6 +108,7 @@ def test_torchrun_on_a_cluster(cluster: Cluster) -> None:
         ("3", "1"),
     ], ended.text
     assert len({row[2] for row in found[:2]}) == 1 and found[0][2] != found[2][2], ended.text
+    assert ended.text.count("together") == (4 if mpi == "mpich" else 0), ended.text
 
 
 def submit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,20 @@ from slurm import CLUSTER, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
+
+
+def test_an_address_is_enough_for_mpich_on_two_nodes(cluster: Cluster) -> None:
+    """srun starts plain processes; tcp:// makes one MPI world of them, twice."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    options = ("-N2", "-n4", "--ntasks-per-node=2", "--kill-on-bad-exit=1")
+    ended = cluster.srun(*options, PROGRAMS, "meets", port, mpi="none")
+    if cluster.plugin == "pmix":
+        assert ended.code != 0 and "needs PMIx" in ended.text, ended.text
+        return
+    found = sorted(re.findall(r"^together (\d) of 4 on (hpc\d)$", ended.text, re.MULTILINE))
+    ranks = [("0", "hpc1"), ("1", "hpc1"), ("2", "hpc2"), ("3", "hpc2")]
+    assert ended.code == 0 and found == sorted(2 * ranks), ended.text
 
 
 @pytest.mark.parametrize("ranks", [["-n4"], ["-n4", "--ntasks-per-node=2"]], ids=["3+1", "2+2"])
