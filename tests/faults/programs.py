@@ -140,7 +140,7 @@ def interrupted(rank: int, where: str) -> None:
             except dist.DistTimeoutError as error:
                 say(f"late: {error}")
         elif where in ("wait", "lane", "busy"):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, async_op=True).wait()
             if where == "lane":
                 dist.all_reduce(np.ones(1, np.float32))
     if where in ("wait", "lane", "busy") and rank == 0:
