@@ -105,7 +105,9 @@ def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
     """Each pytest call of a row: with how many ranks, and the command."""
     found = []
     for test in row.tests:
-        base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *pytest_call(test)]
+        # -s: what the engine says last, when it ends a job, would be lost with pytest's capture
+        base = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
+        base += pytest_call(test)
         if test.startswith("mpi/"):
             for n in row.np:
                 found.append(
@@ -147,7 +149,7 @@ def run(row: Row, launch: list[str], env: dict[str, str], limit: float) -> None:
     """Run all of a row and add up what its tests report."""
     began = time.monotonic()
     for ranks, command in commands(row, launch):
-        where = " ".join(["pytest", *command[command.index("pytest") + 4 :]])
+        where = " ".join(["pytest", *command[command.index("pytest") + 5 :]])
         with tempfile.TemporaryDirectory() as folder:
             counts, report, progress, output = (
                 Path(folder, name) for name in ("counts", "report", "progress", "output")

@@ -13,8 +13,9 @@ import hpcdist as dist
 #: Calls for each number of ranks.
 CALLS = how_many(100, 10_000)
 AVERAGE = 6  # steps of a program
-#: Seconds that a rank waits for one that went another way.
-PATIENCE = 0.3
+#: Seconds that a rank waits for one that went another way. Not less: half a second later the
+#: watchdog ends a job whose data does not move, as it may not for that long on a busy machine.
+PATIENCE = 1.0
 
 
 @deadline(120, long=3600)
