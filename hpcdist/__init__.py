@@ -15,6 +15,7 @@ _loader.preload()
 
 from hpcdist import group  # noqa: E402
 from hpcdist.backends.mpi import MPIOptions  # noqa: E402
+from hpcdist.backends.nccl import NCCLOptions  # noqa: E402
 from hpcdist.backends.registry import Backend, BackendConfig  # noqa: E402
 from hpcdist.codec import CodecError, allow_pickle, register_object_type  # noqa: E402
 from hpcdist.debug import (  # noqa: E402
@@ -128,6 +129,7 @@ __all__ = [
     "GroupMember",
     "HashStore",
     "MPIOptions",
+    "NCCLOptions",
     "P2POp",
     "PrefixStore",
     "ProcessGroup",

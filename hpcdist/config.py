@@ -361,3 +361,30 @@ register(
         "installed wheel nvidia-nccl-*, else the system's.",
     )
 )
+register(
+    Option(
+        "nccl_blocking",
+        "bool",
+        True,
+        "Make communicators of NCCL that block while they start an operation. 0 makes them return "
+        "before that, at the price of a thread of NCCL for each operation.",
+    )
+)
+register(
+    Option(
+        "nccl_blocking_wait",
+        "bool",
+        False,
+        "Let synchronous operations over NCCL wait on the host until they are done, and raise "
+        "there. By default they wait on the stream, and an error is raised by the next operation.",
+    )
+)
+register(
+    Option(
+        "nccl_check",
+        "bool",
+        False,
+        "Compare over MPI, before each collective of NCCL, what the ranks called, as groups over "
+        "MPI do. Needs a group with both: cpu:mpi,cuda:nccl.",
+    )
+)

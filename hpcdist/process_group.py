@@ -6,6 +6,7 @@ import operator
 from datetime import timedelta
 from typing import Any
 
+from hpcdist.backends import dispatch
 from hpcdist.collectives import Collectives
 from hpcdist.work import Work
 
@@ -71,7 +72,7 @@ class ProcessGroup(Collectives):
     ) -> None:
         self._backends = backends
         # objects, barriers and host tensors go through the host's backend where there is one
-        self._comm = backends.get("cpu") or next(iter(backends.values()))
+        self._comm = dispatch.over(backends)
         self._ranks = tuple(ranks)
         self._index = {world: place for place, world in enumerate(self._ranks)}
         self._name = name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hpcdist import _nccl_loader, launchers
 from hpcdist import group as _group
-from hpcdist import launchers
 from hpcdist.backends import registry
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.group import ProcessGroup
@@ -71,8 +71,13 @@ def is_backend_available(backend: str) -> bool:
     """
     if ":" in backend:
         names = BackendConfig(backend).get_device_backend_map().values()
-        return all(registry.is_registered(name) for name in names)
-    return registry.is_registered(Backend(backend))
+        return all(_usable(name) for name in names)
+    return _usable(Backend(backend))
+
+
+def _usable(name: str) -> bool:
+    """Whether a backend can be made here; for NCCL its library has to be there."""
+    return registry.is_registered(name) and (name != Backend.NCCL or _nccl_loader.is_available())
 
 
 def is_mpi_available() -> bool:
@@ -96,13 +101,13 @@ def is_nccl_available() -> bool:
     Returns
     -------
     bool
-        True when a backend of that name is registered.
+        True when a libnccl.so.2 of version 2.18 or newer can be loaded; asking loads it.
 
     Notes
     -----
     Local to this process. Source: ``torch.distributed.is_nccl_available``.
     """
-    return registry.is_registered(Backend.NCCL)
+    return _usable(Backend.NCCL)
 
 
 def is_gloo_available() -> bool:

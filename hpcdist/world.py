@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -221,11 +222,17 @@ def _default_backend(device_id: Any) -> str:
     devices = {
         device: name
         for device, name in Backend.default_device_backend_map.items()
-        if device in ("cpu", "cuda") and is_backend_available(name)
+        if device == "cpu" or (device == "cuda" and _cuda_is_there() and is_backend_available(name))
     }
     if set(devices.values()) == {Backend.MPI}:
         return Backend.MPI
     return ",".join(f"{device}:{name}" for device, name in devices.items())
+
+
+def _cuda_is_there() -> bool:
+    """Whether this program's torch can use a GPU; without torch nobody has a tensor on one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available()
 
 
 def _timeout(timeout: timedelta | None) -> timedelta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from hpcdist.errors import DistBackendError
 
 from . import registry
 
-__all__ = ["BackendOptions", "GroupBackend", "create"]
+__all__ = ["BackendOptions", "GroupBackend", "batch", "create"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class BackendOptions:
         The backend of the group this one is split from; None for the world.
     parent_ranks : sequence of int
         The members' ranks in `parent`, in group order.
+    host : object or None
+        The backend over MPI of the same group, where it has one: others may meet over it.
     """
 
     store: Any
@@ -46,6 +48,7 @@ class BackendOptions:
     global_ranks_in_group: Sequence[int] = ()
     parent: Any = None
     parent_ranks: Sequence[int] = ()
+    host: Any = None
 
 
 class GroupBackend:
@@ -196,6 +199,33 @@ class GroupBackend:
         return src if src >= 0 else work.source_rank()
 
 
+def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+    """Begin several messages: as the backend does, or all receives before the first send.
+
+    Parameters
+    ----------
+    backend : object
+        A backend.
+    operations : sequence of (bool, tensor, int, int)
+        Whether it is sent, what, the other rank, the tag.
+
+    Returns
+    -------
+    list
+        The handles, in the order of the operations.
+    """
+    together = getattr(backend, "batch_isend_irecv", None)
+    if together is not None:
+        return list(together(operations))
+    works: list[Any] = [None] * len(operations)
+    for sends in (False, True):
+        call = backend.isend if sends else backend.irecv
+        for place, (sent, tensor, peer, tag) in enumerate(operations):
+            if sent is sends:
+                works[place] = call(tensor, peer, tag)
+    return works
+
+
 def create(
     config: registry.BackendConfig, options: BackendOptions, pg_options: Any = None
 ) -> dict[str, Any]:
@@ -227,17 +257,27 @@ def create(
         if not registry.is_registered(name):
             raise _missing(name)
     made: dict[str, Any] = {}
-    for name in names.values():
-        if name in made:
-            continue
-        creator, extended = registry.Backend._plugins[name]
-        if extended:
-            made[name] = creator(options, pg_options)
-        else:
-            made[name] = creator(
-                options.store, options.group_rank, options.group_size, options.timeout
-            )
+    # MPI first: the others may use it to meet
+    for name in sorted(
+        dict.fromkeys(names.values()), key=lambda name: name != registry.Backend.MPI
+    ):
+        options = replace(options, host=made.get(registry.Backend.MPI))
+        try:
+            made[name] = _made(name, options, pg_options)
+        except BaseException:
+            for each in made.values():
+                each.free()
+            raise
     return {device: made[name] for device, name in names.items()}
+
+
+def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
+    creator, extended = registry.Backend._plugins[name]
+    if not extended:
+        return creator(options.store, options.group_rank, options.group_size, options.timeout)
+    # options that say whose they are go to that backend alone
+    mine = getattr(pg_options, "backend", name) == name
+    return creator(options, pg_options if mine else None)
 
 
 def _missing(name: str) -> Exception:

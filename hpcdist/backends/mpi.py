@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcdist import _engine, _loader, config, levels
 from hpcdist.errors import DistBackendError
@@ -43,6 +43,9 @@ class MPIOptions:
     Every member of the group must give the same options. Source: the idea of
     ``torch.distributed.ProcessGroupNCCL.Options``; torch's MPI backend has none.
     """
+
+    #: The backend these options are for.
+    backend: ClassVar[str] = "mpi"
 
     comm: Any = None
     check: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hpcdist.backends.base import batch
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.work import Work
 
@@ -306,12 +307,11 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
             raise ValueError(
                 f"all operations of a batch must use one group: got {pg!r} and {each.group!r}"
             )
-    comm = pg._comm
-    works: list[Any] = [None] * len(p2p_op_list)
-    for place, each in enumerate(p2p_op_list):
-        if each.op is irecv:
-            works[place] = comm.irecv(each.tensor, each.group_peer, each.tag)
-    for place, each in enumerate(p2p_op_list):
-        if each.op is isend:
-            works[place] = comm.isend(each.tensor, each.group_peer, each.tag)
-    return [work for work in works if work is not None]
+    if pg._comm.rank < 0:
+        for each in p2p_op_list:
+            getattr(pg._comm, each.op.__name__)()  # warns
+        return []
+    operations = [
+        (each.op is isend, each.tensor, each.group_peer, each.tag) for each in p2p_op_list
+    ]
+    return batch(pg._comm, operations)

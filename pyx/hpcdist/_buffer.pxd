@@ -20,3 +20,7 @@ cdef extern from "hd_buf.h":
 # Fills *b from a tensor or array. role names it in error messages. The answer is the object that keeps the
 # memory alive: obj itself, or a view that holds its buffer.
 cdef object fill(object obj, hd_buf* b, bint writable, str role)
+
+# The same for a torch tensor in the memory of a device: kind as DLPack numbers it, `name` as messages call it. The
+# answer is the index of the device.
+cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1

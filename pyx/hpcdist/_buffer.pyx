@@ -309,6 +309,37 @@ cdef object fill(object obj, hd_buf* b, bint writable, str role):
     return fill_slow(obj, b, writable, role)
 
 
+cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1:
+    cdef DLTensor t
+    cdef uintptr_t address
+    torch = sys.modules.get("torch")
+    tp = type(obj)
+    if torch is None or not isinstance(obj, torch.Tensor):
+        raise TypeError(f"{role} is a {tp.__name__}; this process group moves torch tensors on {name} only")
+    if obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
+        refuse(obj, role)
+    if obj.device.type != name:
+        raise ValueError(f"{role} is on {obj.device}; this process group moves tensors on {name} only, pass "
+                         f"{role}.to({name!r})")
+    if writable and obj.requires_grad:
+        leaf(obj, role)
+    if tp not in functions:
+        functions[tp] = find_function(tp)
+    address = functions[tp]
+    if address == 0:
+        raise TypeError(f"{role}: torch 2.10 or newer is needed for tensors on {name}, this is {torch.__version__}")
+    (<dlpack.tensor_from_object> address)(<void*> obj, &t)
+    if t.device.device_type != kind:
+        raise ValueError(f"{role} is on {obj.device}, in memory that this process group does not move")
+    b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
+    if b.dtype < 0:
+        refuse(obj, role)
+    b.ptr = <char*> t.data + t.byte_offset
+    if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
+        raise gaps(role, obj)
+    return t.device.device_id
+
+
 def describe(obj):
     """Shows how the engine sees a buffer; for tests and curious users.
 

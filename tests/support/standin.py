@@ -14,8 +14,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
 
 SOURCES = sorted((Path(__file__).parents[1] / "nccl").glob("standin*.[ch]"))
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
@@ -97,6 +101,96 @@ class Stream:
     def kernel(self, seconds: float, to: int = 0, source: int = 0, nbytes: int = 0, value: int = 0):
         """What a kernel would do: after some time fill or copy memory."""
         library().standin_kernel(self.handle, to, source, nbytes, value, seconds)
+
+
+class Event:
+    """An event that has been recorded."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.handle = library().standin_event_create()
+        library().standin_event_record(self.handle, stream.handle)
+
+    def __del__(self) -> None:
+        library().standin_event_destroy(self.handle)
+
+
+class FakeCuda(torch.Tensor):
+    """A tensor of host memory that says it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        """Not where it is."""
+        return torch.device("cuda", 0)
+
+
+def gpu(tensor: torch.Tensor) -> FakeCuda:
+    """A copy on the stand-in's GPU."""
+    return tensor.detach().clone().as_subclass(FakeCuda)
+
+
+def cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what is there when the current stream is done."""
+    Runtime.current(0).synchronize()
+    return tensor.detach().as_subclass(torch.Tensor).clone()
+
+
+class Runtime:
+    """In the place of ``hpcdist.backends.nccl.device.Cuda``."""
+
+    memory = 1  # DLPack's number of host memory
+    name = "cuda"
+    _local = threading.local()
+
+    def __init__(self) -> None:
+        function = library().standin_event_query
+        self.query = ctypes.cast(function, ctypes.c_void_p).value
+
+    def index(self) -> int:
+        return 0
+
+    def enter(self, index: int) -> None:
+        pass
+
+    @classmethod
+    def current(cls, index: int) -> Stream:
+        return getattr(cls._local, "stream", None) or Stream(0)
+
+    def stream(self, index: int, high_priority: bool) -> Stream:
+        return Stream()
+
+    def handle(self, stream: Stream) -> int:
+        return stream.handle
+
+    def record(self, stream: Stream) -> Event:
+        return Event(stream)
+
+    def event_handle(self, event: Event) -> int:
+        return event.handle
+
+    def order(self, stream: Stream, event: Event) -> None:
+        library().standin_stream_wait_event(stream.handle, event.handle)
+
+    def upload(self, array: Any, index: int) -> FakeCuda:
+        return gpu(torch.as_tensor(array))
+
+    def download(self, tensor: FakeCuda, array: Any) -> None:
+        array[...] = cpu(tensor).numpy()
+
+    def future(self, index: int, stream: Stream, result: Any) -> Any:
+        made = torch.futures.Future()
+        stream.synchronize()
+        made.set_result(result)
+        return made
+
+
+@contextlib.contextmanager
+def on(stream: Stream) -> Iterator[None]:
+    """Make a stream the current one of this thread."""
+    Runtime._local.stream = stream
+    try:
+        yield
+    finally:
+        Runtime._local.stream = None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,102 @@
+"""One group with several backends: each operation goes to the one that serves its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .base import batch
+
+__all__ = ["Dispatch", "over"]
+
+
+def _kind(tensor: Any) -> str:
+    """Type of the device that a tensor or array is on."""
+    return getattr(getattr(tensor, "device", None), "type", "cpu")
+
+
+def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
+    """A method that looks at one argument, a tensor or a list of tensors, to choose."""
+
+    def method(self: Dispatch, *args: Any, **about: Any) -> Any:
+        tensor = args[place]
+        while isinstance(tensor, (list, tuple)) and tensor:
+            tensor = tensor[0]
+        return getattr(self._of(tensor), name)(*args, **about)
+
+    method.__name__ = name
+    return method
+
+
+class Dispatch:
+    """Stands in the place of a backend, and hands each operation on.
+
+    Parameters
+    ----------
+    backends : dict
+        Device type to backend. What is not about a tensor goes to the host's, or the first.
+    """
+
+    def __init__(self, backends: dict[str, Any]) -> None:
+        self._backends = backends
+        self._host = backends.get("cpu") or next(iter(backends.values()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a missing peer is an error."""
+        return float(self._host.timeout)
+
+    @timeout.setter
+    def timeout(self, value: float) -> None:
+        for each in self._backends.values():
+            each.timeout = value
+
+    def _of(self, tensor: Any) -> Any:
+        kind = _kind(tensor)
+        try:
+            return self._backends[kind]
+        except KeyError:
+            served = ", ".join(f"{device} ({type(each).__name__})"
+                               for device, each in self._backends.items())  # fmt: skip
+            raise ValueError(
+                f"a tensor is on {kind!r}, and the group {self._host.name!r} serves {served}; name "
+                "a backend for it in init_process_group, as in 'cpu:mpi,cuda:nccl'"
+            ) from None
+
+    all_reduce = _by_argument("all_reduce")
+    all_reduce_coalesced = _by_argument("all_reduce_coalesced")
+    broadcast = _by_argument("broadcast")
+    reduce = _by_argument("reduce")
+    all_gather = _by_argument("all_gather", 1)
+    all_gather_into_tensor = _by_argument("all_gather_into_tensor", 1)
+    all_gather_coalesced = _by_argument("all_gather_coalesced", 1)
+    gather = _by_argument("gather")
+    scatter = _by_argument("scatter")
+    reduce_scatter = _by_argument("reduce_scatter")
+    reduce_scatter_tensor = _by_argument("reduce_scatter_tensor")
+    all_to_all = _by_argument("all_to_all", 1)
+    all_to_all_single = _by_argument("all_to_all_single")
+    isend = _by_argument("isend")
+    irecv = _by_argument("irecv")
+    send = _by_argument("send")
+    recv = _by_argument("recv")
+
+    def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+        """Begin messages, those of each backend together; handles in the order of the list."""
+        works: list[Any] = [None] * len(operations)
+        for backend in dict.fromkeys(self._backends.values()):
+            mine = [i for i, each in enumerate(operations) if self._of(each[1]) is backend]
+            if mine:
+                begun = batch(backend, [operations[i] for i in mine])
+                for i, work in zip(mine, begun, strict=True):
+                    works[i] = work
+        return works
+
+
+def over(backends: dict[str, Any]) -> Any:
+    """What a group's operations call: its one backend itself, or a :class:`Dispatch`."""
+    different = list(dict.fromkeys(backends.values()))
+    return different[0] if len(different) == 1 else Dispatch(backends)

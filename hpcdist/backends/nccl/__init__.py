@@ -1,0 +1,64 @@
+"""The backend over NCCL: collectives among GPUs, on torch's streams.
+
+``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``work`` the
+handle of an operation in flight, ``group`` the operations. Nothing here loads NCCL or torch before
+a group is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist import _nccl_loader
+from hpcdist.backends.base import BackendOptions
+from hpcdist.backends.registry import Backend
+from hpcdist.errors import DistBackendError
+
+from .options import NCCLOptions
+
+__all__ = ["NCCLOptions", "create"]
+
+
+def create(options: BackendOptions, pg_options: Any = None) -> Any:
+    """Make the NCCL backend of a group.
+
+    Parameters
+    ----------
+    options : BackendOptions
+        The group.
+    pg_options : NCCLOptions, optional
+        How.
+
+    Returns
+    -------
+    hpcdist.backends.nccl.group.NcclGroup
+        Its communicators are made by the first operation on each device.
+
+    Raises
+    ------
+    TypeError
+        If `pg_options` is something else than NCCLOptions.
+    DistBackendError
+        If there is no NCCL to use, or the processes met without MPI and without a store.
+
+    Notes
+    -----
+    All members must call it.
+    """
+    from . import channel, group
+
+    try:
+        _nccl_loader.load()
+    except DistBackendError as error:
+        raise DistBackendError(f"the backend 'nccl' is not available: {error}") from None
+    if pg_options is None:
+        pg_options = NCCLOptions()
+    elif not isinstance(pg_options, NCCLOptions):
+        raise TypeError(
+            f"pg_options of the nccl backend must be hpcdist.NCCLOptions, not "
+            f"{type(pg_options).__name__}"
+        )
+    return group.NcclGroup(channel.of(options), options, pg_options)
+
+
+Backend.register_backend(Backend.NCCL, create, extended_api=True, devices=["cuda"])

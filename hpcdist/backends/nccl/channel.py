@@ -1,0 +1,205 @@
+"""How ranks talk before NCCL is up: over MPI where there is MPI, else over the store."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcdist import _engine, _nccl_loader
+from hpcdist.backends.base import BackendOptions
+from hpcdist.errors import (
+    DistBackendError,
+    DistMismatchError,
+    DistStoreError,
+    DistTimeoutError,
+)
+
+__all__ = ["Channel", "MpiChannel", "StoreChannel", "of"]
+
+_UNIQUE = 128
+#: Tag of the messages between two ranks that make a communicator of their own.
+_TAG = 1023
+_TURN = 0.02
+
+
+class Channel(Protocol):
+    """What a group over NCCL needs of the host."""
+
+    rank: int
+    size: int
+
+    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
+        """Give rank 0's identity to all, after all have compared their versions of NCCL."""
+
+    def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
+        """The same between two ranks: the lower one's identity."""
+
+    def free(self) -> None:
+        """Let go of what the channel holds."""
+
+
+def _own(unique: bytes) -> bytes:
+    return struct.pack("<q", _nccl_loader.load().version) + unique.ljust(_UNIQUE, b"\0")
+
+
+def _compare(parts: Sequence[bytes], ranks: Sequence[int]) -> bytes:
+    """The first one's identity; raises alike on all ranks that see the same."""
+    versions = [struct.unpack_from("<q", part)[0] for part in parts]
+    if len(set(versions)) == 1:
+        return bytes(parts[0][8 : 8 + _UNIQUE])
+    usual = max(set(versions), key=lambda each: (versions.count(each), each))
+    odd = [
+        f"rank {rank} has {_nccl_loader.version_text(version)}"
+        for rank, version in zip(ranks, versions, strict=True)
+        if version != usual
+    ]
+    rest = "the other" if len(ranks) == 2 else "the others"
+    raise DistMismatchError(
+        f"all ranks must run the same NCCL: {', '.join(odd[:8])}, {rest} "
+        f"{_nccl_loader.version_text(usual)}. Install one version everywhere, or point "
+        "HPCDIST_NCCL_LIBRARY to the same file"
+    )
+
+
+class MpiChannel:
+    """Over a communicator of the MPI engine.
+
+    Parameters
+    ----------
+    comm : hpcdist._engine.Comm
+        Of the same ranks, in the same order.
+    owned : bool
+        Whether it is freed with the channel.
+    """
+
+    def __init__(self, comm: Any, owned: bool) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self._owned = owned
+
+    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
+        """Give rank 0's identity to all."""
+        own = np.frombuffer(_own(unique), np.uint8)
+        parts = np.empty((self.size, own.size), np.uint8)
+        self.comm.all_gather_into_tensor(parts, own.copy(), api="NCCL init", extra=number)
+        return _compare([part.tobytes() for part in parts], range(self.size))
+
+    def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
+        """Give the lower rank's identity to the other."""
+        own = np.frombuffer(_own(unique), np.uint8).copy()
+        other = np.empty_like(own)
+        arrives = self.comm.irecv(other, peer, _TAG)
+        self.comm.isend(own, peer, _TAG).wait(timedelta(seconds=limit))
+        arrives.wait(timedelta(seconds=limit))
+        parts = [own.tobytes(), other.tobytes()]
+        ranks = [self.rank, peer]
+        if peer < self.rank:
+            parts.reverse()
+            ranks.reverse()
+        return _compare(parts, ranks)
+
+    def subgroup(self, options: BackendOptions) -> MpiChannel:
+        """The channel of a group of some of its ranks."""
+        made = self.comm.create_group(
+            list(options.parent_ranks),
+            options.group_id,
+            options.timeout.total_seconds(),
+        )
+        return MpiChannel(made, True)
+
+    def free(self) -> None:
+        """Free the communicator, if it is the channel's own."""
+        if self._owned:
+            self.comm.free()
+
+
+class StoreChannel:
+    """Over a key-value store.
+
+    Parameters
+    ----------
+    store : object
+        An :class:`hpcdist.Store`, or one of torch's; its keys are this group's alone.
+    rank, size : int
+        This rank's place.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self.rank = rank
+        self.size = size
+
+    def _exchange(self, key: str, ranks: Sequence[int], own: bytes, limit: float) -> list[bytes]:
+        """What every one of the ranks has put there; the missing ones are named."""
+        end = time.monotonic() + limit
+        keys = [f"{key}/{rank}" for rank in ranks]
+        self._store.set(f"{key}/{self.rank}", own)
+        while True:
+            missing = [rank for rank, each in zip(ranks, keys, strict=True) if not self._has(each)]
+            if not missing:
+                return [bytes(self._store.get(each)) for each in keys]
+            if time.monotonic() > end:
+                named = ", ".join(map(str, missing[:8]))
+                raise DistTimeoutError(
+                    f"rank {self.rank} waited {limit:g} s to make a communicator of NCCL, and rank "
+                    f"{named} did not come to it: it has not called the same operation, or died"
+                )
+            time.sleep(_TURN)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except (DistStoreError, RuntimeError) as error:
+            raise DistBackendError(
+                f"the store that the ranks met through does not answer rank {self.rank}: {error}"
+            ) from error
+
+    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
+        """Give rank 0's identity to all."""
+        ranks = range(self.size)
+        return _compare(self._exchange(f"nccl/{number}", ranks, _own(unique), limit), ranks)
+
+    def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
+        """Give the lower rank's identity to the other."""
+        pair = sorted((self.rank, peer))
+        key = f"nccl/pair/{pair[0]}-{pair[1]}/{number}"
+        return _compare(self._exchange(key, pair, _own(unique), limit), pair)
+
+    def free(self) -> None:
+        """Nothing: the store is the job's."""
+
+
+def of(options: BackendOptions) -> Channel:
+    """The channel of a group.
+
+    Raises
+    ------
+    DistBackendError
+        If there is neither MPI nor a store.
+    """
+    host = options.host
+    if isinstance(host, _engine.Comm):
+        return MpiChannel(host, False)
+    parent = getattr(options.parent, "channel", None)
+    if isinstance(parent, MpiChannel):
+        return parent.subgroup(options)
+    if options.parent is None and options.global_ranks_in_group:
+        raise DistBackendError(
+            f"the group {options.group_id!r} cannot use NCCL, because the group it is made from "
+            "does not: pass backend='cpu:mpi,cuda:nccl' to init_process_group"
+        )
+    if options.store is not None and options.group_rank >= 0:
+        return StoreChannel(options.store, options.group_rank, options.group_size)
+    if options.parent is None and _engine.mpi_state() == "up":
+        seconds = options.timeout.total_seconds()
+        return MpiChannel(_engine.Comm.world(f"{options.group_id}.nccl", seconds, 1), True)
+    raise DistBackendError(
+        f"the group {options.group_id!r} over NCCL has no way to meet: give init_process_group a "
+        "store or an init_method, or start the processes with mpirun or torchrun"
+    )

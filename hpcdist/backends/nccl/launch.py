@@ -1,0 +1,322 @@
+"""A group over NCCL: its communicators, its streams, and how an operation is started."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hpcdist import _nccl, config, log
+from hpcdist._nccl import Communicator, Watch
+from hpcdist.backends.base import BackendOptions, GroupBackend
+from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
+
+from . import device
+from .channel import Channel, MpiChannel
+from .options import NCCLOptions
+from .work import NcclWork
+
+__all__ = ["Launcher", "Part", "region"]
+
+_log = log.get_logger("nccl")
+
+_REASONS = (
+    "The communicator has been aborted. Usual reasons: a rank has not called it, calls another "
+    "operation, or has died; every rank's own message tells what it was in."
+)
+_living: weakref.WeakSet[Launcher] = weakref.WeakSet()
+
+
+class Part(NamedTuple):
+    """A tensor as NCCL sees it."""
+
+    address: int
+    elements: int
+    dtype: int
+    device: int
+
+
+def region(tensor: Any, role: str, writable: bool = True) -> Part:
+    """Look at a tensor: where it is, and of what."""
+    memory = device.runtime()
+    return Part(*_nccl.region(tensor, writable, memory.memory, memory.name, role))
+
+
+def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Make a call that may wait for ever in a thread, and wait for it here.
+
+    NCCL's blocking calls know no time. Where one does not come back its thread stays behind; it
+    holds no lock of Python.
+    """
+    result: list[Any] = []
+    error: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as problem:
+            error.append(problem)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="hpcdist-nccl", daemon=True).start()
+    if not done.wait(seconds):
+        raise DistTimeoutError(
+            f"{what} did not come back after {seconds:g} s: another rank has not come, or died. "
+            "NCCL is left waiting in a thread of its own"
+        )
+    if error:
+        raise error[0]
+    return result[0]
+
+
+class Launcher(GroupBackend):
+    """What all operations of a group over NCCL share.
+
+    Parameters
+    ----------
+    channel : Channel
+        How the ranks talk on the host.
+    options : BackendOptions
+        The group.
+    chosen : NCCLOptions
+        What the user asked for.
+    """
+
+    def __init__(self, channel: Channel, options: BackendOptions, chosen: NCCLOptions) -> None:
+        super().__init__(
+            channel.rank, channel.size, options.group_id, options.timeout.total_seconds()
+        )
+        self.channel = channel
+        self._chosen = chosen
+        self._runtime = device.runtime()
+        self._lock = threading.RLock()
+        self._comms: dict[int, Communicator] = {}
+        self._pairs: dict[int, Communicator] = {}
+        self._made = 0
+        self._made_with: dict[int, int] = {}
+        self._streams: dict[int, Any] = {}
+        self._flight: deque[NcclWork] = deque()
+        self._freed = False
+        self._checks = chosen.checks and self.size > 1
+        if self._checks and not isinstance(channel, MpiChannel):
+            raise DistBackendError(
+                f"the entry check of the group {self.name!r} over NCCL (HPCDIST_NCCL_CHECK) needs "
+                "MPI on the host: use backend 'cpu:mpi,cuda:nccl', or leave it off"
+            )
+        _living.add(self)
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """Group ranks on this rank's node, as far as the host's channel knows."""
+        if isinstance(self.channel, MpiChannel):
+            return tuple(self.channel.comm.node_ranks)
+        return (self.rank,)
+
+    # --- communicators -----------------------------------------------------------------------
+
+    def connect(self, index: int) -> Communicator:
+        """The communicator of all ranks on a device; all of them call it together."""
+        made = self._comms.get(index)
+        if made is None:
+            self._made += 1
+            number = self._made
+            unique = _nccl.unique_id() if self.rank == 0 else b""
+            unique = self.channel.agree(number, unique, self.timeout)
+            made = self._comms[index] = self._join(index, unique, self.size, self.rank)
+        return made
+
+    def _connect_with(self, index: int, peer: int) -> Communicator:
+        """The communicator of this rank and another, for messages outside a batch."""
+        if peer == self.rank:
+            raise ValueError(
+                f"rank {self.rank} of the group {self.name!r} cannot send to itself over NCCL "
+                "outside a batch: use batch_isend_irecv with both sides, or copy the tensor"
+            )
+        made = self._pairs.get(peer)
+        if made is None:
+            number = self._made_with.get(peer, 0) + 1
+            self._made_with[peer] = number
+            low = self.rank < peer
+            unique = _nccl.unique_id() if low else b""
+            unique = self.channel.agree_with(peer, number, unique, self.timeout)
+            made = self._pairs[peer] = self._join(index, unique, 2, 0 if low else 1)
+        return made
+
+    def _join(self, index: int, unique: bytes, size: int, rank: int) -> Communicator:
+        what = f"ncclCommInitRankConfig of the group {self.name!r} (rank {self.rank})"
+        limit = self.timeout
+        blocks = self._chosen.blocks
+
+        def init() -> Communicator:
+            self._runtime.enter(index)
+            return Communicator.init(unique, size, rank, blocks, limit)
+
+        made = within(init, limit, what) if blocks else init()
+        made.timeout = limit
+        return made
+
+    def _stream(self, index: int) -> Any:
+        """The group's own stream on a device."""
+        made = self._streams.get(index)
+        if made is None:
+            made = self._runtime.stream(index, self._chosen.high_priority)
+            self._streams[index] = made
+        return made
+
+    # --- operations --------------------------------------------------------------------------
+
+    def launch(
+        self,
+        api: str,
+        parts: Sequence[Part],
+        tensors: list[Any],
+        enqueue: Callable[[Communicator, int], None],
+        async_op: bool,
+        peer: int = -1,
+        blocks: bool = False,
+        source: int = -1,
+        facts: tuple[Any, ...] | None = None,
+    ) -> NcclWork | None:
+        """Start an operation.
+
+        Parameters
+        ----------
+        api : str
+            Name of the public function.
+        parts : sequence of Part
+            Every tensor it touches; all on one device.
+        tensors : list
+            The same as objects, to be held.
+        enqueue : callable
+            Given the communicator and the stream, calls NCCL.
+        async_op : bool
+            Whether it goes to the group's own stream, and a handle is returned.
+        peer : int
+            The other rank of a message outside a batch; -1 for all ranks.
+        blocks : bool
+            Whether waiting for it stops the caller.
+        source : int
+            Rank that a receive is from.
+        facts : tuple
+            What all ranks must have in common, for the entry check; None where not all ranks call.
+        """
+        index = parts[0].device if parts else self._runtime.index()
+        for part in parts:
+            if part.device != index:
+                raise ValueError(
+                    f"{api}: the tensors are on several devices: {index}, {part.device}"
+                )
+        with self._lock:
+            if self._freed:
+                raise DistBackendError(f"the group {self.name!r} over NCCL has been freed")
+            self._let_go()
+            if self._checks and facts is not None:
+                self._compare(api, facts)
+            comm = self.connect(index) if peer < 0 else self._connect_with(index, peer)
+            self.seq += 1
+            runtime = self._runtime
+            stream = runtime.current(index)
+            if async_op:
+                ready = runtime.record(stream)
+                stream = self._stream(index)
+                runtime.order(stream, ready)
+            enqueue(comm, runtime.handle(stream))
+            event = runtime.record(stream)
+            what = f"{api} #{self.seq} of the group {self.name!r} on rank {self.rank}"
+            seconds = self.timeout
+            watch = Watch(comm, runtime.event_handle(event), runtime.query, seconds, what, _REASONS)
+            work = NcclWork(runtime, index, stream, watch, event, list(tensors), blocks, source)
+            self._flight.append(work)
+        if async_op:
+            return work
+        if blocks or config.get("nccl_blocking_wait"):
+            work._blocks = True
+            work.wait()
+        return None
+
+    def batch(self, *comms: Communicator) -> Any:
+        """Operations that start together."""
+        return _nccl.Group(*comms)
+
+    def _compare(self, api: str, facts: tuple[Any, ...]) -> None:
+        """Compare what the ranks call, over MPI: a mismatch or a missing rank raises."""
+        import zlib
+
+        import numpy as np
+
+        assert isinstance(self.channel, MpiChannel)
+        number = zlib.crc32(repr((api, facts)).encode()) >> 1
+        self.channel.comm.all_gather_into_tensor(
+            np.empty(self.size, np.int64), np.array([number]), api=api, extra=number
+        )
+
+    def _let_go(self) -> None:
+        """Forget the operations that are over; what they held goes with them."""
+        while self._flight and self._flight[0].released:
+            self._flight.popleft().abandon()
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def free(self, drain: float = 5.0) -> None:
+        """Wait for what is in flight, and free the communicators.
+
+        Raises
+        ------
+        DistTimeoutError
+            If something is still in flight after `drain` seconds; the communicators are aborted.
+        """
+        with self._lock:
+            if self._freed:
+                return
+            self._freed = True
+            end = time.monotonic() + drain
+            late = None
+            for work in self._flight:
+                if work._watch.wait(max(end - time.monotonic(), 0.0)) == Watch.RUNS:
+                    late = late or work
+            for comm in [*self._comms.values(), *self._pairs.values()]:
+                self._end(comm, late is not None, max(end - time.monotonic(), 1.0))
+            for work in self._flight:
+                if late is None:
+                    work.abandon()
+            self._comms.clear()
+            self._pairs.clear()
+            self.channel.free()
+        if late is not None:
+            raise DistTimeoutError(
+                f"{late._watch.what} was still in flight {drain:g} s after its group was "
+                "destroyed; it was aborted"
+            )
+
+    def _end(self, comm: Communicator, abort: bool, seconds: float) -> None:
+        try:
+            if abort or comm.failed:
+                within(comm.abort, seconds, "ncclCommAbort")
+                return
+            within(lambda: self._finish(comm), seconds, "ncclCommDestroy")
+        except DistError as error:
+            _log.warning("the group %r could not be freed in order: %s", self.name, error)
+
+    @staticmethod
+    def _finish(comm: Communicator) -> None:
+        comm.finalize(5.0)
+        comm.destroy()
+
+    def abort(self) -> None:
+        """Abort the communicators on this rank, without the others; the group cannot be used on."""
+        for comm in [*self._comms.values(), *self._pairs.values()]:
+            comm.abort()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Events go away with the interpreter: nobody may look at them any more."""
+    _nccl.stop_watching()
+    for each in list(_living):
+        each._freed = True

@@ -1,0 +1,505 @@
+# Communicator: one ncclComm_t, and every operation on it.
+
+@cython.final
+cdef class Communicator:
+    """A communicator of NCCL; made by :meth:`init`, :meth:`split` and :meth:`shrink`.
+
+    One thread at a time may use it, except for :meth:`abort` and :meth:`async_error`. It is not freed with the object:
+    NCCL would wait for the other ranks. Call :meth:`destroy` or :meth:`abort`.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process's rank, and how many there are.
+    blocking : bool
+        False where it was made with blocking=0: calls return before they are done, and are waited for here.
+    state : str
+        ``"ready"``, ``"finalized"``, ``"destroyed"`` or ``"aborted"``.
+    timeout : float
+        Seconds that an operation on a communicator with blocking=0 may take to be enqueued.
+    """
+
+    cdef ncclComm_t comm
+    cdef const hd_nccl* nccl
+    cdef hd_guard* guard
+    cdef readonly int rank
+    cdef readonly int size
+    cdef readonly bint blocking
+    cdef readonly str state
+    cdef public double timeout
+    cdef dict premul
+
+    def __dealloc__(self):
+        hd_guard_put(self.guard)
+
+    def __init__(self):
+        raise TypeError("communicators come from Communicator.init, split and shrink")
+
+    @staticmethod
+    def init(unique, int size, int rank, bint blocking=True, double timeout=1800.0):
+        """Make a communicator; all its ranks call it.
+
+        Parameters
+        ----------
+        unique : bytes
+            From :func:`unique_id` of one of them.
+        size, rank : int
+            How many they are, and which this is.
+        blocking : bool
+            With True NCCL itself waits for the others, without end. With False the time is kept here.
+        timeout : float
+            Seconds for the others to come, with ``blocking=False``.
+
+        Returns
+        -------
+        Communicator
+
+        Raises
+        ------
+        ValueError
+            If the identity is not one.
+        DistBackendError, RankFailedError
+            What NCCL reports.
+        DistTimeoutError
+            If the others do not come in time; what was begun has been aborted.
+        """
+        cdef const hd_nccl* nccl = functions()
+        cdef hd_nccl_id known
+        cdef hd_nccl_config config
+        cdef ncclComm_t comm = NULL
+        cdef int rc
+        cdef bytes data = bytes(unique)
+        if len(data) != sizeof(known):
+            raise ValueError(f"an ncclUniqueId has {sizeof(known)} bytes, not {len(data)}")
+        memcpy(&known, <const char*> data, sizeof(known))
+        configure(&config, blocking)
+        with nogil:
+            rc = nccl.init_rank_config(&comm, size, known, rank, &config)
+        what = f"ncclCommInitRankConfig (rank {rank} of {size})"
+        return adopt(comm, rc, what, size, rank, blocking, timeout)
+
+    cdef int alive(self) except -1:
+        if self.guard != NULL and hd_guard_failed(self.guard):
+            self.comm = NULL
+            self.state = "aborted"
+            raise trouble(self.guard, "")
+        if self.comm == NULL or self.state == "finalized":
+            raise DistBackendError(f"this communicator of NCCL (rank {self.rank} of {self.size}) has been {self.state}")
+        return 0
+
+    cdef int settle(self, str what, double end) except -1:
+        """Wait until it is not in progress; with blocking=1 it never is."""
+        cdef int state
+        cdef double left
+        while not self.blocking:
+            left = end - time.monotonic()
+            with nogil:
+                state = hd_guard_enter(self.guard)
+                if state == 0:
+                    state = hd_nccl_settle(self.nccl, self.comm, 0.05 if left > 0.05 else left)
+                hd_guard_leave(self.guard)
+            self.alive()
+            if state == HD_NCCL_SUCCESS:
+                return 0
+            if state != HD_NCCL_IN_PROGRESS:
+                raise failure(what, state, last_words(self.comm))
+            PyErr_CheckSignals()
+            if left <= 0:
+                raise DistTimeoutError(
+                    f"{what} (rank {self.rank} of {self.size}) was not done in time: another rank has not come, or died"
+                )
+        return 0
+
+    cdef int after(self, str what, int rc) except -1:
+        if rc == HD_NCCL_SUCCESS:
+            return 0
+        if rc == HD_NCCL_IN_PROGRESS:
+            if hd_nccl_depth == 0:
+                self.settle(what, time.monotonic() + self.timeout)
+            return 0
+        self.alive()
+        raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+
+    def split(self, int color, int key, double timeout=1800.0):
+        """Divide the communicator; all its ranks call it.
+
+        Parameters
+        ----------
+        color : int
+            Ranks of one color share a new communicator; -1: this rank gets none.
+        key : int
+            Order of the ranks in it.
+        timeout : float
+            Seconds, with ``blocking=False``.
+
+        Returns
+        -------
+        Communicator or None
+        """
+        cdef hd_nccl_config config
+        cdef ncclComm_t made = NULL
+        cdef int rc
+        self.alive()
+        configure(&config, self.blocking)
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.split(self.comm, color, key, &made, &config)
+            hd_guard_leave(self.guard)
+        end = time.monotonic() + timeout
+        self.after_making("ncclCommSplit", rc, end)
+        if color < 0:
+            return None
+        return adopt(made, rc, "ncclCommSplit", 0, 0, self.blocking, timeout)
+
+    def shrink(self, exclude, bint abort=False, double timeout=1800.0):
+        """A communicator of the ranks that are left; they alone call it.
+
+        Parameters
+        ----------
+        exclude : iterable of int
+            Ranks that are left out.
+        abort : bool
+            Stop the operations in flight first, because a rank that is left out has failed.
+        timeout : float
+            Seconds, with ``blocking=False``.
+
+        Returns
+        -------
+        Communicator
+
+        Raises
+        ------
+        DistBackendError
+            Also if this NCCL is older than 2.27.
+        ValueError
+            If there are too many, or one is this rank or none of the communicator.
+        """
+        cdef hd_nccl_config config
+        cdef ncclComm_t made = NULL
+        cdef int[1024] gone
+        cdef int rc, flags = 1 if abort else 0
+        cdef int n = 0
+        self.alive()
+        if self.nccl.shrink == NULL:
+            raise too_old("ncclCommShrink", "2.27")
+        for each in sorted(set(exclude)):
+            if n == 1024 or not 0 <= each < self.size or each == self.rank:
+                raise ValueError(f"cannot leave out rank {each}: this is rank {self.rank} of {self.size}, and at most "
+                                 "1024 ranks can go at a time")
+            gone[n] = each
+            n += 1
+        configure(&config, self.blocking)
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.shrink(self.comm, gone, n, &made, &config, flags)
+            hd_guard_leave(self.guard)
+        self.after_making("ncclCommShrink", rc, time.monotonic() + timeout)
+        return adopt(made, rc, "ncclCommShrink", 0, 0, self.blocking, timeout)
+
+    cdef int after_making(self, str what, int rc, double end) except -1:
+        if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
+            raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+        self.settle(what, end)
+        return 0
+
+    def async_error(self):
+        """What went wrong since the last call, without waiting. Any thread may ask.
+
+        Returns
+        -------
+        Exception or None
+            None also while a communicator with blocking=0 is in progress.
+        """
+        cdef int state = HD_NCCL_SUCCESS, rc
+        cdef ncclComm_t comm = self.comm
+        if comm == NULL:
+            return None
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.async_error(comm, &state)
+            hd_guard_leave(self.guard)
+        if hd_guard_failed(self.guard):
+            return trouble(self.guard, "")
+        if rc == HD_NCCL_SUCCESS:
+            rc = state
+        if rc == HD_NCCL_SUCCESS or rc == HD_NCCL_IN_PROGRESS:
+            return None
+        return failure(f"an operation in flight (rank {self.rank} of {self.size})", rc, last_words(comm))
+
+    def abort(self):
+        """Stop what is in flight and free the communicator, without the other ranks. Any thread may call it."""
+        cdef ncclComm_t comm = self.comm
+        cdef int rc
+        if comm == NULL:
+            return
+        self.comm = NULL
+        self.state = "aborted"
+        if not hd_guard_take(self.guard):
+            return  # the watchdog has
+        with nogil:
+            rc = self.nccl.abort(comm)
+        if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
+            raise failure(f"ncclCommAbort (rank {self.rank} of {self.size})", rc)
+
+    def finalize(self, double timeout=1800.0):
+        """Wait for all operations on all ranks; all of them call it. Nothing can be started afterwards.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds, with ``blocking=False``.
+        """
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.finalize(self.comm)
+            hd_guard_leave(self.guard)
+        if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
+            raise failure(f"ncclCommFinalize (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+        self.settle("ncclCommFinalize", time.monotonic() + timeout)
+        self.state = "finalized"
+
+    def destroy(self):
+        """Free the communicator on this rank. Safe to call again."""
+        cdef ncclComm_t comm = self.comm
+        cdef int rc
+        if comm == NULL:
+            return
+        if self.state == "ready":
+            for made in self.premul.values():
+                self.nccl.op_destroy(made, comm)
+        self.comm = NULL
+        self.state = "destroyed"
+        if not hd_guard_take(self.guard):
+            self.state = "aborted"
+            return
+        with nogil:
+            rc = self.nccl.destroy(comm)
+        if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
+            raise failure(f"ncclCommDestroy (rank {self.rank} of {self.size})", rc)
+
+    @property
+    def failed(self):
+        """Whether the watchdog has aborted it."""
+        return bool(hd_guard_failed(self.guard))
+
+    @property
+    def handle(self):
+        """The ncclComm_t as an integer; 0 when there is none any more."""
+        return <uintptr_t> self.comm
+
+    @property
+    def device(self):
+        """Index of the CUDA device it was made on."""
+        cdef int found = -1
+        self.alive()
+        self.after("ncclCommCuDevice", self.nccl.device(self.comm, &found))
+        return found
+
+    def premul_sum(self, double factor, int dtype):
+        """The operation that multiplies by a factor before it sums.
+
+        Parameters
+        ----------
+        factor : float
+            The multiplier, rounded to the element type.
+        dtype : int
+            ncclDataType_t: one of the floats.
+
+        Returns
+        -------
+        int
+            An ncclRedOp_t of this communicator; the 64 last ones are kept.
+        """
+        cdef int made = -1, rc
+        cdef char[8] scalar
+        cdef bytes data
+        self.alive()
+        found = self.premul.pop((factor, dtype), None)
+        if found is None:
+            data = scalar_of(factor, dtype)
+            memcpy(scalar, <const char*> data, len(data))
+            rc = self.nccl.premul_sum(&made, scalar, dtype, 1, self.comm)
+            self.after("ncclRedOpCreatePreMulSum", rc)
+            found = made
+        self.premul[(factor, dtype)] = found
+        if len(self.premul) > _PREMUL_KEPT and hd_nccl_depth == 0:
+            oldest = next(iter(self.premul))
+            self.after("ncclRedOpDestroy", self.nccl.op_destroy(self.premul.pop(oldest), self.comm))
+        return found
+
+    def all_reduce(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, uintptr_t stream):
+        """Enqueue ncclAllReduce; addresses, elements, ncclDataType_t, ncclRedOp_t, stream."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.all_reduce(<void*> send, <void*> recv, count, dtype, op, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclAllReduce", rc)
+
+    def reduce(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, int root, uintptr_t stream):
+        """Enqueue ncclReduce; `recv` counts on `root` only."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.reduce(<void*> send, <void*> recv, count, dtype, op, root, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclReduce", rc)
+
+    def broadcast(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int root, uintptr_t stream):
+        """Enqueue ncclBroadcast; `send` counts on `root` only."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.broadcast(<void*> send, <void*> recv, count, dtype, root, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclBroadcast", rc)
+
+    def all_gather(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, uintptr_t stream):
+        """Enqueue ncclAllGather of `count` elements from each rank."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.all_gather(<void*> send, <void*> recv, count, dtype, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclAllGather", rc)
+
+    def reduce_scatter(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, uintptr_t stream):
+        """Enqueue ncclReduceScatter; `count` elements come to each rank."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.reduce_scatter(<void*> send, <void*> recv, count, dtype, op, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclReduceScatter", rc)
+
+    def send(self, uintptr_t data, size_t count, int dtype, int peer, uintptr_t stream):
+        """Enqueue ncclSend."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.send(<void*> data, count, dtype, peer, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclSend", rc)
+
+    def recv(self, uintptr_t data, size_t count, int dtype, int peer, uintptr_t stream):
+        """Enqueue ncclRecv."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.recv(<void*> data, count, dtype, peer, self.comm, <hd_stream> stream)
+            hd_guard_leave(self.guard)
+        self.after("ncclRecv", rc)
+
+    def all_to_all(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, uintptr_t stream):
+        """Enqueue an exchange of `count` elements with each rank: ncclAlltoAll, or sends and receives before 2.28."""
+        cdef int rc
+        cdef int peer
+        cdef size_t step = count * <size_t> ITEMSIZES[dtype]
+        self.alive()
+        if self.nccl.all_to_all != NULL:
+            with nogil:
+                rc = hd_guard_enter(self.guard)
+                if rc == 0:
+                    rc = self.nccl.all_to_all(<void*> send, <void*> recv, count, dtype, self.comm, <hd_stream> stream)
+                hd_guard_leave(self.guard)
+            self.after("ncclAlltoAll", rc)
+            return
+        with Group(self):
+            for peer in range(self.size):
+                self.send(send + peer * step, count, dtype, peer, stream)
+                self.recv(recv + peer * step, count, dtype, peer, stream)
+
+    def gather(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int root, uintptr_t stream):
+        """Enqueue a gather onto `root`: ncclGather, or sends and receives before 2.28."""
+        cdef int rc
+        cdef int peer
+        cdef size_t step = count * <size_t> ITEMSIZES[dtype]
+        self.alive()
+        if self.nccl.gather != NULL:
+            with nogil:
+                rc = hd_guard_enter(self.guard)
+                if rc == 0:
+                    rc = self.nccl.gather(<void*> send, <void*> recv, count, dtype, root, self.comm, <hd_stream> stream)
+                hd_guard_leave(self.guard)
+            self.after("ncclGather", rc)
+            return
+        with Group(self):
+            self.send(send, count, dtype, root, stream)
+            if self.rank == root:
+                for peer in range(self.size):
+                    self.recv(recv + peer * step, count, dtype, peer, stream)
+
+    def scatter(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int root, uintptr_t stream):
+        """Enqueue a scatter from `root`: ncclScatter, or sends and receives before 2.28."""
+        cdef int rc
+        cdef int peer
+        cdef size_t step = count * <size_t> ITEMSIZES[dtype]
+        self.alive()
+        if self.nccl.scatter != NULL:
+            with nogil:
+                rc = hd_guard_enter(self.guard)
+                if rc == 0:
+                    rc = self.nccl.scatter(<void*> send, <void*> recv, count, dtype, root, self.comm, <hd_stream> stream)
+                hd_guard_leave(self.guard)
+            self.after("ncclScatter", rc)
+            return
+        with Group(self):
+            if self.rank == root:
+                for peer in range(self.size):
+                    self.send(send + peer * step, count, dtype, peer, stream)
+            self.recv(recv, count, dtype, root, stream)
+
+    def register(self, uintptr_t data, size_t nbytes):
+        """Register memory for faster transfers (2.19).
+
+        Returns
+        -------
+        int
+            Handle for :meth:`deregister`.
+        """
+        cdef void* handle = NULL
+        cdef int rc
+        self.alive()
+        if self.nccl.comm_register == NULL:
+            raise too_old("ncclCommRegister", "2.19")
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.comm_register(self.comm, <void*> data, nbytes, &handle)
+            hd_guard_leave(self.guard)
+        self.after("ncclCommRegister", rc)
+        return <uintptr_t> handle
+
+    def deregister(self, uintptr_t handle):
+        """Undo :meth:`register`."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.comm_deregister(self.comm, <void*> handle)
+            hd_guard_leave(self.guard)
+        self.after("ncclCommDeregister", rc)
+
+    def __repr__(self):
+        return f"<NCCL communicator, rank {self.rank} of {self.size}, {self.state}>"
