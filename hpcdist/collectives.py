@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+import numpy as np
 
 from hpcdist.work import ReduceOp, Work
 
@@ -12,6 +15,51 @@ __all__ = ["Collectives"]
 def _as_list(tensors: Any) -> Any:
     """A lone tensor as a list of one, as torch allows."""
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
+    """Views of complex tensors as pairs of real ones: their sums are the same.
+
+    None where that does not make them one dtype, or would not give the same result.
+    """
+    if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
+        return None
+    views = []
+    for tensor in tensors:
+        if isinstance(tensor, np.ndarray):
+            views.append(tensor.view(tensor.real.dtype) if tensor.dtype.kind == "c" else tensor)
+        elif getattr(tensor, "is_complex", bool)():
+            views.append(sys.modules["torch"].view_as_real(tensor))
+        else:
+            views.append(tensor)
+    changed = any(view is not tensor for view, tensor in zip(views, tensors, strict=True))
+    return views if changed else None
+
+
+def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> None:
+    """Reduce a tensor that was refused because it is sparse; raise again if it is not.
+
+    Called while the TypeError is handled: so a dense tensor pays nothing for it.
+    """
+    if not getattr(tensor, "is_sparse", False):
+        raise  # noqa: PLE0704
+    from hpcdist import sparse
+
+    return sparse.all_reduce(comm, tensor, op, async_op)
+
+
+def all_reduce_coalesced(comm: Any, tensors: Any, op: Any, async_op: bool) -> Work | None:
+    """Reduce a list of tensors; complex ones count as pairs of real ones among real ones."""
+    listed = _as_list(tensors)
+    views: list[Any] | None = listed
+    try:
+        work: Work | None = comm.all_reduce_coalesced(listed, op, async_op)
+        return work
+    except TypeError:
+        views = _as_reals(listed, op)
+        if views is None:
+            raise
+    return comm.all_reduce_coalesced(views, op, async_op)  # type: ignore[no-any-return]
 
 
 class Collectives:
@@ -78,7 +126,10 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._comm.all_reduce(tensor, op, async_op)
+        try:
+            return self._comm.all_reduce(tensor, op, async_op)
+        except TypeError:
+            return sparse_or_raise(self._comm, tensor, op, async_op)
 
     def all_reduce_coalesced(
         self, tensors: Any, op: Any = ReduceOp.SUM, async_op: bool = False
@@ -101,7 +152,7 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._comm.all_reduce_coalesced(_as_list(tensors), op, async_op)
+        return all_reduce_coalesced(self._comm, tensors, op, async_op)
 
     def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
         """Copy the tensor of one rank to all.

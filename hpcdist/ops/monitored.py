@@ -54,7 +54,8 @@ def monitored_barrier(
     group : ProcessGroup, optional
         None means the default group.
     timeout : datetime.timedelta or float, optional
-        How long to wait; a number is seconds. None means the group's timeout.
+        How long to wait; a number is seconds. Zero asks who is here already. None means the
+        group's timeout.
     wait_all_ranks : bool
         Accepted for torch's sake: all missing ranks are named either way, because one deadline
         holds for all of them.
@@ -65,7 +66,7 @@ def monitored_barrier(
         On all ranks that called. It names the missing ranks; where rank 0 itself did not come in
         time, it says that.
     ValueError
-        If the timeout is not positive.
+        If the timeout is negative.
 
     Notes
     -----
@@ -89,8 +90,8 @@ def monitored_barrier(
 
 def _seconds(timeout: timedelta | float) -> float:
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not value > 0:
-        raise ValueError(f"timeout must be positive, not {timeout}")
+    if not value >= 0:
+        raise ValueError(f"timeout must not be negative, not {timeout}")
     return value
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdist.collectives import all_reduce_coalesced as _all_reduce_coalesced
+from hpcdist.collectives import sparse_or_raise
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.group import comm_of as _comm_of
 from hpcdist.group import world as _world
@@ -31,7 +33,8 @@ def all_reduce(
     Parameters
     ----------
     tensor : torch.Tensor, numpy.ndarray or buffer
-        Input and result; the same shape and dtype on all ranks. May be empty.
+        Input and result; the same shape and dtype on all ranks. May be empty. A sparse COO tensor
+        too, with other entries on each rank, for SUM and AVG and not with `async_op`.
     op : ReduceOp
         SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM(factor). Complex numbers have
         SUM, AVG and PREMUL_SUM only.
@@ -61,7 +64,10 @@ def all_reduce(
     """
     # one attribute and one native call: at 8 bytes everything else would be felt
     comm = _world.comm if group is None else _comm_of(group)
-    return comm.all_reduce(tensor, op, async_op)
+    try:
+        return comm.all_reduce(tensor, op, async_op)
+    except TypeError:
+        return sparse_or_raise(comm, tensor, op, async_op)
 
 
 def all_reduce_coalesced(
@@ -74,7 +80,8 @@ def all_reduce_coalesced(
     Parameters
     ----------
     tensors : list of tensor, or tensor
-        Inputs and results, of one dtype; the same number and shapes on all ranks.
+        Inputs and results, of one dtype; the same number and shapes on all ranks. Complex ones
+        may stand among real ones of their precision for SUM, AVG and PREMUL_SUM.
     op : ReduceOp
         See :func:`all_reduce`.
     group : ProcessGroup, optional
@@ -99,10 +106,8 @@ def all_reduce_coalesced(
     Source: ``torch.distributed.all_reduce_coalesced``, which returns a future; a
     :class:`Work` has ``get_future()``.
     """
-    if not isinstance(tensors, (list, tuple)):
-        tensors = [tensors]
     comm = _world.comm if group is None else _comm_of(group)
-    return comm.all_reduce_coalesced(tensors, op, async_op)
+    return _all_reduce_coalesced(comm, tensors, op, async_op)
 
 
 def reduce(

@@ -278,7 +278,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     def _run(self, args: Any, kwargs: Any) -> Any:
         # torch.compile asks torch's class which module is running, and divides its graph where
         # that one's buckets end, so that they can start while the rest of backward computes.
-        reference = torch.nn.parallel.DistributedDataParallel
+        reference = torch.nn.parallel.distributed.DistributedDataParallel
         before = reference._active_ddp_module
         reference._active_ddp_module = self._for_compilers
         try:

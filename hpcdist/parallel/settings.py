@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpcdist.errors import DistError
 from hpcdist.parallel.buffers import BufferCommHookLocation
 from hpcdist.parallel.grad_bucket import GradBucket
 
@@ -109,6 +110,13 @@ class Settings:
                 "You've set static_graph to be True, no need to set it again.", stacklevel=2
             )
             return
+        if self._stats.begun:
+            error = DistError(
+                "DistributedDataParallel: _set_static_graph() should be called before training loop"
+                " starts; or pass static_graph=True to the constructor"
+            )
+            self._stats.failed(error)
+            raise error
         self._the_reducer("_set_static_graph").set_static()
         self.static_graph = True
         self._stats.describe(static_graph=True)

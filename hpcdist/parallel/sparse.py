@@ -1,7 +1,7 @@
 """Sparse gradients: every rank has other rows, and not equally many of them.
 
-Two rounds. The ranks tell each other how many rows they have, which starts during backward with the
-other buckets; at the end of backward they exchange the rows, and each adds up what came.
+The exchange of the numbers of rows starts during backward, with the other buckets; that of the rows
+follows at the end of backward.
 """
 
 from __future__ import annotations
@@ -11,53 +11,11 @@ from typing import Any
 
 import torch
 
+from hpcdist.sparse import SparseReduction
+
 __all__ = ["SparseBucket", "all_reduce_sparse"]
 
 API = "DistributedDataParallel: sparse gradient"
-
-
-class SparseReduction:
-    """The sum of all ranks' sparse tensors, under way.
-
-    Parameters
-    ----------
-    comm : Comm
-        All ranks must make one, and wait for it, in the same order of operations.
-    tensor : torch.Tensor
-        Sparse COO with one sparse dimension, coalesced.
-    divisor : int
-        What to divide the sum by.
-    extra : int
-        See :class:`~hpcdist.parallel.reducer.Reducer`.
-    """
-
-    def __init__(self, comm: Any, tensor: torch.Tensor, divisor: int, extra: int = 0) -> None:
-        self._comm, self._tensor, self._divisor, self._extra = comm, tensor, divisor, extra
-        own = torch.tensor([tensor._nnz()], dtype=torch.int64)
-        self._counts = torch.empty(comm.size, dtype=torch.int64)
-        self._work = comm.all_gather_into_tensor(self._counts, own, True, api=API, extra=extra)
-
-    def wait(self) -> torch.Tensor:
-        """Exchange the rows and add them up.
-
-        Returns
-        -------
-        torch.Tensor
-            Sparse COO, coalesced; the same bits on every rank.
-        """
-        self._work.wait()
-        counts = self._counts.tolist()
-        shape = self._tensor.shape
-        values, rows = self._tensor._values().contiguous(), self._tensor._indices()[0].contiguous()
-        all_rows = torch.empty(sum(counts), dtype=torch.int64)
-        all_values = torch.empty(sum(counts), *shape[1:], dtype=values.dtype)
-        self._comm.all_gather(list(all_rows.split(counts)), rows)
-        self._comm.all_gather(list(all_values.split(counts)), values)
-        total = torch.sparse_coo_tensor(all_rows[None], all_values, shape, check_invariants=False)
-        total = total.coalesce()
-        if self._divisor != 1:
-            total._values().div_(self._divisor)
-        return total
 
 
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,7 +52,7 @@ def all_reduce_sparse(tensor: torch.Tensor, group: Any, average: bool = True) ->
         If a rank does not take part.
     """
     comm = group._comm
-    return SparseReduction(comm, by_rows(tensor), comm.size if average else 1).wait()
+    return SparseReduction(comm, by_rows(tensor), comm.size if average else 1, API).wait()
 
 
 class SparseBucket:
@@ -146,7 +104,7 @@ class SparseBucket:
     def reduce(self, comm: Any, divisor: int | None, extra: int, buffer: Any = None) -> Any:
         """Begin to average it between ranks."""
         tensor = self.buffer if buffer is None else buffer
-        return SparseReduction(comm, tensor, divisor or comm.size, extra)
+        return SparseReduction(comm, tensor, divisor or comm.size, API, extra)
 
     def take(self, result: torch.Tensor, keep: Sequence[int], divisor: int | None) -> None:
         """Make the result the parameter's gradient."""

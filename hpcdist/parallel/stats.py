@@ -36,7 +36,7 @@ _TIMES = (
 
 
 def _debug_level() -> str:
-    text = os.environ.get("HPCDIST_DEBUG") or os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
+    text = os.environ.get("HPCDIST_DEBUG") or os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "N/A"
     return text.upper()
 
 
@@ -66,6 +66,7 @@ class Stats:
         self.rate = _RATE
         self.strs: dict[str, str] = {}
         self.ints: dict[str, int] = {"iteration": 0, "has_error": 0}
+        self._iterations = 0
         self.static = True  # whether the same parameters were unused in all iterations
         self._unused: frozenset[int] | None = None
         self._samples = 0
@@ -89,9 +90,8 @@ class Stats:
             dict.fromkeys(_NAMES.get(p.dtype, str(p.dtype)[6:]) for p in parameters)
         )
         level = self.strs["torch_distributed_debug"] = _debug_level()
-        self.strs["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        self.strs["master_addr"] = os.environ.get("MASTER_ADDR", "")
-        self.strs["master_port"] = os.environ.get("MASTER_PORT", "")
+        for name in ("cuda_visible_devices", "master_addr", "master_port"):
+            self.strs[name] = os.environ.get(name.upper(), "N/A")
         sizes = [p.numel() * p.element_size() for p in parameters]
         self.describe(
             num_parameter_tensors=len(parameters),
@@ -99,7 +99,7 @@ class Stats:
             has_rebuilt_buckets=False,
             unused_parameter_size=0,
         )
-        if level != "OFF":
+        if level not in ("OFF", "N/A"):
             facts = ", ".join(f"{k}={v}" for k, v in {**self.strs, **self.ints}.items() if v != "")
             _log.info("DistributedDataParallel constructed: %s", facts)
 
@@ -117,11 +117,16 @@ class Stats:
         self.ints["has_error"] = 1
         self.strs["error"] = f"{type(error).__name__}: {error}"
 
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return self._iterations > 0
+
     # -- one iteration ---------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
         """A forward that averages gradients has been called."""
-        self.ints["iteration"] += 1
+        self._iterations += 1
         self._forward = time.perf_counter_ns()
 
     def backward_begins(self) -> None:
@@ -143,9 +148,10 @@ class Stats:
         if self._unused is not None and unused != self._unused:
             self.static = False
         self._unused = unused
-        iteration = self.ints["iteration"]
-        if iteration > _FIRST and iteration % self.rate:
+        iteration = self._iterations - 1
+        if iteration >= _FIRST and iteration % self.rate:
             return
+        self.ints["iteration"] = iteration
         end = time.perf_counter_ns()
         start = self._comm or self._computed
         self._samples += 1
@@ -179,5 +185,5 @@ class Stats:
         dict
             Text and integers by name.
         """
-        static = self.static and self.ints["iteration"] > 1
+        static = self.static and self._iterations > 1
         return {**self.strs, **self.ints, "can_set_static_graph": static}

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist import group as _group
+from hpcdist import sparse
 from hpcdist._engine import EITHER
 from hpcdist.errors import DistTimeoutError
 from hpcdist.ops.monitored import monitored_barrier
@@ -235,21 +236,26 @@ class BridgeGroup(ProcessGroup):
     ) -> Work:
         """Run a method of the native group as torch's options say."""
         limit = limit_of(getattr(opts, "timeout", None))
-        wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
-        entry = None
-        if self._recorder is not None:
-            entry = self._note(name, inputs, outputs)
-        if wants_work or limit is not None:
-            # torch lets one rank wait and another not
-            work = BridgeWork(method(*args, EITHER), outputs, limit, entry)
+        # an operation takes the group's timeout with it when it begins
+        usual = self._comm.timeout
+        if limit is not None:
+            self._comm.timeout = limit
+        try:
+            wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
+            entry = None
+            if self._recorder is not None:
+                entry = self._note(name, inputs, outputs)
             if wants_work:
-                return self._collect(work)
-            work.wait()
-        elif entry is None:
-            method(*args)
-        else:
-            with entry:
+                # torch lets one rank wait and another not
+                return self._collect(BridgeWork(method(*args, EITHER), outputs, None, entry))
+            if entry is None:
                 method(*args)
+            else:
+                with entry:
+                    method(*args)
+        finally:
+            if limit is not None:
+                self._comm.timeout = usual
         return self._collect(_DONE)
 
     def _note(self, name: str, inputs: list[Any], outputs: list[Any], peers: str = "") -> Entry:
@@ -278,6 +284,9 @@ class BridgeGroup(ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = _one(tensors)
+        if tensor.is_sparse:  # of DDP with a sparse embedding, for example
+            sparse.all_reduce(self._comm, tensor, _op(opts))
+            return self._collect(FinishedWork([tensor]))
         both = [tensor]
         return self._call("all_reduce", opts, both, both, self._comm.all_reduce, tensor, _op(opts))
 
@@ -406,7 +415,9 @@ class BridgeGroup(ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        monitored_barrier(self.native, limit_of(timeout), wait_all_ranks)
+        # here zero is a limit: torch's "not set" is None or negative
+        limit = timeout if timeout is not None and timeout >= timedelta(0) else None
+        monitored_barrier(self.native, limit, wait_all_ranks)
 
     # --- point to point --------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ def test_monitored_barrier():
         dist.monitored_barrier(timeout=timedelta(seconds=15))
     dist.monitored_barrier()
     dist.monitored_barrier(timeout=15.0, wait_all_ranks=True)
-    with parallel_raises(ValueError, match="positive"):
-        dist.monitored_barrier(timeout=timedelta(0))
+    with parallel_raises(ValueError, match="negative"):
+        dist.monitored_barrier(timeout=timedelta(seconds=-1))
     dist.barrier()
 
 

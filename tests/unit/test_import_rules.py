@@ -68,6 +68,7 @@ ROOMS = {
     "work": "work",
     "backends": "backends",
     "collectives": "group",
+    "sparse": "group",
     "process_group": "group",
     "group": "group",
     "subgroups": "group",

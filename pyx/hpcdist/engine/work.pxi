@@ -252,6 +252,8 @@ cdef class Work:
         """
         return self.j.source if self.j != NULL and self.done() else -1
 
+    _source_rank = source_rank   # torch's other name for it
+
     def cancel(self):
         """Takes a receive back that nothing has arrived for, so that it cannot swallow a later message.
 
