@@ -26,7 +26,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 #: Folders whose tests start mpirun themselves, so pytest runs them without it.
-OWN_MPIRUN = ("launch", "faults")
+OWN_MPIRUN = ("launch", "faults", "conformance")
 #: Tests that never start MPI, or of which nothing depends on which MPI it is.
 ANY_MPI = tuple(
     TESTS / folder / f"test_{name}.py"

@@ -1,0 +1,118 @@
+"""PyTorch's suite for its own backends over hpcdist: as much of it as CI has time for.
+
+In full with 4 ranks over the bridge; over the native module what is code of its own there and not
+the same call again with another group or operation. ``python tests/conformance/run.py`` runs the
+rest: see README.md beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:  # importlib mode leaves it out
+    sys.path.insert(0, str(HERE))
+
+import run  # noqa: E402
+from expected import Table  # noqa: E402
+
+#: The least number of tests that must pass, so that a table that grew tells.
+LEAST = {"bridge": 134, "native": 55}
+NATIVE = (
+    "DistributedDataParallel|ddp|no_sync|static_graph|object|future|any_source|subgroups|Backend"
+    "|^test_get|sparse|coalesced_(sum|simple|complex|with_empty|max_complex)|complex_unsupported"
+    "|monitored_barrier_(failure|wait)|timeout_(arg|global)|all_to_all_single_unequal_split$"
+    "|all_gather_v?$|batch_isend|test_reduce_sum$|test_gather$|test_scatter$|profiler|destroy"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(600)
+@pytest.mark.parametrize(("side", "match"), [("bridge", ""), ("native", NATIVE)])
+def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) -> None:
+    options = run.parse(["--quiet", "-k", match])
+    found = run.run(side, 4, options)
+    table = Table.read(HERE / "expected.txt")
+    wrong = table.differences(side, 4, found.outcomes, complete=not match)
+    assert not wrong and not found.problem, "\n".join([found.problem, *wrong])
+    assert found.count("passed") >= LEAST[side]
+    print(f"{side}: {found.count('passed')} passed in {found.seconds:.0f} s")
+
+
+def test_a_hang_ends_one_test_and_not_the_run() -> None:
+    """test_barrier sleeps for longer than its deadline here; the next test is run all the same."""
+    options = run.parse(["--deadline", "0.6", "--quiet", "--only", "test_barrier", "test_get_rank"])
+    found = run.run("bridge", 2, options)
+    assert not found.problem
+    assert {test: o.kind for test, o in found.outcomes.items()} == {
+        "test_barrier": "crashed",
+        "test_get_rank": "passed",
+    }
+    assert Table("").differences("bridge", 2, found.outcomes, complete=True) == [
+        f"test_barrier: crashed: {found.outcomes['test_barrier'].reason} (expected: passed)"
+    ]
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+TEXT = """
+# a comment
+skipped: Need at least
+why: needs CUDA
+  test_a
+  test_b [native, 2, 3]
+
+failed: no such thing
+why: gloo's own text
+  test_c [4]
+"""
+
+
+@dataclass
+class Seen:
+    kind: str
+    reason: str = ""
+
+
+def differences(side: str, np: int, complete: bool = True, **outcomes: Seen) -> list[str]:
+    return Table(TEXT).differences(side, np, outcomes, complete)
+
+
+def test_the_table_holds_where_it_says() -> None:
+    gpu, passed = Seen("skipped", "Need at least 2 CUDA devices"), Seen("passed")
+    assert differences("native", 2, test_a=gpu, test_b=gpu, test_c=passed, test_d=passed) == []
+    failed = Seen("failed", "Error: no such thing here")
+    assert differences("bridge", 4, test_a=gpu, test_b=passed, test_c=failed) == []
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ({"test_a": Seen("passed")}, "test_a: passed; its entry (skipped) is needless"),
+        (
+            {"test_a": Seen("skipped", "tired")},
+            "test_a: skipped: tired (expected: skipped: Need at",
+        ),
+        ({"test_a": Seen("failed", "Need at least")}, "test_a: failed: Need at least (expected: s"),
+        ({"test_d": Seen("failed", "new")}, "test_d: failed: new (expected: passed)"),
+        ({"test_d": Seen("skipped", "new")}, "test_d: skipped: new (expected: passed)"),
+        ({"test_d": Seen("crashed", "gone")}, "test_d: crashed: gone (expected: passed)"),
+        ({}, "test_a: the suite has no such test: a needless entry"),
+    ],
+)
+def test_what_is_not_as_the_table_says_is_told(outcomes: dict[str, Seen], said: str) -> None:
+    found = differences("bridge", 2, complete=not outcomes, **outcomes)
+    assert len(found) == 1 and found[0].startswith(said), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["  test_a", "skipped: x\n  test_a", "skipped: x\nwhy: y\n  test_a [gloo]", "passed: x", "hm"],
+)
+def test_a_table_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="line"):
+        Table(text)

@@ -1,0 +1,89 @@
+"""Errors that the suite expects in gloo's words, and how hpcdist says the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def _came_not(found: re.Match[str]) -> str:
+    from hpcdist.process_group import short
+
+    ranks = short(tuple(int(rank) for rank in found[1].split(",")))
+    return rf"monitored_barrier: rank\(s\) {re.escape(ranks)} .*did not come"
+
+
+#: gloo's text, and what stands for it: the same ranks and the same fault.
+_WORDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", _came_not),
+    (
+        r"Rank (\d+) successfully reached monitoredBarrier,.*",
+        r"monitored_barrier: .* did not come .*rank \1 is here",
+    ),
+    (
+        r"Rank (\d+) timed out in monitoredBarrier",
+        r"monitored_barrier: .* did not come within 0 s .*rank \1 is here",
+    ),
+    (r"Rank (\d+)", r"monitored_barrier: rank\\(s\\) \\[\1\\b.* did not come"),
+    (r" \(Timed out\|closed\|timeout\) ", "timeout after"),
+    (r"Timed out waiting 1ms", "timeout after 0.00"),
+]
+
+
+#: What torch's Python code raises, and what the native module raises for the same fault.
+_NATIVE: list[tuple[Any, str, Any, str]] = [
+    (
+        ValueError,
+        "all_reduce does not support",
+        TypeError,
+        "of complex numbers is not offered|has no meaning for complex numbers|combines bits",
+    ),
+    (
+        ValueError,
+        "Invalid process group specified",
+        ValueError,
+        "process is not in the given group",
+    ),
+    (ValueError, r"Rank (\d+|-\\d\+) is out of range", ValueError, "is outside the world of size"),
+    (ValueError, "must not exceed", ValueError, "group_size=100 does not divide the"),
+    (
+        ValueError,
+        "Rank 1 has appeared in both subgroup",
+        ValueError,
+        r"rank 1 is in both \\[1, 2\\] and \\[1, 3\\]",
+    ),
+    (ValueError, r"The.+must.+be.+divisible.+", ValueError, "group_size=3 does not divide the"),
+    (
+        ValueError,
+        "Expected argument scatter_object_output_list to be a list of size at least 1.",
+        ValueError,
+        "scatter_object_output_list must be a list of at least one item",
+    ),
+]
+
+
+def native(error: Any, text: Any = None) -> tuple[Any, Any]:
+    """Give the error, and its text, by which the native module says what torch says so."""
+    from hpcdist import DistError
+
+    if text is None:  # wrong arguments are a ValueError or a TypeError, never a RuntimeError
+        return {
+            RuntimeError: (RuntimeError, ValueError, TypeError),
+            AttributeError: (AttributeError, DistError),
+        }.get(error, error), None
+    for theirs, pattern, own, own_text in _NATIVE:
+        found = re.fullmatch(pattern, text) if error is theirs else None
+        if found:
+            return own, found.expand(own_text)
+    return error, ours(text)
+
+
+def ours(pattern: Any) -> Any:
+    """Translate the text an error must have from gloo's words; what is not gloo's stays."""
+    if isinstance(pattern, str):
+        for theirs, text in _WORDS:
+            found = re.fullmatch(theirs, pattern)
+            if found:
+                return text(found) if callable(text) else found.expand(text)
+    return pattern
