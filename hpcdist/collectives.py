@@ -36,7 +36,7 @@ def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
     return views if changed else None
 
 
-def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> None:
+def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | None:
     """Reduce a tensor that was refused because it is sparse; raise again if it is not.
 
     Called while the TypeError is handled: so a dense tensor pays nothing for it.
@@ -45,7 +45,8 @@ def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> None:
         raise  # noqa: PLE0704
     from hpcdist import sparse
 
-    return sparse.all_reduce(comm, tensor, op, async_op)
+    sparse.all_reduce(comm, tensor, op, async_op)
+    return None
 
 
 def all_reduce_coalesced(comm: Any, tensors: Any, op: Any, async_op: bool) -> Work | None:
@@ -59,7 +60,7 @@ def all_reduce_coalesced(comm: Any, tensors: Any, op: Any, async_op: bool) -> Wo
         views = _as_reals(listed, op)
         if views is None:
             raise
-    return comm.all_reduce_coalesced(views, op, async_op)  # type: ignore[no-any-return]
+    return comm.all_reduce_coalesced(views, op, async_op)
 
 
 class Collectives:
