@@ -349,3 +349,13 @@ def test_frozen_parameters_that_change() -> None:
     module[1].bias.requires_grad_(False)
     with parallel_raises(dist.DistError, match=r"1\.bias \(its requires_grad is now False\)"):
         model(x).sum().backward()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_passes_that_do_not_match_are_told_apart() -> None:
+    """As where a rank's backward reached none of the parameters, and its averages were left out."""
+    model = DDP(layers(4, 5))
+    model.reducer.transfer.passes = 3 if last() else 2
+    loss = model(torch.ones(2, 4)).sum()
+    with parallel_raises(dist.DistMismatchError, match=r"backward pass [23]"):
+        loss.backward()

@@ -57,7 +57,7 @@ struct hd_job {
     int dtype, redop, root;
     double factor;        /* PREMUL_SUM */
     int64_t count;        /* elements that messages speak of and that must agree (unless pairwise) */
-    int64_t extra;        /* part of the agreement: a list length */
+    int64_t extra;        /* part of the agreement: a list length, or the number of a backward pass */
     uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
     int either;           /* some ranks may make this call asynchronously and others not */
     int later;            /* part of the agreement: asynchronous, where all must be */

@@ -10,6 +10,8 @@
 
 #include "hd_engine.h"
 
+#define DDP "DistributedDataParallel" /* how the names of its operations begin */
+
 hd_hooks hd_py;
 
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api)
@@ -113,8 +115,9 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, n > 16 ? ", ...]" : "]");
         sep = ", ";
     }
-    if (j->extra) {
-        hd_say(t, "%slist length %lld", sep, (long long)j->extra);
+    if (j->extra) { /* DDP's own collectives put another number there */
+        hd_say(t, "%s%s %lld", sep, strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass",
+               (long long)j->extra);
         sep = ", ";
     }
     hd_say(t, j->later ? "%sasync_op=True)" : "%s)", j->later ? sep : "");
