@@ -34,6 +34,7 @@ void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
     w->start = 0;
     w->limit = timeout_s < 0 || timeout_s > 1e9 ? -1 : (int64_t)(timeout_s * 1e9);
     w->next_hook = 0;
+    w->naps = 0;
 }
 
 int hd_waiter_step(hd_waiter *w)
@@ -45,7 +46,7 @@ int hd_waiter_step(hd_waiter *w)
         hd_pause();
         return events;
     }
-    if (w->start && (w->n & 7)) {
+    if (w->start && (w->n & 7) && !w->naps) {
         sched_yield();
         return events;
     }
@@ -62,8 +63,8 @@ int hd_waiter_step(hd_waiter *w)
     if (w->limit >= 0 && now - w->start >= w->limit)
         events |= HD_WAIT_EXPIRED;
     /* A peer that is this late computes: leave it the core. */
-    if (now - w->start > 3 * MS) {
-        struct timespec nap = {0, now - w->start > 200 * MS ? 500000 : 50000};
+    if (w->naps || now - w->start > 3 * MS) {
+        struct timespec nap = {0, now - w->start > 200 * MS ? 500000 : now - w->start > 3 * MS ? 50000 : 20000};
         nanosleep(&nap, NULL);
         w->n |= 7; /* the clock is read after each nap */
     } else {
@@ -85,7 +86,7 @@ void hd_nap_step(hd_nap *n)
     if (!n->start)
         n->start = now;
     length = (now - n->start) / 16;
-    t.tv_nsec = length < 20000 ? 20000 : length > 200000 ? 200000 : (long)length;
+    t.tv_nsec = length < 20000 ? 20000 : length > 500000 ? 500000 : (long)length;
     nanosleep(&t, NULL);
 }
 

@@ -46,6 +46,7 @@ typedef struct hd_waiter {
     int64_t start;     /* ns, 0 until the spinning is over: a short wait reads no clock */
     int64_t limit;     /* ns from start; negative: none */
     int64_t next_hook; /* ns */
+    int naps;          /* set after init: sleep in place of yielding, see hd_nap */
 } hd_waiter;
 
 enum { HD_WAIT_MORE = 0, HD_WAIT_CLOCK = 1, HD_WAIT_HOOK = 2, HD_WAIT_EXPIRED = 4 };
@@ -58,7 +59,7 @@ double hd_waiter_elapsed(const hd_waiter *w); /* seconds */
 
 /* Short sleeps between looks at MPI, on a core that a computing thread wants. Who sleeps and wakes is scheduled
  * at once; who yields waits until the other has used up its slice, 3 ms of Linux 6.6 and newer. The naps grow
- * with the time waited, from 20 to 200 us: each costs both threads a few microseconds. Start with zeros. */
+ * with the time waited, from 20 to 500 us: each costs both threads a few microseconds. Start with zeros. */
 typedef struct hd_nap {
     int64_t start; /* ns */
 } hd_nap;

@@ -214,7 +214,9 @@ static int wait_for(hd_comm *c, hd_job *j, MPI_Request *req, uint32_t n)
 {
     hd_post *p = c->post;
     hd_waiter w;
-    hd_waiter_init(&w, hd_session_spin(c->session, !j->inline_), j->timeout);
+    const int spin = hd_session_spin(c->session, !j->inline_);
+    hd_waiter_init(&w, spin, j->timeout);
+    w.naps = !spin && !j->inline_; /* a lane beside a thread that computes */
     for (;;) {
         int done = 0, ev, rc;
         hd_mpi_lock(c->session);

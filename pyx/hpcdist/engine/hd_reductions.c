@@ -49,8 +49,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     }
     if (j->text)
         return j->code;
-#ifdef OPEN_MPI
-    if (j->polls) {
+    if (j->polls && hd_ring_fits(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             if (first)
                 hd_scale_mul(j->out[i].ptr, j->out[i].ptr, j->out[i].n, j->dtype, factor);
@@ -60,7 +59,6 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
         }
         return HD_OK;
     }
-#endif
     for (int i = 0; i < j->nout; i++) {
         for (int64_t at = 0; at < j->out[i].n; at += step) {
             char *p = j->out[i].ptr + at * item;

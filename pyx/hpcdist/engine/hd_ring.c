@@ -1,6 +1,6 @@
-/* all_reduce of a long tensor as a ring of messages, polled with naps: for Open MPI between nodes, on a lane
- * without a core to spare. There the library's blocking call yields, which costs a time slice of the thread that
- * computes each time, and its nonblocking call passes whole tensors on, half as fast.
+/* all_reduce of a long tensor as a ring of messages, polled with naps: between nodes, on a lane without a core to
+ * spare. There the blocking call of Open MPI yields, which costs a time slice of the thread that computes each
+ * time, its nonblocking call passes whole tensors on, half as fast, and MPICH's takes more of the core.
  *
  * The tensor has a block for each rank. In the first size-1 steps a block goes around and every rank adds its
  * own; in the last size-1 the results go around. A block travels in segments, and a segment goes on as soon as
@@ -11,9 +11,12 @@
 #include "hd_data.h"
 
 #define TAG_RING 31        /* user tags never end in 31: see hd_p2p.c */
-#define SEGMENT (64 << 10)  /* bytes: what Open MPI sends over TCP without asking first */
-#define LEAST (1 << 20)    /* bytes: shorter tensors are the library's */
-#define WINDOW 16          /* segments in flight each way */
+/* Bytes. Open MPI sends up to 64 KiB over TCP without asking first, its header included: a segment of just that
+ * size took three messages more, and half as much of the core again. */
+#define SEGMENT (60 << 10)
+#define LEAST (1 << 20) /* bytes: shorter tensors are the library's */
+#define BLOCK (32 << 10) /* bytes: so are those that many ranks divide into shorter blocks */
+#define WINDOW 32       /* segments in flight each way: what the link moves in a few naps */
 
 typedef struct ring {
     hd_comm *c;
@@ -74,12 +77,13 @@ static int post(ring *r)
 
 int hd_ring_fits(const hd_comm *c, const hd_job *j)
 {
-    int64_t elements = 0;
+    int64_t elements = 0; /* then bytes */
     if (j->kind != HD_ALL_REDUCE || c->size == 1 || c->page)
         return 0;
     for (int i = 0; i < j->nout; i++)
         elements += j->out[i].n;
-    return elements * (int64_t)hd_itemsize(j->dtype) >= LEAST;
+    elements *= (int64_t)hd_itemsize(j->dtype);
+    return elements >= LEAST && elements >= (int64_t)BLOCK * c->size;
 }
 
 int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
