@@ -42,6 +42,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         Where parameters and buffers lie.
     dtype : torch.dtype, optional
         Of parameters and buffers.
+    bias : bool
+        Shift, where `affine` holds. False leaves the scale alone, with any torch.
 
     Raises
     ------
@@ -65,10 +67,14 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         process_group: Any = None,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         )
+        if not bias:  # torch before 2.13 knows no such argument
+            self.register_parameter("bias", None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch.
@@ -138,6 +144,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
                 module.affine,
                 module.track_running_stats,
                 process_group,
+                bias=module.bias is not None,
             )
             for name in ("weight", "bias"):
                 setattr(converted, name, getattr(module, name))
@@ -213,5 +220,6 @@ class _Normalize(Function):
             result = result.mul_(factor.view(shape)).to(gradient.dtype)
         if weight is None:
             return result, None, None, None, None, None, None, None
-        to_weight, to_bias = to_weight.to(weight.dtype), to_bias.to(weight.dtype)
-        return result, to_weight, to_bias, None, None, None, None, None
+        to_weight = to_weight.to(weight.dtype)
+        shift = to_bias.to(weight.dtype) if ctx.needs_input_grad[2] else None
+        return result, to_weight, shift, None, None, None, None, None

@@ -65,6 +65,34 @@ def test_same_as_the_whole_batch(rng, options, uneven):
     parallel_assert(close(mine(whole), reference(whole), 1e-10), "evaluation")
 
 
+def test_without_a_bias(rng):
+    """As torch 2.13 has it, also converted; older ones know no such argument."""
+    torch.manual_seed(2)
+    plain = nn.BatchNorm1d(4, dtype=torch.float64)
+    plain.register_parameter("bias", None)
+    with torch.no_grad():
+        plain.weight.uniform_(0.5, 2)
+    made = SyncBatchNorm(4, dtype=torch.float64, bias=False)
+    made.load_state_dict(plain.state_dict())
+    size, me = dist.get_world_size(), dist.get_rank()
+    whole = torch.from_numpy(rng.standard_normal((3 * size, 4)))
+    full = whole.clone().requires_grad_()
+    wanted = plain(full)
+    wanted.pow(3).sum().backward()
+    reference = plain.weight.grad.clone()
+    for module in (made, SyncBatchNorm.convert_sync_batchnorm(plain)):
+        module.zero_grad()
+        x = whole.chunk(size)[me].clone().requires_grad_()
+        out = module(x)
+        out.pow(3).sum().backward()
+        summed = module.weight.grad.clone()
+        dist.all_reduce(summed)
+        parallel_assert(module.bias is None and set(dict(module.named_parameters())) == {"weight"})
+        parallel_assert(close(out, wanted.chunk(size)[me], 1e-10))
+        parallel_assert(close(x.grad, full.grad.chunk(size)[me], 1e-9))
+        parallel_assert(close(summed, reference, 1e-9))
+
+
 def test_strides_and_halves(rng):
     x = torch.from_numpy(rng.standard_normal((4, 3, 5, 5))).float()
     plain = nn.BatchNorm2d(3)
