@@ -232,10 +232,6 @@ class Bucket:
             offset += p.numel()
         return views
 
-    def zeros(self) -> torch.Tensor:
-        """A flat tensor like the buffer, of zeros."""
-        return torch.zeros_like(self.buffer)
-
     def reset(self) -> None:
         """Make ready for the next backward pass. A Work still held here keeps its own buffers."""
         self.pending = len(self.members)
@@ -276,6 +272,23 @@ class Bucket:
                 if parameter.grad is not view:
                     parameter.grad = view
 
+    def leave_out(self, may_keep: bool) -> None:
+        """Take part with zeros, as where this rank has used none of the parameters.
+
+        Parameters
+        ----------
+        may_keep : bool
+            Whether :meth:`take` may be told to keep gradients as they were.
+        """
+        self.unused = list(range(len(self.members)))
+        if self.as_view and may_keep:
+            for place, (parameter, view) in enumerate(
+                zip(self.parameters, self.views, strict=True)
+            ):
+                if parameter.grad is view:
+                    self.saved[place] = view.clone()
+        self.buffer.zero_()
+
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
         parameter, view = self.parameters[place], self.views[place]
@@ -283,9 +296,7 @@ class Bucket:
             _copy([view], [parameter.grad])
             parameter.grad = view
 
-    def reduce(
-        self, comm: Any, divisor: int | None, extra: int, buffer: Any = None, wait: bool = False
-    ) -> Any:
+    def reduce(self, comm: Any, divisor: int | None, extra: int, wait: bool = False) -> Any:
         """Average the buffer between ranks; without `divisor`, over all of them.
 
         Parameters
@@ -296,8 +307,6 @@ class Bucket:
             If given, the sum is to be divided by it, which :meth:`take` does.
         extra : int
             Has to agree between ranks.
-        buffer : torch.Tensor, optional
-            In place of the bucket's own.
         wait : bool
             Return when it is done, in place of a Work.
 
@@ -307,8 +316,7 @@ class Bucket:
             The operation.
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
-        target = self.buffer if buffer is None else buffer
-        return comm.all_reduce(target, op, not wait, api=API, extra=extra)
+        return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Hand out what the reduction gave.

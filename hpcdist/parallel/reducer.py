@@ -26,18 +26,16 @@ from typing import Any
 
 import torch
 
-from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
+from hpcdist.errors import DistError
 from hpcdist.parallel import graph, texts
 from hpcdist.parallel.bucket import Allocator, allocate
+from hpcdist.parallel.failure import Failure
 from hpcdist.parallel.schedule import Schedule
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.transfer import Transfer
 from hpcdist.parallel.unused import Usage
 
 __all__ = ["Reducer"]
-
-# What peers see when this rank's backward ended before all buckets were full.
-API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
 
 # With gradients as views, one of this size moves into its bucket when it is ready, which frees its
 # own memory; smaller ones are moved together when the bucket is full.
@@ -120,7 +118,7 @@ class Reducer:
         self._left = self._template[:]  # and how many are to come
         self._next = 0  # first bucket not started
         self._late: Any = None  # the last bucket, if it waits for the end of backward
-        self._failure: BaseException | None = None
+        self._failure = Failure(self.transfer, self.stats)
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
         self._order: list[int] | None = [] if not find_unused else None
@@ -184,8 +182,9 @@ class Reducer:
         """
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
-        if self._failure is not None:
-            raise DistError(texts.earlier_failure(self._me(), self._failure)) from self._failure
+        error = self._failure.error
+        if error is not None:
+            raise DistError(texts.earlier_failure(self._me(), error)) from error
 
     def rebuild(self) -> bool:
         """Take over the order of rank 0's first backward pass; collective where that is over.
@@ -384,13 +383,7 @@ class Reducer:
                 for future in self.after_backward:
                     future.wait()
         except BaseException as error:
-            self._fail(error)
-            if isinstance(error, DistMismatchError):
-                # The group goes on: let what is under way come to its end, whatever that is. After
-                # other errors that could take a timeout for each bucket.
-                for bucket in self.buckets:
-                    if bucket.work is not None:
-                        self._settle(bucket.work.wait)
+            self._failure.of_finish(error, self.buckets)
             raise
         else:
             unused = [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
@@ -419,23 +412,28 @@ class Reducer:
     def shadow(self) -> None:
         """Take a joined rank's part in the others' backward pass: zeros everywhere.
 
-        All ranks that have run out of data must call it once per backward pass of the others.
+        All ranks that have run out of data must call it once per backward pass of the others. The
+        averages become this rank's gradients too, for an optimizer that shadows the others' steps.
         """
         last = len(self.buckets) - 1
+        counted = self._tracks or self._static is not None
         try:
             with torch.no_grad():
-                works = [
-                    self.transfer.start(bucket, index, index == last, bucket.zeros())
-                    for index, bucket in enumerate(self.buckets)
-                ]
+                for index, bucket in enumerate(self.buckets):
+                    bucket.leave_out(counted)
+                    bucket.work = self.transfer.start(bucket, index, index == last)
                 if self._tracks:
                     self._usage.reset()
                     self._usage.share(self.transfer.comm, self.transfer.passes)
-                for work in works:
-                    work.wait()
+                results = [bucket.work.wait() for bucket in self.buckets]
                 self._usage.wait()
+                for bucket, result in zip(self.buckets, results, strict=True):
+                    keep: Sequence[int] = ()
+                    if counted:
+                        keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
+                    self.transfer.finish(bucket, result, keep)
         except BaseException as error:
-            self._fail(error)
+            self._failure.note(error)
             raise
         self._rebuild = self._may_rebuild
         self._reset()
@@ -443,45 +441,12 @@ class Reducer:
     # -- when something went wrong -------------------------------------------------------------
 
     def _abandon(self) -> None:
-        """Wind up a backward pass that will never fill the remaining buckets.
-
-        Peers may be waiting in the all-reduces that this rank never started. Starting those with
-        what is there would be a lie, and starting nothing would leave peers until their timeout or,
-        worse, pair their buckets with this rank's next ones. So this rank enters a barrier in
-        place of each: where a peer is in an all-reduce, the entry check raises on both sides, and
-        where all ranks gave up at the same bucket, the barriers match and nothing is lost.
-        """
+        """Wind up a backward pass that will never fill the remaining buckets."""
         try:
             started = self._next - (self._late is not None)
-            for bucket in self.buckets[:started]:
-                if bucket.work is not None:
-                    self._settle(bucket.work.wait)
-            self._settle(self._usage.wait)
-            if self.transfer.comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
-                for _ in self.buckets[started:]:
-                    if not isinstance(self._failure, DistTimeoutError):
-                        self._settle(lambda: self.transfer.comm.barrier(api=API_ABANDON))
-            elif started < len(self.buckets) and self.transfer.comm.size > 1:
-                self._fail(
-                    DistError(
-                        "backward ended before all buckets were reduced, and with the entry check "
-                        "off there is no safe way to tell the other ranks"
-                    )
-                )
+            self._failure.abandon(self.buckets, started, self._usage)
         finally:
             self._reset()
-
-    def _settle(self, call: Callable[[], Any]) -> None:
-        """Make a blocking call and keep its error, if it is the first."""
-        try:
-            call()
-        except DistError as error:
-            if self._failure is None:
-                self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        self.stats.failed(error)
 
     def _reset(self) -> None:
         """Get ready for the next pass."""

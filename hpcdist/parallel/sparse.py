@@ -101,10 +101,14 @@ class SparseBucket:
         gradient = self.parameters[0].grad
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)
 
-    def reduce(self, comm: Any, divisor: int | None, extra: int, buffer: Any = None) -> Any:
+    def leave_out(self, may_keep: bool) -> None:
+        """Take part without entries, as where this rank has not used the parameter."""
+        self.unused = [0]
+        self.buffer = self.zeros()
+
+    def reduce(self, comm: Any, divisor: int | None, extra: int) -> Any:
         """Begin to average it between ranks."""
-        tensor = self.buffer if buffer is None else buffer
-        return SparseReduction(comm, tensor, divisor or comm.size, API, extra)
+        return SparseReduction(comm, self.buffer, divisor or comm.size, API, extra)
 
     def take(self, result: torch.Tensor, keep: Sequence[int], divisor: int | None) -> None:
         """Make the result the parameter's gradient."""

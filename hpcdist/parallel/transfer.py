@@ -57,8 +57,8 @@ class Transfer:
         """Whether a last bucket can as well be reduced at the end of backward."""
         return self._hook is None and not bucket.sparse and bucket.nbytes < _SMALL
 
-    def start(self, bucket: Any, index: int, last: bool, buffer: torch.Tensor | None = None) -> Any:
-        """Begin to move a packed bucket, or `buffer` in its place.
+    def start(self, bucket: Any, index: int, last: bool) -> Any:
+        """Begin to move a packed bucket.
 
         Returns
         -------
@@ -66,9 +66,9 @@ class Transfer:
             For :meth:`finish`.
         """
         if self._hook is None:
-            return bucket.reduce(self.comm, self.divisor, self.passes, buffer)
+            return bucket.reduce(self.comm, self.divisor, self.passes)
         state, hook = self._hook
-        work = hook(state, GradBucket(bucket, index, last, buffer))
+        work = hook(state, GradBucket(bucket, index, last))
         if not callable(getattr(work, "wait", None)):
             raise TypeError(
                 f"the communication hook must return a torch.futures.Future of a tensor, not "

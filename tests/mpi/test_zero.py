@@ -206,6 +206,38 @@ def test_join_with_uneven_inputs():
     parallel_assert(model.weight.eq(1 - 0.25 * longest).all(), lambda: f"{model.weight}")
 
 
+@pytest.mark.parametrize("as_view", [False, True], ids=["packed", "views"])
+@pytest.mark.mpi(min_size=2)
+def test_join_of_ddp_and_zero_together(as_view):
+    """As DDP.join with the undivided optimizer."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    own = [torch.randn(3, 1, 8, 8, generator=generator) for _ in range(2 + 2 * dist.get_rank())]
+    options = {"lr": 0.01, "momentum": 0.9}
+
+    def run(make, block):
+        model = DDP(network(), gradient_as_bucket_view=as_view)
+        optimizer = make(model.parameters())
+        with block([model, optimizer]):
+            for x in own:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    def divided(parameters):
+        return ZeroRedundancyOptimizer(
+            parameters, torch.optim.SGD, parameters_as_bucket_view=as_view, **options
+        )
+
+    mine = run(divided, Join)
+    whole = run(lambda p: torch.optim.SGD(p, **options), lambda both: both[0].join())
+    parallel_assert(off(mine, whole) <= 1e-6, lambda: f"{off(mine, whole)} from the undivided")
+    for parameter in mine:
+        first = parameter.clone()
+        dist.broadcast(first, 0)
+        parallel_assert(torch.equal(first, parameter), "ranks differ")
+
+
 def test_wrong_use():
     with parallel_raises(TypeError, match="not a tensor"):
         ZeroRedundancyOptimizer(torch.ones(1), torch.optim.SGD, lr=1.0)

@@ -1,0 +1,94 @@
+"""What becomes of a backward pass that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
+from hpcdist.parallel.stats import Stats
+from hpcdist.parallel.transfer import Transfer
+
+__all__ = ["Failure"]
+
+# What peers see when this rank's backward ended before all buckets were full.
+API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
+
+
+class Failure:
+    """Remembers the error after which averages are lost, and sees that no peer waits in vain.
+
+    Parameters
+    ----------
+    transfer : Transfer
+        What moves the buckets.
+    stats : Stats
+        Where an error is noted.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        The last error after which the ranks' parameters may have drifted apart.
+    """
+
+    def __init__(self, transfer: Transfer, stats: Stats) -> None:
+        self.error: BaseException | None = None
+        self._transfer, self._stats = transfer, stats
+
+    def note(self, error: BaseException) -> None:
+        """Take an error for the reason why there can be no further forward."""
+        self.error = error
+        self._stats.failed(error)
+
+    def settle(self, call: Callable[[], Any]) -> None:
+        """Make a blocking call and keep its error, if it is the first."""
+        try:
+            call()
+        except DistError as error:
+            if self.error is None:
+                self.note(error)
+
+    def of_finish(self, error: BaseException, buckets: Sequence[Any]) -> None:
+        """Note an error that came while this rank waited for its averages."""
+        self.note(error)
+        if isinstance(error, DistMismatchError):
+            # The group goes on: let what is under way come to its end, whatever that is. After
+            # other errors that could take a timeout for each bucket.
+            for bucket in buckets:
+                if bucket.work is not None:
+                    self.settle(bucket.work.wait)
+
+    def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
+        """Wind up a backward pass that will never fill the remaining buckets.
+
+        Peers may be waiting in the all-reduces that this rank never started. Starting those with
+        what is there would be a lie, and starting nothing would leave peers until their timeout or,
+        worse, pair their buckets with this rank's next ones. So this rank enters a barrier in
+        place of each: where a peer is in an all-reduce, the entry check raises on both sides, and
+        where all ranks gave up at the same bucket, the barriers match and nothing is lost.
+
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All of them.
+        started : int
+            How many have been started.
+        usage : Usage
+            Whose exchange may be under way too.
+        """
+        comm = self._transfer.comm
+        for bucket in buckets[:started]:
+            if bucket.work is not None:
+                self.settle(bucket.work.wait)
+        self.settle(usage.wait)
+        if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+            for _ in buckets[started:]:
+                if not isinstance(self.error, DistTimeoutError):
+                    self.settle(lambda: comm.barrier(api=API_ABANDON))
+        elif started < len(buckets) and comm.size > 1:
+            self.note(
+                DistError(
+                    "backward ended before all buckets were reduced, and with the entry check "
+                    "off there is no safe way to tell the other ranks"
+                )
+            )
