@@ -1,9 +1,12 @@
-"""Build script: which C files go into which native module. All else is in pyproject.toml."""
+"""Build script: which C files go into which native module, and which packages there are.
+
+All else is in pyproject.toml.
+"""
 
 import os
 import sys
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 # For `python setup.py ...`; the PEP 517 front ends have it from pyproject's backend-path.
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "_build"))
@@ -22,4 +25,12 @@ NATIVE = {
     "_nccl": Native(c=("nccl/*.c", "kernels/hd_types.c"), leave_out=("nccl/hd_nccl_load.c",)),
 }
 
-setup(ext_modules=extensions(NATIVE), cmdclass={"build_ext": BuildExt, "build_py": BuildPy})
+# What torch loads by itself must not import hpcdist, which loads libmpi: a package of its own.
+PLUGIN = "hpcdist_torch_plugin"
+
+setup(
+    ext_modules=extensions(NATIVE),
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    packages=[*find_packages(include=["hpcdist", "hpcdist.*"], exclude=["*.plugin"]), PLUGIN],
+    package_dir={PLUGIN: "hpcdist/torch/plugin"},
+)

@@ -200,7 +200,8 @@ def plugin(folder: Path) -> str:
         "Metadata-Version: 2.1\nName: hpcdist-as-installed\nVersion: 1.0\n"
     )
     (info / "entry_points.txt").write_text(f"[torch.backends]\n{entry[0]} = {entry[1]}\n")
-    return os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    (folder / "hpcdist_torch_plugin").symlink_to(ROOT / "hpcdist" / "torch" / "plugin")
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 LOADED_BY_ITSELF = """

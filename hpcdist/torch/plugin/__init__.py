@@ -2,8 +2,9 @@
 
 It makes the backend "hpcdist" and the init method ``mpi://`` known to torch.distributed, and
 imports hpcdist when one of them is used. So ``import torch`` costs nothing more, starts no MPI and
-needs none. It stands beside the package because importing any part of that would load libmpi. With
-``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch leaves it out; ``import hpcdist.torch`` does the same.
+needs none. setup.py installs it beside hpcdist, as ``hpcdist_torch_plugin``: importing any part of
+hpcdist loads libmpi. With ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch leaves it out;
+``import hpcdist.torch`` does the same.
 """
 
 from __future__ import annotations
