@@ -2,9 +2,12 @@
 """How much of DDP's communication hides behind backward.
 
     mpirun -n 2 python tests/perf/ddp_overlap.py
-    sudo python tests/perf/netns.py --rate 4gbit -- tests/perf/ddp_overlap.py --backward 0.1
+    sudo python tests/perf/netns.py -- tests/perf/ddp_overlap.py --model head --buckets 1
 
-A stack of linear layers whose gradients fill `--buckets` buckets of 25 MiB. The batch is chosen so
+The gradients fill `--buckets` buckets of 25 MiB. `--model even` is a stack of linear layers: all
+gradients come at the same pace, and that of the last bucket's hides behind nothing. `--model head`
+is a stack of convolutions with few parameters and linear layers behind them, as VGG is: the
+gradients come at the beginning of backward, whose rest hides them. The batch is chosen so
 that its backward alone takes `--backward` seconds. Printed, in ms (medians): backward alone (under
 no_sync), the all-reduces of the buckets alone, backward with them, and by how much the latter is
 longer than the longer of the two.
@@ -37,9 +40,22 @@ def timed(call: Callable[[], float], rounds: int) -> float:
     return found.item()
 
 
+def build(model: str, buckets: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """Return the network and the shape of one sample."""
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(buckets * 25 / 4))]
+    if model == "even":
+        return nn.Sequential(*layers), (WIDTH,)
+    front: list[nn.Module] = []
+    for channels in (3, *[64] * 7):
+        front += [nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
+    pool = [nn.AdaptiveAvgPool2d(4), nn.Flatten()]  # 64 x 4 x 4 is WIDTH
+    return nn.Sequential(*front, *pool, *layers), (3, 32, 32)
+
+
 def main() -> None:
     """Calibrate, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("even", "head"), default="even")
     parser.add_argument("--buckets", type=int, default=2)
     parser.add_argument("--backward", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=9)
@@ -48,8 +64,7 @@ def main() -> None:
     dist.init_process_group()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = round(args.buckets * 25 / 4)
-    module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+    module, sample = build(args.model, args.buckets)
     caps = None if args.first is None else [args.first, 25]
     model = dist.DistributedDataParallel(
         module, gradient_as_bucket_view=True, bucket_cap_mb_list=caps
@@ -64,11 +79,11 @@ def main() -> None:
         loss.backward()
         return time.perf_counter() - began
 
-    batch = 64
+    batch = 8
     for _ in range(3):  # to the wanted time, which is nearly proportional to the batch
-        seconds = timed(partial(backward, torch.ones(batch, WIDTH), False), 3)
+        seconds = timed(partial(backward, torch.ones(batch, *sample), False), 3)
         batch = max(1, round(batch * args.backward / seconds))
-    x = torch.ones(batch, WIDTH)
+    x = torch.ones(batch, *sample)
     for _ in range(2):
         backward(x, True)
 

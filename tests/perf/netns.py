@@ -111,7 +111,7 @@ class Node:
         self.keeper.wait()
 
 
-def connect(nodes: list[Node], rate: float) -> None:
+def connect(nodes: list[Node], rate: float, congestion: str) -> None:
     """Lay the link: a veth pair, each end with a filter on what it sends, half the rate."""
     first, second = (str(node.keeper.pid) for node in nodes)
     ends = ["type", "veth", "peer", "name", LINK, "netns", second]
@@ -120,6 +120,7 @@ def connect(nodes: list[Node], rate: float) -> None:
         node.run("ip", "link", "set", "lo", "up")
         node.run("ip", "addr", "add", f"{address}/24", "dev", LINK)
         node.run("ip", "link", "set", LINK, "up")
+        node.run("sh", "-c", f"echo {congestion} > /proc/sys/net/ipv4/tcp_congestion_control")
         limit = ["tbf", "rate", f"{rate * 500:.0f}mbit", "burst", "1mb", "latency", "50ms"]
         node.run("tc", "qdisc", "add", "dev", LINK, "root", *limit)
     for node in nodes:
@@ -196,6 +197,13 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=float, default=4, help="of the link, Gbit/s in both directions together (4)"
     )
+    parser.add_argument(
+        "--congestion",
+        default="reno",
+        choices=("reno", "cubic", "bbr"),
+        help="control of TCP (reno): acknowledgements start what is sent, as with cubic, that most "
+        "machines run but a namespace may not always choose; bbr takes a timer for its pace",
+    )
     parser.add_argument("--cores", type=int, default=1, help="of each node (1)")
     parser.add_argument("--ranks", type=int, default=1, help="on each node (1)")
     parser.add_argument("program", nargs="*", help="for Python: a file or -m module, arguments")
@@ -218,7 +226,7 @@ def main() -> int:
             cores = cores_of(options.cores)
             nodes += [Node(0, hosts)]
             nodes += [Node(1, hosts)]
-            connect(nodes, options.rate)
+            connect(nodes, options.rate, options.congestion)
             shell = remote_shell(folder, nodes, cores)
             command = command_line(mpirun, shell, options.ranks, options.program or OVERLAP)
             job = subprocess.Popen(
