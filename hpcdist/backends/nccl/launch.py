@@ -226,9 +226,12 @@ class Launcher(GroupBackend):
                 ready = runtime.record(stream)
                 stream = self._stream(index)
                 runtime.order(stream, ready)
-            enqueue(comm, runtime.handle(stream))
-            event = runtime.record(stream)
             what = f"{api} #{self.seq} of the group {self.name!r} on rank {self.rank}"
+            try:
+                enqueue(comm, runtime.handle(stream))
+            except DistError as error:  # NCCL's own words know neither the group nor the number
+                raise type(error)(f"{what} could not start: {error}") from None
+            event = runtime.record(stream)
             seconds = self.timeout
             watch = Watch(comm, runtime.event_handle(event), runtime.query, seconds, what, _REASONS)
             work = NcclWork(runtime, index, stream, watch, event, list(tensors), blocks, source)
