@@ -12,7 +12,7 @@ from hpcdist.work import ReduceOp, Work
 __all__ = ["Collectives"]
 
 
-def _as_list(tensors: Any) -> Any:
+def as_list(tensors: Any) -> Any:
     """A lone tensor as a list of one, as torch allows."""
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
@@ -49,18 +49,16 @@ def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | N
     return None
 
 
-def all_reduce_coalesced(comm: Any, tensors: Any, op: Any, async_op: bool) -> Work | None:
-    """Reduce a list of tensors; complex ones count as pairs of real ones among real ones."""
-    listed = _as_list(tensors)
-    views: list[Any] | None = listed
-    try:
-        work: Work | None = comm.all_reduce_coalesced(listed, op, async_op)
-        return work
-    except TypeError:
-        views = _as_reals(listed, op)
-        if views is None:
-            raise
-    return comm.all_reduce_coalesced(views, op, async_op)
+def reals_or_raise(comm: Any, tensors: Any, op: Any, async_op: bool) -> Work | None:
+    """Reduce a list that was refused for complex tensors among real ones; else raise again.
+
+    Called while the TypeError is handled. Complex tensors count as pairs of real ones.
+    """
+    views = _as_reals(tensors, op)
+    if views is None:
+        raise  # noqa: PLE0704
+    work: Work | None = comm.all_reduce_coalesced(views, op, async_op)
+    return work
 
 
 class Collectives:
@@ -153,7 +151,11 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return all_reduce_coalesced(self._comm, tensors, op, async_op)
+        listed = as_list(tensors)
+        try:
+            return self._comm.all_reduce_coalesced(listed, op, async_op)
+        except TypeError:
+            return reals_or_raise(self._comm, listed, op, async_op)
 
     def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
         """Copy the tensor of one rank to all.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdist.collectives import all_reduce_coalesced as _all_reduce_coalesced
-from hpcdist.collectives import sparse_or_raise
+from hpcdist.collectives import as_list, reals_or_raise, sparse_or_raise
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.group import comm_of as _comm_of
 from hpcdist.group import world as _world
@@ -107,7 +106,11 @@ def all_reduce_coalesced(
     :class:`Work` has ``get_future()``.
     """
     comm = _world.comm if group is None else _comm_of(group)
-    return _all_reduce_coalesced(comm, tensors, op, async_op)
+    listed = as_list(tensors)
+    try:
+        return comm.all_reduce_coalesced(listed, op, async_op)
+    except TypeError:
+        return reals_or_raise(comm, listed, op, async_op)
 
 
 def reduce(
