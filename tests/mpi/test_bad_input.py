@@ -127,6 +127,8 @@ def test_bad_tensors_in_every_place(count):
         for kind, (tensor, expected, says, as_input) in bad_tensors().items():
             if not writes and not as_input:
                 continue
+            if kind == "sparse COO" and where in ("all_reduce", "all_reduce, async"):
+                continue  # it takes them: test_reduce.py
             refused(check, f"{where}, {kind}", lambda: call(tensor), expected, says)  # noqa: B023
             cases += 1
     check.that(dist.group.WORLD._comm.seq == before, "something was begun")

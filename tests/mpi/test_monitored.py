@@ -107,7 +107,7 @@ def test_a_short_timeout_is_the_barriers_alone(kind):
     t, text = torch.ones(3), ""
     if rank == size - 1:
         time.sleep(1.5)
-        dist.all_reduce(t, group=group)
+        dist.all_reduce(t, group=group, async_op=True).wait()
     else:
         work = dist.all_reduce(t, group=group, async_op=True)
         try:

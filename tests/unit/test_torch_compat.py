@@ -14,7 +14,6 @@ import torch
 import torch.distributed as td
 
 import hpcdist.torch
-from hpcdist._engine import EITHER
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
 
@@ -44,6 +43,7 @@ class FakeComm:
 
         def call(*arguments, **_):
             self.calls.append((name, arguments))
+            self.limit = self.timeout
             return FakeWork()
 
         return call
@@ -144,8 +144,8 @@ def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGro
     assert bridge._comm.calls[-1][0] == "all_reduce" and len(bridge._comm.calls[-1][1]) == 2
     options.reduceOp, options.timeout = td.ReduceOp.MAX, timedelta(seconds=2)
     bridge.allreduce([torch.zeros(2)], options)
-    assert bridge._comm.calls[-1][1][-1] is EITHER
-    assert bridge._comm.calls[-1][1][1] == hpcdist.ReduceOp.MAX
+    assert bridge._comm.calls[-1][1][1:] == (hpcdist.ReduceOp.MAX,)
+    assert (bridge._comm.limit, bridge._comm.timeout) == (timedelta(seconds=2), 9.0)
 
 
 @pytest.mark.parametrize(
