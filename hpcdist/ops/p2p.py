@@ -298,7 +298,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(
         isinstance(each, P2POp) for each in p2p_op_list
     ):
-        raise ValueError("p2p_op_list must be a list of hpcdist.P2POp")
+        raise ValueError("Invalid ``p2p_op_list``: it must be a list of hpcdist.P2POp")
     if not p2p_op_list:
         return []
     pg = p2p_op_list[0].group

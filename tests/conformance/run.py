@@ -37,6 +37,8 @@ from jobs import mpirun_command  # noqa: E402
 #: Seconds beyond the deadline of a test, which shows the stacks, after which a job is ended from
 #: outside.
 PATIENCE = 30.0
+#: Seconds until a job's first test begins.
+STARTING = 120.0
 #: New jobs after a hang or a crash.
 RESTARTS = 20
 
@@ -83,6 +85,7 @@ def one_job(found: Run, report: Path, options: argparse.Namespace, first: str | 
     command += ["--only", *options.only] if options.only else []
     command += ["--match", options.match, "--deadline", str(options.deadline)]
     command += ["--verbose"] if options.verbose else []
+    command += ["--hang", options.hang] if options.hang else []
     report.write_text("")
     job = subprocess.Popen(
         command,
@@ -92,13 +95,13 @@ def one_job(found: Run, report: Path, options: argparse.Namespace, first: str | 
         stderr=None if options.verbose else subprocess.DEVNULL,
         start_new_session=True,
     )
-    seen, heard = 0, time.monotonic()
+    seen, heard, limit = 0, time.monotonic(), STARTING
     try:
-        while job.poll() is None and time.monotonic() - heard < options.deadline + PATIENCE:
+        while job.poll() is None and time.monotonic() - heard < limit:
             time.sleep(0.1)
             size = report.stat().st_size
             if size != seen:
-                seen, heard = size, time.monotonic()
+                seen, heard, limit = size, time.monotonic(), options.deadline + PATIENCE
     finally:
         if job.poll() is None:
             end(job)
@@ -203,6 +206,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--deadline", type=float, default=60.0, metavar="S", help="seconds for one test (60)"
+    )
+    parser.add_argument(
+        "--hang", metavar="TEST", default="", help="hang in place of this test, to see what happens"
     )
     parser.add_argument(
         "--quiet", dest="progress", action="store_false", help="no line for each test"

@@ -267,6 +267,8 @@ def run(agreement: Agreement, folder: Path, options: argparse.Namespace) -> None
             empty(folder)
         agreement.texts("")
         with deadline(options.deadline, name):
+            while name == options.hang:
+                time.sleep(1)
             found, why = run_one(side, cls(name), skips)
             kind, reason, told = together(agreement.texts(f"{found}\n{why[-TEXT + 50 :]}"))
             try:
@@ -290,6 +292,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TEST", help="run these tests")
     parser.add_argument("--match", default="", metavar="REGEX", help="tests of such a name")
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds for one test")
+    parser.add_argument("--hang", default="", help="a test in whose place to hang")
     parser.add_argument("--report", type=Path, help="append a line of JSON for each to this file")
     parser.add_argument("--verbose", action="store_true", help="show the tracebacks of failures")
     options = parser.parse_args()

@@ -43,10 +43,11 @@ def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) ->
     print(f"{side}: {found.count('passed')} passed in {found.seconds:.0f} s")
 
 
-def test_a_hang_ends_one_test_and_not_the_run() -> None:
-    """test_barrier sleeps for longer than its deadline here; the next test is run all the same."""
-    options = run.parse(["--deadline", "0.6", "--quiet", "--only", "test_barrier", "test_get_rank"])
-    found = run.run("bridge", 2, options)
+@pytest.mark.deadline(120)
+def test_a_hang_ends_one_test_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PATIENCE", 0.5)
+    options = ["--deadline", "5", "--quiet", "--only", "test_barrier", "test_get_rank"]
+    found = run.run("bridge", 2, run.parse([*options, "--hang", "test_barrier"]))
     assert not found.problem
     assert {test: o.kind for test, o in found.outcomes.items()} == {
         "test_barrier": "crashed",
@@ -101,7 +102,7 @@ def test_the_table_holds_where_it_says() -> None:
         ({"test_d": Seen("failed", "new")}, "test_d: failed: new (expected: passed)"),
         ({"test_d": Seen("skipped", "new")}, "test_d: skipped: new (expected: passed)"),
         ({"test_d": Seen("crashed", "gone")}, "test_d: crashed: gone (expected: passed)"),
-        ({}, "test_a: the suite has no such test: a needless entry"),
+        ({}, "test_a: the suite has no such test; its entry is needless"),
     ],
 )
 def test_what_is_not_as_the_table_says_is_told(outcomes: dict[str, Seen], said: str) -> None:
