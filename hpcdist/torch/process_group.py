@@ -236,10 +236,9 @@ class BridgeGroup(ProcessGroup):
     ) -> Work:
         """Run a method of the native group as torch's options say."""
         limit = limit_of(getattr(opts, "timeout", None))
-        # an operation takes the group's timeout with it when it begins
-        usual = self._comm.timeout
         if limit is not None:
-            self._comm.timeout = limit
+            # an operation takes the group's timeout with it when it begins
+            usual, self._comm.timeout = self._comm.timeout, limit
         try:
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
             entry = None
@@ -247,7 +246,7 @@ class BridgeGroup(ProcessGroup):
                 entry = self._note(name, inputs, outputs)
             if wants_work:
                 # torch lets one rank wait and another not
-                return self._collect(BridgeWork(method(*args, EITHER), outputs, None, entry))
+                return self._collect(BridgeWork(method(*args, EITHER), outputs, entry))
             if entry is None:
                 method(*args)
             else:
@@ -429,14 +428,14 @@ class BridgeGroup(ProcessGroup):
         entry = None
         if self._recorder is not None:
             entry = self._note("send", [tensor], [], f"{self._comm.rank}->{dst}")
-        return self._collect(BridgeWork(self._comm.isend(tensor, dst, tag), [tensor], None, entry))
+        return self._collect(BridgeWork(self._comm.isend(tensor, dst, tag), [tensor], entry))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensor = _one(tensors)
         entry = None
         if self._recorder is not None:
             entry = self._note("recv", [], [tensor], f"{self._comm.rank}<-{src}")
-        return self._collect(BridgeWork(self._comm.irecv(tensor, src, tag), [tensor], None, entry))
+        return self._collect(BridgeWork(self._comm.irecv(tensor, src, tag), [tensor], entry))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)

@@ -64,32 +64,23 @@ class BridgeWork(Work):
         The operation.
     tensors : list of torch.Tensor, or of lists of them
         Its outputs: what the future holds. Kept alive until the operation is done.
-    timeout : datetime.timedelta, optional
-        For a ``wait`` that is given none; by default the group's.
     entry : Entry, optional
         The flight recorder's, which is told how the operation goes on.
     """
 
-    def __init__(
-        self,
-        native: Any,
-        tensors: list[Any],
-        timeout: timedelta | None = None,
-        entry: Entry | None = None,
-    ) -> None:
+    def __init__(self, native: Any, tensors: list[Any], entry: Entry | None = None) -> None:
         super().__init__()
         self._entry = entry
         if entry is not None:
             entry.follow(native)
         self._native = native
         self._tensors = tensors
-        self._timeout = timeout
         self._future: torch.futures.Future[list[Any]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the operation is done; raise its error."""
         try:
-            return bool(self._native.wait(limit_of(timeout) or self._timeout))
+            return bool(self._native.wait(limit_of(timeout)))
         except Exception:
             if self._entry is not None:
                 self._entry.failed()
