@@ -10,6 +10,7 @@ from .errors import BenchError
 __all__ = [
     "add_libraries",
     "add_measure",
+    "add_models",
     "add_output",
     "add_sizes",
     "natural",
@@ -201,6 +202,27 @@ def add_measure(
             metavar="N",
             help="calls in one measurement (as many as take about 2 ms)",
         )
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add ``-m --threads``: which modules to train, and on how many threads.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Gets the options ``model`` and ``threads``.
+    """
+    names = ["mlp", "cnn", "transformer", "tiny"]  # what ddp_models has, which imports torch
+    parser.add_argument(
+        "-m",
+        "--model",
+        nargs="+",
+        default=names,
+        choices=names,
+        metavar="MODEL",
+        help="mlp, cnn, transformer or tiny (all)",
+    )
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="of torch (1)")
 
 
 def add_libraries(group: argparse._ArgumentGroup, names: Sequence[str]) -> None:

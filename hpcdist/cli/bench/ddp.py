@@ -62,7 +62,7 @@ _MIB = 1 << 20
 # Parameters from which the cost of one stands out from the noise of a step.
 _MANY = 500
 # Largest difference between the two libraries' parameters that rounding explains.
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,18 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser : argparse.ArgumentParser
         Of this bench.
     """
-    parser.add_argument(
-        "-m",
-        "--model",
-        nargs="+",
-        default=["mlp", "cnn", "transformer", "tiny"],
-        choices=["mlp", "cnn", "transformer", "tiny"],
-        metavar="MODEL",
-        help="mlp, cnn, transformer or tiny (all)",
-    )
-    parser.add_argument(
-        "--threads", type=arguments.positive, default=1, metavar="N", help="of torch (1)"
-    )
+    arguments.add_models(parser)
     arguments.add_measure(parser, rounds=15, calls=False)
     arguments.add_output(parser)
 
@@ -294,7 +283,7 @@ def _rows(
         if library != "alone":
             base = times["alone"].median
             off = float(job.worst([float((trainer.parameters() - reference).abs().max())])[0])
-            same &= off <= _ROUNDING
+            same &= off <= ROUNDING
             row["added_ms"] = (times[library].median - base) * 1e3
             row["buckets_ms"] = alone_times[f"buckets {library}"].median * 1e3
             if count >= _MANY:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from . import arguments, formats
-from .ddp import Trainer
+from .ddp import ROUNDING, Trainer
 from .errors import BenchError
 from .job import Job
 from .measure import Times, interleave
@@ -39,8 +39,6 @@ COLUMNS = (
     formats.Column("rounds"),
 )
 
-# Largest difference between the two backends' parameters that rounding explains.
-_ROUNDING = 1e-4
 _KINDS = ("all_reduce", "DDP", "FSDP2")
 
 
@@ -61,18 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="all_reduce, DDP or FSDP2 (all)",
     )
-    parser.add_argument(
-        "-m",
-        "--model",
-        nargs="+",
-        default=["mlp", "cnn", "transformer", "tiny"],
-        choices=["mlp", "cnn", "transformer", "tiny"],
-        metavar="MODEL",
-        help="mlp, cnn, transformer or tiny (all)",
-    )
-    parser.add_argument(
-        "--threads", type=arguments.positive, default=1, metavar="N", help="of torch (1)"
-    )
+    arguments.add_models(parser)
     arguments.add_measure(parser, rounds=15, calls=False)
     arguments.add_output(parser)
 
@@ -210,16 +197,15 @@ def _steps(
         trainer(2)  # buckets are rebuilt after the first step, and connections are made in it
     times = interleave(job, trainers, options.rounds, max(2, options.warmup), calls=1)
     reference = trainers["gloo"].parameters()
+    apart = (trainers["hpcdist"].parameters() - reference).abs()
     off = float(
-        job.worst([float((trainers["hpcdist"].parameters() - reference).abs().max())])[0]
-        if reference.numel()
-        else job.worst([0.0])[0]
-    )
+        job.worst([float(apart.max()) if apart.numel() else 0.0])[0]
+    )  # of shards one may be empty
     for name, found in times.items():
         row = _row(case, name, found, times["gloo"], options)
         row["off"] = off if name == "hpcdist" else None
         table.row(row)
-    return off <= _ROUNDING
+    return off <= ROUNDING
 
 
 def _row(
