@@ -13,7 +13,6 @@ import standin
 from standin import cpu, gpu
 
 import hpcdist as dist
-from hpcdist.backends.nccl import device
 from hpcdist.testing import parallel_assert
 
 import torch  # isort: skip
@@ -25,18 +24,8 @@ SLACK = 5.0
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _library():
-    standin.load()
-    device.use(standin.Runtime())
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    device.use(None)
-
-
 @pytest.fixture
-def group(_library):
+def group(runtime):
     """A fresh group over both, after which the default one comes back."""
     if dist.is_initialized():
         dist.destroy_process_group()

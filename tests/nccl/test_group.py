@@ -13,20 +13,9 @@ from standin import cpu, gpu
 
 import hpcdist as dist
 from hpcdist import ReduceOp, _nccl, dtypes
-from hpcdist.backends.nccl import device
 from hpcdist.testing import parallel_assert, parallel_raises
 
 BOTH = "cpu:mpi,cuda:nccl"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _library():
-    standin.load()
-    device.use(standin.Runtime())
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    device.use(None)
 
 
 def start(backend: str = BOTH, seconds: float = 20.0, **options) -> None:
@@ -38,7 +27,7 @@ def start(backend: str = BOTH, seconds: float = 20.0, **options) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(_library, _process_group):
+def both(runtime, _process_group):
     start()
 
 
