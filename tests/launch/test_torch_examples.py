@@ -16,7 +16,8 @@ EXAMPLES = ROOT / "examples" / "torch"
 
 
 def losses(text: str, what: str) -> dict[int, float]:
-    found = re.findall(rf"^{what} (\d+): loss ([\d.]+)$", text, re.M)
+    # Ranks that print at once may share a line: Python writes a text and its end one by one.
+    found = re.findall(rf"{what} (\d+): loss (\d+\.\d+)", text)
     return {int(number): float(loss) for number, loss in found}
 
 
