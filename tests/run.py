@@ -15,14 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 TESTS = Path(__file__).resolve().parent
 #: Folders whose tests start mpirun themselves, so pytest runs them without it.
@@ -40,6 +44,10 @@ ANY_MPI = tuple(
 )
 
 
+#: Lines that a stage wrote last which are repeated at the end when it broke down.
+LAST_LINES = 60
+
+
 @dataclass
 class Stage:
     """One pytest run and what came of it."""
@@ -53,6 +61,7 @@ class Stage:
     seconds: float = 0.0
     problem: str = ""
     slowest: list[list] = field(default_factory=list)
+    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
 def find_mpirun(given: str | None) -> str:
@@ -85,6 +94,8 @@ def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
 def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) -> list[str]:
     """Return one pytest call on some files."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *extra]
+    if sys.stdout.isatty():
+        command.append("--color=yes")  # it writes into a pipe
     if options.k:
         command += ["-k", options.k]
     if options.quick:
@@ -115,7 +126,9 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
 def run(stage: Stage, timeout: float) -> None:
     """Run one stage with its output on this terminal, and fill in what came of it."""
-    print(f"\n=== {stage.name}", flush=True)
+    # Chosen here, so that it is known when a crash takes the ranks' own output along.
+    seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
+    print(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -123,9 +136,19 @@ def run(stage: Stage, timeout: float) -> None:
         # A session of its own, so that a timeout can end mpirun with all it started.
         # Not from the repository's root: `-m` puts the working directory in front of sys.path, and
         # the unbuilt source tree would hide the installed package.
-        process = subprocess.Popen(stage.command, env=env, cwd=TESTS, start_new_session=True)
+        process = subprocess.Popen(
+            stage.command,
+            env=env,
+            cwd=TESTS,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        echo = threading.Thread(target=show, args=(process.stdout, stage.last), daemon=True)
+        echo.start()
         try:
             code = process.wait(timeout)
+            echo.join(10)  # what a test left running may hold the pipe open
         except subprocess.TimeoutExpired:
             stage.problem = f"not done after {timeout:g} s"
             end(process)
@@ -141,6 +164,16 @@ def run(stage: Stage, timeout: float) -> None:
         return
     if code not in (0, 1, 5) or (code == 1 and not stage.failed):
         stage.problem = f"ended with exit code {code}"
+
+
+def show(output: BinaryIO, last: deque[bytes]) -> None:
+    """Copy a stage's output to this terminal as it comes, and remember its last lines."""
+    line = b""
+    while text := os.read(output.fileno(), 1 << 16):
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+        *lines, line = (line + text).split(b"\n")
+        last.extend(lines)
 
 
 def end(process: subprocess.Popen) -> None:
@@ -164,6 +197,10 @@ def summarise(done: list[Stage], chosen: bool) -> int:
         # With -k a stage may well hold none of the chosen tests, but not all of them.
         if not stage.problem and not stage.passed + stage.failed and not (chosen and ran):
             stage.problem = "no test ran"
+    for stage in done:
+        if stage.problem and stage.last:
+            print(f"\n=== {stage.name}: {stage.problem}; its last lines:")
+            print(b"\n".join(stage.last).decode(errors="replace"))
     print(f"\n{'stage':<16}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for stage in done:
         print(
