@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist.work import ReduceOp
@@ -37,8 +38,8 @@ class SparseReduction:
         self, comm: Any, tensor: torch.Tensor, divisor: int, api: str, extra: int = 0
     ) -> None:
         self._comm, self._tensor, self._divisor = comm, tensor, divisor
-        own = torch.tensor([tensor._nnz()], dtype=torch.int64)
-        self._counts = torch.empty(comm.size, dtype=torch.int64)
+        own = np.array([tensor._nnz()], np.int64)
+        self._counts = np.empty(comm.size, np.int64)
         self._work = comm.all_gather_into_tensor(self._counts, own, True, api=api, extra=extra)
 
     def wait(self) -> torch.Tensor:
@@ -53,8 +54,8 @@ class SparseReduction:
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
         values, places = self._tensor._values().contiguous(), self._tensor._indices().T.contiguous()
-        all_places = torch.empty(sum(counts), dims, dtype=torch.int64)
-        all_values = torch.empty(sum(counts), *shape[dims:], dtype=values.dtype)
+        all_places = places.new_empty(sum(counts), dims)
+        all_values = values.new_empty(sum(counts), *shape[dims:])
         self._comm.all_gather(list(all_places.split(counts)), places)
         self._comm.all_gather(list(all_values.split(counts)), values)
         total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .base import batch
 
-__all__ = ["Dispatch", "over"]
+__all__ = ["Dispatch", "over", "serving"]
 
 
 def _kind(tensor: Any) -> str:
@@ -94,6 +94,19 @@ class Dispatch:
                 for i, work in zip(mine, begun, strict=True):
                     works[i] = work
         return works
+
+
+def serving(backend: Any, tensor: Any) -> Any:
+    """The backend that moves a tensor, of a group's :func:`over`.
+
+    Parameters
+    ----------
+    backend : object
+        A backend, or the :class:`Dispatch` of several.
+    tensor : object
+        A tensor, or an array on the host.
+    """
+    return backend._of(tensor) if isinstance(backend, Dispatch) else backend
 
 
 def over(backends: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import torch
 from hpcdist import group as _group
 from hpcdist.parallel.bucket import MIB
 
-__all__ = ["bucket_caps", "check_devices", "check_tensors", "group_of", "sparse_indices"]
+__all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "sparse_indices"]
 
 # A small first bucket lets communication begin soon after backward has begun; large ones after it
 # keep the number of messages low.
@@ -45,28 +45,49 @@ def group_of(process_group: Any, device_mesh: Any) -> Any:
     return _group.member(process_group)
 
 
-def check_devices(
+def input_device(
     parameters: Iterable[torch.Tensor], device_ids: Any, output: Any, dim: int
-) -> None:
-    """Refuse arguments that are about GPUs, and modules on them."""
+) -> torch.device | None:
+    """Where inputs are moved to before forward, and None for nowhere; refuses what cannot be."""
     if dim:
         raise ValueError(f"dim={dim}: it means something only with several devices per process")
-    kinds = {p.device.type for p in parameters}
+    devices = {p.device for p in parameters}
+    kinds = {device.type for device in devices}
     if len(kinds) > 1:
         raise ValueError(
             "DistributedDataParallel's input module must be on the same type of devices, but its "
             f"parameters are on {sorted(kinds)}"
         )
-    if device_ids or output is not None:
+    if kinds - {"cpu", "cuda"}:
+        raise ValueError(
+            f"the module is on {kinds.pop()!r}, and hpcdist trains modules on CPUs and on GPUs of "
+            "device type 'cuda'; move it with .to(device)"
+        )
+    if not device_ids and output is None:
+        return None
+    if kinds != {"cuda"}:
         raise ValueError(
             "device_ids and output_device only work with modules on GPUs, but got "
             f"device_ids={device_ids}, output_device={output} and parameters on {sorted(kinds)}"
         )
-    if kinds - {"cpu"}:
+    if len(devices) > 1:
         raise ValueError(
-            f"the module is on {kinds.pop()}, and hpcdist trains modules on the CPU only; move it "
-            "with .cpu()"
+            "device_ids and output_device only work with modules on one GPU, but the parameters "
+            f"are on {sorted(map(str, devices))}; leave both away"
         )
+    chosen = list(device_ids or [output])
+    if len(chosen) != 1:
+        raise ValueError(f"device_ids can only be None or contain a single element, not {chosen}")
+    (device,) = devices
+    for name, given in (("device_ids", chosen[0]), ("output_device", output)):
+        if given is not None and _index(given) != device.index:
+            raise ValueError(f"{name} names {given}, but the module's parameters are on {device}")
+    return device if device_ids else None
+
+
+def _index(given: Any) -> int | None:
+    """The index of a GPU that is named by it, by text or as a device."""
+    return given if isinstance(given, int) else torch.device(given).index
 
 
 def check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.transfer import Transfer
@@ -76,7 +77,8 @@ class Failure:
         usage : Usage
             Whose exchange may be under way too.
         """
-        comm = self._transfer.comm
+        # where there are several backends, what peers wait in is the one that moves the buckets
+        comm = serving(self._transfer.comm, buckets[0].buffer)
         for bucket in buckets[:started]:
             if bucket.work is not None:
                 self.settle(bucket.work.wait)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hpcdist import group as _group
 from hpcdist.parallel import arguments
@@ -45,8 +46,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     module : torch.nn.Module
         Whose parameters are to be trained, in its final form: parameters added or unfrozen after
         this are not averaged. It stays usable on its own as ``.module``.
-    device_ids, output_device : None
-        For modules on CUDA devices, which hpcdist does not train yet: None (or empty).
+    device_ids : list of one int or torch.device, optional
+        The GPU that the module is on. Inputs are then moved there before forward.
+    output_device : int or torch.device, optional
+        The same GPU: outputs stay where the module makes them.
     dim : int
         0. (It means something only with several devices per process.)
     broadcast_buffers : bool, optional
@@ -146,7 +149,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             )
         if check_reduction:
             warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
-        arguments.check_devices(module.parameters(), device_ids, output_device, dim)
+        self.device_ids = device_ids
+        self._inputs_to = arguments.input_device(
+            module.parameters(), device_ids, output_device, dim
+        )
         self._caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
         self._tail = arguments.MIB if bucket_cap_mb is None and not bucket_cap_mb_list else None
         init_buffers, self.forward_sync_buffers = arguments.which_buffers(
@@ -304,6 +310,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             if self.reducer is not None:
                 self.reducer.rebuild()
         self._sync_buffers("PRE_FORWARD", root)
+        if self._inputs_to is not None:
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda each: each.to(self._inputs_to), (args, kwargs)
+            )
         if self._precision is not None:
             args, kwargs = self._precision.cast(args), self._precision.cast(kwargs)
         return args, kwargs
@@ -380,8 +390,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._stats.describe(
             module_name=type(self.module).__name__,
             backend_name=group._backend,
-            device_ids="",
-            output_device=-1,
+            device_ids="" if self._inputs_to is None else str(self._inputs_to.index),
+            output_device=-1 if self._inputs_to is None else self._inputs_to.index,
             world_size=group.size(),
             rank=group.rank(),
             find_unused_parameters=self.find_unused_parameters,

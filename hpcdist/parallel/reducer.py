@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.parallel import graph, texts
+from hpcdist.parallel import graph, streams, texts
 from hpcdist.parallel.bucket import Allocator, allocate
 from hpcdist.parallel.failure import Failure
 from hpcdist.parallel.schedule import Schedule
@@ -104,6 +104,7 @@ class Reducer:
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
         self.transfer = Transfer(group)
+        self._streams = streams.of(self._parameters)
         self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype, tail)
         self._set_buckets(self._schedule.make(self._schedule.first()))
 
@@ -182,7 +183,7 @@ class Reducer:
         """
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
-        error = self._failure.error
+        error = self._failure.error or self.transfer.failure(self.buckets[0])
         if error is not None:
             raise DistError(texts.earlier_failure(self._me(), error)) from error
 
@@ -249,6 +250,8 @@ class Reducer:
             self._order.append(index)
         bucket = self._bucket_of[index]
         bucket.pending -= 1
+        if self._streams is not None:
+            self._streams.note(bucket, parameter.device.index)
         if index in self._large:
             bucket.pack_one(self._large[index])
         if not bucket.pending:
@@ -318,6 +321,8 @@ class Reducer:
         """Begin to move one bucket."""
         if self._skip_unused and len(bucket.unused) == len(bucket.members):
             return
+        if self._streams is not None:
+            self._streams.gather(bucket)
         bucket.pack()
         last = index + 1 == len(self.buckets)
         if last and not self._tracks and self.transfer.may_wait(bucket):
@@ -460,6 +465,8 @@ class Reducer:
         self.after_backward = []
         if self._order is not None:
             self._order = []
+        if self._streams is not None:
+            self._streams.reset()
         for bucket in self.buckets:
             bucket.reset()
 

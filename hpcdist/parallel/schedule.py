@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist.parallel.bucket import Allocator, Bucket, assign_buckets
@@ -95,10 +96,10 @@ class Schedule:
             Rank 0's.
         """
         default = range(len(self._parameters) - 1, -1, -1)
-        agreed = torch.tensor(list(order or default), dtype=torch.int64)
+        agreed = np.array(list(order or default), np.int64)
         if comm.size > 1:
             comm.broadcast(agreed, 0, api=API)
-        return agreed.tolist()
+        return list(map(int, agreed))
 
     def exchange(self, buckets: list[Any], members: Sequence[list[int]]) -> list[Any]:
         """Make new buckets in the place of `buckets`, and move gradients that are views over.

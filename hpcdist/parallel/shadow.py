@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hpcdist.parallel.join import Join, Joinable, JoinHook
@@ -73,15 +74,15 @@ def agree(
     RuntimeError
         On all ranks, if one is done that has not seen its static graph.
     """
-    row = torch.tensor([training, averages, buffers, new and not training], dtype=torch.int64)
-    rows = torch.empty(group.size(), len(row), dtype=torch.int64)
-    group._comm.all_gather_into_tensor(rows.view(-1), row, api=API)
-    for rank in rows[:, 3].nonzero().flatten().tolist():
+    row = np.array([training, averages, buffers, new and not training], np.int64)
+    rows = np.empty((group.size(), len(row)), np.int64)
+    group._comm.all_gather_into_tensor(rows, row, api=API)
+    for rank in rows[:, 3].nonzero()[0].tolist():
         raise RuntimeError(
             f"rank {group._ranks[rank]} has run out of inputs before its first backward pass, "
             "which is where static_graph=True learns the graph; give every rank at least one batch"
         )
-    present = rows[:, 0].nonzero().flatten().tolist()
+    present = rows[:, 0].nonzero()[0].tolist()
     return Step(
         len(present), bool(rows[:, 1].any()), bool(rows[:, 2].any()), max(present, default=0)
     )
@@ -115,10 +116,10 @@ class DDPJoinHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the parameters and buffers of a rank that trained to the end to all others."""
         group = self._ddp.process_group
-        root = torch.tensor([group.rank() if is_last_joiner else -1])
+        root = np.array([group.rank() if is_last_joiner else -1], np.int64)
         group._comm.all_reduce(root, ReduceOp.MAX, api=API)
         named = self._ddp._synced(self._ddp.forward_sync_buffers)
-        broadcast_tensors(group, [t for _, t in named], int(root), api=API)
+        broadcast_tensors(group, [t for _, t in named], int(root[0]), api=API)
 
 
 class Uneven(Joinable):

@@ -83,8 +83,8 @@ class SparseBucket:
         """A gradient without entries."""
         p = self.parameters[0]
         return torch.sparse_coo_tensor(
-            torch.empty(1, 0, dtype=torch.int64),
-            torch.empty(0, *p.shape[1:], dtype=p.dtype),
+            torch.empty(1, 0, dtype=torch.int64, device=p.device),
+            torch.empty(0, *p.shape[1:], dtype=p.dtype, device=p.device),
             p.shape,
             is_coalesced=True,
             check_invariants=False,

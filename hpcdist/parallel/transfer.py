@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.dispatch import serving
 from hpcdist.parallel.grad_bucket import GradBucket
 
 __all__ = ["Transfer"]
@@ -43,6 +44,14 @@ class Transfer:
     def comm(self) -> Any:
         """The group's communicator."""
         return self.group._comm
+
+    def failure(self, bucket: Any) -> Exception | None:
+        """What has gone wrong with a bucket on its way since it was waited for.
+
+        A reduction on a GPU's stream is waited for by the stream: its failure shows only later.
+        """
+        failure = getattr(serving(self.comm, bucket.buffer), "failure", None)
+        return failure() if failure is not None else None
 
     @property
     def has_hook(self) -> bool:

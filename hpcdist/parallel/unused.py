@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist.parallel import graph
@@ -37,7 +38,7 @@ class Usage:
         self._local = local
         self._nodes: list[Any] = []
         self._here = bytearray(len(parameters))
-        self._anywhere: torch.Tensor | None = None
+        self._anywhere: np.ndarray | None = None
         self._work: Any = None
         self._searched = False
         self.unreached: set[int] = set()
@@ -78,7 +79,7 @@ class Usage:
     def share(self, comm: Any, extra: int) -> None:
         """Begin to tell the other ranks; all must call it."""
         # A copy: what comes next may be noted while this is still on its way.
-        self._anywhere = torch.tensor(self._here, dtype=torch.uint8)
+        self._anywhere = np.array(self._here, np.uint8)
         if comm.size > 1 and not self._local:
             self._work = comm.all_reduce(self._anywhere, ReduceOp.MAX, True, api=API, extra=extra)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist.errors import DistMismatchError
@@ -86,22 +87,20 @@ def verify_same(group: Any, entries: list[_Entry]) -> None:
     """
     text = json.dumps(entries).encode()
     digest = hashlib.blake2b(text, digest_size=32).digest()
-    mine = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + digest), dtype=torch.int64)
+    mine = np.frombuffer(bytearray(len(text).to_bytes(8, "little") + digest), np.int64)
     size = group.size()
-    all_digests = torch.empty(size * _WORDS, dtype=torch.int64)
-    group._comm.all_gather_into_tensor(all_digests, mine, api=API)
-    rows = all_digests.view(size, _WORDS)
+    rows = np.empty((size, _WORDS), np.int64)
+    group._comm.all_gather_into_tensor(rows, mine, api=API)
     if bool((rows == mine).all()):
         return
 
     lengths = rows[:, 0].tolist()
     longest = max(lengths)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    gathered = torch.empty(size * longest, dtype=torch.uint8)
+    padded = np.zeros(longest, np.uint8)
+    padded[: len(text)] = np.frombuffer(text, np.uint8)
+    gathered = np.empty((size, longest), np.uint8)
     group._comm.all_gather_into_tensor(gathered, padded, api=API)
-    raw = gathered.numpy().tobytes()
-    texts = [raw[r * longest : r * longest + lengths[r]].decode() for r in range(size)]
+    texts = [gathered[r, : lengths[r]].tobytes().decode() for r in range(size)]
     raise DistMismatchError(_report(texts, group))
 
 

@@ -74,7 +74,8 @@ typedef struct {
 typedef struct ncclComm {
     _Atomic int refs, stop, async, busy; /* busy: operations on streams */
     int rank, size, blocking, children;
-    uint64_t control, number;
+    uint64_t control, number, launched;
+    _Atomic uint64_t ran; /* of what was launched, in that order, whatever its streams */
     char name[96];
     char error[256];
     shared *mem;
@@ -91,7 +92,7 @@ typedef struct op {
     double factor;
     int peer, fault;
     double seconds;
-    uint64_t done, number;
+    uint64_t done, number, turn;
     struct op *next;
 } op;
 

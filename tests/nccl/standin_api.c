@@ -282,6 +282,7 @@ static int start(void)
         struct pending *p = group;
         group = p->next;
         comm *c = p->first->comm;
+        p->first->turn = c->launched++;
         if (c->blocking) {
             stream_push(p->stream, run, p->first);
         } else {

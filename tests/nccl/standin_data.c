@@ -214,10 +214,19 @@ static int faulty(op *o)
     return 0;
 }
 
+/* As in NCCL, what is launched on a communicator runs in that order, on whatever streams. */
+static void wait_for_turn(const op *first)
+{
+    comm *c = first->comm;
+    while (atomic_load(&c->ran) != first->turn && !atomic_load(&c->stop))
+        nap(20000);
+}
+
 void run_ops(op *list)
 {
     int n = 0, most = 0;
     op **waiting;
+    wait_for_turn(list);
     for (op *o = list; o; o = o->next)
         most++;
     waiting = calloc((size_t)most + 1, sizeof *waiting);
@@ -232,6 +241,7 @@ void run_ops(op *list)
     }
     messages(waiting, n);
     free(waiting);
+    atomic_store(&list->comm->ran, list->turn + 1);
     while (list) {
         op *after = list->next;
         atomic_fetch_sub(&list->comm->busy, 1);

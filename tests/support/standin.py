@@ -114,6 +114,38 @@ class Event:
         library().standin_event_destroy(self.handle)
 
 
+class Factories(torch.overrides.TorchFunctionMode):
+    """Inside of it new tensors can be made on, and moved to, the stand-in's GPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        named = kwargs.get("device")
+        moved = function is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1])
+        if moved:
+            args = (args[0], "cpu", *args[2:])
+        elif _is_gpu(named):
+            kwargs["device"] = "cpu"
+        else:
+            return function(*args, **kwargs)
+        made = function(*args, **kwargs)
+        return made if isinstance(made, FakeCuda) else made.as_subclass(FakeCuda)
+
+
+def hook(function: Any) -> Any:
+    """Let what autograd calls see the stand-in's GPU too: it switches such modes off."""
+
+    @functools.wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction(), Factories():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def _is_gpu(device: Any) -> bool:
+    return str(device).startswith("cuda") if isinstance(device, (str, torch.device)) else False
+
+
 class FakeCuda(torch.Tensor):
     """A tensor of host memory that says it is on a GPU."""
 
@@ -128,6 +160,20 @@ def gpu(tensor: torch.Tensor) -> FakeCuda:
     return tensor.detach().clone().as_subclass(FakeCuda)
 
 
+def to_gpu(module: torch.nn.Module) -> torch.nn.Module:
+    """Move a module to the stand-in's GPU; autograd makes its gradients as ordinary tensors."""
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                owner._parameters[name] = torch.nn.Parameter(
+                    gpu(parameter), requires_grad=parameter.requires_grad
+                )
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = gpu(buffer)
+    return module
+
+
 def cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of what is there when the current stream is done."""
     Runtime.current(0).synchronize()
@@ -135,13 +181,23 @@ def cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Runtime:
-    """In the place of ``hpcdist.backends.nccl.device.Cuda``."""
+    """In the place of ``hpcdist.backends.nccl.device.Cuda``.
+
+    Parameters
+    ----------
+    lockstep : bool
+        Let the host stay in step with the current stream, because torch's own operations on the
+        stand-in's tensors run on the host at once: what would be enqueued behind an operation on
+        the current stream, or behind one that stream was told to wait for, finds it done. What
+        nobody waited for is still not there.
+    """
 
     memory = 1  # DLPack's number of host memory
     name = "cuda"
     _local = threading.local()
 
-    def __init__(self) -> None:
+    def __init__(self, lockstep: bool = False) -> None:
+        self._lockstep = lockstep
         function = library().standin_event_query
         self.query = ctypes.cast(function, ctypes.c_void_p).value
 
@@ -162,13 +218,20 @@ class Runtime:
         return stream.handle
 
     def record(self, stream: Stream) -> Event:
-        return Event(stream)
+        made = Event(stream)
+        self._follow(stream)
+        return made
 
     def event_handle(self, event: Event) -> int:
         return event.handle
 
     def order(self, stream: Stream, event: Event) -> None:
         library().standin_stream_wait_event(stream.handle, event.handle)
+        self._follow(stream)
+
+    def _follow(self, stream: Stream) -> None:
+        if self._lockstep and stream.handle == self.current(0).handle:
+            stream.synchronize()
 
     def upload(self, array: Any, index: int) -> FakeCuda:
         return gpu(torch.as_tensor(array))

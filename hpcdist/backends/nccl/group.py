@@ -11,13 +11,14 @@ from hpcdist import _nccl
 from hpcdist._nccl import Communicator
 from hpcdist.errors import DistBackendError
 
-from .launch import region
-from .reductions import Reductions, fits, same
+from .launch import named, region
+from .reductions import fits, same
+from .staged import Staged, is_host
 
 __all__ = ["NcclGroup"]
 
 
-class NcclGroup(Reductions):
+class NcclGroup(Staged):
     """A group whose tensors NCCL moves; ranks are group ranks.
 
     Host arrays are taken only from hpcdist's own operations on objects, which name themselves with
@@ -34,25 +35,28 @@ class NcclGroup(Reductions):
 
     def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
         """Copy root's tensor to all ranks."""
-        if isinstance(tensor, np.ndarray) and about:
-            return self._staged(self.broadcast, [tensor], [tensor], root)
-        part = region(tensor, "broadcast: tensor")
+        if is_host(tensor, about):
+            call = self.broadcast
+            return self._staged(call, [tensor], [tensor], root, async_op=async_op, **about)
+        api, extra = named("broadcast", about)
+        part = region(tensor, f"{api}: tensor")
         kind, lanes = _nccl.movement(part.dtype)
 
         def enqueue(comm: Communicator, stream: int) -> None:
             at = part.address
             comm.broadcast(at, at, part.elements * lanes, kind, root, stream)
 
-        facts = (part.elements, part.dtype, root)
-        return self.launch("broadcast", [part], [tensor], enqueue, async_op, facts=facts)
+        facts = (part.elements, part.dtype, root, extra)
+        return self.launch(api, [part], [tensor], enqueue, async_op, facts=facts)
 
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False, **about: Any
     ) -> Any:
         """Collect equal tensors of each rank into one."""
-        if isinstance(output, np.ndarray) and about:
-            return self._staged(self.all_gather_into_tensor, [output, input], [output])
-        api = "all_gather_into_tensor"
+        if is_host(output, about):
+            call = self.all_gather_into_tensor
+            return self._staged(call, [output, input], [output], async_op=async_op, **about)
+        api, extra = named("all_gather_into_tensor", about)
         out = region(output, f"{api}: output")
         own = region(input, f"{api}: input", False)
         dtype = same(api, [out, own], "output and input")
@@ -62,7 +66,7 @@ class NcclGroup(Reductions):
         def enqueue(comm: Communicator, stream: int) -> None:
             comm.all_gather(own.address, out.address, own.elements * lanes, kind, stream)
 
-        facts = (dtype, own.elements)
+        facts = (dtype, own.elements, extra)
         return self.launch(api, [out, own], [output, input], enqueue, async_op, facts=facts)
 
     def all_gather(
@@ -70,7 +74,7 @@ class NcclGroup(Reductions):
     ) -> Any:
         """Collect a tensor of each rank on all ranks; sizes may differ."""
         outputs = list(tensor_list)
-        if isinstance(tensor, np.ndarray) and about:
+        if is_host(tensor, about):
             return self._staged_gather(outputs, tensor)
         return self._gather_all("all_gather", [outputs], [tensor], async_op)
 
@@ -116,7 +120,7 @@ class NcclGroup(Reductions):
     ) -> Any:
         """Collect a tensor of each rank on root; the list is None elsewhere."""
         outputs = list(gather_list or [])
-        if isinstance(tensor, np.ndarray) and about:
+        if is_host(tensor, about):
             return self._staged_exchange([tensor], [root], outputs, range(len(outputs)))
         to = [root]
         return self._exchange("gather", [tensor], to, outputs, range(len(outputs)), async_op)
@@ -126,7 +130,7 @@ class NcclGroup(Reductions):
     ) -> Any:
         """Give each rank its tensor of root's list; the list is None elsewhere."""
         inputs = list(scatter_list or [])
-        if isinstance(tensor, np.ndarray) and about:
+        if is_host(tensor, about):
             return self._staged_exchange(inputs, range(len(inputs)), [tensor], [root])
         return self._exchange("scatter", inputs, range(len(inputs)), [tensor], [root], async_op)
 
@@ -201,6 +205,7 @@ class NcclGroup(Reductions):
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
         """Wait until all ranks are here: this call waits, and not a stream alone."""
+        api, extra = named("barrier", about)
         index = self._runtime.index()
         flag = self._runtime.upload(np.ones(1, np.int32), index)
         part = region(flag, "barrier")
@@ -208,7 +213,8 @@ class NcclGroup(Reductions):
         def enqueue(comm: Communicator, stream: int) -> None:
             comm.all_reduce(part.address, part.address, 1, _nccl.INT32, _nccl.SUM, stream)
 
-        return self.launch("barrier", [part], [flag], enqueue, async_op, blocks=True, facts=())
+        facts = (extra,)
+        return self.launch(api, [part], [flag], enqueue, async_op, blocks=True, facts=facts)
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
         """Begin to send; NCCL has no tags: messages between two ranks match in their order."""
@@ -286,36 +292,6 @@ class NcclGroup(Reductions):
         tensors = [each[1] for each in operations]
         work = self.launch("batch_isend_irecv", parts, tensors, enqueue, True)
         return [work] * len(operations)
-
-    # --- host arrays, of objects -------------------------------------------------------------
-
-    def _upload(self, array: Any) -> Any:
-        return self._runtime.upload(np.ascontiguousarray(array), self._runtime.index())
-
-    def _block(self, work: Any) -> None:
-        work._blocks = True
-        work.wait()
-
-    def _staged(self, call: Any, arrays: list[Any], written: list[Any], *rest: Any) -> None:
-        """Run an operation on copies of host arrays, and copy the results back."""
-        copies = {id(each): self._upload(each) for each in arrays}
-        self._block(call(*copies.values(), *rest, True))
-        for each in written:
-            self._runtime.download(copies[id(each)], each)
-
-    def _staged_gather(self, outputs: list[Any], own: Any) -> None:
-        copies = [self._upload(each) for each in outputs]
-        self._block(self.all_gather(copies, self._upload(own), True))
-        for each, copy in zip(outputs, copies, strict=True):
-            self._runtime.download(copy, each)
-
-    def _staged_exchange(
-        self, sent: Sequence[Any], to: Any, received: Sequence[Any], sources: Any
-    ) -> None:
-        ins, outs = [self._upload(each) for each in sent], [self._upload(e) for e in received]
-        self._block(self._exchange("objects", ins, to, outs, sources, True))
-        for each, copy in zip(received, outs, strict=True):
-            self._runtime.download(copy, each)
 
 
 def _split(api: str, tensor: Any, splits: Any, size: int, what: str) -> list[Any]:

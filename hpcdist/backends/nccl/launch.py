@@ -20,7 +20,7 @@ from .channel import Channel, MpiChannel
 from .options import NCCLOptions
 from .work import NcclWork
 
-__all__ = ["Launcher", "Part", "region"]
+__all__ = ["Launcher", "Part", "named", "region"]
 
 _log = log.get_logger("nccl")
 
@@ -44,6 +44,11 @@ def region(tensor: Any, role: str, writable: bool = True) -> Part:
     """Look at a tensor: where it is, and of what."""
     memory = device.runtime()
     return Part(*_nccl.region(tensor, writable, memory.memory, memory.name, role))
+
+
+def named(api: str, about: dict[str, Any]) -> tuple[str, int]:
+    """What an operation is called in messages, and the number that ranks must have in common."""
+    return str(about.get("api", api)), int(about.get("extra", 0))
 
 
 def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -117,6 +122,18 @@ class Launcher(GroupBackend):
         if isinstance(self.channel, MpiChannel):
             return tuple(self.channel.comm.node_ranks)
         return (self.rank,)
+
+    @property
+    def check(self) -> int:
+        """Whether ranks compare what they call before each collective; 0 for no."""
+        return int(self._checks)
+
+    def failure(self) -> Exception | None:
+        """What went wrong in flight, if anything has: after it the group cannot be used."""
+        for comm in (*self._comms.values(), *self._pairs.values()):
+            if comm.failed:
+                return comm.async_error()
+        return None
 
     # --- communicators -----------------------------------------------------------------------
 

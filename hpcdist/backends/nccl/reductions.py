@@ -11,7 +11,7 @@ from hpcdist import _nccl
 from hpcdist._nccl import Communicator
 from hpcdist._ops import ReduceOp
 
-from .launch import Launcher, Part, region
+from .launch import Launcher, Part, named, region
 
 __all__ = ["Reductions", "fits", "same"]
 
@@ -42,14 +42,18 @@ class Reductions(Launcher):
     def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
         """Reduce over all ranks, in place on each."""
         if isinstance(tensor, np.ndarray) and about:
-            return self._staged(self.all_reduce, [tensor], [tensor], op)
-        return self._reduce_all("all_reduce", [tensor], ReduceOp(op), async_op)
+            call = self.all_reduce
+            return self._staged(call, [tensor], [tensor], op, async_op=async_op, **about)
+        api, extra = named("all_reduce", about)
+        return self._reduce_all(api, [tensor], ReduceOp(op), async_op, extra)
 
     def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
         """Reduce several tensors in one call."""
         return self._reduce_all("all_reduce_coalesced", list(tensors), ReduceOp(op), async_op)
 
-    def _reduce_all(self, api: str, tensors: list[Any], op: ReduceOp, async_op: bool) -> Any:
+    def _reduce_all(
+        self, api: str, tensors: list[Any], op: ReduceOp, async_op: bool, extra: int = 0
+    ) -> Any:
         parts = [region(each, f"{api}: tensor") for each in tensors]
         for part in parts:
             _nccl.reduction(part.dtype, op.code)
@@ -67,7 +71,7 @@ class Reductions(Launcher):
             at = part.address
             comm.all_reduce(at, at, part.elements * lanes, kind, how, stream)
 
-        facts = (repr(op), [(part.elements, part.dtype) for part in parts])
+        facts = (repr(op), [(part.elements, part.dtype) for part in parts], extra)
         return self.launch(api, parts, tensors, enqueue, async_op, facts=facts)
 
     def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:

@@ -58,6 +58,19 @@ class NcclWork:
         self._result = [each for each in tensors if each is not None]
         self._blocks = blocks
         self._source = source
+        self._brings: list[tuple[Any, Any]] = []
+
+    def brings(self, copies: list[tuple[Any, Any]]) -> None:
+        """Let ``wait()`` stop the caller, and copy tensors into host arrays then.
+
+        Parameters
+        ----------
+        copies : list of (tensor, numpy.ndarray)
+            From where, and to where. The arrays are the result.
+        """
+        self._blocks = True
+        self._brings = copies
+        self._result = [array for _, array in copies]
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Let the caller's stream wait for the operation; with a timeout, wait here.
@@ -84,6 +97,9 @@ class NcclWork:
             self._block(timeout)
         self._raise()
         self._runtime.order(self._runtime.current(self._index), self._event)
+        copies, self._brings = self._brings, []
+        for tensor, array in copies:
+            self._runtime.download(tensor, array)
         self._tensors = []
         return True
 
