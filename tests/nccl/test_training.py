@@ -5,6 +5,7 @@ The stand-in's runtime is in lockstep with the host, because autograd's own oper
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -26,14 +27,10 @@ DDP = dist.DistributedDataParallel
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _library():
-    standin.load()
+def _lockstep(runtime):
     device.use(standin.Runtime(lockstep=True))
     with standin.Factories():
         yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    device.use(None)
 
 
 def start(backend: str) -> None:
@@ -203,3 +200,46 @@ def test_sharded_optimizer_normalisation_and_functional(rng, _gradients):
     found = trained(to_gpu, "cuda")
     off = [(a - b).abs().max().item() for a, b in zip(wanted, found, strict=True)]
     parallel_assert(max(off) <= 1e-6, lambda: str(off))
+
+
+def test_gradients_reduce_while_backward_runs(rng, _hooks):
+    start("nccl")
+    net = to_gpu(nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 3)))
+    made = DDP(net, bucket_cap_mb=0)
+    seen = []
+
+    def before_the_last_gradient(gradient):
+        work = made.reducer.buckets[0].work
+        end = time.monotonic() + 10.0
+        while not work.is_completed() and time.monotonic() < end:
+            time.sleep(0.001)
+        seen.append(work.is_success())
+
+    net[0].weight.register_hook(before_the_last_gradient)
+    made(draw(rng)[0]).sum().backward()
+    parallel_assert(seen == [True], lambda: "the first bucket waited for the end of backward")
+
+
+def test_a_gradient_from_another_stream_is_waited_for(_hooks):
+    start("nccl")
+    size = dist.get_world_size()
+    side = standin.Stream()
+    torch.manual_seed(0)
+    net = to_gpu(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)))
+    late = torch.full((1, 2), dist.get_rank() + 1.0)
+
+    def on_the_side(parameter):
+        # as if its forward had run there: the gradient is written only after a while
+        place = parameter.grad
+        side.kernel(0.1, place.data_ptr(), late.data_ptr(), late.nbytes)
+        standin.Runtime._local.stream = side
+
+    def back(parameter):
+        standin.Runtime._local.stream = None
+
+    net[1].weight.register_post_accumulate_grad_hook(on_the_side)
+    net[0].weight.register_post_accumulate_grad_hook(back)
+    made = DDP(net)
+    made(torch.ones(1, 2)).sum().backward()
+    found = net[1].weight.grad
+    parallel_assert(bool((found == (size + 1) / 2).all()), lambda: str(found))
