@@ -17,6 +17,7 @@ from hpcdist import group as _group
 from hpcdist.parallel import arguments
 from hpcdist.parallel.bucket import API
 from hpcdist.parallel.buffers import Buffers
+from hpcdist.parallel.comm_hooks.optimizer import OptimizerInBackward, optimizer_in_backward_hook
 from hpcdist.parallel.delayed import DelayedReduction
 from hpcdist.parallel.precision import Precision
 from hpcdist.parallel.reducer import Reducer
@@ -250,6 +251,9 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 self.reducer.set_static()
             # The hooks keep the reducer alive; with this object gone, another one can take over.
             weakref.finalize(self, self.reducer.detach).atexit = False
+            steps = OptimizerInBackward.attached([p for _, p in trained], group)
+            if steps is not None:
+                self.register_comm_hook(steps, optimizer_in_backward_hook)
         self._delayed = None
         if delayed:
             assert self._delay_trigger is not None

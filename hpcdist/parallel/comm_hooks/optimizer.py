@@ -18,6 +18,17 @@ __all__ = ["OptimizerHookState", "OptimizerInBackward", "hook_then_optimizer",
            "optimizer_in_backward_hook"]  # fmt: skip
 
 
+class _Together:
+    """Several optimizers of one parameter, as one."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+
 class OptimizerInBackward:
     """State of :func:`optimizer_in_backward_hook`: an optimizer for each parameter.
 
@@ -53,8 +64,46 @@ class OptimizerInBackward:
         **options: Any,
     ) -> None:
         self.process_group = process_group
-        self.optimizers = {p: optimizer_class([p], **options) for p in params}
+        self.optimizers: dict[torch.nn.Parameter, Any] = {
+            p: optimizer_class([p], **options) for p in params
+        }
         self._waiting: deque[tuple[Any, GradBucket]] = deque()
+
+    @classmethod
+    def attached(
+        cls, params: Iterable[torch.nn.Parameter], process_group: ProcessGroup
+    ) -> OptimizerInBackward | None:
+        """Take over what ``torch.distributed.optim._apply_optimizer_in_backward`` has attached.
+
+        Its hooks step as soon as a gradient is accumulated, that is, before it is averaged, so they
+        are taken off. Local to this process.
+
+        Parameters
+        ----------
+        params : iterable of torch.nn.Parameter
+            Those that DDP averages.
+        process_group : ProcessGroup
+            Between whose ranks.
+
+        Returns
+        -------
+        OptimizerInBackward or None
+            None if no parameter has an optimizer attached.
+        """
+        found = {p: p._in_backward_optimizers for p in params
+                 if hasattr(p, "_in_backward_optimizers")}  # fmt: skip
+        if not found:
+            return None
+        from torch.distributed.optim.apply_optimizer_in_backward import (
+            param_to_optim_hook_handle_map as handles,
+        )
+
+        for parameter in found:
+            for handle in handles.get(parameter, ()):
+                handle.remove()
+        state = cls(torch.optim.SGD, (), process_group)
+        state.optimizers = {p: _Together(each) for p, each in found.items()}
+        return state
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The states of all optimizers.
