@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdist.backends.dispatch import serving
-from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError
+from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError, RankFailedError
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.transfer import Transfer
 
@@ -52,8 +52,8 @@ class Failure:
     def of_finish(self, error: BaseException, buckets: Sequence[Any]) -> None:
         """Note an error that came while this rank waited for its averages."""
         self.note(error)
-        if isinstance(error, DistMismatchError):
-            # The group goes on: let what is under way come to its end, whatever that is. After
+        if isinstance(error, (DistMismatchError, RankFailedError)):
+            # What is under way ends soon, in whatever way, and its errors are of no interest. After
             # other errors that could take a timeout for each bucket.
             for bucket in buckets:
                 if bucket.work is not None:

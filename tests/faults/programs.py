@@ -278,6 +278,38 @@ def data_loader(rank: int) -> None:
     say(f"rank {rank} trained {steps} steps")
 
 
+def in_backward(rank: int, how: str) -> None:
+    """Rank 1 fails in the middle of DDP's backward pass; the other's ends with an error."""
+    import torch
+
+    torch.set_num_threads(1)
+    layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+    model = dist.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0)
+    x = torch.ones(2, 8)
+    model(x).sum().backward()
+
+    def fail(_gradient: torch.Tensor) -> None:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("boom")
+
+    loss = model(x).sum()
+    dist.barrier()
+    if rank == 0:
+        say(f"began {time.time():.3f}")
+    if rank == 1:
+        layers[1].weight.register_hook(fail)
+    try:
+        loss.backward()
+    except dist.DistError as error:
+        say(f"rank {rank} backward: {type(error).__name__}: {error}")
+        try:
+            model(x)
+        except dist.DistError as again:
+            say(f"rank {rank} forward: {again}")
+        raise
+
+
 def ends_anyhow(rank: int, *states: str) -> None:
     """The interpreter ends in some state of the library; whatever it is, nothing may crash."""
     if "destroyed" in states:
@@ -392,6 +424,7 @@ PROGRAMS = {
         interrupted,
         multiprocessing_fork,
         data_loader,
+        in_backward,
         ends_anyhow,
         outstanding,
         forgotten,
@@ -414,7 +447,7 @@ def main() -> None:
     dist.barrier()
     for file in mapped_shm():
         say(f"shm {file}")
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and name != "in_backward":  # which begins once torch is there
         say(f"began {time.time():.3f}")
     PROGRAMS[name](dist.get_rank(), *how)
 

@@ -63,6 +63,20 @@ def test_a_rank_that_fails_ends_the_job(program, others, starter, count):
     count(1, ended.seconds)
 
 
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_a_rank_that_fails_in_the_middle_of_backward(how):
+    ended = run_job(2, PROGRAMS, "in_backward", how)
+    is_failure(ended, IN_TIME if how == "raises" else AFTER_A_KILL)
+    if how == "killed":
+        says = r"rank 1 \(pid \d+\) died .*this rank is in DistributedDataParallel #\d+: aborting"
+        assert re.search(says, ended.text), ended.text
+        return
+    error = r"RankFailedError: rank 1 .*ValueError: boom.*join DistributedDataParallel\(float32"
+    assert re.search(f"rank 0 backward: {error}", ended.text), ended.text
+    assert re.search(f"rank 0 forward: .*earlier backward pass failed \\({error}", ended.text)
+    assert "never waited for" not in ended.text, ended.text
+
+
 @deadline(60, long=3600)
 def test_a_rank_killed_in_the_middle_of_all_reduce(count):
     """At random moments, in whatever the others are then: they name the dead rank, and where."""
