@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, torch_world
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd
+from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
@@ -197,7 +198,7 @@ def test_a_module_of_another_group_is_not_copied() -> None:
 
 
 def test_logging_data_has_the_keys_of_torch() -> None:
-    torch_world()
+    gloo_world()
     models = [DDP(Net()), TorchDDP(Net())]
     for model in models:
         for x in data(3):

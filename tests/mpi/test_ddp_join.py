@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, sgd, torch_world
+from ddp_cases import DDP, TorchDDP, distance, sgd
+from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
@@ -43,11 +44,12 @@ class Both(Net):
         return super().forward(x) + super().forward(x, True)
 
 
-def one_process(kind: type, initial: bool) -> nn.Module:
-    """What the ranks do together, in one process."""
+def one_process(kind: type, initial: bool) -> tuple[nn.Module, list[float]]:
+    """What the ranks do together, in one process, and this rank's losses."""
     size = dist.get_world_size()
     alone = kind()
     optimizer = sgd(alone.parameters())
+    losses: list[float] = []
     for step in range(2 * size):
         present = [rank for rank in range(size) if step < len(inputs(rank))]
         before = {name: buffer.clone() for name, buffer in alone.named_buffers()}
@@ -56,9 +58,11 @@ def one_process(kind: type, initial: bool) -> nn.Module:
             for name, buffer in alone.named_buffers():
                 buffer.copy_(before[name])
             loss = alone(inputs(rank)[step], step % 2 == 1).square().mean()
+            if rank == dist.get_rank():
+                losses.append(loss.item())
             (loss / (size if initial else len(present))).backward()
         optimizer.step()
-    return alone
+    return alone, losses
 
 
 @pytest.mark.parametrize("initial", [True, False], ids=["initial-size", "present-size"])
@@ -74,24 +78,28 @@ def one_process(kind: type, initial: bool) -> nn.Module:
     ids=lambda flags: "-".join(flags) or "default",
 )
 def test_as_one_process_and_as_torch(flags: dict, initial: bool) -> None:
-    torch_world()
+    gloo_world()
     find = "find_unused_parameters" in flags
     kind = Net if find else Both
 
     def run(wrap: Any) -> Any:
-        model = wrap(kind(), **flags)
+        model, losses = wrap(kind(), **flags), []
         optimizer = sgd(model.parameters())
         with model.join(divide_by_initial_world_size=initial):
             for step, x in enumerate(inputs(dist.get_rank())):
                 optimizer.zero_grad()
-                model(x, step % 2 == 1).square().mean().backward()
+                loss = model(x, step % 2 == 1).square().mean()
+                loss.backward()
                 optimizer.step()
-        return model
+                losses.append(loss.item())
+        return model, losses
 
-    ours, alone = run(DDP), one_process(kind, initial)
+    (ours, losses), (alone, expected) = run(DDP), one_process(kind, initial)
     parallel_assert(distance(ours, alone) <= 1e-6, f"off by {distance(ours, alone)}")
+    parallel_assert(losses == pytest.approx(expected, abs=1e-5), f"{losses}, {expected}")
     if not find:  # there torch takes parameters for used that no rank uses, once a rank is done
-        theirs = run(TorchDDP)
+        theirs, expected = run(TorchDDP)
+        parallel_assert(losses == pytest.approx(expected, abs=1e-5), f"{losses}, {expected}")
         parallel_assert(distance(ours, theirs) <= 1e-6, f"off by {distance(ours, theirs)}")
         pairs = zip(ours.buffers(), theirs.buffers(), strict=True)
         parallel_assert(all(torch.allclose(a, b, atol=1e-6) for a, b in pairs))

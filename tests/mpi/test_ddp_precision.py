@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, torch_world
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd
+from gloo import gloo_world
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -151,7 +152,7 @@ def test_settings_of_torch_are_accepted() -> None:
 
 
 def test_autocast() -> None:
-    torch_world()
+    gloo_world()
     models = [DDP(Net()), TorchDDP(Net())]
     for x in batches():
         for model in models:
@@ -178,8 +179,10 @@ class Plain(nn.Module):
         return self.layers(x)
 
 
-def train_compiled(outside: bool, group: dist.ProcessGroup) -> tuple[float, int]:
-    """How far from an ordinary module two steps lead, and how many graphs there were."""
+def train_compiled(outside: bool, group: dist.ProcessGroup, theirs: Any) -> tuple[float, int]:
+    """How far parameters and losses of two steps are from those of an ordinary module, and of
+    torch's DDP on a group of its own, compiled in the same way; and how many graphs there were.
+    """
     compiled = 0
 
     def backend(graph: Any, example: Any) -> Any:
@@ -189,26 +192,40 @@ def train_compiled(outside: bool, group: dist.ProcessGroup) -> tuple[float, int]
 
         return aot_eager(graph, example)
 
-    torch._dynamo.reset()
-    module: nn.Module = Plain()
-    arguments: dict[str, Any] = {"bucket_cap_mb": 1, "process_group": group}
-    if outside:
-        model: nn.Module = DDP(module, **arguments)
-        called = torch.compile(model, backend=backend)
-    else:
-        model = called = DDP(torch.compile(module, backend=backend), **arguments)
-    alone = Plain()
-    optimizers = [sgd(m.parameters()) for m in (model, alone)]
-    for x in batches(2):
-        for optimizer in optimizers:
+    def train(wrap: Any, batches: list[torch.Tensor]) -> tuple[nn.Module, torch.Tensor]:
+        torch._dynamo.reset()
+        module: nn.Module = Plain()
+        if wrap is None:
+            model = called = module
+        elif outside:
+            model = wrap(module)
+            called = torch.compile(model, backend=backend)
+        else:
+            model = called = wrap(torch.compile(module, backend=backend))
+        optimizer = sgd(model.parameters())
+        losses = []
+        for x in batches:
             optimizer.zero_grad()
-        part = x.chunk(group.size())[group.rank()]
-        F.mse_loss(called(part), torch.zeros(len(part), 3)).backward()
-        F.mse_loss(alone(x), torch.zeros(len(x), 3)).backward()
-        for optimizer in optimizers:
+            loss = F.mse_loss(called(x), torch.zeros(len(x), 3))
+            loss.backward()
             optimizer.step()
-    torch._dynamo.reset()
-    return distance(model, alone), compiled
+            losses.append(loss.item())
+        torch._dynamo.reset()
+        return model, torch.tensor(losses)
+
+    whole = batches(2)
+    own = [x.chunk(group.size())[group.rank()] for x in whole]
+    options: dict[str, Any] = {"bucket_cap_mb": 1}
+    model, losses = train(lambda m: DDP(m, process_group=group, **options), own)
+    graphs = compiled
+    off = 0.0
+    if theirs is not None:
+        other, others = train(lambda m: TorchDDP(m, process_group=theirs, **options), own)
+        off = max(distance(model, other), (losses - others).abs().max().item())
+    dist.all_reduce(losses, dist.ReduceOp.AVG, group=group)
+    alone, expected = train(None, whole)
+    off = max(off, distance(model, alone), (losses - expected).abs().max().item())
+    return off, graphs
 
 
 @pytest.mark.parametrize("outside", [True, False], ids=["of-the-wrapper", "of-the-module"])
@@ -216,10 +233,13 @@ def train_compiled(outside: bool, group: dist.ProcessGroup) -> tuple[float, int]
 def test_compiled(outside: bool) -> None:
     """The backend "aot_eager" traces forward and backward, and leaves code generation out."""
     few = list(range(min(2, dist.get_world_size())))  # tracing takes long where cores are short
-    group = dist.new_group(few)
+    group, theirs = dist.new_group(few), None
+    if dist.get_world_size() == 2:  # more ranks would do the same again
+        gloo_world()
+        theirs = torch.distributed.group.WORLD
     found = (0.0, 2)
     if dist.get_rank() in few:
-        found = train_compiled(outside, group)
+        found = train_compiled(outside, group, theirs)
         dist.destroy_process_group(group)
     parallel_assert(found[0] <= 1e-6, f"off by {found[0]}")
     # torch divides the graph where buckets end, so that their reductions overlap.

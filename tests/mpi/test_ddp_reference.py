@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, grads, mine, side_by_side, torch_world
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, side_by_side
+from gloo import gloo_world
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -123,7 +124,7 @@ def test_activation_checkpoints(reentrant: bool, static: bool) -> None:
 
 
 def test_no_sync_over_several_backward_passes() -> None:
-    torch_world()
+    gloo_world()
     ours, theirs, alone = DDP(Net()), TorchDDP(Net()), Net()
     data = batches(6)
     for first in (0, 3):
@@ -154,7 +155,7 @@ class Norm(nn.Module):
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_buffers_are_those_of_torch(sync: bool) -> None:
-    torch_world()
+    gloo_world()
     ours = DDP(Norm(), forward_sync_buffers=sync)
     theirs = TorchDDP(Norm(), forward_sync_buffers=sync)
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -167,7 +168,7 @@ def test_buffers_are_those_of_torch(sync: bool) -> None:
 
 
 def test_state_dicts_fit_both_ways() -> None:
-    torch_world()
+    gloo_world()
     torch.manual_seed(dist.get_rank())
     ours, theirs = DDP(Norm()), TorchDDP(Norm())
     with torch.no_grad():

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, side_by_side, torch_world
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, side_by_side
+from gloo import gloo_world
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,7 +59,7 @@ def used_by(step: int, rank: int) -> tuple[int, ...]:
 def test_branches_that_differ_between_ranks_and_steps(
     cap: float | None, as_view: bool, set_to_none: bool
 ) -> None:
-    torch_world()
+    gloo_world()
     arguments: dict[str, Any] = {
         "find_unused_parameters": True,
         "gradient_as_bucket_view": as_view,
@@ -97,7 +98,7 @@ def test_what_no_rank_used_keeps_its_gradient_to_the_bit(as_view: bool) -> None:
 
 
 def test_used_under_no_sync_and_unused_after_it() -> None:
-    torch_world()
+    gloo_world()
     models = [DDP(Branches(), find_unused_parameters=True)]
     models.append(TorchDDP(Branches(), find_unused_parameters=True))
     x = data(1)[0]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as reference
+from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
@@ -21,31 +16,16 @@ DDP = dist.DistributedDataParallel
 TorchDDP = nn.parallel.DistributedDataParallel
 
 
-def torch_world() -> None:
-    """Start torch.distributed over gloo beside hpcdist, once in the life of this process."""
-    if reference.is_initialized():
-        return
-    where: list = [tempfile.mkdtemp(prefix="gloo-")] if dist.get_rank() == 0 else [None]
-    dist.broadcast_object_list(where)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = reference.FileStore(str(Path(where[0]) / "store"), dist.get_world_size())
-    reference.init_process_group(
-        "gloo",
-        store=store,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        timeout=timedelta(seconds=30),
-    )
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(where[0], ignore_errors=True)
+def part_of(batch: Any, rank: int) -> Any:
+    """One rank's part of a global batch."""
+    if isinstance(batch, tuple):
+        return tuple(part_of(part, rank) for part in batch)
+    return batch.chunk(dist.get_world_size())[rank]
 
 
 def mine(batch: Any) -> Any:
     """This rank's part of a global batch."""
-    if isinstance(batch, tuple):
-        return tuple(mine(part) for part in batch)
-    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+    return part_of(batch, dist.get_rank())
 
 
 def grads(module: nn.Module) -> list[torch.Tensor | None]:
@@ -65,12 +45,18 @@ class Run:
         self.optimizer = optimizer(module.parameters())
         self.losses: list[float] = []
 
-    def step(self, loss_of: Callable[[nn.Module, Any], torch.Tensor], batch: Any) -> None:
+    def step(self, loss_of: Callable[[nn.Module, Any], torch.Tensor], *parts: Any) -> None:
+        """Train with the mean of the parts' losses and gradients."""
         self.optimizer.zero_grad()
-        loss = loss_of(self.module, batch)
-        loss.backward()
+        self.losses.append(0.0)
+        for part in parts:
+            loss = loss_of(self.module, part)
+            loss.backward()
+            self.losses[-1] += loss.item() / len(parts)
+        for parameter in self.module.parameters() if len(parts) > 1 else ():
+            if parameter.grad is not None:
+                parameter.grad /= len(parts)
         self.optimizer.step()
-        self.losses.append(loss.item())
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -86,18 +72,28 @@ def side_by_side(
     alone: bool = True,
     torch_too: bool = True,
     tolerance: float = 1e-6,
+    by_rank: bool = False,
+    of_module: Callable[[nn.Module], dict[str, Any]] = lambda module: {},
+    then: Callable[[Any], Any] = lambda model: model,
     **arguments: Any,
 ) -> nn.Module:
     """Train the same module in three ways, and compare parameters and losses after each step.
 
     `build` must give the same module each time; `loss_of` a mean over the batch, so that the mean
-    over ranks is the loss of the whole batch. Returns hpcdist's.
+    over ranks is the loss of the whole batch; or, with `by_rank`, one process takes the mean over
+    all ranks' parts. Arguments that need the module come from `of_module`, and `then`
+    makes of each wrapper what is trained. Returns hpcdist's.
     """
-    torch_world()
-    ours = Run(DDP(build(), **arguments), optimizer)
+    gloo_world()
+
+    def wrapped(kind: Callable[..., nn.Module]) -> nn.Module:
+        module = build()
+        return then(kind(module, **arguments, **of_module(module)))
+
+    ours = Run(wrapped(DDP), optimizer)
     runs = {"ours": ours}
     if torch_too:
-        runs["torch"] = Run(TorchDDP(build(), **arguments), optimizer)
+        runs["torch"] = Run(wrapped(TorchDDP), optimizer)
     single = Run(build(), optimizer) if alone else None
     for number, batch in enumerate(batches):
         for run in runs.values():
@@ -105,7 +101,8 @@ def side_by_side(
         losses = torch.tensor(ours.losses[-1:], dtype=torch.float64)
         dist.all_reduce(losses, dist.ReduceOp.AVG)
         if single is not None:
-            single.step(loss_of, batch)
+            ranks = range(dist.get_world_size())
+            single.step(loss_of, *([part_of(batch, r) for r in ranks] if by_rank else [batch]))
             off = abs(losses.item() - single.losses[-1])
             parallel_assert(
                 off <= 10 * tolerance * max(1, abs(single.losses[-1])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
+from datetime import timedelta
 
 import torch.distributed as gloo
 
@@ -26,7 +27,11 @@ def gloo_world() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = gloo.FileStore(os.path.join(path[0], "store"), dist.get_world_size())
     gloo.init_process_group(
-        "gloo", store=store, rank=dist.get_rank(), world_size=dist.get_world_size()
+        "gloo",
+        store=store,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        timeout=timedelta(seconds=30),
     )
     if dist.get_rank() == 0:
         atexit.register(_remove, path[0])
