@@ -375,8 +375,9 @@ register(
         "nccl_blocking_wait",
         "bool",
         False,
-        "Let synchronous operations over NCCL wait on the host until they are done, and raise "
-        "there. By default they wait on the stream, and an error is raised by the next operation.",
+        "Let synchronous operations over NCCL, and wait() of asynchronous ones, wait on the host "
+        "until they are done, and raise there. By default they wait on the stream, and an error is "
+        "raised by the next operation. Read when a group is made.",
     )
 )
 register(

@@ -92,6 +92,8 @@ def rows() -> list[Row]:
             [f"{soak}:starts"], (4,), 200),
         Row("payload", "hostile object payloads: refused, nothing runs, memory bounded",
             ["unit/test_codec_hostile.py", "mpi/test_hostile.py"], (2, 3), 50),
+        Row("nccl", "NCCL, fault x mode: typed error at timeout + <= 1 s, job usable",
+            ["nccl/test_faults.py", "launch/test_nccl.py"], (1, 2, 3, 4), 350),
     ]  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
         # -s: what the engine says last, when it ends a job, would be lost with pytest's capture
         base = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
         base += pytest_call(test)
-        if test.startswith("mpi/"):
+        if test.startswith(("mpi/", "nccl/")):
             for n in row.np:
                 found.append(
                     (f"np {n}", [*launch, "-n", str(n), *base, "--with-mpi", "-m", "not memory"])

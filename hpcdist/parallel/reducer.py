@@ -183,7 +183,12 @@ class Reducer:
         """
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
-        error = self._failure.error or self.transfer.failure(self.buckets[0])
+        error = self._failure.error
+        if error is None:
+            late = self.transfer.failure(self.buckets[0])
+            if late is not None:
+                self._failure.note(late)
+                raise late
         if error is not None:
             raise DistError(texts.earlier_failure(self._me(), error)) from error
 

@@ -36,6 +36,7 @@ cdef extern from "hd_nccl_watch.h" nogil:
         int inside
         int taken
         int failed
+        int told
         char* text
     ctypedef int (*hd_query)(void*)
     ctypedef struct hd_watched:

@@ -1,7 +1,13 @@
-"""A rank of a job over NCCL without MPI: python nccl_ranks.py CASE, with torchrun's variables."""
+"""A rank of a job over NCCL: python nccl_ranks.py CASE, without MPI or under mpirun.
+
+``faults``: every fault that leaves the processes alive. ``die``: one rank after the other dies in
+an operation, and the survivors make a new group. ``killed``: the last rank dies, under mpirun.
+Without MPI the ranks meet over a store, with torchrun's variables.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -10,8 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import nccl_faults
 import standin
 import torch
+from nccl_faults import MODES, Case, Trial
 from standin import cpu, gpu
 
 import hpcdist as dist
@@ -19,13 +27,10 @@ from hpcdist import _engine
 from hpcdist.backends.nccl import device
 
 
-def main(case: str) -> None:
-    standin.load()
-    device.use(standin.Runtime())
-    limit = 1.0 if case in ("die", "absent") else 20.0
-    dist.init_process_group("nccl", "env://", timeout=timedelta(seconds=20))
-    rank, size = dist.get_rank(), dist.get_world_size()
+def everything() -> None:
+    """All kinds of operations and groups, with nothing wrong."""
     assert _engine.mpi_state() == "none", "NCCL over a store needs no MPI"
+    rank, size = dist.get_rank(), dist.get_world_size()
     data = gpu(torch.full((5,), rank + 1.0))
     dist.all_reduce(data)
     assert bool((cpu(data) == size * (size + 1) / 2).all()), cpu(data)
@@ -43,26 +48,55 @@ def main(case: str) -> None:
     dist.all_reduce(data.fill_(1), group=half)
     assert bool((cpu(data) == half.size()).all())
     dist.barrier()
-    if case in ("die", "absent"):
-        short = dist.new_group(list(range(size)), timeout=timedelta(seconds=limit))
-        dist.all_reduce(data, group=short)
-        cpu(data)
+
+
+def tell(case: Case, late: float, problem: str) -> None:
+    """One line for the test that started this job."""
+    print("\n@" + json.dumps([*case, late, problem]), flush=True)
+
+
+def faults() -> None:
+    """Every fault in every mode."""
+    for case in nccl_faults.cases(dist.get_world_size(), mpi=False):
+        trial = Trial(case)
+        tell(case, *trial.run())
         dist.barrier()
+        trial.end()
+
+
+def die(first: int) -> None:
+    """The last of the ranks that are left dies in each mode, from the given one on."""
+    ranks = list(range(dist.get_world_size()))
+    for mode in (MODES[first:] + MODES[:first])[: len(ranks) - 1]:
+        trial = Trial(Case("die", mode), ranks)
+        tell(trial.case, *trial.run())
+        ranks.pop()
+
+
+def killed() -> None:
+    """The last rank dies in an operation; the launcher is to end the job."""
+    trial = Trial(Case("die", "sync"))
+    print(f"\nbegan {time.time()}", flush=True)
+    trial.run()
+    time.sleep(60.0)  # whatever this rank was told, mpirun has to end it
+
+
+def main(case: str, *more: str) -> None:
+    standin.load()
+    device.use(standin.Runtime())
+    with standin.training():
+        backend = "cpu:mpi,cuda:nccl" if case == "killed" else "nccl"
+        method = None if case == "killed" else "env://"
+        dist.init_process_group(backend, method, timeout=timedelta(seconds=20))
         if case == "die":
-            os.environ["NCCL_STANDIN_FAULT"] = f"die:{size - 1}:2"
-        began = time.monotonic()
-        if case == "absent" and rank == size - 1:
-            time.sleep(limit + 2)
-            os._exit(0)
-        try:
-            dist.all_reduce(data, group=short, async_op=True).wait(30.0)
-        except dist.DistError as error:
-            took = time.monotonic() - began
-            print(f"\nrank {rank}: {type(error).__name__} after {took:.2f} s: {error}", flush=True)
-            os._exit(7)
-        raise AssertionError("the operation came back without an error")
-    dist.destroy_process_group()
-    print(f"\nrank {rank} of {size}: fine", flush=True)
+            die(int(more[0]))
+            os._exit(0)  # the world's group has lost its members
+        if case == "killed":
+            killed()
+        everything()
+        faults()
+        dist.destroy_process_group()
+    print(f"\nrank {os.environ['RANK']}: fine", flush=True)
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -9,13 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
+import long_form
+import nccl_faults
 import pytest
 import standin
 
 PROGRAM = str(Path(__file__).with_name("nccl_ranks.py"))
 
 
-def run(case: str, size: int) -> list[tuple[int, str]]:
+def run(size: int, *case: str) -> list[tuple[int, str]]:
     """Exit status and output of each rank."""
     standin.build()
     with socket.socket() as probe:
@@ -28,9 +32,9 @@ def run(case: str, size: int) -> list[tuple[int, str]]:
         "WORLD_SIZE": str(size),
         "OMP_NUM_THREADS": "1",
     }
-    jobs = [
+    ranks = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, case],
+            [sys.executable, PROGRAM, *case],
             env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -39,25 +43,46 @@ def run(case: str, size: int) -> list[tuple[int, str]]:
         for rank in range(size)
     ]
     try:
-        return [(job.wait(), text) for job in jobs for text in [job.communicate(timeout=90)[0]]]
+        return [(job.wait(), text) for job in ranks for text in [job.communicate(timeout=90)[0]]]
     finally:
-        for job in jobs:
+        for job in ranks:
             job.kill()
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_processes_that_meet_over_a_store(size):
-    for rank, (code, text) in enumerate(run("fine", size)):
-        assert code == 0 and f"rank {rank} of {size}: fine" in text, text
+def told(text: str) -> list[list]:
+    """What a rank says of its cases: kind, mode, checked, seconds late, problem."""
+    return [json.loads(line) for line in re.findall(r"^@(.*)$", text, re.M)]
 
 
-@pytest.mark.parametrize("case", ["die", "absent"])
-def test_a_rank_that_dies_or_does_not_come(case):
-    *others, (code, text) = run(case, 3)
-    assert code == (-9 if case == "die" else 0), text
-    for rank, (code, text) in enumerate(others):
-        assert code == 7, text
-        kind, seconds, said = re.search(r"(\w+) after ([\d.]+) s: (.*)", text).groups()
-        assert kind in ("RankFailedError", "DistTimeoutError"), text
-        assert "all_reduce #" in said and f"rank {rank}" in said, said
-        assert float(seconds) < 6.0, text  # the timeout is 1 s; the machine may be busy
+@pytest.mark.parametrize("size", long_form.size([1, 3], [1, 2, 3, 4]))
+def test_processes_that_meet_over_a_store(size, count):
+    ranks = run(size, "faults")
+    for rank, (code, text) in enumerate(ranks):
+        problems = [case[-1] for case in told(text) if case[-1]]
+        assert code == 0 and f"rank {rank}: fine" in text and not problems, (problems, text)
+    cases = [told(text) for _, text in ranks]
+    assert len(cases[0]) >= 12
+    count(len(cases[0]), max(case[-2] for rank in cases for case in rank))
+
+
+@pytest.mark.parametrize(
+    "size, first", long_form.size([(4, 0)], [(n, i) for n in (2, 3, 4) for i in range(4)])
+)
+def test_ranks_die_one_after_the_other(size, first, count):
+    ranks = run(size, "die", str(first))
+    late = []
+    for rank, (code, text) in enumerate(ranks):
+        # rank 0 sees all others die, the last one nobody
+        cases = told(text)
+        assert code == (0 if rank == 0 else -9), text
+        assert len(cases) == size - 1 - max(0, rank - 1) - (rank > 0), text
+        assert not any(case[-1] for case in cases), text
+        late += [case[-2] for case in cases]
+    count(size - 1, max(late))
+
+
+def test_mpirun_ends_a_job_of_which_a_rank_died(count):
+    done = jobs.run_job(2, PROGRAM, "killed")
+    assert done.code != 0 and not done.orphans, done
+    assert done.seconds < nccl_faults.LIMIT + nccl_faults.SLACK, done
+    count(1, max(0.0, done.seconds - nccl_faults.LIMIT))

@@ -19,7 +19,6 @@ import hpcdist.nn.functional as F
 from hpcdist.backends.nccl import device, group, launch, reductions
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import SyncBatchNorm, comm_hooks
-from hpcdist.parallel.reducer import Reducer
 from hpcdist.testing import parallel_assert
 
 BOTH = "cpu:mpi,cuda:nccl"
@@ -29,7 +28,7 @@ DDP = dist.DistributedDataParallel
 @pytest.fixture(scope="module", autouse=True)
 def _lockstep(runtime):
     device.use(standin.Runtime(lockstep=True))
-    with standin.Factories():
+    with standin.training():
         yield
 
 
@@ -76,14 +75,7 @@ def apart(one, other):
 
 
 @pytest.fixture
-def _hooks(monkeypatch):
-    """The reducer's hooks make tensors on the GPU, of which autograd's own mode knows nothing."""
-    for name in ("_on_gradient", "_end_of_backward"):
-        monkeypatch.setattr(Reducer, name, standin.hook(getattr(Reducer, name)))
-
-
-@pytest.fixture
-def _gradients(monkeypatch, _hooks):
+def _gradients(monkeypatch):
     """Take autograd's ordinary tensors for tensors of the GPU, where a test's gradients move."""
 
     def taken(tensor, *rest):
@@ -124,7 +116,7 @@ def wrapped(net, way, **more):
 
 
 @pytest.mark.parametrize("backend", [BOTH, "nccl"])
-def test_ddp_gives_what_it_gives_over_mpi(backend, rng, _hooks):
+def test_ddp_gives_what_it_gives_over_mpi(backend, rng):
     data = {way: draw(rng) for way in WAYS}
 
     def trained(way, place, **more):
@@ -202,7 +194,7 @@ def test_sharded_optimizer_normalisation_and_functional(rng, _gradients):
     parallel_assert(max(off) <= 1e-6, lambda: str(off))
 
 
-def test_gradients_reduce_while_backward_runs(rng, _hooks):
+def test_gradients_reduce_while_backward_runs(rng):
     start("nccl")
     net = to_gpu(nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 3)))
     made = DDP(net, bucket_cap_mb=0)
@@ -220,7 +212,7 @@ def test_gradients_reduce_while_backward_runs(rng, _hooks):
     parallel_assert(seen == [True], lambda: "the first bucket waited for the end of backward")
 
 
-def test_a_gradient_from_another_stream_is_waited_for(_hooks):
+def test_a_gradient_from_another_stream_is_waited_for():
     start("nccl")
     size = dist.get_world_size()
     side = standin.Stream()

@@ -131,8 +131,8 @@ class Factories(torch.overrides.TorchFunctionMode):
         return made if isinstance(made, FakeCuda) else made.as_subclass(FakeCuda)
 
 
-def hook(function: Any) -> Any:
-    """Let what autograd calls see the stand-in's GPU too: it switches such modes off."""
+def _hook(function: Any) -> Any:
+    """What autograd calls, with the stand-in's GPU in its sight: autograd switches modes off."""
 
     @functools.wraps(function)
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -140,6 +140,41 @@ def hook(function: Any) -> Any:
             return function(*args, **kwargs)
 
     return inside
+
+
+def _launch(function: Any) -> Any:
+    """A synchronous operation, after which the host may have to catch up with its stream."""
+
+    @functools.wraps(function)
+    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = function(self, *args, **kwargs)
+        if work is None:
+            self._runtime.follow(self._runtime.current(0))
+        return work
+
+    return inside
+
+
+@contextlib.contextmanager
+def training() -> Iterator[None]:
+    """Let modules be trained on the stand-in's GPU, in groups made with a runtime in lockstep."""
+    from hpcdist.backends.nccl.launch import Launcher
+    from hpcdist.parallel.reducer import Reducer
+
+    changed = (
+        (Launcher, "launch", _launch),
+        (Reducer, "_on_gradient", _hook),
+        (Reducer, "_end_of_backward", _hook),
+    )
+    before = [getattr(owner, name) for owner, name, _ in changed]
+    for (owner, name, wrap), function in zip(changed, before, strict=True):
+        setattr(owner, name, wrap(function))
+    try:
+        with Factories():
+            yield
+    finally:
+        for (owner, name, _), function in zip(changed, before, strict=True):
+            setattr(owner, name, function)
 
 
 def _is_gpu(device: Any) -> bool:
@@ -186,10 +221,10 @@ class Runtime:
     Parameters
     ----------
     lockstep : bool
-        Let the host stay in step with the current stream, because torch's own operations on the
-        stand-in's tensors run on the host at once: what would be enqueued behind an operation on
-        the current stream, or behind one that stream was told to wait for, finds it done. What
-        nobody waited for is still not there.
+        With :func:`training`, let the host stay in step with the current stream, because torch's
+        own operations on the stand-in's tensors run on the host at once: what would be enqueued
+        behind an operation on the current stream, or behind one that stream was told to wait for,
+        finds it done. What nobody waited for is still not there.
     """
 
     memory = 1  # DLPack's number of host memory
@@ -218,18 +253,17 @@ class Runtime:
         return stream.handle
 
     def record(self, stream: Stream) -> Event:
-        made = Event(stream)
-        self._follow(stream)
-        return made
+        return Event(stream)
 
     def event_handle(self, event: Event) -> int:
         return event.handle
 
     def order(self, stream: Stream, event: Event) -> None:
         library().standin_stream_wait_event(stream.handle, event.handle)
-        self._follow(stream)
+        self.follow(stream)
 
-    def _follow(self, stream: Stream) -> None:
+    def follow(self, stream: Stream) -> None:
+        """In lockstep, wait until the current stream is done."""
         if self._lockstep and stream.handle == self.current(0).handle:
             stream.synchronize()
 

@@ -109,6 +109,7 @@ class Launcher(GroupBackend):
         self._flight: deque[NcclWork] = deque()
         self._freed = False
         self._checks = chosen.checks and self.size > 1
+        self._blocking_wait = bool(config.get("nccl_blocking_wait"))
         if self._checks and not isinstance(channel, MpiChannel):
             raise DistBackendError(
                 f"the entry check of the group {self.name!r} over NCCL (HPCDIST_NCCL_CHECK) needs "
@@ -250,13 +251,13 @@ class Launcher(GroupBackend):
                 raise type(error)(f"{what} could not start: {error}") from None
             event = runtime.record(stream)
             seconds = self.timeout
+            blocks = blocks or self._blocking_wait
             watch = Watch(comm, runtime.event_handle(event), runtime.query, seconds, what, _REASONS)
             work = NcclWork(runtime, index, stream, watch, event, list(tensors), blocks, source)
             self._flight.append(work)
         if async_op:
             return work
-        if blocks or config.get("nccl_blocking_wait"):
-            work._blocks = True
+        if blocks:
             work.wait()
         return None
 
@@ -290,7 +291,10 @@ class Launcher(GroupBackend):
         ------
         DistTimeoutError
             If something is still in flight after `drain` seconds; the communicators are aborted.
+        DistError
+            What went wrong in flight, if no call has raised it yet.
         """
+        lost = None
         with self._lock:
             if self._freed:
                 return
@@ -301,6 +305,8 @@ class Launcher(GroupBackend):
                 if work._watch.wait(max(end - time.monotonic(), 0.0)) == Watch.RUNS:
                     late = late or work
             for comm in [*self._comms.values(), *self._pairs.values()]:
+                if comm.unheard:
+                    lost = lost or comm.async_error()
                 self._end(comm, late is not None, max(end - time.monotonic(), 1.0))
             for work in self._flight:
                 if late is None:
@@ -313,6 +319,8 @@ class Launcher(GroupBackend):
                 f"{late._watch.what} was still in flight {drain:g} s after its group was "
                 "destroyed; it was aborted"
             )
+        if lost is not None:
+            raise lost
 
     def _end(self, comm: Communicator, abort: bool, seconds: float) -> None:
         try:

@@ -118,6 +118,7 @@ cdef class Communicator:
                 self.settle(what, time.monotonic() + self.timeout)
             return 0
         self.alive()
+        self.guard.told = 1
         raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
 
     def split(self, int color, int key, double timeout=1800.0):
@@ -287,6 +288,11 @@ cdef class Communicator:
     def failed(self):
         """Whether the watchdog has aborted it."""
         return bool(hd_guard_failed(self.guard))
+
+    @property
+    def unheard(self):
+        """Whether the watchdog has aborted it, and no call has raised an error of it so far."""
+        return bool(hd_guard_failed(self.guard)) and not self.guard.told
 
     @property
     def handle(self):

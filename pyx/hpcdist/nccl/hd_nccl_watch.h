@@ -15,6 +15,7 @@ typedef struct {
     int inside; /* atomic: calls of this process that are in NCCL right now */
     int taken;  /* atomic */
     int failed; /* atomic: 0, else an HD_NCCL_ code; HD_WATCH_LATE for an operation past its time */
+    int told;   /* an exception has been made of it; by threads that hold the GIL */
     char text[512];
 } hd_guard;
 

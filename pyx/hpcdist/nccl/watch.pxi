@@ -92,6 +92,7 @@ def stop_watching():
 cdef object trouble(hd_guard* guard, str what, str advice=""):
     """The exception of a communicator that the watchdog has aborted."""
     cdef int code = hd_guard_failed(guard)
+    guard.told = 1
     said = guard.text.decode("utf-8", "replace")
     name = what or "an operation in flight"
     if code == HD_WATCH_LATE:
