@@ -389,3 +389,25 @@ register(
         "MPI do. Needs a group with both: cpu:mpi,cuda:nccl.",
     )
 )
+register(
+    Option(
+        "cuda_aware",
+        "choice",
+        "auto",
+        "Whether MPI is given the addresses of CUDA tensors: 'yes', 'no', or 'auto', as the "
+        "library says (MPIX_Query_cuda_support, MPIX_GPU_query_support, mpi_memory_alloc_kinds, or "
+        "Cray's MPICH_GPU_SUPPORT_ENABLED=1); one that says nothing is given none. Give it to all "
+        "ranks.",
+        choices=("auto", "yes", "no"),
+    )
+)
+register(
+    Option(
+        "cuda_chunk",
+        "bytes",
+        4 << 20,
+        "Bytes of one of the pinned buffers through which CUDA tensors go over MPI; four for each "
+        "stream that is used. Give it to all ranks.",
+        minimum=1024,
+    )
+)

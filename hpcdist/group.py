@@ -207,7 +207,8 @@ def remove(pg: ProcessGroup) -> None:
     """Take a group out of the registry and free it; a later use raises."""
     world.groups.pop(pg, None)
     _log.info("group %r is being destroyed", pg._name)
-    backends = dict.fromkeys(pg._backends.values())
+    # what was made over another before that other
+    backends = list(dict.fromkeys(reversed(pg._backends.values())))
     drain = min(pg._comm.timeout, DRAIN)
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
     pg._backends = {}

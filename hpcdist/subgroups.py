@@ -287,7 +287,15 @@ def _make(
     names = BackendConfig(parent._config).get_device_backend_map()
     wanted = set(config.get_device_backend_map().values())
     # a backend makes subgroups of its own kind; another kind has nothing to start from
-    kin = next((served[device] for device, name in names.items() if name in wanted), None)
+    # (over MPI that is the host's, also for a group of CUDA tensors alone)
+    kin = next(
+        (
+            served["cpu" if name == Backend.MPI else device]
+            for device, name in names.items()
+            if name in wanted
+        ),
+        None,
+    )
     name = _group.new_name(world_ranks)
     backends = base.create(
         config,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import _engine, config, launchers, levels, log, start, topology
+from hpcdist import _engine, _nccl_loader, config, launchers, levels, log, start, topology
 from hpcdist import group as _group
 from hpcdist.backends import base, mpi
+from hpcdist.backends.nccl import device
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.errors import DistBackendError, DistError
 from hpcdist.group import GroupMember, ProcessGroup
@@ -53,7 +53,8 @@ def init_process_group(
     ----------
     backend : str, optional
         ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. None means the
-        default backend of `device_id`'s type, or without that all that this installation has.
+        default backend of `device_id`'s type; without that MPI, and NCCL for CUDA tensors where
+        torch can use a GPU and there is a libnccl.so.2. Without that library MPI moves them too.
     init_method : str, optional
         URL that says how the processes meet: ``"mpi://"``, ``"env://"``,
         ``"tcp://host:port?rank=&world_size="``, ``"file:///path?rank=&world_size="`` or of a scheme
@@ -166,6 +167,8 @@ def init_process_group(
     _group.add(pg)
     _group.world.store = store
     _log_start(comm)
+    if backend is None and kind == Backend.MPI and device.present():
+        _warn_without_nccl(comm)
     if comm.local_rank == 0:
         _check_binding()
 
@@ -219,20 +222,24 @@ def _default_backend(device_id: Any) -> str:
         return get_default_backend_for_device(
             f"cuda:{device_id}" if isinstance(device_id, int) else device_id
         )
-    devices = {
-        device: name
-        for device, name in Backend.default_device_backend_map.items()
-        if device == "cpu" or (device == "cuda" and _cuda_is_there() and is_backend_available(name))
-    }
-    if set(devices.values()) == {Backend.MPI}:
-        return Backend.MPI
-    return ",".join(f"{device}:{name}" for device, name in devices.items())
+    names = Backend.default_device_backend_map
+    if device.present() and is_backend_available(names["cuda"]):
+        return f"cpu:{names['cpu']},cuda:{names['cuda']}"
+    return names["cpu"]
 
 
-def _cuda_is_there() -> bool:
-    """Whether this program's torch can use a GPU; without torch nobody has a tensor on one."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available()
+def _warn_without_nccl(comm: Any) -> None:
+    """Say once a job that CUDA tensors take the way through the host, and why."""
+    if comm.rank:
+        return
+    try:
+        _nccl_loader.load()
+    except DistBackendError as error:
+        _log.warning(
+            "CUDA tensors go over MPI, through pinned host memory where MPI does not take them as "
+            "they are: %s. backend='mpi' says that it is meant so.",
+            error,
+        )
 
 
 def _timeout(timeout: timedelta | None) -> timedelta:

@@ -268,7 +268,26 @@ def create(
             for each in made.values():
                 each.free()
             raise
-    return {device: made[name] for device, name in names.items()}
+    serving = {device: made[name] for device, name in names.items()}
+    return _with_devices(serving, names)
+
+
+def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Let MPI move CUDA tensors too, where it is to and nobody else does.
+
+    On a machine without GPUs a group's operations stay one native call.
+    """
+    if names.get("cuda", registry.Backend.MPI) != registry.Backend.MPI:
+        return serving
+    from .nccl import device
+
+    comm = serving.get("cpu") if names.get("cpu") == registry.Backend.MPI else serving.get("cuda")
+    if comm is None or ("cuda" not in names and not device.may_come()):
+        return serving
+    from .staging import StagedGroup
+
+    # the host's first: what is about no tensor is the communicator's
+    return {"cpu": comm, **serving, "cuda": StagedGroup(comm)}
 
 
 def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:

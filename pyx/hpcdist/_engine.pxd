@@ -52,6 +52,7 @@ cdef extern from "hd_engine.h" nogil:
         int one_node, freed
         void* page
         int64_t node_limit
+        int on_device
 
     ctypedef struct hd_job:
         int kind

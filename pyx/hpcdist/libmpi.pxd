@@ -14,6 +14,10 @@ cdef extern from "mpi.h" nogil:
     int MPI_Get_library_version(char*, int*)
     int MPI_Comm_rank(MPI_Comm, int*)
     int MPI_Comm_size(MPI_Comm, int*)
+    ctypedef void* MPI_Info
+    int MPI_Comm_get_info(MPI_Comm, MPI_Info*)
+    int MPI_Info_get(MPI_Info, const char*, int, char*, int*)
+    int MPI_Info_free(MPI_Info*)
 
     # for _bench
     ctypedef void* MPI_Datatype

@@ -12,11 +12,12 @@ from hpcdist.backends.nccl import device
 
 
 @pytest.fixture(scope="module")
-def runtime() -> Iterator[None]:
+def runtime() -> Iterator[standin.Runtime]:
     """The stand-ins for NCCL, and for CUDA's streams and events, in place."""
     standin.load()
-    device.use(standin.Runtime())
-    yield
+    made = standin.Runtime()
+    device.use(made)
+    yield made
     if dist.is_initialized():
         dist.destroy_process_group()
     device.use(None)

@@ -15,6 +15,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -230,11 +233,16 @@ class Runtime:
     memory = 1  # DLPack's number of host memory
     name = "cuda"
     _local = threading.local()
+    #: Seconds that a copy takes beside its own: so long it is not done for whoever does not wait.
+    lag = 0.0
+    #: Most bytes of pinned memory that were there at once, and what is there now.
+    most = there = 0
 
     def __init__(self, lockstep: bool = False) -> None:
         self._lockstep = lockstep
         function = library().standin_event_query
         self.query = ctypes.cast(function, ctypes.c_void_p).value
+        self._touched: deque[tuple[Any, ...]] = deque()
 
     def index(self) -> int:
         return 0
@@ -266,6 +274,42 @@ class Runtime:
         """In lockstep, wait until the current stream is done."""
         if self._lockstep and stream.handle == self.current(0).handle:
             stream.synchronize()
+
+    def reach(self, event: Event) -> None:
+        while not self.reached(event):
+            time.sleep(2e-5)
+
+    def reached(self, event: Event) -> bool:
+        return library().standin_event_query(event.handle) == 0
+
+    def pinned(self, size: int) -> torch.Tensor:
+        made = torch.full((size,), 0xA5, dtype=torch.uint8)  # what nobody wrote shows
+        self.there += size
+        self.most = max(self.most, self.there)
+        weakref.finalize(made, self._unpin, size)
+        return made
+
+    def _unpin(self, size: int) -> None:
+        self.there -= size
+
+    def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
+        assert isinstance(to, FakeCuda) != isinstance(source, FakeCuda)
+        assert to.nbytes == source.nbytes and to.is_contiguous() and source.is_contiguous()
+        stream.kernel(self.lag, to.data_ptr(), source.data_ptr(), to.nbytes)
+        # a device's memory is given away in the order of streams, the host's is not
+        self._touched.append((Event(stream), to, source))
+        while self._touched and self.reached(self._touched[0][0]):
+            self._touched.popleft()
+
+    def divide(self, stream: Stream, tensor: torch.Tensor, by: int) -> None:
+        stream.synchronize()
+        tensor.as_subclass(torch.Tensor).div_(by)
+
+    def capturing(self) -> bool:
+        return False
+
+    def promise(self, index: int) -> Any:
+        return torch.futures.Future()
 
     def upload(self, array: Any, index: int) -> FakeCuda:
         return gpu(torch.as_tensor(array))

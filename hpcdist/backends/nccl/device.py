@@ -7,11 +7,13 @@ A runtime is an object with the methods of :class:`Cuda`. Tests put another one 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from typing import Any
 
 from hpcdist.errors import DistBackendError
 
-__all__ = ["Cuda", "runtime", "use"]
+__all__ = ["Cuda", "may_come", "present", "runtime", "use"]
 
 _chosen: Any = None
 
@@ -29,8 +31,9 @@ class Cuda:
 
         if not torch.cuda.is_available():
             raise DistBackendError(
-                "the backend 'nccl' is not available: it needs a GPU that torch can use, and "
-                "torch.cuda.is_available() is False; python -m hpcdist diagnose says more"
+                "CUDA is not available: the backend 'nccl' and CUDA tensors over MPI need a GPU "
+                "that torch can use, and torch.cuda.is_available() is False; python -m hpcdist "
+                "diagnose says more"
             )
         self._cuda = torch.cuda
         self._torch = torch
@@ -63,7 +66,7 @@ class Cuda:
 
     def record(self, stream: Any) -> Any:
         """An event that is reached when all that is in the stream now is done."""
-        event = self._cuda.Event()
+        event = self._cuda.Event(blocking=True)  # who waits for it on the host gives up the core
         event.record(stream)
         return event
 
@@ -74,6 +77,36 @@ class Cuda:
     def order(self, stream: Any, event: Any) -> None:
         """Let a stream wait for an event; the caller does not."""
         stream.wait_event(event)
+
+    def reach(self, event: Any) -> None:
+        """Wait here until an event is reached; other threads go on."""
+        event.synchronize()
+
+    def reached(self, event: Any) -> bool:
+        """Say whether an event has been reached."""
+        return bool(event.query())
+
+    def pinned(self, size: int) -> Any:
+        """So many bytes of host memory that the device copies from and to by itself."""
+        return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+
+    def copy(self, stream: Any, to: Any, source: Any) -> None:
+        """Copy bytes between the device and pinned memory, in a stream's order."""
+        with self._cuda.stream(stream):
+            to.copy_(source, non_blocking=True)
+
+    def divide(self, stream: Any, tensor: Any, by: int) -> None:
+        """Divide a tensor in place, in a stream's order."""
+        with self._cuda.stream(stream):
+            tensor.div_(by)
+
+    def capturing(self) -> bool:
+        """Whether what the caller enqueues now goes into a CUDA graph."""
+        return bool(self._cuda.is_current_stream_capturing())
+
+    def promise(self, index: int) -> Any:
+        """A future for tensors of a device."""
+        return self._torch.futures.Future(devices=[f"cuda:{index}"])
 
     def upload(self, array: Any, index: int) -> Any:
         """Host memory as a tensor on the device."""
@@ -97,6 +130,25 @@ def runtime() -> Any:
     if _chosen is None:
         _chosen = Cuda()
     return _chosen
+
+
+def present() -> bool:
+    """Whether this program can have tensors on a GPU; asking imports nothing.
+
+    Returns
+    -------
+    bool
+        As torch says, where it has been imported; without torch nobody has a tensor on a GPU.
+    """
+    torch = sys.modules.get("torch")
+    return _chosen is not None or (torch is not None and torch.cuda.is_available())
+
+
+def may_come() -> bool:
+    """Whether tensors on a GPU are here or may still come: torch is not imported yet."""
+    if "torch" in sys.modules or _chosen is not None:
+        return present()
+    return os.path.exists("/proc/driver/nvidia/version")
 
 
 def use(other: Any) -> None:

@@ -217,6 +217,15 @@ cdef class Comm:
         return hd_node_bytes(self.c)
 
     @property
+    def on_device(self):
+        """bool: tensors' addresses are device memory, which MPI takes and the engine never reads; set it alike."""
+        return bool(self.c.on_device)
+
+    @on_device.setter
+    def on_device(self, bint value):
+        self.c.on_device = value
+
+    @property
     def freed(self):
         """bool: whether :meth:`free` was called."""
         return bool(self.c.freed)

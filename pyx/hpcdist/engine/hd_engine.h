@@ -131,6 +131,7 @@ struct hd_comm {
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* they have tried to make it */
     int64_t node_limit;   /* bytes it may take */
+    int on_device;        /* tensors are device memory: MPI alone may touch them */
 
     char *staging;        /* scaled or packed data, used by whoever holds the lane */
     size_t staging_bytes;

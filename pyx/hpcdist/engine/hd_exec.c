@@ -7,7 +7,7 @@
  * nonblocking one. Unchecked, they cannot agree, and block. */
 static int must_poll(const hd_comm *c, const hd_job *j)
 {
-    if (!c->check || hd_session_serialized(c->session) || hd_session_spin(c->session, !j->inline_))
+    if (!c->check || c->on_device || hd_session_serialized(c->session) || hd_session_spin(c->session, !j->inline_))
         return 0;
 #ifdef OPEN_MPI
     /* Its blocking calls yield when told to: see init_mpi. Only a long all_reduce between nodes can do better. */
@@ -110,7 +110,7 @@ static int check_result(hd_comm *c, hd_job *j)
 static int tiny(const hd_comm *c, const hd_job *j)
 {
     const int64_t bytes = j->out[0].n * (int64_t)hd_itemsize(j->dtype);
-    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && c->size <= 16 && bytes > 0 && bytes <= HD_TINY
+    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && !c->on_device && c->size <= 16 && bytes > 0 && bytes <= HD_TINY
                ? (int)bytes
                : 0;
 }
@@ -141,7 +141,7 @@ void hd_exec(hd_comm *c, hd_job *j)
             data(c, j);
         __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
     }
-    if (c->check >= 2 && c->size > 1 && j->code == HD_OK)
+    if (c->check >= 2 && c->size > 1 && !c->on_device && j->code == HD_OK)
         check_result(c, j);
 out:
     hd_session_leave(c->session);

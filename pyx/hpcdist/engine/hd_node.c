@@ -295,7 +295,7 @@ int hd_node_takes(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
     int any = 0, by;
-    if (!c->page || !hd_reduce_kernel(j->redop, j->dtype))
+    if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
         return 0;
     for (int i = 0; i < j->nout; i++)
         any |= j->out[i].n * item >= LEAST;

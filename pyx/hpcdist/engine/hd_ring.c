@@ -78,7 +78,7 @@ static int post(ring *r)
 int hd_ring_fits(const hd_comm *c, const hd_job *j)
 {
     int64_t elements = 0; /* then bytes */
-    if (j->kind != HD_ALL_REDUCE || c->size == 1 || c->page)
+    if (j->kind != HD_ALL_REDUCE || c->size == 1 || c->page || c->on_device)
         return 0;
     for (int i = 0; i < j->nout; i++)
         elements += j->out[i].n;

@@ -293,3 +293,21 @@ def abort(int code=1, str why=""):
     """
     encoded = why.encode()
     hd_abort(code, <const char*> encoded)
+
+
+def memory_kinds():
+    """The kinds of memory that MPI's world takes, by the info key ``mpi_memory_alloc_kinds`` of MPI 4.1.
+
+    Returns
+    -------
+    str
+        For example ``"mpi,system,cuda:device"``; empty where the library does not say, and unless MPI is up.
+    """
+    cdef libmpi.MPI_Info info
+    cdef char text[256]
+    cdef int there = 0
+    if mpi_state() != "up" or libmpi.MPI_Comm_get_info(libmpi.MPI_COMM_WORLD, &info):
+        return ""
+    libmpi.MPI_Info_get(info, b"mpi_memory_alloc_kinds", 255, text, &there)
+    libmpi.MPI_Info_free(&info)
+    return text.decode("utf-8", "replace") if there else ""

@@ -1,0 +1,382 @@
+"""Operations in which each rank has a block of its own: gathering, scattering, exchanging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdist._engine import Comm
+from hpcdist.errors import DistMismatchError
+
+from . import direct
+from .core import Core, Plan
+from .parts import Part, reducible, told
+from .ring import Copy, Piece
+
+__all__ = ["Blocks"]
+
+
+def _round(blocks: Sequence[Part], width: int, number: int) -> list[Copy]:
+    """At most `width` bytes of each block, one behind the other in the buffer."""
+    copies, at = [], 0
+    for block in blocks:
+        start = min(number * width, block.size)
+        length = min(width, block.size - start)
+        copies.append(Copy(block.bytes, start, length, at))
+        at += length
+    return copies
+
+
+def _views(buffer: Any, copies: Sequence[Copy], kind: Any) -> list[Any]:
+    return [buffer[each.at : each.at + each.length].view(kind) for each in copies]
+
+
+def _even(copies: Sequence[Copy]) -> bool:
+    return len({each.length for each in copies}) == 1
+
+
+def _together(buffer: Any, copies: Sequence[Copy], kind: Any) -> Any:
+    return buffer[: sum(each.length for each in copies)].view(kind)
+
+
+def _alike(api: str, parts: Sequence[Part]) -> None:
+    if any(part.dtype is not parts[0].dtype for part in parts):
+        names = sorted({part.dtype.name for part in parts})
+        raise TypeError(f"{api}: the tensors must have one dtype, and have {', '.join(names)}")
+
+
+def _fits(what: str, found: int, wanted: int, why: str) -> None:
+    if found != wanted:
+        raise ValueError(f"{what} has {found} elements; it must have {wanted} ({why})")
+
+
+def _same_order(one: Part, other: Part, role: str, place: str) -> None:
+    if one.strides != other.strides:
+        raise ValueError(
+            f"{role} and {place} have their elements in different orders in memory (strides), and "
+            f"nothing is copied silently: pass {role}.contiguous() and contiguous tensors"
+        )
+
+
+def _sections(part: Part, lengths: Sequence[int]) -> list[Part]:
+    """A contiguous tensor as blocks of so many elements."""
+    item, at, found = part.dtype.itemsize, 0, []
+    for length in lengths:
+        block = part.bytes[at * item : (at + length) * item]
+        found.append(part._replace(bytes=block, elements=length, shape=(length,), strides=None))
+        at += length
+    return found
+
+
+class Blocks(Core):
+    """The part of a group whose operations give each rank a block."""
+
+    # --- all blocks everywhere ---------------------------------------------------------------
+
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Collect equal tensors of each rank into one."""
+        api = about.get("api") or "all_gather_into_tensor"
+        own = Part.of(input, "input", False).contiguous("input")
+        out = Part.of(output, "output").contiguous("output")
+        _alike(api, [own, out])
+        _fits("output", out.elements, own.elements * self.size, "input's times the group's size")
+        blocks = [_sections(out, [own.elements] * self.size)]
+        straight = direct.all_gather(out, own)
+        tensors = [output, input]
+        return self._gather_all(
+            api, str(own), [own], blocks, tensors, tensors[:1], async_op, straight
+        )
+
+    def all_gather(
+        self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Collect a tensor of each rank on all ranks; sizes may differ."""
+        return self._lists("all_gather", [list(tensor_list)], [tensor], async_op)
+
+    def all_gather_coalesced(
+        self, output_lists: Any, input_list: Any, async_op: bool = False
+    ) -> Any:
+        """Collect several tensors of each rank in one call."""
+        lists, inputs = [list(each) for each in output_lists], list(input_list)
+        self._whole(lists, "output_tensor_lists")
+        if any(len(each) != len(inputs) for each in lists):
+            raise ValueError(f"each of output_tensor_lists must have {len(inputs)} tensors")
+        turned = [[each[place] for each in lists] for place in range(len(inputs))]
+        return self._lists("all_gather_coalesced", turned, inputs, async_op)
+
+    def _lists(self, api: str, lists: list[list[Any]], inputs: list[Any], async_op: Any) -> Any:
+        if not inputs:
+            raise ValueError("no input tensor")
+        owns = [Part.of(each, "tensor", False) for each in inputs]
+        outs = []
+        for own, outputs in zip(owns, lists, strict=True):
+            self._whole(outputs, "tensor_list")
+            found = [Part.of(each, "tensor_list") for each in outputs]
+            mine = found[self.rank]
+            _fits(f"tensor_list[{self.rank}]", mine.elements, own.elements, "as the input")
+            _same_order(own, mine, "tensor", f"tensor_list[{self.rank}]")
+            outs.append(found)
+        listed = [each for found in outs for each in found]
+        _alike(api, [*owns, *listed])
+        written = [each for outputs in lists for each in outputs]
+        tensors = [*inputs, *written]
+        return self._gather_all(api, told(listed), owns, outs, tensors, written, async_op)
+
+    def _gather_all(
+        self,
+        api: str,
+        about: str,
+        owns: list[Part],
+        outs: list[list[Part]],
+        tensors: list[Any],
+        written: list[Any],
+        async_op: Any,
+        straight: Any = None,
+    ) -> Any:
+        kind = owns[0].dtype.torch_dtype
+
+        def pieces(comm: Comm, size: int) -> list[Piece]:
+            width = self._width(size)
+            return [
+                one(comm, _round([own], width, number), _round(blocks, width, number))
+                for own, blocks in zip(owns, outs, strict=True)
+                for number in range(_rounds(max(each.size for each in blocks), width))
+            ]
+
+        def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
+            def move(source: Any, target: Any) -> None:
+                mine = _together(source, loads, kind)
+                if _even(stores):
+                    whole = _together(target, stores, kind)
+                    comm.all_gather_into_tensor(whole, mine, api=f"{api} (cuda)")
+                else:
+                    comm.all_gather(_views(target, stores, kind), mine, api=f"{api} (cuda)")
+
+            return Piece(loads, move, stores)
+
+        plan = Plan(pieces, True, straight)
+        index = self._device(api, [*owns, *(each for blocks in outs for each in blocks)])
+        return self._run(api, about, index, tensors, written, plan, async_op)
+
+    # --- reduced blocks ----------------------------------------------------------------------
+
+    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
+        """Reduce a list element by element; rank i keeps element i."""
+        inputs = list(input_list)
+        self._whole(inputs, "input_list")
+        ins = [Part.of(each, "input_list", False) for each in inputs]
+        out = Part.of(output, "output")
+        _alike("reduce_scatter", [out, *ins])
+        _fits("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
+        _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
+        return self._reduce_blocks("reduce_scatter", out, ins, [output, *inputs], op, async_op)
+
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        """Reduce one tensor; rank i keeps its i-th part."""
+        api = "reduce_scatter_tensor"
+        whole = Part.of(input, "input", False).contiguous("input")
+        out = Part.of(output, "output").contiguous("output")
+        _alike(api, [whole, out])
+        _fits("input", whole.elements, out.elements * self.size, "output's times the group's size")
+        ins = _sections(whole, [out.elements] * self.size)
+        return self._reduce_blocks(api, out, ins, [output, input], op, async_op)
+
+    def _reduce_blocks(
+        self, api: str, out: Part, ins: list[Part], tensors: list[Any], op: Any, async_op: Any
+    ) -> Any:
+        op = reducible(op, out)
+        kind = out.dtype.torch_dtype
+
+        def pieces(comm: Comm, size: int) -> list[Piece]:
+            width = self._width(size)
+            longest = max(each.size for each in ins)
+            return [
+                one(comm, _round(ins, width, number), _round([out], width, number))
+                for number in range(_rounds(longest, width))
+            ]
+
+        def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
+            def move(source: Any, target: Any) -> None:
+                mine = _together(target, stores, kind)
+                if _even(loads):
+                    comm.reduce_scatter_tensor(mine, _together(source, loads, kind), op)
+                else:
+                    comm.reduce_scatter(mine, _views(source, loads, kind), op)
+
+            return Piece(loads, move, stores)
+
+        about = f"{told(ins)}, {op!r}"
+        index = self._device(api, [out, *ins])
+        return self._run(api, about, index, tensors, tensors[:1], Plan(pieces, True), async_op)
+
+    # --- from each to each -------------------------------------------------------------------
+
+    def gather(
+        self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Collect a tensor of each rank on root; the list is None elsewhere."""
+        api = about.get("api") or "gather"
+        own = Part.of(tensor, "tensor", False)
+        listed = list(gather_list or ()) if self.rank == root else []
+        if self.rank == root:
+            self._whole(listed, "gather_list")
+        outs = [Part.of(each, "gather_list") for each in listed]
+        if outs:
+            _fits(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
+
+        def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
+            comm.gather(sent[0], received or None, root, api=f"{api} (cuda)")
+
+        sizes = [own.size if rank == root else 0 for rank in range(self.size)]
+        tensors = [tensor, *listed]
+        return self._exchange(api, f"root {root}", [own], sizes, outs, None, call, tensors, listed,
+                              async_op)  # fmt: skip
+
+    def scatter(
+        self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
+    ) -> Any:
+        """Give each rank its tensor of root's list; the list is None elsewhere."""
+        api = about.get("api") or "scatter"
+        out = Part.of(tensor, "tensor")
+        listed = list(scatter_list or ()) if self.rank == root else []
+        if self.rank == root:
+            self._whole(listed, "scatter_list")
+        ins = [Part.of(each, "scatter_list", False) for each in listed]
+        if ins:
+            _fits(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
+
+        def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
+            comm.scatter(received[0], sent or None, root, api=f"{api} (cuda)")
+
+        sizes = [out.size if rank == root else 0 for rank in range(self.size)]
+        tensors = [tensor, *listed]
+        return self._exchange(api, f"root {root}", ins, None, [out], sizes, call, tensors,
+                              [tensor], async_op)  # fmt: skip
+
+    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
+        """Send the i-th input to rank i, receive the i-th output from it."""
+        outputs, inputs = list(outputs), list(inputs)
+        self._whole(outputs, "output_list")
+        self._whole(inputs, "input_list")
+        outs = [Part.of(each, "output_list") for each in outputs]
+        ins = [Part.of(each, "input_list", False) for each in inputs]
+        tensors = [*outputs, *inputs]
+        return self._exchange("all_to_all", "", ins, None, outs, None, _all_to_all, tensors,
+                              outputs, async_op)  # fmt: skip
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The same with parts of one tensor, split along dimension 0."""
+        ins = self._split(Part.of(input, "input", False), input_splits, "input")
+        outs = self._split(Part.of(output, "output"), output_splits, "output")
+        return self._exchange("all_to_all_single", "", ins, None, outs, None, _all_to_all,
+                              [output, input], [output], async_op)  # fmt: skip
+
+    def _split(self, part: Part, splits: Any, role: str) -> list[Part]:
+        part.contiguous(role)
+        rows = part.shape[0] if part.shape else 1
+        if not splits:
+            if rows % self.size:
+                raise ValueError(
+                    f"{role} has {rows} rows, which do not divide by {self.size} ranks; give "
+                    f"{role}_split_sizes"
+                )
+            splits = [rows // self.size] * self.size
+        splits = [int(each) for each in splits]
+        if len(splits) != self.size or sum(splits) != rows or min(splits) < 0:
+            raise ValueError(
+                f"{role}_split_sizes {splits} do not add up to {role}'s {rows} rows, one number "
+                f"for each of {self.size} ranks"
+            )
+        row = part.elements // rows if rows else 0
+        return _sections(part, [row * each for each in splits])
+
+    def _exchange(
+        self,
+        api: str,
+        about: str,
+        ins: list[Part],
+        to: list[int] | None,
+        outs: list[Part],
+        sources: list[int] | None,
+        call: Any,
+        tensors: list[Any],
+        written: list[Any],
+        async_op: Any,
+    ) -> Any:
+        """Blocks from rank to rank; `to` and `sources`: bytes per rank, where no list says it."""
+        _alike(api, [*ins, *outs])
+        kind = (ins or outs)[0].dtype
+        sent = to if to is not None else [each.size for each in ins]
+        taken = sources if sources is not None else [each.size for each in outs]
+
+        def pieces(comm: Comm, size: int) -> list[Piece]:
+            width = self._width(size)
+            longest = self._compare(comm, api, sent, taken)
+            return [
+                one(comm, _round(ins, width, number), _round(outs, width, number))
+                for number in range(_rounds(longest, width))
+            ]
+
+        def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
+            def move(source: Any, target: Any) -> None:
+                torch_kind = kind.torch_dtype
+                call(comm, _views(source, loads, torch_kind), _views(target, stores, torch_kind))
+
+            return Piece(loads, move, stores)
+
+        index = self._device(api, [*ins, *outs])
+        about = ", ".join(filter(None, (kind.name, about)))
+        return self._run(api, about, index, tensors, written, Plan(pieces, True), async_op)
+
+    def _compare(self, comm: Comm, api: str, sent: list[int], taken: list[int]) -> int:
+        """Let each pair of ranks compare its sizes, before data move; the longest of all."""
+        padded = [*sent, *[0] * (self.size - len(sent))]
+        coming = np.empty(self.size, np.int64)
+        comm.all_to_all_single(coming, np.array(padded, np.int64))
+        wanted = np.array([*taken, *[0] * (self.size - len(taken))], np.int64)
+        wrong = np.flatnonzero(coming != wanted)
+        own = np.array([max(*padded, *wanted.tolist(), 0), len(wrong)], np.int64)
+        table = np.empty((self.size, 2), np.int64)
+        comm.all_gather_into_tensor(table.reshape(-1), own, api=f"{api}: sizes")
+        if table[:, 1].any():
+            ranks = ", ".join(map(str, np.flatnonzero(table[:, 1])))
+            here = "".join(
+                f"; rank {rank} sends {coming[rank]} bytes to this rank, which takes {wanted[rank]}"
+                for rank in wrong[:4]
+            )
+            raise DistMismatchError(
+                f"{api} of CUDA tensors in group {self.name!r}: what is sent to rank {ranks} does "
+                f"not fit there{here} (this is rank {self.rank}); nothing has been changed"
+            )
+        return int(table[:, 0].max())
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _width(self, size: int) -> int:
+        """Bytes of each rank's block that a buffer takes; whole elements of every type."""
+        return max(size // self.size // 16 * 16, 16)
+
+    def _whole(self, listed: list[Any], role: str) -> None:
+        if len(listed) != self.size:
+            raise ValueError(f"{role} has {len(listed)} tensors; the group has {self.size} ranks")
+
+
+def _rounds(longest: int, width: int) -> int:
+    return max(-(-longest // width), 1)
+
+
+def _all_to_all(comm: Comm, sent: list[Any], received: list[Any]) -> None:
+    comm.all_to_all(received, sent)

@@ -1,0 +1,263 @@
+"""Operations one after the other: on the caller's thread where it waits anyway, else on another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from hpcdist.errors import DistTimeoutError
+
+__all__ = ["Job", "Lane", "StagedWork"]
+
+#: Seconds that a lane's thread waits for the next operation before it ends.
+LINGER = 2.0
+
+
+class Job:
+    """One operation: a function that returns the event after which its results are there."""
+
+    def __init__(self, run: Callable[[], Any], what: str) -> None:
+        self._run: Callable[[], Any] | None = run
+        self.what = what
+        self.over = threading.Event()
+        self.event: Any = None
+        self.error: BaseException | None = None
+        self.seen = False
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        """Run it, on whatever thread this is, and tell those who wait."""
+        try:
+            assert self._run is not None
+            self.event = self._run()
+        except BaseException as error:
+            self.error = error
+        self._run = None
+        with self._lock:
+            self.over.set()
+            told, self._told = self._told, []
+        for call in told:
+            call()
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call a function when it is over; at once if it is."""
+        with self._lock:
+            if not self.over.is_set():
+                self._told.append(call)
+                return
+        call()
+
+
+class Lane:
+    """A queue of jobs, and a thread for those that nobody runs himself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, job: Job) -> None:
+        """Put a job behind the others; the lane's thread runs it."""
+        with self._changed:
+            self._waiting.append(job)
+            self._provide()
+
+    def call(self, job: Job) -> None:
+        """Run a job after those that are queued, and raise what it raises."""
+        with self._changed:
+            inline = not self._busy and not self._waiting
+            if inline:
+                self._busy = True
+            else:
+                self._waiting.append(job)
+                self._provide()
+        if not inline:
+            while not job.over.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
+                pass
+        else:
+            try:
+                job.run()
+            finally:
+                with self._changed:
+                    self._busy = False
+                    if self._waiting:
+                        self._provide()
+        job.seen = True
+        if job.error is not None:
+            raise job.error
+
+    def _provide(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                until = time.monotonic() + LINGER
+                while self._busy or not self._waiting:
+                    left = until - time.monotonic()
+                    if not self._waiting and left <= 0:
+                        self._thread = None
+                        return
+                    self._changed.wait(None if self._waiting else left)
+                job = self._waiting.popleft()
+                self._busy = True
+            job.run()
+            del job  # and with it the tensors
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def idle(self, until: float) -> bool:
+        """Wait until nothing is left, or a time of ``time.monotonic`` has come."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._busy and not self._waiting, max(until - time.monotonic(), 0.0)
+            )
+
+
+class StagedWork:
+    """An operation of a CUDA tensor over MPI.
+
+    Parameters
+    ----------
+    runtime : object
+        Of :mod:`hpcdist.backends.nccl.device`.
+    index : int
+        The device.
+    job : Job
+        The operation.
+    tensors : list
+        What it touches: held until it is over.
+    outputs : list
+        What it writes.
+    source : list of int
+        Where a receive puts its sender; empty for other operations.
+
+    Notes
+    -----
+    Made by operations with ``async_op=True``. Source: ``torch.distributed.Work``.
+    """
+
+    def __init__(
+        self,
+        runtime: Any,
+        index: int,
+        job: Job,
+        tensors: list[Any],
+        outputs: list[Any],
+        source: list[int],
+    ) -> None:
+        self._runtime = runtime
+        self._index = index
+        self._job = job
+        self._tensors = tensors
+        self._outputs = outputs
+        self._source = source
+        self._future: Any = None
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait for MPI, and let the caller's current stream wait for the last copy.
+
+        Parameters
+        ----------
+        timeout : float or datetime.timedelta, optional
+            Seconds. Without it, the group's timeout ends the operation itself.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        DistTimeoutError
+            If it is not over in this time (it goes on), or the group's timeout ended it.
+        DistMismatchError, RankFailedError, DistBackendError
+            What the operation ended with.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and seconds < 0:
+            seconds = None  # torch's "no timeout" arrives as a negative duration
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._job.over.wait(1.0 if end is None else min(1.0, _left(end))):
+            if end is not None and time.monotonic() >= end:
+                raise DistTimeoutError(
+                    f"wait({seconds:g} s) ended before {self._job.what} did; it goes on and can be "
+                    "waited for again"
+                )
+        error = self.exception()
+        if error is not None:
+            raise error
+        if self._job.event is not None:
+            self._runtime.order(self._runtime.current(self._index), self._job.event)
+        self._tensors = []
+        return True
+
+    def synchronize(self) -> None:
+        """Wait, as :meth:`wait` without a timeout."""
+        self.wait()
+
+    block_current_stream = synchronize
+
+    def is_completed(self) -> bool:
+        """Say whether the operation is over and its results are there."""
+        if not self._job.over.is_set():
+            return False
+        event = self._job.event
+        return event is None or bool(self._runtime.reached(event))
+
+    def is_success(self) -> bool:
+        """Say whether it is over and went well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """What went wrong, if anything has."""
+        if not self._job.over.is_set():
+            return None
+        self._job.seen = True
+        return self._job.error
+
+    def result(self) -> list[Any]:
+        """The tensors that the operation writes."""
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        """Group rank that a receive is from; -1 for other operations."""
+        return self._source[0] if self._source and self._job.over.is_set() else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the tensors, completed when they hold the result."""
+        if self._future is None:
+            self._future = self._runtime.promise(self._index)
+            self._job.when_over(self._complete)
+        return self._future
+
+    def _complete(self) -> None:
+        self._job.seen = True
+        try:
+            if self._job.error is not None:
+                self._future.set_exception(self._job.error)
+                return
+            if self._job.event is not None:
+                self._runtime.reach(self._job.event)
+            self._future.set_result(self.result())
+        except Exception:  # of a callback of the user's
+            import sys
+
+            sys.excepthook(*sys.exc_info())
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.0)

@@ -1,0 +1,177 @@
+"""Messages of CUDA tensors from rank to rank.
+
+A tensor that fits into one buffer travels as one message, like a host tensor. A longer one is
+announced by a message of its own and follows in pieces, numbered by its sender. Messages between
+the same ranks with the same tag keep their order; others do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from hpcdist.backends.nccl import device
+from hpcdist.errors import DistMismatchError
+
+from .core import Core
+from .lane import Job, Lane, StagedWork
+from .parts import Part
+from .ring import Copy, Ring
+
+__all__ = ["Messages"]
+
+#: Announcement: this, bytes, element type, bytes of a piece, number.
+_MAGIC = 0x6870_6364_6375_6461
+#: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
+_SHORT = 64 << 10
+#: Numbers of long messages: fewer than the tags that any MPI has.
+_NUMBERS = 500
+
+
+class Messages(Core):
+    """The part of a group that sends and receives."""
+
+    _numbers: Any = None
+
+    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
+        """Begin to send."""
+        return self._post(tensor, dst, tag, True, True)
+
+    def irecv(self, tensor: Any, src: int = -1, tag: int = 0) -> Any:
+        """Begin to receive, from any rank if src is -1."""
+        return self._post(tensor, src, tag, False, True)
+
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+        """Send, and wait until the tensor may be changed."""
+        self._post(tensor, dst, tag, True, False)
+
+    def recv(self, tensor: Any, src: int = -1, tag: int = 0) -> int:
+        """Receive and wait; returns the sender's rank."""
+        return int(self._post(tensor, src, tag, False, False))
+
+    def _post(self, tensor: Any, peer: int, tag: int, sends: bool, later: bool) -> Any:
+        api = ("i" if later else "") + ("send" if sends else "recv")
+        part = Part.of(tensor, "tensor", not sends)
+        if peer >= self.size or peer < (0 if sends else -1):
+            raise ValueError(f"rank {peer} is not in group {self.name!r} of {self.size} ranks")
+        self._ready(api, later)
+        runtime = device.runtime()
+        current = runtime.current(part.device)
+        ready = runtime.record(current)
+        size = self._piece()
+        source = [-1]
+        number = next(self._count()) if sends else 0
+
+        def run() -> Any:
+            runtime.enter(part.device)
+            room = min(size, _SHORT) if part.size <= _SHORT else size
+            rings = self._buffers()
+            with rings.borrowed(part.device, room, 2 if part.size > size else 1) as ring:
+                ring.follow(ready)
+                if sends:
+                    self._send(ring, part, peer, tag, size, number)
+                else:
+                    source[0] = self._recv(ring, part, peer, tag, size)
+                return ring.end()
+
+        way = "to" if sends else "from"
+        whom = f"rank {peer}" if peer >= 0 else "any rank"
+        job = Job(run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}")
+        lane = self._lanes.setdefault((sends, peer, tag), Lane("hpcdist-cuda-p2p"))
+        if later:
+            self._held.append((job, [tensor]))
+            lane.start(job)
+            return StagedWork(runtime, part.device, job, [tensor], [tensor], source)
+        lane.call(job)
+        runtime.order(current, job.event)
+        return source[0]
+
+    def _count(self) -> Any:
+        if self._numbers is None:
+            self._numbers = itertools.cycle(range(_NUMBERS))
+        return self._numbers
+
+    def _send(self, ring: Ring, part: Part, peer: int, tag: int, size: int, number: int) -> None:
+        kind = part.dtype.torch_dtype
+        if part.size > size:
+            facts = np.array([_MAGIC, part.size, part.dtype.code, size, number], np.int64)
+            self._comm.isend(_marked(facts), peer, tag).wait()
+        copies = _copies(part, size)
+        filled = {0: ring.load(ring.buffers[0], copies[:1])}
+        for place, copy in enumerate(copies):
+            if place + 1 < len(copies):  # MPI is done with the other buffer
+                buffer = ring.buffers[(place + 1) % 2]
+                filled[place + 1] = ring.load(buffer, copies[place + 1 : place + 2])
+            ring.reach(filled.pop(place))
+            data = ring.buffers[place % 2][: copy.length]
+            if part.size > size:
+                self._comm.isend(_piece(data), peer, number).wait()
+            else:
+                self._comm.isend(data.view(kind), peer, tag).wait()
+
+    def _recv(self, ring: Ring, part: Part, peer: int, tag: int, size: int) -> int:
+        kind = part.dtype.torch_dtype
+        if part.size <= size:
+            data = ring.buffers[0][: part.size]
+            work = self._comm.irecv(data.view(kind), peer, tag)
+            work.wait()
+            ring.store(ring.buffers[0], _copies(part, size))
+            return int(work.source_rank())
+        facts = np.zeros(5, np.int64)
+        work = self._comm.irecv(_marked(facts), peer, tag)
+        work.wait()
+        source = int(work.source_rank())
+        magic, length, code, theirs, number = facts.tolist()
+        if magic != _MAGIC:
+            raise DistMismatchError(
+                f"a receive of {part} on rank {self.rank} found another message from rank {source} "
+                f"with tag {tag}"
+            )
+        if (length, code, theirs) != (part.size, part.dtype.code, size):
+            self._swallow(source, number, length, theirs)
+            raise DistMismatchError(
+                f"rank {source} sends {length} bytes of element type {code} in pieces of {theirs}; "
+                f"rank {self.rank} receives {part.size} bytes of type {part.dtype.code} "
+                f"({part.dtype.name}) in pieces of {size}. The message has been thrown away."
+            )
+        emptied: list[Any] = [None, None]
+        for place, copy in enumerate(_copies(part, size)):
+            buffer = ring.buffers[place % 2]
+            ring.reach(emptied[place % 2])
+            self._comm.irecv(_piece(buffer[: copy.length]), source, number).wait()
+            emptied[place % 2] = ring.store(buffer, [copy])
+        return source
+
+    def _swallow(self, source: int, number: int, length: int, size: int) -> None:
+        """Receive what nobody wants, so that it is not taken for the next message."""
+        data = np.empty(min(size, length), np.uint8)
+        while length > 0:
+            here = data[: min(size, length)]
+            self._comm.irecv(_piece(here), source, number).wait()
+            length -= len(here)
+
+
+def _copies(part: Part, size: int) -> list[Copy]:
+    return [
+        Copy(part.bytes, start, min(size, part.size - start), 0)
+        for start in range(0, max(part.size, 1), size)
+    ]
+
+
+def _as(data: Any, name: str) -> Any:
+    """Bytes under an element type that the engine keeps apart from others."""
+    import torch
+
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    return data.view(torch.uint8).view(getattr(torch, name))
+
+
+def _marked(facts: Any) -> Any:
+    return _as(facts, "float8_e8m0fnu")
+
+
+def _piece(data: Any) -> Any:
+    return _as(data, "float8_e5m2fnuz")
