@@ -137,8 +137,8 @@ void hd_job_finish(hd_job *j)
     pthread_mutex_lock(&c->mu);
     __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
     watched = j->watched;
-    pthread_cond_broadcast(&c->done_cv);
     pthread_mutex_unlock(&c->mu);
+    pthread_cond_broadcast(&c->done_cv); /* without the mutex, on which a waiter would fall asleep again */
     if (watched && hd_py.notify)
         hd_py.notify(j);
 }
@@ -158,7 +158,8 @@ int hd_job_wait(hd_job *j, double seconds)
 
     if (hd_job_state(j) == HD_DONE) /* the group may have been destroyed since, and has no session then */
         return 1;
-    spins = hd_session_spin(c->session, 0) ? 2000 : 20;
+    /* Only where the lane has a core beside this one: elsewhere it would wait for the core that spins here. */
+    spins = hd_session_spin(c->session, 1) ? 2000 : 0;
     for (int i = 0; i < spins; i++) {
         if (hd_job_state(j) == HD_DONE)
             return 1;

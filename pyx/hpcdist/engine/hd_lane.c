@@ -17,9 +17,9 @@ static void leave(hd_comm *c)
 {
     __atomic_store_n(&c->busy, 0, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST)) {
-        pthread_mutex_lock(&c->mu);
-        pthread_cond_signal(&c->work_cv);
+        pthread_mutex_lock(&c->mu); /* the lane has either seen busy change, or waits */
         pthread_mutex_unlock(&c->mu);
+        pthread_cond_signal(&c->work_cv);
     }
 }
 
@@ -110,9 +110,9 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
             c->head = j;
         c->tail = j;
         __atomic_add_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
-        pthread_cond_signal(&c->work_cv);
     }
     pthread_mutex_unlock(&c->mu);
+    pthread_cond_signal(&c->work_cv); /* without the mutex, on which the lane would fall asleep again */
     return rc;
 }
 
