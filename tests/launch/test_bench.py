@@ -33,7 +33,7 @@ def rows_of(path: Path) -> list[dict]:
 def test_the_exit_status_tells_of_wrong_results(folder):
     codes = json.loads((folder / "codes.json").read_text())
     assert codes.pop("corrupt.nccl") == 1
-    assert len(codes) == 8 and set(codes.values()) == {0}, codes
+    assert len(codes) == 9 and set(codes.values()) == {0}, codes
 
 
 def test_every_operation_with_every_library(folder):
@@ -57,6 +57,13 @@ def test_every_operation_with_every_library(folder):
     assert seen["all_reduce", "bfloat16"] >= OURS | {"c"}
     assert "mpi4py" not in seen["all_reduce", "bfloat16"]
     assert any("without mpi4py: NumPy has no bfloat16" in line for line in facts)
+
+
+def test_asynchronous_calls_only_where_they_are_asked_for(folder):
+    rows = rows_of(folder / "async.json")
+    assert {row["library"] for row in rows} == {"hpcdist-async"}
+    assert len({row["operation"] for row in rows}) == 10
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)
 
 
 def test_sizes_and_bandwidths_count_as_nccl_tests_counts(folder):

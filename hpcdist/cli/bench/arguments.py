@@ -225,7 +225,9 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="of torch (1)")
 
 
-def add_libraries(group: argparse._ArgumentGroup, names: Sequence[str]) -> None:
+def add_libraries(
+    group: argparse._ArgumentGroup, names: Sequence[str], asked_for: Sequence[str] = ()
+) -> None:
     """Add ``-l``: what to compare.
 
     Parameters
@@ -233,16 +235,20 @@ def add_libraries(group: argparse._ArgumentGroup, names: Sequence[str]) -> None:
     group : argument group
         Gets the option ``libraries``.
     names : sequence of str
-        What there is; all by default.
+        What is compared by default.
+    asked_for : sequence of str
+        What else there is.
     """
+    all_names = [*names, *asked_for]
     group.add_argument(
         "-l",
         "--libraries",
         nargs="+",
-        choices=names,
+        choices=all_names,
         default=list(names),
         metavar="LIBRARY",
-        help=f"what to compare: {', '.join(names)} (all)",
+        help=f"what to compare: {', '.join(all_names)} "
+        f"(all{''.join(f' but {name}' for name in asked_for)})",
     )
 
 

@@ -10,6 +10,11 @@ operation, are left out, with a line that says so.
   c            a loop in C over the same MPI call: what the library takes by itself
   mpi4py       the same MPI call from mpi4py, on NumPy arrays
   gloo         torch.distributed with its gloo backend, in the same processes
+
+and with --libraries
+
+  hpcdist-async  with async_op=True, waited for at once: what is above hpcdist is the way to the
+                 thread of the group's lane and back
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from hpcdist.dtypes import DTYPES, lookup
 from . import arguments, formats, plot
 from .errors import BenchError, Unsupported
 from .job import Job
-from .libraries import LIBRARIES
+from .libraries import LIBRARIES, Async
 from .library import Library, close_libraries, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
@@ -84,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how reductions combine (SUM)",
     )  # fmt: skip
     group.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="(0)")
-    names = [library.name for library in LIBRARIES]
-    arguments.add_libraries(group, names)
+    names = [library.name for library in LIBRARIES if library is not Async]
+    arguments.add_libraries(group, names, asked_for=[Async.name])
     group.add_argument(
         "--no-check", action="store_true", help="do not compare the results with what they must be"
     )

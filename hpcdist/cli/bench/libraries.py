@@ -16,7 +16,7 @@ from .library import Call, Library, Messages, Wait
 from .measure import Batch
 from .operations import Case
 
-__all__ = ["LIBRARIES", "CLoop", "Gloo", "Hpcdist", "Mpi4py", "Unchecked"]
+__all__ = ["LIBRARIES", "Async", "CLoop", "Gloo", "Hpcdist", "Mpi4py", "Unchecked"]
 
 
 class Hpcdist(Library):
@@ -90,6 +90,21 @@ class Unchecked(Hpcdist):
 
     name = "hpcdist-off"
     check = 0
+
+
+class Async(Hpcdist):
+    """hpcdist with ``async_op=True``, waited for at once: beside hpcdist it shows the handoff."""
+
+    name = "hpcdist-async"
+
+    def call(self, case: Case) -> Call:
+        """See :meth:`Library.call`."""
+        function, arguments = super().call(case)
+
+        def call(*given: Any) -> None:
+            function(*given, async_op=True).wait()
+
+        return call, arguments
 
 
 class CLoop(Library):
@@ -345,7 +360,7 @@ class Gloo(Library):
 _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 
 #: In the order in which they are printed.
-LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Mpi4py, Gloo)
+LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Mpi4py, Gloo, Async)
 
 
 def _fits(case: Case) -> None:

@@ -13,6 +13,7 @@ __all__ = ["draw", "ready"]
 _COLOURS = {
     "hpcdist": "#c0392b",
     "hpcdist-off": "#e59866",
+    "hpcdist-async": "#8e44ad",
     "c": "#2c3e50",
     "mpi4py": "#2980b9",
     "gloo": "#7f8c8d",
