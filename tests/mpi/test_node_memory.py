@@ -60,6 +60,23 @@ def test_every_dtype_and_operation_around_the_least_size(rng, group):
     check.done()
 
 
+def test_short_tensors_when_the_group_has_the_memory(rng, group):
+    check, (rank, size) = Check(), here()
+    for n in (17, 100, 1023):
+        check.that(right(group, rng, n), f"without: n={n}")
+    check.that(not shared(group), "short tensors alone take no memory")
+    check.that(right(group, rng) and shared(group) == (size > 1), "a long one")
+    for name, op, dtype in pairs():
+        for n in (64 // dtype.itemsize + 1, 130, 511):
+            label = f"{name} {dtype} n={n}"
+            parts = [draw(rng, dtype, n) for _ in range(size)]
+            tensor = parts[rank].clone()
+            dist.all_reduce(tensor, op, group=group)
+            check.near(tensor, *reference(name, parts), label)
+            check.everywhere(tensor, label)
+    check.done()
+
+
 @pytest.mark.parametrize("name, dtype", [
     ("SUM", torch.float32), ("AVG", torch.bfloat16), ("AVG", torch.float16), ("MAX", torch.int8),
     ("PREMUL_SUM", torch.complex128),

@@ -20,7 +20,7 @@
 
 #include "hd_data.h"
 
-#define LEAST (4 << 10)      /* bytes: shorter tensors are MPI's */
+#define LEAST (4 << 10)      /* bytes: shorter tensors alone are not worth the memory */
 #define PIECE (256 << 10)    /* bytes: with what belongs to it, it fits the second-level caches of today */
 #define LONG_PIECE (1 << 20) /* bytes: with more ranks than cores each piece costs a round of the scheduler */
 #define LEAST_SLICE (4 << 10)
@@ -294,11 +294,13 @@ static int piece(run *r, char *data, int64_t n)
 int hd_node_takes(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    /* Where each rank has a core, which they agree on, it beats MPI for short ones, too; in turns it does not. */
+    const int64_t least = c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
     int any = 0, by;
     if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
         return 0;
     for (int i = 0; i < j->nout; i++)
-        any |= j->out[i].n * item >= LEAST;
+        any |= j->out[i].n * item >= least;
     if (!any || (!c->node_asked && open_node(c, j)) || !c->node)
         return 0;
     by = __atomic_load_n(&c->node->at->broken, __ATOMIC_ACQUIRE);
