@@ -88,7 +88,8 @@ class Cuda:
 
     def pinned(self, size: int) -> Any:
         """So many bytes of host memory that the device copies from and to by itself."""
-        return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+        torch = self._torch
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, stream: Any, to: Any, source: Any) -> None:
         """Copy bytes between the device and pinned memory, in a stream's order."""

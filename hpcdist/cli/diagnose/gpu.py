@@ -1,37 +1,97 @@
-"""GPUs, the driver, NCCL, and whether MPI takes GPU memory."""
+"""GPUs, the driver, NCCL, what lies near a rank's GPU, and whether MPI takes GPU memory."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import re
-from typing import Any
 
-from .section import NOTE, WARNING, Place, Section
+from hpcdist import _nccl_loader, launchers, topology
+from hpcdist.errors import DistBackendError
+
+from .binding import nodes_of, short
+from .section import FAULT, NOTE, WARNING, Place, Section
 
 __all__ = ["collect"]
 
 
 def collect(place: Place) -> Section:
-    """Driver and GPUs from /proc; torch's view and MPI's where MPI runs."""
+    """Driver and GPUs from /proc and /sys; torch's view, NCCL's and MPI's where MPI runs."""
     section = Section("gpu", "GPUs")
     driver = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", place.read("proc/driver/nvidia/version"))
-    names = []
-    for folder in place.entries("proc/driver/nvidia/gpus"):
-        model = re.search(
-            r"Model:\s*(.+)", place.read(f"proc/driver/nvidia/gpus/{folder}/information")
-        )
-        names.append(model[1].strip() if model else "unknown")
-    if not driver and not names:
+    there = topology.gpus(place.root)
+    if not driver and not there:
         section.fact("GPUs", "none", "host")
         return section
-    section.fact("driver", driver[0] if driver else "unknown", "job")
-    section.fact("GPUs", f"{len(names)}: {', '.join(sorted(set(names)))}", "host")
-    section.fact("CUDA_VISIBLE_DEVICES", place.env.get("CUDA_VISIBLE_DEVICES", "not set"), "rank")
+    section.fact("driver", driver[0] if driver else "none", "job")
+    models = ", ".join(sorted({gpu.model or "unknown" for gpu in there}))
+    section.fact("GPUs", f"{len(there)}: {models}", "host")
+    if not driver:
+        section.find(FAULT, "there are GPUs, and NVIDIA's driver is not loaded",
+                     "load it (modprobe nvidia), or in a container start it with the GPUs: docker "
+                     "run --gpus all, apptainer exec --nv")  # fmt: skip
+    _links(section, place)
+    _own(section, place, there)
     if place.running:
         _torch(section)
+        _nccl(section)
         _mpi(section)
     return section
+
+
+def _own(section: Section, place: Place, there: list[topology.Gpu]) -> None:
+    """This rank's GPU, and what is near it."""
+    told = place.env.get("CUDA_VISIBLE_DEVICES")
+    section.fact("CUDA_VISIBLE_DEVICES", "not set" if told is None else told, "rank")
+    seen = topology.visible(there, place.env)
+    wanted = [part for part in (told or "").split(",") if part.strip()]
+    if not (told or "").startswith("MIG") and len(seen) < len(wanted):
+        section.find(FAULT, f"CUDA_VISIBLE_DEVICES={told} names {len(wanted)} GPUs, and CUDA takes "
+                     f"{len(seen)} of this host's {len(there)}: it stops at a number that is not "
+                     "there, and takes none where one is named twice",
+                     "unset CUDA_VISIBLE_DEVICES, or name some of "
+                     f"{','.join(map(str, range(len(there))))}")  # fmt: skip
+    launch = launchers.detect(place.env)
+    if not seen or launch is None or launch.local_rank is None:
+        return
+    index = topology.gpu_of(launch.local_rank, len(seen))
+    gpu = seen[index]
+    section.fact("GPU of the rank", f"cuda:{index}, {gpu.bus}", "rank")
+    section.fact("its NUMA node", gpu.node if gpu.node >= 0 else "unknown", "rank")
+    near, how = topology.nearest(gpu, topology.adapters(place.root))
+    names = ", ".join(each.name for each in near)
+    section.fact("adapters nearest to it", f"{names} ({how})" if near else "none", "rank")
+    nodes = nodes_of(place)
+    mine = sorted(number for number, cpus in nodes.items() if cpus & place.cpus)
+    if gpu.node in nodes and mine and gpu.node not in mine:
+        section.find(WARNING, f"this rank runs on NUMA node {short(mine)}, and its GPU is at "
+                     f"node {gpu.node}: copies between them cross the processors' link",
+                     "bind ranks to cores of their GPUs' nodes: srun --gpus-per-task=1 "
+                     "--gpu-bind=closest, mpirun --map-by ppr:1:numa --bind-to numa")  # fmt: skip
+    if launch.local_size is not None and launch.local_size > len(seen) and len(seen) > 0:
+        alone = len(seen) == 1 and told is not None
+        if not alone:  # a launcher that gives each rank one GPU hides the others
+            section.find(NOTE, f"{launch.local_size} ranks of this host share {len(seen)} GPUs: "
+                         "NCCL refuses two ranks on one GPU",
+                         "start as many ranks as there are GPUs, or use backend='mpi', which "
+                         "shares them")  # fmt: skip
+
+
+def _links(section: Section, place: Place) -> None:
+    """What the driver's files tell of NVLink switches and of adapters that read GPU memory."""
+    switches = place.entries("proc/driver/nvidia-nvswitch/devices")
+    section.fact("NVLink switches", len(switches), "host")
+    peer = next(
+        (name for name in ("nvidia_peermem", "nv_peer_mem") if place.entries(f"sys/module/{name}")),
+        "",
+    )
+    section.fact("GPUDirect RDMA", peer or "no module (dma-buf needs none)", "host")
+    gdrcopy = bool(place.entries("sys/module/gdrdrv"))
+    section.fact("GDRCopy", "yes" if gdrcopy else "no", "host")
+    if place.entries("sys/class/infiniband") and not peer:
+        section.find(NOTE, "there are adapters and GPUs, and no module that lets adapters read GPU "
+                     "memory: where the driver and NCCL do not use dma-buf, data go through the "
+                     "host",
+                     "modprobe nvidia_peermem (it comes with the driver)")  # fmt: skip
 
 
 def _torch(section: Section) -> None:
@@ -45,34 +105,33 @@ def _torch(section: Section) -> None:
         section.find(WARNING, "there are GPUs, and this torch is built without CUDA",
                      "install torch from the index for CUDA: "
                      "https://pytorch.org/get-started/locally")  # fmt: skip
-        return
-    if not torch.cuda.is_available():
+    elif not torch.cuda.is_available():
         section.find(WARNING, "there are GPUs, and torch cannot use them",
                      "nvidia-smi shows whether the driver works and is new enough for CUDA "
                      f"{torch.version.cuda}; containers: docker run --gpus all")  # fmt: skip
-        return
+
+
+def _nccl(section: Section) -> None:
+    """The library that a group would take, as it would find it."""
     try:
-        version: Any = torch.cuda.nccl.version()
-        section.fact("NCCL", ".".join(map(str, version)))
-    except (AttributeError, RuntimeError, OSError):
+        found = _nccl_loader.load()
+    except DistBackendError as error:
         section.fact("NCCL", "none")
+        section.find(WARNING, "there are GPUs and no NCCL: CUDA tensors go over MPI",
+                     str(error).rpartition(". ")[2])  # fmt: skip
+        return
+    section.fact("NCCL", _nccl_loader.version_text(found.version))
+    section.fact("NCCL's file", f"{found.path} ({found.found})", "host")
 
 
 def _mpi(section: Section) -> None:
     """The library's own answer to whether it takes GPU memory; no answer means no."""
-    from hpcdist import _loader
+    from hpcdist.backends.staging import aware
 
-    aware = None
-    for path in _loader.loaded_libraries()[:1]:
-        try:
-            query = ctypes.CDLL(path).MPIX_Query_cuda_support
-        except (AttributeError, OSError):
-            continue
-        query.restype = ctypes.c_int
-        aware = bool(query())
-    section.fact(
-        "MPI takes GPU memory", {None: "does not say: no", True: "yes", False: "no"}[aware]
-    )
-    if not aware:
-        section.find(NOTE, "this MPI does not take GPU memory: tensors of GPUs go through NCCL",
-                     "nothing to do; for MPI on GPU memory use a CUDA-aware build")  # fmt: skip
+    takes, who = aware.said()
+    section.fact("MPI takes GPU memory", f"{'yes' if takes else 'no'}: {who}")
+    if not takes:
+        section.find(NOTE, "this MPI does not take GPU memory: over MPI, CUDA tensors pass through "
+                     "pinned host memory",
+                     "nothing to do where NCCL is used; for MPI on GPU memory use a CUDA-aware "
+                     "build")  # fmt: skip
