@@ -1,6 +1,6 @@
 """Messages between two ranks: send, recv, isend, irecv, tags, any source, batches.
 
-    mpirun -n 4 --oversubscribe python examples/02_point_to_point.py
+mpirun -n 4 --oversubscribe python examples/02_point_to_point.py
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 
 import torch
 from say import say, title
+from where import options, start
 
 import hpcdist as dist
 
@@ -93,7 +94,7 @@ def halo_exchange(rank: int, size: int) -> None:
 
 
 def main() -> None:
-    dist.init_process_group()
+    start(options(__doc__))  # init_process_group, and where new tensors go
     rank, size = dist.get_rank(), dist.get_world_size()
     if size < 2:
         sys.exit("this needs at least two ranks: mpirun -n 2 python examples/02_point_to_point.py")

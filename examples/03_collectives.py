@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from say import say, title
+from where import options, start
 
 import hpcdist as dist
 
@@ -116,7 +117,7 @@ def a_mistake(rank: int, size: int) -> None:
 
 
 def main() -> None:
-    dist.init_process_group()
+    start(options(__doc__))  # init_process_group, and where new tensors go
     rank, size = dist.get_rank(), dist.get_world_size()
     one_to_all(rank, size)
     all_to_one(rank, size)

@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 from say import title
+from where import add_options, start
 
 import hpcdist as dist
 
@@ -73,6 +74,8 @@ def seconds(function: Callable[[torch.Tensor], object], tensor: torch.Tensor, ro
         dist.barrier()
         began = time.perf_counter()
         function(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()  # calls return when they are enqueued
         times.append(time.perf_counter() - began)
     best = torch.tensor([min(times)], dtype=torch.float64)
     dist.all_reduce(best, op=dist.ReduceOp.MAX)
@@ -84,11 +87,11 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=65_536, help="elements per message")
     parser.add_argument("--rounds", type=int, default=5, help="calls to time per size")
     parser.add_argument("--largest", type=int, default=1 << 22, help="elements of the largest size")
-    arguments = parser.parse_args()
+    arguments = add_options(parser).parse_args()
     if min(arguments.chunk, arguments.rounds, arguments.largest) < 1:
         parser.error("--chunk, --rounds and --largest must be positive")
 
-    dist.init_process_group()
+    device = start(arguments)
     rank, size = dist.get_rank(), dist.get_world_size()
     title(f"float32 sums over {size} rank(s), best of {arguments.rounds}")
     if rank == 0:
@@ -96,7 +99,7 @@ def main() -> None:
     elements = 1
     while elements <= arguments.largest:
         generator = torch.Generator().manual_seed(rank)
-        mine = torch.rand(elements, generator=generator)
+        mine = torch.rand(elements, generator=generator, device="cpu").to(device)
         by_hand, reference = mine.clone(), mine.clone()
         ring_all_reduce(by_hand, arguments.chunk)
         dist.all_reduce(reference)

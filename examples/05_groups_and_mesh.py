@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from say import say, title
+from where import options, start
 
 import hpcdist as dist
 
@@ -47,12 +48,12 @@ def pairs(rank: int, size: int) -> None:
     dist.destroy_process_group(mine)
 
 
-def mesh(rank: int, size: int) -> None:
+def mesh(rank: int, size: int, device: str) -> None:
     """Ranks as a grid: data parallelism along one axis, model parallelism along the other."""
     columns = 2 if size % 2 == 0 else 1
     shape = (size // columns, columns)
     title(f"a mesh of {shape[0]} x {shape[1]}")
-    grid = dist.init_device_mesh("cpu", shape, mesh_dim_names=("data", "model"))
+    grid = dist.init_device_mesh(device, shape, mesh_dim_names=("data", "model"))
 
     row, column = torch.tensor([rank]), torch.tensor([rank])
     dist.all_reduce(row, group=grid["model"].get_group())  # along my row
@@ -65,11 +66,11 @@ def mesh(rank: int, size: int) -> None:
 
 
 def main() -> None:
-    dist.init_process_group()
+    device = start(options(__doc__))  # init_process_group, and where new tensors go
     rank, size = dist.get_rank(), dist.get_world_size()
     even_and_odd(rank, size)
     pairs(rank, size)
-    mesh(rank, size)
+    mesh(rank, size, device.type)
     dist.destroy_process_group()
 
 

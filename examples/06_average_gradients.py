@@ -23,6 +23,7 @@ import sys
 import torch
 from say import say, title
 from torch.nn import functional as F
+from where import options, start
 
 import hpcdist as dist
 
@@ -67,17 +68,15 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)  # the network is far too small for more
-    dist.init_process_group()
+    device = start(options(__doc__))  # init_process_group, and where new tensors go
     rank, size = dist.get_rank(), dist.get_world_size()
     if BATCH % size:
         sys.exit(f"the batch of {BATCH} cannot be divided evenly among {size} ranks")
-    images, labels = load_digits()
+    images, labels = (each.to(device) for each in load_digits())
     train, test = slice(0, 1437), slice(1437, None)
 
     torch.manual_seed(SEED + rank)  # different on purpose: the broadcast must do its job
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from say import say, title
 from torch import nn
+from where import add_options, start
 
 import hpcdist as dist
 from hpcdist.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
@@ -37,7 +38,8 @@ def network() -> nn.Module:
 def batches(steps: int = STEPS) -> list[torch.Tensor]:
     """This rank's inputs; other ranks have others."""
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
-    return [torch.randn(8, 16, generator=generator) for _ in range(steps)]
+    drawn = [torch.randn(8, 16, generator=generator, device="cpu") for _ in range(steps)]
+    return [x.to(torch.get_default_device()) for x in drawn]
 
 
 def train(model: nn.Module, optimizer: Any, inputs: list[torch.Tensor]) -> float:
@@ -208,9 +210,9 @@ def checkpoint(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Features of DistributedDataParallel.")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also stop and go on from FILE")
-    arguments = parser.parse_args()
+    arguments = add_options(parser).parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group()
+    start(arguments)  # init_process_group, and where new tensors go
     title("gradients")
     expected = plain()
     parts: list[Callable[[], None]] = [hooks, accumulate]

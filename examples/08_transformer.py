@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from where import add_options, start
 
 import hpcdist as dist
 
@@ -43,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from a checkpoint")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the losses (matplotlib)")
     parser.add_argument("--write", type=int, default=120, help="characters to write at the end")
-    arguments = parser.parse_args()
+    arguments = add_options(parser).parse_args()
     if not all(n > 0 for n in (arguments.steps, arguments.batch_size, arguments.every)):
         parser.error("--steps, --batch-size and --every must be positive")
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
@@ -93,14 +94,15 @@ class Writer(nn.Module):
         self.score = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, characters))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(text.shape[1])
+        places = torch.arange(text.shape[1], device=text.device)
         return self.score(self.blocks(self.character(text) + self.place(places)))
 
 
 def batch_of(text: torch.Tensor, step: int, options: argparse.Namespace) -> torch.Tensor:
     """This rank's texts of a step: all ranks draw the same places, and each takes its part."""
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
-    starts = torch.randint(len(text) - CONTEXT, (options.batch_size,), generator=generator)
+    count = (options.batch_size,)
+    starts = torch.randint(len(text) - CONTEXT, count, generator=generator, device="cpu")
     mine = starts.chunk(dist.get_world_size())[dist.get_rank()]
     return torch.stack([text[start : start + CONTEXT + 1] for start in mine.tolist()])
 
@@ -145,7 +147,7 @@ def write(model: nn.Module, text: torch.Tensor, count: int) -> list[int]:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    dist.init_process_group()
+    device = start(options)  # init_process_group, and where new tensors go
     rank, size = dist.get_rank(), dist.get_world_size()
     if options.batch_size % size:
         sys.exit(f"the batch of {options.batch_size} cannot be divided evenly among {size} ranks")
@@ -159,7 +161,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses: list[float] = []
     if options.resume:
-        state = torch.load(options.resume, map_location="cpu", weights_only=True)
+        state = torch.load(options.resume, map_location=device, weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         losses = state["losses"]

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from where import add_options, start
 
 import hpcdist as dist
 
@@ -45,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint each epoch")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from a checkpoint")
     parser.add_argument("--no-progress", action="store_true", help="table only, for log files")
-    arguments = parser.parse_args()
+    arguments = add_options(parser).parse_args()
     numbers = (arguments.epochs, arguments.batch_size, arguments.threads, arguments.lr)
     if not all(number > 0 for number in numbers):
         parser.error("--epochs, --batch-size, --threads and --lr must be positive")
@@ -156,7 +157,7 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of all parameters, to the last bit."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -166,7 +167,9 @@ def main() -> None:
     if arguments.double:
         images, test_images = images.double(), test_images.double()
         torch.set_default_dtype(torch.float64)
-    dist.init_process_group()
+    device = start(arguments)  # init_process_group, and where new tensors go
+    images, labels = images.to(device), labels.to(device)
+    test_images, test_labels = test_images.to(device), test_labels.to(device)
     rank, size = dist.get_rank(), dist.get_world_size()
     chief = rank == 0
     if arguments.batch_size % size:
@@ -189,8 +192,8 @@ def main() -> None:
     steps = -(-len(sampler) // each)
 
     if chief:
-        start = f", from epoch {first_epoch}" if first_epoch else ""
-        print(f"{size} rank(s), {arguments.threads} thread(s) each, {len(images)} samples{start}")
+        again = f", from epoch {first_epoch}" if first_epoch else ""
+        print(f"{size} rank(s), {arguments.threads} thread(s) each, {len(images)} samples{again}")
         print(f"{'epoch':>5} {'loss':>8} {'test acc':>9} {'samples/s':>10} {'comm':>6}", flush=True)
     all_steps = steps * max(0, arguments.epochs - first_epoch)
     bar = progress_bar(all_steps) if chief and not arguments.no_progress else None

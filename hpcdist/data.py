@@ -83,9 +83,9 @@ class DistributedSampler(Sampler[int]):
         if self.shuffle:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self.epoch)
-            indices = torch.randperm(size, generator=generator)
+            indices = torch.randperm(size, generator=generator, device="cpu")
         else:
-            indices = torch.arange(size)
+            indices = torch.arange(size, device="cpu")
         if self.total_size > size:
             # Begin again from the front, several times over if there are more ranks than samples.
             indices = indices.repeat(-(-self.total_size // size))

@@ -67,7 +67,7 @@ class Grid:
         """The ranks of the grid, int32; of a slice, the one this rank is in."""
         import torch
 
-        return torch.tensor(self._own_ranks(), dtype=torch.int32).reshape(self.shape)
+        return torch.tensor(self._own_ranks(), dtype=torch.int32, device="cpu").reshape(self.shape)
 
     def _own_ranks(self) -> tuple[int, ...]:
         """World ranks of the grid this rank is in, the last dimension fastest."""

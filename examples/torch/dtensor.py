@@ -10,6 +10,8 @@ block needs one all-reduce.
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 from torch import nn
 from torch.distributed import destroy_process_group, get_rank, get_world_size
@@ -20,15 +22,29 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import hpcdist.torch
 
 
+def device_of(chosen: str) -> torch.device:
+    """This rank's device; tensors that are made without one go there."""
+    if chosen == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("--device cuda: torch cannot use a GPU here")
+        index = hpcdist.get_node_local_rank(0) % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        torch.set_default_device(f"cuda:{index}")
+    return torch.get_default_device()
+
+
 def say(text: str) -> None:
     if get_rank() == 0:
         print(text, flush=True)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="DTensor over MPI")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    device = device_of(parser.parse_args().device)
     hpcdist.torch.init_process_group()
     size = get_world_size()
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ranks",))
+    mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("ranks",))
 
     torch.manual_seed(0)
     matrix, vector = torch.randn(4 * size, 6), torch.randn(6)

@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import destroy_process_group, get_rank, get_world_size
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hpcdist.torch
@@ -46,14 +47,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train with FSDP2 over MPI, save with DCP")
     parser.add_argument("--steps", type=int, default=40, help="in all, those before included (40)")
     parser.add_argument("--folder", help="where to save, and to go on from if it is there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("--device cuda: torch cannot use a GPU here")
+        device = torch.device("cuda", hpcdist.get_node_local_rank(0) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     hpcdist.torch.init_process_group()
 
-    model = network()
+    model = network().to(device)
+    mesh = init_device_mesh(device.type, (get_world_size(),))
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     done = 0
@@ -67,7 +76,7 @@ def main() -> None:
             print(f"goes on from step {done}, ranks: {get_world_size()}", flush=True)
 
     for step in range(done, options.steps):
-        x, y = batch(step)
+        x, y = (each.to(device) for each in batch(step))
         optimizer.zero_grad()
         loss = (model(x) - y).square().mean()
         loss.backward()

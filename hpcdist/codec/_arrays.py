@@ -172,7 +172,7 @@ def join_tensor(name: str, flags: int, shape: tuple[int, ...], raw: memoryview) 
     if name.startswith(("qint", "quint")) or flags > (_REQUIRES_GRAD | _PARAMETER):
         raise CodecError(f"a tensor of {name} with flags {flags}")
     _check_size("tensor", math.prod(shape), dtype.itemsize, raw.nbytes)
-    tensor = torch.empty(shape, dtype=dtype)
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if raw.nbytes:
         # Through NumPy bytes: they exist for every dtype, bfloat16 and float8 included.
         target = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -94,7 +94,8 @@ def test_ring_all_reduce_notices_a_wrong_sum(tmp_path: Path) -> None:
     broken = source.replace("sums[number].add_(parts[number])", "sums[number].copy_(parts[number])")
     assert broken != source
     (tmp_path / "ring.py").write_text(broken)
-    (tmp_path / "say.py").write_text((EXAMPLES / "say.py").read_text())
+    for name in ("say.py", "where.py"):
+        (tmp_path / name).write_text((EXAMPLES / name).read_text())
     ended = run_job(2, str(tmp_path / "ring.py"), "--largest", "10")
     assert ended.code != 0 and "elements: off by" in ended.text
 

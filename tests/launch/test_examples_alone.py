@@ -12,7 +12,15 @@ import pytest
 import torch
 from example_runs import EXAMPLES, alone, fingerprint
 
+import hpcdist as dist
+
 TRAIN = str(EXAMPLES / "train_digits.py")
+
+
+@pytest.fixture(autouse=True)
+def _beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples import each other, as they do when one of them is started."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
 def test_point_to_point_needs_two() -> None:
@@ -65,7 +73,7 @@ def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run train_digits.py where a package is not installed."""
     program = (
         f"import runpy, sys; sys.modules[{module!r}] = None; "
-        f"sys.argv = ['train_digits.py', *{arguments!r}]; "
+        f"sys.argv = ['train_digits.py', *{arguments!r}]; sys.path.insert(0, {str(EXAMPLES)!r}); "
         f"runpy.run_path({TRAIN!r}, run_name='__main__')"
     )
     return alone("-c", program)
@@ -118,3 +126,45 @@ def test_help_names_every_option(
     text = capsys.readouterr().out
     for option in ("--epochs", "--batch-size", "--lr", "--save", "--resume", "--seed", "--threads"):
         assert option in text
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+
+#: All that move tensors.
+MOVING = sorted(
+    str(path.relative_to(EXAMPLES))
+    for path in EXAMPLES.rglob("*.py")
+    if "--device" in path.read_text() or "from where import" in path.read_text()
+)
+
+
+def test_every_example_that_moves_tensors_can_do_it_on_gpus() -> None:
+    every = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
+    assert every - set(MOVING) == {"01_hello.py", "say.py"}
+
+
+@pytest.mark.parametrize("name", [each for each in MOVING if each != "where.py"])
+def test_without_a_gpu_the_error_is_clear(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [name, "--device", "cuda"])
+    with pytest.raises(SystemExit, match="--device cuda: torch cannot use a GPU here"):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert not dist.is_initialized()
+
+
+def test_ranks_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    import where
+
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_default_device", chosen.append)
+    monkeypatch.setattr(dist, "init_process_group", chosen.append)
+    monkeypatch.setattr(dist, "get_node_local_rank", lambda fallback_rank: 4)
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cuda", "--backend", "mpi"])
+    device = where.start(where.options("An example.\n\nMore."))
+    assert device == torch.device("cuda", 1) and chosen == [device, device, "mpi"]
+    chosen.clear()
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+    assert where.start(where.options("An example.")) == torch.device("cpu") and chosen == [None]
