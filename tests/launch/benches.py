@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from hpcdist.cli import main
@@ -27,6 +28,26 @@ class Corrupt(libraries.Hpcdist):
                 case.recv.view(-1)[-1] += 1
 
         return run
+
+
+def spoilt(job, with_gloo):
+    """hpcdist's DDP, and one that begins with another parameter."""
+    import torch
+
+    from hpcdist.parallel import DistributedDataParallel
+    from hpcdist.subgroups import new_group
+
+    own = new_group([job.rank])
+
+    def wrap(module, **arguments):
+        with torch.no_grad():
+            next(module.parameters()).add_(1)
+        return DistributedDataParallel(module, **arguments)
+
+    return {
+        name: (kind, partial(kind, process_group=own))
+        for name, kind in (("hpcdist", DistributedDataParallel), ("spoilt", wrap))
+    }
 
 
 def run(folder: Path) -> None:
@@ -51,6 +72,13 @@ def run(folder: Path) -> None:
     bench("p2p.json", "json", "p2p", "-b", "8", "-e", "100K", "-f", "999", *small)
     bench("overlap.json", "json", "overlap", "-s", "100K", "--matrix", "64", "-n", "2")
     bench("torch.json", "json", "torch", "-m", "cnn", "tiny", "-n", "2", "-w", "1")
+    step = ["-n", "2", "-w", "1"]
+    bench("ddp.json", "json", "ddp", "-m", "cnn", "tiny", *step)
+    from hpcdist.cli.bench import ddp
+
+    ddp._makers = spoilt  # type: ignore[assignment]
+    bench("spoilt.nccl", "nccl", "ddp", "-m", "cnn", *step)
+    bench("spoilt.csv", "csv", "ddp", "-m", "cnn", *step)
     libraries.LIBRARIES = (Corrupt,)
     from hpcdist.cli.bench import collectives
 

@@ -14,6 +14,8 @@ from jobs import run_job
 
 PROGRAM = Path(__file__).with_name("benches.py")
 OURS = {"hpcdist", "hpcdist-off"}
+pytestmark = pytest.mark.deadline(120)  # one job runs all benches
+
 EVERY = OURS | {"c", "mpi4py", "gloo"}
 
 
@@ -32,8 +34,9 @@ def rows_of(path: Path) -> list[dict]:
 
 def test_the_exit_status_tells_of_wrong_results(folder):
     codes = json.loads((folder / "codes.json").read_text())
-    assert codes.pop("corrupt.nccl") == 1
-    assert len(codes) == 9 and set(codes.values()) == {0}, codes
+    spoilt = {codes.pop(f"spoilt.{form}") for form in ("nccl", "csv")}
+    assert spoilt == {1} and codes.pop("corrupt.nccl") == 1
+    assert len(codes) == 10 and set(codes.values()) == {0}, codes
 
 
 def test_every_operation_with_every_library(folder):
@@ -146,6 +149,43 @@ def test_stock_torch(folder):
             assert row["more_us"] == 0
 
 
+DDPS = ["hpcdist", "hpcdist view", "gloo", "gloo view"]
+
+
+def test_training_steps(folder):
+    rows = rows_of(folder / "ddp.json")
+    assert [(row["model"], row["library"]) for row in rows] == [
+        (model, library) for model in ("cnn", "tiny") for library in ("alone", *DDPS)
+    ]
+    for row in rows:
+        tiny, alone = row["model"] == "tiny", row["library"] == "alone"
+        assert row["parameters"] == (1000 if tiny else 10) and row["rounds"] == 2
+        for part in ("step", "forward", "backward", "optimizer"):
+            assert 0 < row[f"{part}_ms"] < 60e3, row
+        assert row["peak_mib"] is None or 0 <= row["peak_mib"] < 500
+        # What is measured against the bare module is not there for it.
+        assert (row["added_ms"] is None) == (row["buckets_ms"] is None) == alone
+        assert (row["hook_us"] is None) == (alone or not tiny)
+        if not alone:
+            base = next(r for r in rows if r["model"] == row["model"] and r["library"] == "alone")
+            assert row["added_ms"] == pytest.approx(row["step_ms"] - base["step_ms"])
+            assert row["buckets_ms"] > 0 and row["off"] <= 1e-5
+
+
+def test_parameters_that_come_out_different_are_told_in_any_format(folder):
+    lines = (folder / "spoilt.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert [row["library"] for row in rows] == ["alone", "hpcdist", "spoilt"]
+    assert rows[0]["added_ms"] == "" and float(rows[1]["buckets_ms"]) > 0
+    text = (folder / "spoilt.nccl").read_text()
+    assert "# cnn: three convolutions and two linear layers, batch of 8" in text
+    assert "# 1 models with different parameters" in text
+    table = [line.split() for line in text.splitlines() if line and line[0] != "#"]
+    assert [line[1] for line in table] == ["alone", "hpcdist", "spoilt"], table
+    for off in (rows[2]["off"], table[2][-2]):
+        assert 0.1 < float(off) < 2
+
+
 def test_wrong_results_are_counted(folder):
     text = (folder / "corrupt.nccl").read_text()
     (reduced, gathered) = [line for line in text.splitlines() if line.endswith("corrupt")]
@@ -163,6 +203,7 @@ def test_a_library_that_is_missing_is_named(folder):
 @pytest.mark.parametrize("arguments, said", [
     (["-f", "1"], "error: -f 1 must be larger than 1"),
     (["--format", "xml"], "invalid choice: 'xml'"),
+    (["ddp", "-m", "resnet"], "invalid choice: 'resnet'"),
 ])  # fmt: skip
 def test_errors_are_printed_once(arguments, said):
     ended = run_job(2, "-m", "hpcdist", "bench", *arguments)

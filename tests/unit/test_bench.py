@@ -214,3 +214,19 @@ def test_help_names_all_benches(name, capsys):
     text = capsys.readouterr().out
     assert "mpirun -n 2 python -m hpcdist bench" in text
     assert all(f"  {bench} " in text for bench in BENCHES)
+
+
+@pytest.mark.parametrize("name, count, elements", [
+    ("mlp", 10, 25_099_200), ("cnn", 10, 620_362), ("tiny", 1000, 8000),
+    ("transformer", 28, 429_408),
+])  # fmt: skip
+def test_the_modules_that_are_trained_are_what_they_are_called(name, count, elements):
+    from hpcdist.cli.bench.ddp_models import MODELS
+
+    torch.manual_seed(0)
+    _, module, batch = MODELS[name]
+    made = module()
+    sizes = [p.numel() for p in made.parameters()]
+    assert (len(sizes), sum(sizes)) == (count, elements)
+    made(batch()).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())

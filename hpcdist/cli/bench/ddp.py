@@ -235,7 +235,9 @@ def _rows(
     options: argparse.Namespace,
 ) -> bool:
     """One model with all libraries; returns whether they came to the same parameters."""
-    # First, while nothing of this model is there yet.
+    # First, while nothing of this model is there yet but what torch keeps for operations such as
+    # its: a step of the bare module makes that.
+    Trainer(make, lambda m: m, job.rank)(3)
     peaks = {
         library: _peak(job, make, wrap)
         for library, (wrap, _) in {"alone": (lambda m: m, None), **makers}.items()
