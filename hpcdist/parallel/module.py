@@ -17,7 +17,6 @@ from hpcdist import group as _group
 from hpcdist.parallel import arguments
 from hpcdist.parallel.bucket import API
 from hpcdist.parallel.buffers import Buffers
-from hpcdist.parallel.comm_hooks.optimizer import OptimizerInBackward, optimizer_in_backward_hook
 from hpcdist.parallel.delayed import DelayedReduction
 from hpcdist.parallel.precision import Precision
 from hpcdist.parallel.reducer import Reducer
@@ -204,11 +203,13 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             "mixed_precision": self.mixed_precision,
             "delay_all_reduce_named_params": [name for name, _ in self._delayed_parameters],
         }
-        entries = [["argument", name, {"value": str(value)}] for name, value in facts.items()]
-        ignored = self.parameters_to_ignore
-        parameters = [x for x in self.module.named_parameters() if x[0] not in ignored]
-        entries += describe("parameter", parameters)
-        entries += describe("buffer", [x for x in self._synced(True)[len(parameters) :]])
+        parameters = self._synced(False)
+
+        def entries() -> Iterator[list[Any]]:
+            yield from (["argument", name, {"value": str(v)}] for name, v in facts.items())
+            yield from describe("parameter", parameters)
+            yield from describe("buffer", self._synced(True)[len(parameters) :])
+
         verify_same(self.process_group, entries)
         named = self._synced(buffers)
         arguments.check_tensors(named)
@@ -251,9 +252,11 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 self.reducer.set_static()
             # The hooks keep the reducer alive; with this object gone, another one can take over.
             weakref.finalize(self, self.reducer.detach).atexit = False
-            steps = OptimizerInBackward.attached([p for _, p in trained], group)
-            if steps is not None:
-                self.register_comm_hook(steps, optimizer_in_backward_hook)
+            if any(hasattr(p, "_in_backward_optimizers") for _, p in trained):
+                from hpcdist.parallel.comm_hooks import optimizer  # few need hooks
+
+                state = optimizer.OptimizerInBackward.attached([p for _, p in trained], group)
+                self.register_comm_hook(state, optimizer.optimizer_in_backward_hook)
         self._delayed = None
         if delayed:
             assert self._delay_trigger is not None

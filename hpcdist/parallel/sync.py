@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from hpcdist.parallel.bucket import MIB, is_dense
 
@@ -43,9 +44,7 @@ def broadcast_tensors(
     small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
 
     def send(members: list[torch.Tensor]) -> None:
-        first = members[0]
-        flat = torch.empty(sum(t.numel() for t in members), dtype=first.dtype, device=first.device)
-        torch._foreach_copy_(_pieces(flat, members), members)
+        flat = _flatten_dense_tensors(members)
         if not is_root:
             flats.append((flat.clone(), flat, members))
         works.append(comm.broadcast(flat, root, True, api=api))
@@ -69,10 +68,4 @@ def broadcast_tensors(
             work.wait()
         for before, after, members in flats:
             if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
-                torch._foreach_copy_(members, _pieces(after, members))
-
-
-def _pieces(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Cut a flat tensor into views of the shapes of `like`."""
-    parts = flat.split([t.numel() for t in like])
-    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
+                torch._foreach_copy_(members, _unflatten_dense_tensors(after, members))

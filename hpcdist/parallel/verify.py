@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _FACTS = ("layout", "shape", "stride", "dtype", "device", "requires_grad")
 _MAX_LINES = 8
 
 
-def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Entry]:
+def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_Entry]:
     """Write down what must agree between ranks.
 
     Parameters
@@ -40,12 +40,11 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Entr
     named : iterable of (str, torch.Tensor)
         Full names and tensors.
 
-    Returns
-    -------
-    list of list
+    Yields
+    ------
+    list
         One ``[kind, name, {fact: text}]`` per tensor, plain enough for JSON. Local.
     """
-    entries: list[_Entry] = []
     for name, tensor in named:
         if torch.nn.parameter.is_lazy(tensor):
             facts = {"shape": "not known before the first forward"}
@@ -65,19 +64,20 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Entr
                 "device": tensor.device.type,
             }
         facts["requires_grad"] = str(tensor.requires_grad)
-        entries.append([kind, name, facts])
-    return entries
+        yield [kind, name, facts]
 
 
-def verify_same(group: Any, entries: list[_Entry]) -> None:
-    """Make sure that `entries` is the same on all ranks of the group.
+def verify_same(group: Any, entries: Callable[[], Iterable[_Entry]]) -> None:
+    """Make sure that `entries` gives the same on all ranks of the group.
 
     Parameters
     ----------
     group : ProcessGroup
         All of its ranks must call.
-    entries : list of list
-        From :func:`describe`, or ``["argument", name, {"value": text}]``.
+    entries : callable
+        Gives what :func:`describe` does, and ``["argument", name, {"value": text}]``; the same
+        again when called again. Of many parameters this is a lot of text, of which no more than
+        one entry is kept in memory unless ranks differ.
 
     Raises
     ------
@@ -85,15 +85,19 @@ def verify_same(group: Any, entries: list[_Entry]) -> None:
         On every rank, with the same text: the ranks that differ from the majority, and for each of
         them the first entry that differs.
     """
-    text = json.dumps(entries).encode()
-    digest = hashlib.blake2b(text, digest_size=32).digest()
-    mine = np.frombuffer(bytearray(len(text).to_bytes(8, "little") + digest), np.int64)
+    digest, length = hashlib.blake2b(digest_size=32), 0
+    for entry in entries():
+        line = _line(entry)
+        digest.update(line)
+        length += len(line)
+    mine = np.frombuffer(bytearray(length.to_bytes(8, "little") + digest.digest()), np.int64)
     size = group.size()
     rows = np.empty((size, _WORDS), np.int64)
     group._comm.all_gather_into_tensor(rows, mine, api=API)
     if bool((rows == mine).all()):
         return
 
+    text = b"".join(map(_line, entries()))
     lengths = rows[:, 0].tolist()
     longest = max(lengths)
     padded = np.zeros(longest, np.uint8)
@@ -104,12 +108,16 @@ def verify_same(group: Any, entries: list[_Entry]) -> None:
     raise DistMismatchError(_report(texts, group))
 
 
+def _line(entry: _Entry) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
 def _report(texts: list[str], group: Any) -> str:
     """Say which ranks differ from the majority, and where first."""
     usual, _ = max(Counter(texts).items(), key=lambda item: (item[1], -texts.index(item[0])))
     reference = texts.index(usual)
     lines = [
-        _first_difference(json.loads(text), rank, json.loads(usual), reference, group)
+        _first_difference(_parse(text), rank, _parse(usual), reference, group)
         for rank, text in enumerate(texts)
         if text != usual
     ]
@@ -121,6 +129,10 @@ def _report(texts: list[str], group: Any) -> str:
         + "; ".join(lines)
         + ". Build the module in the same way, and pass the same arguments, on every rank."
     )
+
+
+def _parse(text: str) -> list[_Entry]:
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def _first_difference(

@@ -9,7 +9,7 @@ Both train the same module from the same start on the same data, in turn, in one
   buckets   the all_reduces of the gradient buckets alone, nothing beside them
   hook      per parameter, what a step costs more than the bare module's when each rank is a group
             of its own: hooks and packing, without communication
-  peak      most memory that making the model and three steps took, gradients included
+  peak      most memory that making a second such model and three steps took, gradients included
   off       largest difference of a parameter from hpcdist's after the last step
 
 Every time is the median over the rounds of the slowest rank's. The libraries' words: hpcdist and
@@ -235,13 +235,12 @@ def _rows(
     options: argparse.Namespace,
 ) -> bool:
     """One model with all libraries; returns whether they came to the same parameters."""
-    # First, while nothing of this model is there yet but what torch keeps for operations such as
-    # its: a step of the bare module makes that.
-    Trainer(make, lambda m: m, job.rank)(3)
-    peaks = {
-        library: _peak(job, make, wrap)
-        for library, (wrap, _) in {"alone": (lambda m: m, None), **makers}.items()
-    }
+    # First, while nothing of this model is there yet; of a second model like it, because what the
+    # libraries make once in a process, they partly share, and whoever comes first pays.
+    wraps = {"alone": lambda m: m, **{library: wrap for library, (wrap, _) in makers.items()}}
+    for wrap in wraps.values():
+        Trainer(make, wrap, job.rank)(3)
+    peaks = {library: _peak(job, make, wrap) for library, wrap in wraps.items()}
     bare = Trainer(make, lambda m: m, job.rank)
     whole = {library: Trainer(make, wrap, job.rank) for library, (wrap, _) in makers.items()}
     count = sum(1 for _ in bare.model.parameters())

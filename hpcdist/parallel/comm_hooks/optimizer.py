@@ -72,7 +72,7 @@ class OptimizerInBackward:
     @classmethod
     def attached(
         cls, params: Iterable[torch.nn.Parameter], process_group: ProcessGroup
-    ) -> OptimizerInBackward | None:
+    ) -> OptimizerInBackward:
         """Take over what ``torch.distributed.optim._apply_optimizer_in_backward`` has attached.
 
         Its hooks step as soon as a gradient is accumulated, that is, before it is averaged, so they
@@ -81,28 +81,26 @@ class OptimizerInBackward:
         Parameters
         ----------
         params : iterable of torch.nn.Parameter
-            Those that DDP averages.
+            Those that DDP averages. Those without an optimizer are averaged only.
         process_group : ProcessGroup
             Between whose ranks.
 
         Returns
         -------
-        OptimizerInBackward or None
-            None if no parameter has an optimizer attached.
+        OptimizerInBackward
+            With the attached optimizers.
         """
-        found = {p: p._in_backward_optimizers for p in params
-                 if hasattr(p, "_in_backward_optimizers")}  # fmt: skip
-        if not found:
-            return None
         from torch.distributed.optim.apply_optimizer_in_backward import (
             param_to_optim_hook_handle_map as handles,
         )
 
-        for parameter in found:
+        state = cls(torch.optim.SGD, (), process_group)
+        for parameter in params:
             for handle in handles.get(parameter, ()):
                 handle.remove()
-        state = cls(torch.optim.SGD, (), process_group)
-        state.optimizers = {p: _Together(each) for p, each in found.items()}
+            attached = getattr(parameter, "_in_backward_optimizers", None)
+            if attached:
+                state.optimizers[parameter] = _Together(attached)
         return state
 
     def state_dict(self) -> list[dict[str, Any]]:
