@@ -1,7 +1,6 @@
 """Many operations, many groups, many starts: nothing grows. And as many Works as one likes."""
 
 import itertools
-import threading
 import time
 
 import numpy as np
@@ -79,10 +78,9 @@ def mixed(rank: int, size: int, rng: np.random.Generator):
     ]
     for each_once in [*frequent, *rare]:  # what starts late: threads, caches
         yield each_once() or 1
-    for _ in range(1000):  # one that completes futures starts for the first that is not yet done
-        if any(thread.name == "hpcdist-futures" for thread in threading.enumerate()):
-            break
-        yield future()
+    inbox = dist.irecv(each[0], rank, tag=4).get_future()  # the first that is not done starts a
+    dist.isend(part, rank, tag=4).wait()  # thread, which completes it when the message is there
+    inbox.wait()
     while True:
         order = rng.integers(0, len(frequent), 200)
         for number, place in enumerate(order):
