@@ -6,8 +6,9 @@
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
 
-mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
-stage and none failed.
+mpirun is the one beside this Python, else the one on PATH. The tests that start mpirun themselves
+take longest and leave a core free: those without ranks, with one rank, and PyTorch's own suite run
+beside them. Exits with 0 only if tests ran in every stage and none failed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -59,6 +61,7 @@ class Stage:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    beside: bool = False  # leaves a core free and is in no hurry: may run beside another stage
     problem: str = ""
     slowest: list[list] = field(default_factory=list)
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -107,7 +110,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
-    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base)]
+    unit = pytest_command(options, [TESTS / "unit"], *left_out)
+    found = [Stage("unit", unit, dict(base), beside=True)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -116,19 +120,67 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     inner = pytest_command(options, [TESTS / "mpi", TESTS / "nccl"], "--with-mpi")
     for n in options.np:
         command = [mpirun, *arguments, "-n", str(n), *inner]
-        found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))
+        name = f"mpi, {n} rank{'s' if n > 1 else ''}"
+        found.append(Stage(name, command, {**base, **env}, beside=n == 1))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
             command = pytest_command(options, [TESTS / folder], *left_out)
-            found.append(Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}))
+            env = {**base, "HPCDIST_TEST_MPIRUN": mpirun}
+            found.append(Stage(folder, command, env, beside=folder == "conformance"))
     return found
 
 
-def run(stage: Stage, timeout: float) -> None:
-    """Run one stage with its output on this terminal, and fill in what came of it."""
+class Runner:
+    """Runs stages: one after the other, but beside the longest of them those that may.
+
+    Half of the time of `launch` is spent waiting for processes that start.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.processes: list[subprocess.Popen] = []
+        self.stopped = False
+        self.terminal = threading.Lock()
+
+    def run(self, todo: list[Stage]) -> None:
+        """Run all; Ctrl-C ends what runs."""
+        beside = [stage for stage in todo if stage.beside]
+        host = next((stage for stage in todo if stage.name == "launch"), None)
+        try:
+            for stage in todo:
+                if stage is host:
+                    other = threading.Thread(target=self.run_beside, args=(beside,))
+                    other.start()
+                    run(stage, self, self.write)
+                    other.join()
+                elif host is None or not stage.beside:
+                    run(stage, self, self.write)
+        finally:
+            self.stopped = True
+            for process in self.processes:
+                if process.poll() is None:
+                    end(process)
+
+    def run_beside(self, todo: list[Stage]) -> None:
+        """Run stages with the output of each in one piece, when it has ended."""
+        for stage in todo:
+            if not self.stopped:
+                parts: list[bytes] = []
+                run(stage, self, parts.append)
+                self.write(b"\n" + b"".join(parts))
+
+    def write(self, text: bytes) -> None:
+        """Write to this terminal."""
+        with self.terminal:
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+
+def run(stage: Stage, runner: Runner, write: Callable[[bytes], object]) -> None:
+    """Run one stage, write what it writes, and fill in what came of it."""
     # Chosen here, so that it is known when a crash takes the ranks' own output along.
     seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
-    print(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})", flush=True)
+    write(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -144,18 +196,17 @@ def run(stage: Stage, timeout: float) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        echo = threading.Thread(target=show, args=(process.stdout, stage.last), daemon=True)
+        runner.processes.append(process)
+        arguments = (process.stdout, write, stage.last)
+        echo = threading.Thread(target=show, args=arguments, daemon=True)
         echo.start()
         try:
-            code = process.wait(timeout)
+            code = process.wait(runner.timeout)
             echo.join(10)  # what a test left running may hold the pipe open
         except subprocess.TimeoutExpired:
-            stage.problem = f"not done after {timeout:g} s"
+            stage.problem = f"not done after {runner.timeout:g} s"
             end(process)
             code = -1
-        except BaseException:
-            end(process)
-            raise
         stage.seconds = time.monotonic() - began
         if report.exists():
             for name, value in json.loads(report.read_text()).items():
@@ -166,12 +217,11 @@ def run(stage: Stage, timeout: float) -> None:
         stage.problem = f"ended with exit code {code}"
 
 
-def show(output: BinaryIO, last: deque[bytes]) -> None:
-    """Copy a stage's output to this terminal as it comes, and remember its last lines."""
+def show(output: BinaryIO, write: Callable[[bytes], object], last: deque[bytes]) -> None:
+    """Write a stage's output as it comes, and remember its last lines."""
     line = b""
     while text := os.read(output.fileno(), 1 << 16):
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        write(text)
         *lines, line = (line + text).split(b"\n")
         last.extend(lines)
 
@@ -245,8 +295,7 @@ def main() -> int:
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     done = stages(options)
-    for stage in done:
-        run(stage, options.timeout)
+    Runner(options.timeout).run(done)
     return summarise(done, bool(options.k))
 
 
