@@ -94,6 +94,7 @@ from hpcdist.queries import (  # noqa: E402
     supports_complex,
 )
 from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
+from hpcdist.shrink import shrink_group  # noqa: E402
 from hpcdist.spawning import spawn  # noqa: E402
 from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 from hpcdist.subgroups import (  # noqa: E402
@@ -203,6 +204,7 @@ __all__ = [
     "set_debug_level",
     "set_debug_level_from_env",
     "show_versions",
+    "shrink_group",
     "spawn",
     "split_group",
     "supports_complex",

@@ -40,6 +40,8 @@ class Option:
         Smallest allowed value of a number.
     secret : bool
         Whether :func:`describe` keeps the value to itself.
+    aliases : tuple of str
+        Other programs' variables of the same meaning and form, read where its own is not set.
     """
 
     name: str
@@ -49,19 +51,41 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float = 0
     secret: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
         """Name of the environment variable."""
         return "HPCDIST_" + self.name.upper()
 
-    def parse(self, text: str) -> Any:
+    def source(self, environ: Mapping[str, str]) -> tuple[str, str]:
+        """The variable that says something of this setting, and what it holds.
+
+        Parameters
+        ----------
+        environ : mapping
+            The environment.
+
+        Returns
+        -------
+        tuple of str
+            Its own variable where nobody says anything; the text is then empty.
+        """
+        for name in (self.variable, *self.aliases):
+            text = environ.get(name, "")
+            if text.strip():
+                return name, text
+        return self.variable, ""
+
+    def parse(self, text: str, variable: str = "") -> Any:
         """Turn the text of the variable into a value.
 
         Parameters
         ----------
         text : str
             What the variable holds.
+        variable : str
+            Its name for messages, where it is not the setting's own.
 
         Returns
         -------
@@ -73,6 +97,14 @@ class Option:
         ValueError
             If the text is not one; the message names the variable and what it accepts.
         """
+        try:
+            return self._value(text)
+        except ValueError as error:
+            if not variable or variable == self.variable:
+                raise
+            raise ValueError(str(error).replace(self.variable, variable, 1)) from None
+
+    def _value(self, text: str) -> Any:
         value = text.strip()
         if self.kind == "str":
             return value
@@ -194,8 +226,8 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         If the variable holds something else than the setting accepts.
     """
     found = option(name)
-    text = (os.environ if environ is None else environ).get(found.variable, "")
-    return found.parse(text) if text.strip() else found.default
+    variable, text = found.source(os.environ if environ is None else environ)
+    return found.parse(text, variable) if text else found.default
 
 
 def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -220,13 +252,13 @@ def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         except ValueError as error:
             value = str(error)
         if item.secret:
-            value = "(not shown)" if env.get(item.variable, "").strip() else ""
+            value = "(not shown)" if item.source(env)[1] else ""
         rows.append(
             {
                 "variable": item.variable,
                 "value": value,
                 "default": item.default,
-                "is_set": bool(env.get(item.variable, "").strip()),
+                "is_set": bool(item.source(env)[1]),
                 "doc": item.doc,
             }
         )
@@ -378,6 +410,36 @@ register(
         "Let synchronous operations over NCCL, and wait() of asynchronous ones, wait on the host "
         "until they are done, and raise there. By default they wait on the stream, and an error is "
         "raised by the next operation. Read when a group is made.",
+        aliases=("TORCH_NCCL_BLOCKING_WAIT",),
+    )
+)
+register(
+    Option(
+        "nccl_split",
+        "bool",
+        True,
+        "Make the communicators of groups that divide another one by ncclCommSplit. 0 makes each "
+        "of them anew at its first operation. Give it to all ranks.",
+    )
+)
+register(
+    Option(
+        "nccl_ranks_per_root",
+        "int",
+        128,
+        "Ranks of a new communicator that meet at one of them, with NCCL 2.23 and newer: larger "
+        "groups get several such meeting points. Give it to all ranks.",
+        minimum=1,
+        aliases=("TORCH_NCCL_RANKS_PER_ROOT",),
+    )
+)
+register(
+    Option(
+        "nccl_high_priority",
+        "bool",
+        True,
+        "Run asynchronous operations over NCCL on a stream of high priority.",
+        aliases=("TORCH_NCCL_HIGH_PRIORITY",),
     )
 )
 register(

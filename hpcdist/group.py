@@ -212,8 +212,14 @@ def remove(pg: ProcessGroup) -> None:
     drain = min(pg._comm.timeout, DRAIN)
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
     pg._backends = {}
+    problem: Exception | None = None
     for backend in backends:
-        backend.free(drain)
+        try:
+            backend.free(drain)
+        except Exception as error:  # the other one must be freed all the same
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def member(group: Any) -> ProcessGroup:

@@ -9,7 +9,7 @@ from hpcdist import group as _group
 from hpcdist import layout as _layout
 from hpcdist.grid import Grid
 from hpcdist.group import ProcessGroup
-from hpcdist.subgroups import new_group
+from hpcdist.subgroups import part_of_world
 from hpcdist.world import init_process_group
 
 __all__ = ["DeviceMesh", "Override"]
@@ -94,12 +94,13 @@ class DeviceMesh(Grid):
         if members == everyone and override == (None, None):
             return _group._get_default_group()
         backend, options = override
-        return new_group(
+        return part_of_world(
             members,
-            backend=backend,
-            pg_options=options,
-            group_desc=f"mesh_{self._names[place] if self._names else f'dim_{place}'}",
-            sort_ranks=False,
+            None,
+            backend,
+            options,
+            f"mesh_{self._names[place] if self._names else f'dim_{place}'}",
+            len(self._rank_map) == len(everyone),
         )
 
     @classmethod

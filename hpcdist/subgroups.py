@@ -51,8 +51,9 @@ def new_group(
         Accepted for torch's sake: a group is always made by its members alone.
     group_desc : str, optional
         Description, for messages.
-    device_id : object, optional
-        Accepted for torch's sake; a group over MPI is not bound to a device.
+    device_id : torch.device, int or str, optional
+        GPU this process works on: a group over NCCL then makes its communicator now. All members
+        must give one, or none.
     sort_ranks : bool
         Number the members by their rank in the world; False numbers them as they stand in `ranks`.
 
@@ -84,7 +85,27 @@ def new_group(
     limit = _timeout(timeout, parent)
     if parent._comm.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return _make(parent, members, limit, backend, pg_options, group_desc)
+    divides = len(members) == len(parent._ranks)
+    return make(parent, members, limit, backend, pg_options, group_desc, divides, None, device_id)
+
+
+def part_of_world(
+    members: Sequence[int],
+    timeout: timedelta | None,
+    backend: str | None,
+    pg_options: Any,
+    description: str | None,
+    divides: bool,
+) -> Any:
+    """Make one of the groups that some ranks of the world, or with `divides` all, make at once.
+
+    The members' ranks in the group are as they stand in `members`. See :func:`new_group`.
+    """
+    parent = _group._get_default_group()
+    limit = _timeout(timeout, parent)
+    if parent._comm.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    return make(parent, tuple(members), limit, backend, pg_options, description, divides)
 
 
 def new_subgroups(
@@ -197,8 +218,9 @@ def new_subgroups_by_enumeration(
     _disjoint(divided, "ranks_per_subgroup_list")
     own = None
     made: list[Any] = []
+    divides = sum(map(len, divided)) == len(parent._ranks)
     for ranks in divided:
-        pg = new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
+        pg = part_of_world(sorted(ranks), timeout, backend, pg_options, group_desc, divides)
         made.append(pg)
         if pg is not GroupMember.NON_GROUP_MEMBER:
             own = pg
@@ -255,7 +277,7 @@ def split_group(
         raise ValueError("split_ranks must hold at least one list of the parent's ranks")
     size = len(parent._ranks)
     where = f"group {parent._name!r}"
-    divided = [tuple(sorted(_checked(ranks, size, where))) for ranks in split_ranks]
+    divided = [tuple(sorted(checked(ranks, size, where))) for ranks in split_ranks]
     if not all(divided):
         raise ValueError("a list in split_ranks is empty")
     _disjoint(divided, "split_ranks")
@@ -265,37 +287,37 @@ def split_group(
     if group_desc is None:
         group_desc = parent._description + ":split"
     own = parent._comm.rank
+    divides = sum(map(len, divided)) == size
     for ranks in divided:
         if own in ranks:
-            return _make(parent, ranks, limit, backend, pg_options, group_desc)
+            return make(parent, ranks, limit, backend, pg_options, group_desc, divides)
     return None
 
 
-def _make(
+def make(
     parent: ProcessGroup,
     ranks: tuple[int, ...],
     timeout: timedelta,
     backend: str | None,
     pg_options: Any,
     description: str | None,
+    divides: bool = False,
+    shrinks: int | None = None,
+    device_id: Any = None,
 ) -> ProcessGroup:
-    """Make and register a group of `ranks` of `parent`; on members only."""
+    """Make and register a group of `ranks` of `parent`; on members only.
+
+    With `divides` all ranks of the parent make their groups in this very call.
+    """
     kind = Backend(backend or parent._backend)
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
     world_ranks = tuple(parent._ranks[rank] for rank in ranks)
-    served = parent._backends
-    names = BackendConfig(parent._config).get_device_backend_map()
-    wanted = set(config.get_device_backend_map().values())
     # a backend makes subgroups of its own kind; another kind has nothing to start from
     # (over MPI that is the host's, also for a group of CUDA tensors alone)
-    kin = next(
-        (
-            served["cpu" if name == Backend.MPI else device]
-            for device, name in names.items()
-            if name in wanted
-        ),
-        None,
-    )
+    kin = {
+        name: parent._backends["cpu" if name == Backend.MPI else device]
+        for device, name in BackendConfig(parent._config).get_device_backend_map().items()
+    }
     name = _group.new_name(world_ranks)
     backends = base.create(
         config,
@@ -306,10 +328,13 @@ def _make(
             timeout=timeout,
             group_id=name,
             global_ranks_in_group=world_ranks,
-            parent=kin,
             parent_ranks=ranks,
+            divides=divides,
+            shrinks=shrinks,
+            device=base.device_index(device_id),
         ),
         pg_options,
+        kin,
     )
     pg = ProcessGroup(backends, world_ranks, name, description or "undefined", kind, repr(config))
     _group.add(pg)
@@ -328,10 +353,10 @@ def _by_node(pg: ProcessGroup) -> list[tuple[int, ...]]:
 
 
 def _members(ranks: Iterable[int], parent: ProcessGroup) -> tuple[int, ...]:
-    return _checked(ranks, len(parent._ranks), "world")
+    return checked(ranks, len(parent._ranks), "world")
 
 
-def _checked(ranks: Iterable[int], size: int, where: str) -> tuple[int, ...]:
+def checked(ranks: Iterable[int], size: int, where: str) -> tuple[int, ...]:
     """Ranks as a tuple of distinct numbers below size."""
     try:
         members = tuple(operator.index(rank) for rank in ranks)

@@ -78,7 +78,9 @@ def init_process_group(
         Options of the backend: :class:`hpcdist.MPIOptions`, for example with a communicator of
         mpi4py as the world.
     device_id : torch.device, int or str, optional
-        Device this process works on; an int is the index of a CUDA device.
+        Device this process works on; an int is the index of a CUDA device. Over NCCL the
+        communicator is then made now, and not at the first operation; all ranks must give one, or
+        none.
 
     Raises
     ------
@@ -152,7 +154,14 @@ def init_process_group(
                 problem = _contradiction(met_rank, met_size, rank_of_mpi, size_of_mpi)
                 met_rank, met_size = rank_of_mpi, size_of_mpi
         name = group_name or "world"
-        about = base.BackendOptions(start.part(store, "world"), met_rank, met_size, limit, name)
+        about = base.BackendOptions(
+            start.part(store, "world"),
+            met_rank,
+            met_size,
+            limit,
+            name,
+            device=base.device_index(device_id),
+        )
         backends = base.create(wanted, about, pg_options)
     comm = next(iter(backends.values()))
     if own_world:
@@ -192,6 +201,8 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     DistTimeoutError
         If an operation is still outstanding then. The group is gone all the same; the operation
         keeps its tensors.
+    DistError
+        What went wrong in flight over NCCL, if no call has raised it yet.
 
     Notes
     -----

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from hpcdist.errors import DistBackendError
 
 from . import registry
 
-__all__ = ["BackendOptions", "GroupBackend", "batch", "create"]
+__all__ = ["BackendOptions", "GroupBackend", "batch", "create", "device_index"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,20 @@ class BackendOptions:
     global_ranks_in_group : sequence of int
         World ranks of the members, in group order; empty for the world itself.
     parent : object or None
-        The backend of the group this one is split from; None for the world.
+        The backend of the same kind of the group this one is made from; None for the world, and
+        where that group has none.
     parent_ranks : sequence of int
         The members' ranks in `parent`, in group order.
     host : object or None
         The backend over MPI of the same group, where it has one: others may meet over it.
+    divides : bool
+        Whether every rank of `parent` makes its part of it in this very call, so that the parent
+        may be split by an operation of all its ranks.
+    shrinks : int or None
+        Where the group is what is left of `parent`, the flags of :func:`hpcdist.shrink_group`.
+    device : int or None
+        Index of the GPU this process works on, where it has been told: what can be made for it
+        should be made now.
     """
 
     store: Any
@@ -49,6 +59,9 @@ class BackendOptions:
     parent: Any = None
     parent_ranks: Sequence[int] = ()
     host: Any = None
+    divides: bool = False
+    shrinks: int | None = None
+    device: int | None = None
 
 
 class GroupBackend:
@@ -199,6 +212,25 @@ class GroupBackend:
         return src if src >= 0 else work.source_rank()
 
 
+def device_index(device_id: Any) -> int | None:
+    """Index of a GPU.
+
+    Parameters
+    ----------
+    device_id : int, str, torch.device or None
+        Its number, its name as text (``"cuda:1"``), or as a device; without a number the first.
+
+    Returns
+    -------
+    int or None
+        None where it is no GPU.
+    """
+    if device_id is None or isinstance(device_id, int):
+        return device_id
+    kind, _, number = str(device_id).partition(":")  # torch.device's text is the same
+    return int(number or 0) if kind == "cuda" else None
+
+
 def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
     """Begin several messages: as the backend does, or all receives before the first send.
 
@@ -227,7 +259,10 @@ def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> lis
 
 
 def create(
-    config: registry.BackendConfig, options: BackendOptions, pg_options: Any = None
+    config: registry.BackendConfig,
+    options: BackendOptions,
+    pg_options: Any = None,
+    parents: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Make the backends of one group, on its members.
 
@@ -239,6 +274,8 @@ def create(
         The group.
     pg_options : object, optional
         Handed on to backends with the extended interface.
+    parents : mapping, optional
+        Name of a backend to that of the group this one is made from.
 
     Returns
     -------
@@ -261,7 +298,8 @@ def create(
     for name in sorted(
         dict.fromkeys(names.values()), key=lambda name: name != registry.Backend.MPI
     ):
-        options = replace(options, host=made.get(registry.Backend.MPI))
+        host, parent = made.get(registry.Backend.MPI), parents.get(name)
+        options = replace(options, host=host, parent=parent)
         try:
             made[name] = _made(name, options, pg_options)
         except BaseException:

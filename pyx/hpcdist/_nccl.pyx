@@ -84,6 +84,36 @@ def unique_id():
     return PyBytes_FromStringAndSize(<char*> &made, sizeof(made))
 
 
+def mem_alloc(size_t nbytes):
+    """Memory on the current device that NCCL can register (2.19).
+
+    Returns
+    -------
+    int
+        Its address, for :func:`mem_free`.
+    """
+    cdef const hd_nccl* nccl = functions()
+    cdef void* made = NULL
+    cdef int rc
+    if nccl.mem_alloc == NULL:
+        raise too_old("ncclMemAlloc", "2.19")
+    with nogil:
+        rc = nccl.mem_alloc(&made, nbytes)
+    if rc != HD_NCCL_SUCCESS:
+        raise failure("ncclMemAlloc", rc, last_words(NULL))
+    return <uintptr_t> made
+
+
+def mem_free(uintptr_t data):
+    """Give back memory of :func:`mem_alloc`."""
+    cdef const hd_nccl* nccl = functions()
+    cdef int rc
+    with nogil:
+        rc = nccl.mem_free(<void*> data)
+    if rc != HD_NCCL_SUCCESS:
+        raise failure("ncclMemFree", rc, last_words(NULL))
+
+
 def group_start():
     """Begin to collect operations; they start together in :func:`group_end`.
 

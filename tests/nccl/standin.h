@@ -102,7 +102,8 @@ int comm_control(comm *c, int color, int key); /* publishes, waits for all; call
 int comm_control_done(comm *c);
 void comm_put(comm *c);
 void comm_fail(comm *c, int code, const char *text, ...);
-int comm_alive(int pid);
+int comm_lost(comm *c);           /* aborted or failed on this rank: nothing more will come of it */
+int comm_gone(comm *c, int rank); /* another rank has left or died */
 int comm_wait(comm *c, _Atomic uint64_t *word, uint64_t until, int peer);
 
 /* --- data (standin_data.c) --- */

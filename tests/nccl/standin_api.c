@@ -231,6 +231,56 @@ PUBLIC int ncclCommRegister(comm *c, void *data, size_t size, void **handle)
     return size && data ? usable(c) : refuse(ARGUMENT, "there is nothing to register");
 }
 PUBLIC int ncclCommDeregister(comm *c, void *handle) { return handle ? usable(c) : ARGUMENT; }
+
+/* All ranks register a window together, of one size. */
+PUBLIC int ncclCommWindowRegister(comm *c, void *data, size_t size, void **window, int flags)
+{
+    int rc = usable(c);
+    if (rc != OK || !size || !data || flags < 0 || flags > 1)
+        return rc != OK ? rc : refuse(ARGUMENT, "there is no window to register");
+    if (comm_control(c, (int)size, flags) < 0)
+        return atomic_load(&c->async);
+    for (int i = 0; i < c->size; i++)
+        if (c->mem->at[i].color != (int)size)
+            comm_fail(c, USAGE, "rank %d registers a window of %d bytes, rank %d of %d", c->rank, (int)size, i,
+                      c->mem->at[i].color);
+    if (comm_control_done(c) < 0)
+        return atomic_load(&c->async);
+    *window = data;
+    return atomic_load(&c->async);
+}
+PUBLIC int ncclCommWindowDeregister(comm *c, void *window) { return window ? usable(c) : ARGUMENT; }
+
+PUBLIC int ncclCommRevoke(comm *c, int flags)
+{
+    int rc = usable(c);
+    if (rc != OK || flags)
+        return rc != OK ? rc : refuse(ARGUMENT, "flags %d", flags);
+    comm_fail(c, USAGE, "the communicator was revoked");
+    return OK;
+}
+
+PUBLIC int ncclMemAlloc(void **made, size_t size)
+{
+    *made = size ? malloc(size) : NULL;
+    return *made ? OK : refuse(ARGUMENT, "there is no memory of %zu bytes", size);
+}
+PUBLIC int ncclMemFree(void *made)
+{
+    free(made);
+    return OK;
+}
+
+/* Each root's ranks must know it; they meet under the first one's name. */
+PUBLIC int ncclCommInitRankScalable(comm **to, int size, int rank, int n, unique *ids, const config *cfg)
+{
+    if (n < 1 || n > size)
+        return refuse(ARGUMENT, "%d identities for %d ranks", n, size);
+    for (int i = 0; i < n; i++)
+        if (memcmp(ids[i].bytes, "/nccl-standin-", 14))
+            return refuse(ARGUMENT, "identity %d is not valid", i);
+    return ncclCommInitRankConfig(to, size, ids[0], rank, cfg);
+}
 #endif
 
 PUBLIC int ncclRedOpCreatePreMulSum(int *made, void *scalar, int type, int residence, comm *c)
@@ -425,3 +475,13 @@ PUBLIC int ncclScatter(const void *s, void *r, size_t n, int type, int root, com
     return enqueue(c, SCATTER, s, r, n, type, 0, root, 0, stream);
 }
 #endif
+
+/* What a program in C pays: `calls` all-reduces in place, enqueued one after the other; seconds. */
+PUBLIC double standin_loop(comm *c, void *data, size_t n, int type, int how, void *stream, int calls)
+{
+    int64_t began = nanoseconds();
+    for (int i = 0; i < calls; i++)
+        if (ncclAllReduce(data, data, n, type, how, c, stream) != OK)
+            return -1.0;
+    return 1e-9 * (double)(nanoseconds() - began);
+}

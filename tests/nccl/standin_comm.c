@@ -50,7 +50,7 @@ void comm_put(comm *c)
 }
 
 /* Whether a rank is alive; a process that has ended and not been waited for is not. */
-int comm_alive(int pid)
+static int alive(int pid)
 {
     char path[64], text[512], *after;
     ssize_t n;
@@ -70,12 +70,23 @@ int comm_alive(int pid)
     return !after || (after[2] != 'Z' && after[2] != 'X');
 }
 
+int comm_lost(comm *c)
+{
+    int async = atomic_load(&c->async);
+    return atomic_load(&c->stop) || (async != OK && async != IN_PROGRESS);
+}
+
+int comm_gone(comm *c, int rank)
+{
+    place *other = &c->mem->at[rank];
+    return atomic_load(&other->left) || !alive(atomic_load(&other->pid));
+}
+
 int comm_wait(comm *c, _Atomic uint64_t *word, uint64_t until, int peer)
 {
     int64_t pause = 5000, looked = nanoseconds();
     while (atomic_load(word) < until) {
-        int async = atomic_load(&c->async);
-        if (atomic_load(&c->stop) || (async != OK && async != IN_PROGRESS))
+        if (comm_lost(c))
             return -1;
         nap(pause);
         if (pause < 200000)
@@ -83,8 +94,7 @@ int comm_wait(comm *c, _Atomic uint64_t *word, uint64_t until, int peer)
         if (nanoseconds() - looked < 20000000)
             continue;
         looked = nanoseconds();
-        int gone = atomic_load(&c->mem->at[peer].left) || !comm_alive(atomic_load(&c->mem->at[peer].pid));
-        if (gone && atomic_load(word) < until) {
+        if (comm_gone(c, peer) && atomic_load(word) < until) {
             comm_fail(c, REMOTE, "rank %d has left or died", peer);
             return -1;
         }

@@ -166,10 +166,7 @@ static void messages(op **all, int n)
                          all[j]->call.kind == all[i]->call.kind;
             if (behind)
                 continue;
-            comm *c = all[i]->comm;
-            int async = atomic_load(&c->async);
-            int lost = atomic_load(&c->stop) || (async != OK && async != IN_PROGRESS);
-            int got = lost ? -1 : message(all[i], &moved);
+            int got = comm_lost(all[i]->comm) ? -1 : message(all[i], &moved);
             if (got) {
                 all[i] = NULL;
                 left--;
@@ -186,14 +183,13 @@ static void messages(op **all, int n)
             continue;
         looked = nanoseconds();
         for (int i = 0; i < n; i++)
-            if (all[i]) {
-                comm *c = all[i]->comm;
-                place *peer = &c->mem->at[all[i]->peer];
-                int pid = atomic_load(&peer->pid);
-                if (atomic_load(&peer->left) || !comm_alive(pid)) {
-                    int again = 0;
-                    if (message(all[i], &again) <= 0 && !again)
-                        comm_fail(c, REMOTE, "rank %d has left or died", all[i]->peer);
+            if (all[i] && comm_gone(all[i]->comm, all[i]->peer)) {
+                int again = 0; /* what it left behind still counts */
+                if (message(all[i], &again) > 0) {
+                    all[i] = NULL;
+                    left--;
+                } else if (!again) {
+                    comm_fail(all[i]->comm, REMOTE, "rank %d has left or died", all[i]->peer);
                 }
             }
     }

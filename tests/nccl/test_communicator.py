@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -357,3 +358,29 @@ def test_memory_is_registered(comm):
     comm.deregister(comm.register(data.data_ptr(), data.nbytes))
     with parallel_raises(dist.DistBackendError, match="nothing to register"):
         comm.register(0, 0)
+
+
+def test_what_is_newer_than_the_floor(stream):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    # several places to meet
+    own = share(_nccl.unique_id() if rank == 0 else None)
+    comm = Communicator.init([own] * size, size, rank, timeout=10.0)
+    place = _nccl.mem_alloc(64)
+    window = comm.window_register(place, 64, symmetric=True)
+    data = torch.ones(16)
+    comm.all_reduce(data.data_ptr(), place, 16, _nccl.FLOAT32, _nccl.SUM, stream.handle)
+    stream.synchronize()
+    found = np.ctypeslib.as_array((ctypes.c_float * 16).from_address(place))
+    parallel_assert(bool((found == size).all()))
+    comm.window_deregister(window)
+    _nccl.mem_free(place)
+    with parallel_raises(dist.DistBackendError, match="nothing|no memory"):
+        _nccl.mem_alloc(0)
+    with parallel_raises(dist.DistBackendError, match="no window"):
+        comm.window_register(0, 0)
+    comm.revoke()
+    with parallel_raises(dist.DistBackendError, match="was revoked"):
+        comm.all_reduce(1, 1, 1, _nccl.FLOAT32, _nccl.SUM, 0)
+    comm.abort()
+    with parallel_raises(ValueError, match="no ncclUniqueId"):
+        Communicator.init([], 1, 0)

@@ -75,6 +75,7 @@ def library() -> ctypes.CDLL:
         ("event_record", [pointer, pointer], None),
         ("stream_wait_event", [pointer, pointer], None),
         ("event_query", [pointer], number),
+        ("loop", [pointer, pointer, size, number, number, pointer, number], ctypes.c_double),
     ):
         function = getattr(lib, "standin_" + name)
         function.argtypes, function.restype = arguments, result

@@ -132,3 +132,14 @@ def test_log_is_left_to_the_program_by_default(quiet_logger, caplog):
     with caplog.at_level(logging.INFO, "hpcdist"):
         log.get_logger().info("seen by the program")
     assert "seen by the program" in caplog.text
+
+
+def test_other_programs_variables_count_where_the_own_one_is_unset():
+    assert config.get("nccl_blocking_wait", {"TORCH_NCCL_BLOCKING_WAIT": "1"}) is True
+    both = {"TORCH_NCCL_BLOCKING_WAIT": "1", "HPCDIST_NCCL_BLOCKING_WAIT": "0"}
+    assert config.get("nccl_blocking_wait", both) is False
+    with pytest.raises(ValueError, match=r"^TORCH_NCCL_RANKS_PER_ROOT='x' is not valid"):
+        config.get("nccl_ranks_per_root", {"TORCH_NCCL_RANKS_PER_ROOT": "x"})
+    rows = config.describe({"TORCH_NCCL_HIGH_PRIORITY": "0"})
+    (row,) = [each for each in rows if each["variable"] == "HPCDIST_NCCL_HIGH_PRIORITY"]
+    assert row["is_set"] and row["value"] is False

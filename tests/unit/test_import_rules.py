@@ -72,6 +72,7 @@ ROOMS = {
     "process_group": "group",
     "group": "group",
     "subgroups": "group",
+    "shrink": "group",
     "queries": "group",
     "world": "group",
     "grid": "group",

@@ -32,7 +32,8 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
     Returns
     -------
     hpcdist.backends.nccl.group.NcclGroup
-        Its communicators are made by the first operation on each device.
+        Its communicators are made now where the device is known, or where they can be made from
+        the parent's; else by the first operation on each device.
 
     Raises
     ------
@@ -45,7 +46,7 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
     -----
     All members must call it.
     """
-    from . import channel, group
+    from . import channel, derive, group
 
     try:
         _nccl_loader.load()
@@ -58,7 +59,16 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
             f"pg_options of the nccl backend must be hpcdist.NCCLOptions, not "
             f"{type(pg_options).__name__}"
         )
-    return group.NcclGroup(channel.of(options), options, pg_options)
+    made = group.NcclGroup(channel.of(options), options, pg_options)
+    try:
+        if isinstance(options.parent, group.NcclGroup):
+            derive.derive(made, options.parent, options)
+        if options.device is not None:
+            made.connect(options.device)
+    except BaseException:
+        made.free()
+        raise
+    return made
 
 
 Backend.register_backend(Backend.NCCL, create, extended_api=True, devices=["cuda"])

@@ -33,8 +33,13 @@ class Channel(Protocol):
     rank: int
     size: int
 
-    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
-        """Give rank 0's identity to all, after all have compared their versions of NCCL."""
+    def agree(
+        self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
+    ) -> list[bytes]:
+        """Give some ranks' identities to all, after all have compared their versions of NCCL."""
+
+    def all_ready(self, key: str, ready: bool, limit: float) -> bool:
+        """Whether all ranks are ready for something that they do together."""
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """The same between two ranks: the lower one's identity."""
@@ -47,11 +52,13 @@ def _own(unique: bytes) -> bytes:
     return struct.pack("<q", _nccl_loader.load().version) + unique.ljust(_UNIQUE, b"\0")
 
 
-def _compare(parts: Sequence[bytes], ranks: Sequence[int]) -> bytes:
-    """The first one's identity; raises alike on all ranks that see the same."""
+def _compare(
+    parts: Sequence[bytes], ranks: Sequence[int], roots: Sequence[int] = (0,)
+) -> list[bytes]:
+    """Identities that some of them have made; raises alike on all ranks that see the same."""
     versions = [struct.unpack_from("<q", part)[0] for part in parts]
     if len(set(versions)) == 1:
-        return bytes(parts[0][8 : 8 + _UNIQUE])
+        return [bytes(parts[root][8 : 8 + _UNIQUE]) for root in roots]
     usual = max(set(versions), key=lambda each: (versions.count(each), each))
     odd = [
         f"rank {rank} has {_nccl_loader.version_text(version)}"
@@ -83,12 +90,21 @@ class MpiChannel:
         self.size: int = comm.size
         self._owned = owned
 
-    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
-        """Give rank 0's identity to all."""
+    def agree(
+        self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
+    ) -> list[bytes]:
+        """Give some ranks' identities to all."""
         own = np.frombuffer(_own(unique), np.uint8)
         parts = np.empty((self.size, own.size), np.uint8)
         self.comm.all_gather_into_tensor(parts, own.copy(), api="NCCL init", extra=number)
-        return _compare([part.tobytes() for part in parts], range(self.size))
+        return _compare([part.tobytes() for part in parts], range(self.size), roots)
+
+    def all_ready(self, key: str, ready: bool, limit: float) -> bool:
+        """Whether all ranks are ready for something that they do together."""
+        flags = np.empty(self.size, np.int64)
+        own = np.array([ready], np.int64)
+        self.comm.all_gather_into_tensor(flags, own, api=f"NCCL {key}")
+        return bool(flags.all())
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """Give the lower rank's identity to the other."""
@@ -102,7 +118,7 @@ class MpiChannel:
         if peer < self.rank:
             parts.reverse()
             ranks.reverse()
-        return _compare(parts, ranks)
+        return _compare(parts, ranks)[0]
 
     def subgroup(self, options: BackendOptions) -> MpiChannel:
         """The channel of a group of some of its ranks."""
@@ -160,16 +176,24 @@ class StoreChannel:
                 f"the store that the ranks met through does not answer rank {self.rank}: {error}"
             ) from error
 
-    def agree(self, number: int, unique: bytes, limit: float) -> bytes:
-        """Give rank 0's identity to all."""
+    def agree(
+        self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
+    ) -> list[bytes]:
+        """Give some ranks' identities to all."""
         ranks = range(self.size)
-        return _compare(self._exchange(f"nccl/{number}", ranks, _own(unique), limit), ranks)
+        parts = self._exchange(f"nccl/{number}", ranks, _own(unique), limit)
+        return _compare(parts, ranks, roots)
+
+    def all_ready(self, key: str, ready: bool, limit: float) -> bool:
+        """Whether all ranks are ready for something that they do together."""
+        flags = self._exchange(f"nccl/{key}", range(self.size), b"01"[ready : ready + 1], limit)
+        return b"0" not in flags
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """Give the lower rank's identity to the other."""
         pair = sorted((self.rank, peer))
         key = f"nccl/pair/{pair[0]}-{pair[1]}/{number}"
-        return _compare(self._exchange(key, pair, _own(unique), limit), pair)
+        return _compare(self._exchange(key, pair, _own(unique), limit), pair)[0]
 
     def free(self) -> None:
         """Nothing: the store is the job's."""

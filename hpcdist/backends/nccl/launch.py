@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hpcdist import _nccl, config, log
+from hpcdist import _nccl, _nccl_loader, config, log
 from hpcdist._nccl import Communicator, Watch
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
@@ -104,6 +104,8 @@ class Launcher(GroupBackend):
         self._comms: dict[int, Communicator] = {}
         self._pairs: dict[int, Communicator] = {}
         self._made = 0
+        #: How many groups have been made from this one.
+        self.derived = 0
         self._made_with: dict[int, int] = {}
         self._streams: dict[int, Any] = {}
         self._flight: deque[NcclWork] = deque()
@@ -143,11 +145,33 @@ class Launcher(GroupBackend):
         made = self._comms.get(index)
         if made is None:
             self._made += 1
-            number = self._made
-            unique = _nccl.unique_id() if self.rank == 0 else b""
-            unique = self.channel.agree(number, unique, self.timeout)
-            made = self._comms[index] = self._join(index, unique, self.size, self.rank)
+            roots = self._roots()
+            unique = _nccl.unique_id() if self.rank in roots else b""
+            found = self.channel.agree(self._made, unique, self.timeout, roots)
+            made = self._comms[index] = self._join(index, found, self.size, self.rank)
         return made
+
+    def _roots(self) -> range:
+        """Ranks that make an identity: with one for many ranks all of them connect to one."""
+        each = config.get("nccl_ranks_per_root")
+        scalable = "init_rank_scalable" in _nccl_loader.load().optional
+        return range(0, self.size, each) if scalable else range(1)
+
+    def adopt(self, index: int, comm: Communicator) -> None:
+        """Take a communicator of the group's ranks that was made from another group's."""
+        comm.timeout = self.timeout
+        self._comms[index] = comm
+
+    def communicator(self, index: int) -> Communicator | None:
+        """The communicator of all ranks on a device, if there is one that can be used."""
+        comm = self._comms.get(index)
+        return comm if comm is not None and not comm.failed and comm.state == "ready" else None
+
+    def drain(self, seconds: float) -> bool:
+        """Wait on the host until nothing is in flight; whether that was so in time."""
+        end = time.monotonic() + seconds
+        waits = [work._watch.wait(max(end - time.monotonic(), 0.0)) for work in self._flight]
+        return Watch.RUNS not in waits
 
     def _connect_with(self, index: int, peer: int) -> Communicator:
         """The communicator of this rank and another, for messages outside a batch."""
@@ -163,27 +187,36 @@ class Launcher(GroupBackend):
             low = self.rank < peer
             unique = _nccl.unique_id() if low else b""
             unique = self.channel.agree_with(peer, number, unique, self.timeout)
-            made = self._pairs[peer] = self._join(index, unique, 2, 0 if low else 1)
+            made = self._pairs[peer] = self._join(index, [unique], 2, 0 if low else 1)
         return made
 
-    def _join(self, index: int, unique: bytes, size: int, rank: int) -> Communicator:
-        what = f"ncclCommInitRankConfig of the group {self.name!r} (rank {self.rank})"
-        limit = self.timeout
-        blocks = self._chosen.blocks
+    def _join(self, index: int, unique: list[bytes], size: int, rank: int) -> Communicator:
+        limit, blocks = self.timeout, self._chosen.blocks
 
         def init() -> Communicator:
-            self._runtime.enter(index)
             return Communicator.init(unique, size, rank, blocks, limit)
 
-        made = within(init, limit, what) if blocks else init()
+        made = self.in_time(index, init, "ncclCommInitRankConfig")
         made.timeout = limit
         return made
+
+    def in_time(self, index: int, call: Callable[[], Any], what: str) -> Any:
+        """Make a call that waits for the other ranks, with the group's timeout."""
+
+        def entered() -> Any:
+            self._runtime.enter(index)
+            return call()
+
+        if not self._chosen.blocks:
+            return entered()  # the communicator keeps the time itself
+        about = f"{what} of the group {self.name!r} (rank {self.rank})"
+        return within(entered, self.timeout, about)
 
     def _stream(self, index: int) -> Any:
         """The group's own stream on a device."""
         made = self._streams.get(index)
         if made is None:
-            made = self._runtime.stream(index, self._chosen.high_priority)
+            made = self._runtime.stream(index, self._chosen.urgent)
             self._streams[index] = made
         return made
 

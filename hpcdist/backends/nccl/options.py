@@ -23,8 +23,9 @@ class NCCLOptions:
         Compare what the ranks call before each collective, over MPI on the host, as groups over MPI
         do. Costs some microseconds and waits for the other ranks' calls. None means the setting
         ``HPCDIST_NCCL_CHECK``.
-    high_priority : bool
-        Run asynchronous operations on a stream of high priority.
+    high_priority : bool, optional
+        Run asynchronous operations on a stream of high priority. None means the setting
+        ``HPCDIST_NCCL_HIGH_PRIORITY``, which is on.
 
     Notes
     -----
@@ -37,12 +38,18 @@ class NCCLOptions:
 
     blocking: bool | None = None
     check: bool | None = None
-    high_priority: bool = True
+    high_priority: bool | None = None
 
     @property
     def blocks(self) -> bool:
         """Whether communicators are made with blocking=1."""
         return bool(config.get("nccl_blocking") if self.blocking is None else self.blocking)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether asynchronous operations get a stream of high priority."""
+        chosen = config.get("nccl_high_priority")
+        return bool(chosen if self.high_priority is None else self.high_priority)
 
     @property
     def checks(self) -> bool:

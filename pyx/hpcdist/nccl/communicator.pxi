@@ -41,8 +41,9 @@ cdef class Communicator:
 
         Parameters
         ----------
-        unique : bytes
-            From :func:`unique_id` of one of them.
+        unique : bytes or list of bytes
+            From :func:`unique_id` of one of them. Several, from ranks spread evenly, let a large number of ranks meet
+            at several places (``ncclCommInitRankScalable``, 2.23).
         size, rank : int
             How many they are, and which this is.
         blocking : bool
@@ -64,18 +65,30 @@ cdef class Communicator:
             If the others do not come in time; what was begun has been aborted.
         """
         cdef const hd_nccl* nccl = functions()
-        cdef hd_nccl_id known
+        cdef hd_nccl_id first
+        cdef hd_nccl_id* known
         cdef hd_nccl_config config
         cdef ncclComm_t comm = NULL
-        cdef int rc
-        cdef bytes data = bytes(unique)
-        if len(data) != sizeof(known):
-            raise ValueError(f"an ncclUniqueId has {sizeof(known)} bytes, not {len(data)}")
-        memcpy(&known, <const char*> data, sizeof(known))
+        cdef int rc, n
+        several = list(unique) if isinstance(unique, (list, tuple)) else [unique]
+        n = len(several)
+        for each in several:
+            if len(each) != sizeof(first):
+                raise ValueError(f"an ncclUniqueId has {sizeof(first)} bytes, not {len(each)}")
+        if not n:
+            raise ValueError("there is no ncclUniqueId")
+        if n > 1 and nccl.init_rank_scalable == NULL:
+            raise too_old("ncclCommInitRankScalable", "2.23")
+        cdef bytes data = b"".join(several)
+        known = <hd_nccl_id*> <char*> data
+        memcpy(&first, known, sizeof(first))
         configure(&config, blocking)
         with nogil:
-            rc = nccl.init_rank_config(&comm, size, known, rank, &config)
-        what = f"ncclCommInitRankConfig (rank {rank} of {size})"
+            if n > 1:
+                rc = nccl.init_rank_scalable(&comm, size, rank, n, known, &config)
+            else:
+                rc = nccl.init_rank_config(&comm, size, first, rank, &config)
+        what = f"{'ncclCommInitRankScalable' if n > 1 else 'ncclCommInitRankConfig'} (rank {rank} of {size})"
         return adopt(comm, rc, what, size, rank, blocking, timeout)
 
     cdef int alive(self) except -1:
@@ -506,6 +519,51 @@ cdef class Communicator:
                 rc = self.nccl.comm_deregister(self.comm, <void*> handle)
             hd_guard_leave(self.guard)
         self.after("ncclCommDeregister", rc)
+
+    def window_register(self, uintptr_t data, size_t nbytes, bint symmetric=False):
+        """Register memory that all ranks have, for operations that use it in place (2.27); all of them call it.
+
+        Returns
+        -------
+        int
+            Handle for :meth:`window_deregister`.
+        """
+        cdef void* handle = NULL
+        cdef int rc, flags = 1 if symmetric else 0
+        self.alive()
+        if self.nccl.window_register == NULL:
+            raise too_old("ncclCommWindowRegister", "2.27")
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.window_register(self.comm, <void*> data, nbytes, &handle, flags)
+            hd_guard_leave(self.guard)
+        self.after("ncclCommWindowRegister", rc)
+        return <uintptr_t> handle
+
+    def window_deregister(self, uintptr_t handle):
+        """Undo :meth:`window_register`."""
+        cdef int rc
+        self.alive()
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.window_deregister(self.comm, <void*> handle)
+            hd_guard_leave(self.guard)
+        self.after("ncclCommWindowDeregister", rc)
+
+    def revoke(self):
+        """Stop what is in flight, on this rank, and take no more operations (2.28); :meth:`shrink` is still possible."""
+        cdef int rc
+        self.alive()
+        if self.nccl.revoke == NULL:
+            raise too_old("ncclCommRevoke", "2.28")
+        with nogil:
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.revoke(self.comm, 0)
+            hd_guard_leave(self.guard)
+        self.after("ncclCommRevoke", rc)
 
     def __repr__(self):
         return f"<NCCL communicator, rank {self.rank} of {self.size}, {self.state}>"
