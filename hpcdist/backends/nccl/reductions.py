@@ -45,33 +45,33 @@ class Reductions(Launcher):
             call = self.all_reduce
             return self._staged(call, [tensor], [tensor], op, async_op=async_op, **about)
         api, extra = named("all_reduce", about)
-        return self._reduce_all(api, [tensor], ReduceOp(op), async_op, extra)
+        op = ReduceOp(op)
+        part = region(tensor, "all_reduce: tensor")
+        kind, lanes, how = _nccl.reduction(part.dtype, op.code)
+        at, count = part.address, part.elements * lanes
+
+        def enqueue(comm: Communicator, stream: int) -> None:
+            done = comm.premul_sum(op.factor, kind) if how < 0 else how
+            comm.all_reduce(at, at, count, kind, done, stream)
+
+        facts = (op, part.elements, part.dtype, extra)
+        return self.launch(api, (part,), [tensor], enqueue, async_op, facts=facts)
 
     def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
         """Reduce several tensors in one call."""
-        return self._reduce_all("all_reduce_coalesced", list(tensors), ReduceOp(op), async_op)
-
-    def _reduce_all(
-        self, api: str, tensors: list[Any], op: ReduceOp, async_op: bool, extra: int = 0
-    ) -> Any:
+        api, tensors, op = "all_reduce_coalesced", list(tensors), ReduceOp(op)
         parts = [region(each, f"{api}: tensor") for each in tensors]
         for part in parts:
             _nccl.reduction(part.dtype, op.code)
 
         def enqueue(comm: Communicator, stream: int) -> None:
-            if len(parts) == 1:
-                one(comm, parts[0], stream)
-                return
             with self.batch(comm):
                 for part in parts:
-                    one(comm, part, stream)
+                    kind, lanes, how = self._how(comm, part.dtype, op)
+                    at = part.address
+                    comm.all_reduce(at, at, part.elements * lanes, kind, how, stream)
 
-        def one(comm: Communicator, part: Part, stream: int) -> None:
-            kind, lanes, how = self._how(comm, part.dtype, op)
-            at = part.address
-            comm.all_reduce(at, at, part.elements * lanes, kind, how, stream)
-
-        facts = (repr(op), [(part.elements, part.dtype) for part in parts], extra)
+        facts = (op, [(part.elements, part.dtype) for part in parts])
         return self.launch(api, parts, tensors, enqueue, async_op, facts=facts)
 
     def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
@@ -85,7 +85,7 @@ class Reductions(Launcher):
             at = part.address
             comm.reduce(at, at, part.elements * lanes, kind, how, root, stream)
 
-        facts = (repr(op), part.elements, part.dtype, root)
+        facts = (op, part.elements, part.dtype, root)
         return self.launch("reduce", [part], [tensor], enqueue, async_op, facts=facts)
 
     def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
@@ -106,7 +106,7 @@ class Reductions(Launcher):
                     n = part.elements * lanes
                     comm.reduce(part.address, to, n, kind, how, root, stream)
 
-        facts = (repr(op), dtype, [part.elements for part in ins])
+        facts = (op, dtype, [part.elements for part in ins])
         return self.launch(api, [out, *ins], [output, *inputs], enqueue, async_op, facts=facts)
 
     def reduce_scatter_tensor(
@@ -125,5 +125,5 @@ class Reductions(Launcher):
             n = out.elements * lanes
             comm.reduce_scatter(whole.address, out.address, n, kind, how, stream)
 
-        facts = (repr(op), dtype, out.elements)
+        facts = (op, dtype, out.elements)
         return self.launch(api, [out, whole], [output, input], enqueue, async_op, facts=facts)

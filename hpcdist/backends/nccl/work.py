@@ -38,6 +38,19 @@ class NcclWork:
     Made by operations with ``async_op=True``. Source: ``torch.distributed.Work``.
     """
 
+    __slots__ = (
+        "_blocks",
+        "_brings",
+        "_event",
+        "_index",
+        "_result",
+        "_runtime",
+        "_source",
+        "_stream",
+        "_tensors",
+        "_watch",
+    )
+
     def __init__(
         self,
         runtime: Any,
@@ -55,7 +68,7 @@ class NcclWork:
         self._watch = watch
         self._event = event
         self._tensors = tensors
-        self._result = [each for each in tensors if each is not None]
+        self._result = tensors
         self._blocks = blocks
         self._source = source
         self._brings: list[tuple[Any, Any]] = []
@@ -138,7 +151,7 @@ class NcclWork:
 
     def result(self) -> list[Any]:
         """The tensors of the operation."""
-        return list(self._result)
+        return [each for each in self._result if each is not None]
 
     def source_rank(self) -> int:
         """Group rank that a receive is from; -1 for other operations."""
