@@ -37,6 +37,7 @@ cdef extern from "hd_nccl_watch.h" nogil:
         int taken
         int failed
         int told
+        char* what
         char* text
     ctypedef int (*hd_query)(void*)
     ctypedef struct hd_watched:

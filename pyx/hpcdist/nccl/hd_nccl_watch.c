@@ -48,13 +48,14 @@ void hd_guard_put(hd_guard *guard)
         free(guard);
 }
 
-void hd_guard_fail(hd_guard *guard, int code, const char *text)
+void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text)
 {
     static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
     int64_t end = now() + (int64_t)(PATIENCE * 1e9);
 
     pthread_mutex_lock(&first); /* the first failure is the one that tells */
     if (!load(&guard->failed)) {
+        snprintf(guard->what, sizeof guard->what, "%s", what);
         snprintf(guard->text, sizeof guard->text, "%s", text);
         __atomic_store_n(&guard->failed, code, __ATOMIC_SEQ_CST);
     }
@@ -99,7 +100,7 @@ static int look(hd_watched *w)
     rc = w->query(w->event);
     /* also where it is over: after an error it may end without a result */
     if ((rc == 0 || rc == HD_WATCH_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0)
-        hd_guard_fail(w->guard, code, said);
+        hd_guard_fail(w->guard, code, w->what, said);
     if (load(&w->guard->failed))
         return HD_WATCH_FAILED;
     if (rc == 0)
@@ -121,12 +122,12 @@ static void examine(hd_watched *w)
 
     if (state == HD_WATCH_RUNS && now() > w->deadline) {
         snprintf(text, sizeof text, "%s was not done after %g s", w->what, w->limit);
-        hd_guard_fail(w->guard, HD_WATCH_LATE, text);
+        hd_guard_fail(w->guard, HD_WATCH_LATE, w->what, text);
         state = HD_WATCH_FAILED;
     }
     if (state == HD_WATCH_CUDA) {
         snprintf(text, sizeof text, "CUDA reports an error while %s was in flight", w->what);
-        hd_guard_fail(w->guard, HD_WATCH_CUDA, text);
+        hd_guard_fail(w->guard, HD_WATCH_CUDA, w->what, text);
         state = HD_WATCH_FAILED;
     }
     if (state != HD_WATCH_RUNS)

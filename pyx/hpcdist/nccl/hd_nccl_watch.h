@@ -16,6 +16,7 @@ typedef struct {
     int taken;  /* atomic */
     int failed; /* atomic: 0, else an HD_NCCL_ code; HD_WATCH_LATE for an operation past its time */
     int told;   /* an exception has been made of it; by threads that hold the GIL */
+    char what[160]; /* the operation that was in flight */
     char text[512];
 } hd_guard;
 
@@ -49,8 +50,9 @@ static inline int hd_guard_enter(hd_guard *guard)
 static inline void hd_guard_leave(hd_guard *guard) { __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST); }
 /* 1 for the one that may abort or destroy it. */
 static inline int hd_guard_take(hd_guard *guard) { return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST); }
-/* Marks it as failed, waits a second at most for calls inside, and aborts it unless that has been done. */
-void hd_guard_fail(hd_guard *guard, int code, const char *text);
+/* Marks it as failed while an operation was in flight, waits a second at most for calls inside, and aborts it unless
+ * that has been done. */
+void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text);
 
 /* NULL where there is no memory or no thread. */
 hd_watched *hd_watch(hd_guard *guard, void *event, hd_query query, double seconds, const char *what);

@@ -94,7 +94,7 @@ cdef object trouble(hd_guard* guard, str what, str advice=""):
     cdef int code = hd_guard_failed(guard)
     guard.told = 1
     said = guard.text.decode("utf-8", "replace")
-    name = what or "an operation in flight"
+    name = what or guard.what.decode("utf-8", "replace")
     if code == HD_WATCH_LATE:
         other = "" if not what or said.startswith(what) else f"{what} is lost, because "
         return DistTimeoutError(f"{other}{said}. {advice}".rstrip())
