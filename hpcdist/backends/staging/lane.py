@@ -9,9 +9,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from hpcdist import log
 from hpcdist.errors import DistTimeoutError
 
 __all__ = ["Job", "Lane", "StagedWork"]
+
+_log = log.get_logger("staging")
 
 #: Seconds that a lane's thread waits for the next operation before it ends.
 LINGER = 2.0
@@ -43,6 +46,10 @@ class Job:
             told, self._told = self._told, []
         for call in told:
             call()
+
+    def __del__(self) -> None:
+        if self.error is not None and not self.seen:
+            _log.error("%s failed and was never waited for: %s", self.what, self.error)
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Call a function when it is over; at once if it is."""
@@ -161,7 +168,7 @@ class StagedWork:
         self._index = index
         self._job = job
         self._tensors = tensors
-        self._outputs = outputs
+        self._outputs = list(outputs)
         self._source = source
         self._future: Any = None
 
@@ -200,7 +207,7 @@ class StagedWork:
             raise error
         if self._job.event is not None:
             self._runtime.order(self._runtime.current(self._index), self._job.event)
-        self._tensors = []
+        self._tensors.clear()  # for the group, too, which holds them by this list
         return True
 
     def synchronize(self) -> None:

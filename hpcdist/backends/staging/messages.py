@@ -65,7 +65,14 @@ class Messages(Core):
         number = next(self._count()) if sends else 0
 
         def run() -> Any:
+            before = runtime.index()
             runtime.enter(part.device)
+            try:
+                return move()
+            finally:
+                runtime.enter(before)  # it may be the caller's thread
+
+        def move() -> Any:
             room = min(size, _SHORT) if part.size <= _SHORT else size
             rings = self._buffers()
             with rings.borrowed(part.device, room, 2 if part.size > size else 1) as ring:
@@ -81,9 +88,10 @@ class Messages(Core):
         job = Job(run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}")
         lane = self._lanes.setdefault((sends, peer, tag), Lane("hpcdist-cuda-p2p"))
         if later:
-            self._held.append((job, [tensor]))
+            tensors = [tensor]
+            self._held.append((job, tensors))
             lane.start(job)
-            return StagedWork(runtime, part.device, job, [tensor], [tensor], source)
+            return StagedWork(runtime, part.device, job, tensors, tensors, source)
         lane.call(job)
         runtime.order(current, job.event)
         return source[0]
