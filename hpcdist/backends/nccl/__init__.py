@@ -1,8 +1,9 @@
 """The backend over NCCL: collectives among GPUs, on torch's streams.
 
 ``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``work`` the
-handle of an operation in flight, ``group`` the operations. Nothing here loads NCCL or torch before
-a group is made.
+handle of an operation in flight, ``launch`` how one is started, ``reductions``, ``staged`` and
+``group`` the operations, ``derive`` communicators that are made from other groups'. Nothing here
+loads NCCL or torch before a group is made.
 """
 
 from __future__ import annotations
