@@ -130,8 +130,9 @@ class Reducer:
         self._usage = Usage(self._parameters, skip_unused)
         self._tracks = find_unused  # somebody asks which parameters get gradients
         self._accumulates = False
+        on_gradient = self._on_gradient  # one object for all of them
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+            parameter.register_post_accumulate_grad_hook(partial(on_gradient, index))
             for index, parameter in enumerate(self._parameters)
         ]
 

@@ -34,7 +34,7 @@ class Usage:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], local: bool) -> None:
-        self._index = {id(p): i for i, p in enumerate(parameters)}
+        self._parameters = parameters
         self._local = local
         self._nodes: list[Any] = []
         self._here = bytearray(len(parameters))
@@ -60,7 +60,7 @@ class Usage:
         found = graph.reached(tensors)
         self._nodes = list(found.values())
         if mark:
-            unreached = {i for key, i in self._index.items() if key not in found}
+            unreached = {i for i, p in enumerate(self._parameters) if id(p) not in found}
             self.unreached = self.unreached & unreached if self._searched else unreached
             self._searched = True
 
