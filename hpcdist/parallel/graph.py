@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hpcdist import _graph
+
 __all__ = ["find_tensors", "reached", "will_accumulate"]
 
 # The class of the nodes at the ends of the graph, which add to a leaf's .grad.
@@ -43,9 +45,6 @@ def find_tensors(value: Any) -> Iterator[torch.Tensor]:
 def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
     """Find the leaves whose gradients a backward from `outputs` would accumulate.
 
-    About 0.25 µs per node of the graph. The nodes are torch's own; Python hands out one object for
-    a node as long as somebody holds it, so a set of those tells which have been visited.
-
     Parameters
     ----------
     outputs : iterable of torch.Tensor
@@ -57,22 +56,13 @@ def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
         ``id`` of the leaf tensor to its accumulating node (None for a leaf among `outputs`).
     """
     found: dict[int, Any] = {}
-    todo = []
+    nodes = []
     for tensor in outputs:
         if tensor.grad_fn is not None:
-            todo.append(tensor.grad_fn)
+            nodes.append(tensor.grad_fn)
         elif tensor.requires_grad:
             found[id(tensor)] = None
-    seen = set(todo)
-    while todo:
-        for node, _ in todo.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                if type(node) is _Accumulate:
-                    found[id(node.variable)] = node  # type: ignore[attr-defined]
-                else:
-                    todo.append(node)
-    return found
+    return found | _graph.leaves(nodes, _Accumulate)
 
 
 def will_accumulate(nodes: Iterable[Any]) -> bool:

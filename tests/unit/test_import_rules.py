@@ -52,6 +52,7 @@ ROOMS = {
     "_engine": "native",
     "_bench": "native",
     "_buffer": "native",
+    "_graph": "native",
     "_ops": "native",
     "_nccl_loader": "native",
     "_nccl": "native",

@@ -1,0 +1,3 @@
+from torch.autograd.graph import Node
+
+def leaves(todo: list[Node], accumulate: type) -> dict[int, Node]: ...
