@@ -52,7 +52,7 @@ RANK = "next(os.environ[v] for v in ('OMPI_COMM_WORLD_RANK', 'PMI_RANK') if v in
 def test_a_checkpoint_that_one_rank_cannot_read(tmp_path: Path) -> None:
     torch.save({"epoch": 1}, tmp_path / "rank0.pt")
     program = (
-        f"import os, runpy, sys; rank = {RANK}; "
+        f"import os, runpy, sys; sys.path.insert(0, {os.path.dirname(TRAIN)!r}); rank = {RANK}; "
         f"sys.argv = ['train_digits.py', '--resume', {str(tmp_path)!r} + f'/rank{{rank}}.pt']; "
         f"runpy.run_path({TRAIN!r}, run_name='__main__')"
     )

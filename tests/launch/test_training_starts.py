@@ -19,11 +19,12 @@ TRAIN = str(EXAMPLES / "train_digits.py")
 ARGUMENTS = ("--double", "--epochs", "1", "--no-progress")
 
 SPAWNED = """
-import runpy, sys
+import os, runpy, sys
 import hpcdist
 
 def train(rank, arguments):
     sys.argv = arguments
+    sys.path.insert(0, os.path.dirname(arguments[0]))  # as Python does for a script
     runpy.run_path(arguments[0], run_name="__main__")
 
 if __name__ == "__main__":
