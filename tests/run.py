@@ -40,7 +40,7 @@ ANY_MPI = tuple(
         ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
         ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces nccl_loader"),
         ("unit", "ops sampler store_file store_guard store_tcp store_torch stores torch_compat"),
-        ("launch", "examples_alone nccl pytest_session"),
+        ("launch", "examples_alone gpu_script nccl pytest_session"),
     )
     for name in names.split()
 )
