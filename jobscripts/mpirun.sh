@@ -26,7 +26,9 @@ if grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state; then fabric=infiniband
 # shellcheck source=jobscripts/env/infiniband.sh
 source "$here/env/${FABRIC:-$fabric}.sh"
 
-if mpirun --version 2>&1 | grep -qi hydra; then
+# Not by a pipe into grep -q, which ends it early: with pipefail that counts as a failure.
+version=$(mpirun --version 2>&1 || true)
+if grep -qi hydra <<<"$version"; then
     # MPICH and its relatives pass the whole environment on.
     arguments=(-n "$ranks" -ppn "$ranks_per_node" -bind-to "core:$cores_per_rank")
     [[ -z ${HOSTS:-} ]] || arguments+=(-f "$HOSTS")

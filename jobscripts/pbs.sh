@@ -20,7 +20,8 @@ cores_per_rank=$((${OMP_NUM_THREADS:-7} + 1)) # PBS sets it from ompthreads
 # shellcheck source=jobscripts/env/infiniband.sh
 source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
-if mpiexec --help 2>&1 | grep -q -- --cpu-bind; then
+options=$(mpiexec --help 2>&1 || true) # a pipe into grep -q would end it early, a failure for pipefail
+if grep -q -- --cpu-bind <<<"$options"; then
     # PALS, on Cray EX: --depth is what a rank has to itself.
     exec mpiexec -n "$ranks" --ppn "$ranks_per_node" --depth "$cores_per_rank" \
         --cpu-bind depth "${program[@]}"

@@ -17,7 +17,8 @@ source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
 # The plugin must be the MPI's: with the wrong one every rank is alone, and hpcdist says so.
 mpi=pmix
-if mpirun --version 2>&1 | grep -qi hydra; then mpi=pmi2; fi
+version=$(mpirun --version 2>&1 || true) # a pipe into grep -q would end it early, a failure for pipefail
+if grep -qi hydra <<<"$version"; then mpi=pmi2; fi
 
 # --cpus-per-task is said again: since Slurm 22.05 srun does not take it from sbatch, and each rank
 # would get one core. --kill-on-bad-exit: a rank that dies ends the step, also where nobody is left

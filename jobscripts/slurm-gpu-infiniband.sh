@@ -16,7 +16,8 @@ cores_per_rank=${SLURM_CPUS_PER_TASK:-1}
 source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
 mpi=pmix
-if mpirun --version 2>&1 | grep -qi hydra; then mpi=pmi2; fi
+version=$(mpirun --version 2>&1 || true) # a pipe into grep -q would end it early, a failure for pipefail
+if grep -qi hydra <<<"$version"; then mpi=pmi2; fi
 
 # Every rank sees all GPUs of its node, and takes the one of its local rank
 # (torch.cuda.set_device(dist.get_node_local_rank())). Not --gpus-per-task: it hides the others, and

@@ -35,11 +35,14 @@ def run(script: str, *arguments: str, first: Path | None = None, **env: str) -> 
 
 
 def stand_in(folder: Path, name: str, help_text: str = "") -> None:
-    """Put a program into `folder` that prints its arguments and the threads per rank."""
+    """Put a program into `folder` that prints its arguments and the threads per rank.
+
+    Its help comes in two pieces, as an mpirun's may that has much to say.
+    """
     program = folder / name
     program.write_text(
         "#!/bin/bash\n"
-        f'case "$1" in --help|--version) echo "{help_text}"; exit;; esac\n'
+        f'case "$1" in --help|--version) echo "{help_text}"; sleep 0.2; echo more; exit;; esac\n'
         f'echo "{name} $* (OMP_NUM_THREADS=$OMP_NUM_THREADS)"\n'
     )
     program.chmod(0o755)
