@@ -6,9 +6,8 @@
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
 
-mpirun is the one beside this Python, else the one on PATH. The tests that start mpirun themselves
-take longest and leave a core free: those without ranks, with one rank, and PyTorch's own suite run
-beside them. Exits with 0 only if tests ran in every stage and none failed.
+mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
+stage and none failed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -61,9 +59,9 @@ class Stage:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
-    beside: bool = False  # leaves a core free and is in no hurry: may run beside another stage
     problem: str = ""
     slowest: list[list] = field(default_factory=list)
+    failures: list[bytes] = field(default_factory=list)
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
@@ -111,7 +109,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
     unit = pytest_command(options, [TESTS / "unit"], *left_out)
-    found = [Stage("unit", unit, dict(base), beside=True)]
+    found = [Stage("unit", unit, base)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -121,66 +119,19 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     for n in options.np:
         command = [mpirun, *arguments, "-n", str(n), *inner]
         name = f"mpi, {n} rank{'s' if n > 1 else ''}"
-        found.append(Stage(name, command, {**base, **env}, beside=n == 1))
+        found.append(Stage(name, command, {**base, **env}))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
             command = pytest_command(options, [TESTS / folder], *left_out)
-            env = {**base, "HPCDIST_TEST_MPIRUN": mpirun}
-            found.append(Stage(folder, command, env, beside=folder == "conformance"))
+            found.append(Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}))
     return found
 
 
-class Runner:
-    """Runs stages: one after the other, but beside the longest of them those that may.
-
-    Half of the time of `launch` is spent waiting for processes that start.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.processes: list[subprocess.Popen] = []
-        self.stopped = False
-        self.terminal = threading.Lock()
-
-    def run(self, todo: list[Stage]) -> None:
-        """Run all; Ctrl-C ends what runs."""
-        beside = [stage for stage in todo if stage.beside]
-        host = next((stage for stage in todo if stage.name == "launch"), None)
-        try:
-            for stage in todo:
-                if stage is host:
-                    other = threading.Thread(target=self.run_beside, args=(beside,))
-                    other.start()
-                    run(stage, self, self.write)
-                    other.join()
-                elif host is None or not stage.beside:
-                    run(stage, self, self.write)
-        finally:
-            self.stopped = True
-            for process in self.processes:
-                if process.poll() is None:
-                    end(process)
-
-    def run_beside(self, todo: list[Stage]) -> None:
-        """Run stages with the output of each in one piece, when it has ended."""
-        for stage in todo:
-            if not self.stopped:
-                parts: list[bytes] = []
-                run(stage, self, parts.append)
-                self.write(b"\n" + b"".join(parts))
-
-    def write(self, text: bytes) -> None:
-        """Write to this terminal."""
-        with self.terminal:
-            sys.stdout.buffer.write(text)
-            sys.stdout.buffer.flush()
-
-
-def run(stage: Stage, runner: Runner, write: Callable[[bytes], object]) -> None:
-    """Run one stage, write what it writes, and fill in what came of it."""
+def run(stage: Stage, timeout: float) -> None:
+    """Run one stage with its output on this terminal, and fill in what came of it."""
     # Chosen here, so that it is known when a crash takes the ranks' own output along.
     seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
-    write(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
+    print(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -196,17 +147,18 @@ def run(stage: Stage, runner: Runner, write: Callable[[bytes], object]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        runner.processes.append(process)
-        arguments = (process.stdout, write, stage.last)
-        echo = threading.Thread(target=show, args=arguments, daemon=True)
+        echo = threading.Thread(target=show, args=(process.stdout, stage), daemon=True)
         echo.start()
         try:
-            code = process.wait(runner.timeout)
+            code = process.wait(timeout)
             echo.join(10)  # what a test left running may hold the pipe open
         except subprocess.TimeoutExpired:
-            stage.problem = f"not done after {runner.timeout:g} s"
+            stage.problem = f"not done after {timeout:g} s"
             end(process)
             code = -1
+        except BaseException:
+            end(process)
+            raise
         stage.seconds = time.monotonic() - began
         if report.exists():
             for name, value in json.loads(report.read_text()).items():
@@ -217,13 +169,15 @@ def run(stage: Stage, runner: Runner, write: Callable[[bytes], object]) -> None:
         stage.problem = f"ended with exit code {code}"
 
 
-def show(output: BinaryIO, write: Callable[[bytes], object], last: deque[bytes]) -> None:
-    """Write a stage's output as it comes, and remember its last lines."""
+def show(output: BinaryIO, stage: Stage) -> None:
+    """Copy a stage's output to this terminal as it comes; remember failures and the last lines."""
     line = b""
     while text := os.read(output.fileno(), 1 << 16):
-        write(text)
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
         *lines, line = (line + text).split(b"\n")
-        last.extend(lines)
+        stage.last.extend(lines)
+        stage.failures += [found for found in lines if b"FAILED" in found[:12]]
 
 
 def end(process: subprocess.Popen) -> None:
@@ -251,6 +205,9 @@ def summarise(done: list[Stage], chosen: bool) -> int:
         if stage.problem and stage.last:
             print(f"\n=== {stage.name}: {stage.problem}; its last lines:")
             print(b"\n".join(stage.last).decode(errors="replace"))
+        elif stage.failures:
+            print(f"\n=== {stage.name}:")
+            print(b"\n".join(stage.failures).decode(errors="replace"))
     print(f"\n{'stage':<16}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for stage in done:
         print(
@@ -295,7 +252,8 @@ def main() -> int:
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     done = stages(options)
-    Runner(options.timeout).run(done)
+    for stage in done:
+        run(stage, options.timeout)
     return summarise(done, bool(options.k))
 
 
