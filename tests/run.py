@@ -42,8 +42,6 @@ ANY_MPI = tuple(
     )
     for name in names.split()
 )
-
-
 #: Lines that a stage wrote last which are repeated at the end when it broke down.
 LAST_LINES = 60
 
@@ -108,8 +106,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
-    unit = pytest_command(options, [TESTS / "unit"], *left_out)
-    found = [Stage("unit", unit, base)]
+    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -118,8 +115,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     inner = pytest_command(options, [TESTS / "mpi", TESTS / "nccl"], "--with-mpi")
     for n in options.np:
         command = [mpirun, *arguments, "-n", str(n), *inner]
-        name = f"mpi, {n} rank{'s' if n > 1 else ''}"
-        found.append(Stage(name, command, {**base, **env}))
+        found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
             command = pytest_command(options, [TESTS / folder], *left_out)
