@@ -190,7 +190,11 @@ def test_sharded_optimizer_normalisation_and_functional(rng, _gradients):
     wanted = trained(lambda net: net, "cpu")
     start("nccl")
     found = trained(to_gpu, "cuda")
-    off = [(a - b).abs().max().item() for a, b in zip(wanted, found, strict=True)]
+    # the two backends add in orders of their own: a few roundings of the largest value
+    off = [
+        ((a - b).abs().max() / b.abs().max().clamp(min=1.0)).item()
+        for a, b in zip(wanted, found, strict=True)
+    ]
     parallel_assert(max(off) <= 1e-6, lambda: str(off))
 
 
