@@ -10,7 +10,7 @@ import torch
 
 from hpcdist.work import ReduceOp
 
-__all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense"]
+__all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense", "wholes"]
 
 API = "DistributedDataParallel"
 MIB = 1 << 20
@@ -165,6 +165,8 @@ class Bucket:
         those are dense, so that the copies run over memory in order.
     pending : int
         Gradients not yet there in this backward pass.
+    piece : int
+        Which one it is, from 0, where a bucket is reduced in pieces.
     unused : list of int
         Places in `parameters` of those that get no gradient in this backward pass on this rank.
     work : object or None
@@ -177,6 +179,7 @@ class Bucket:
         "members",
         "parameters",
         "pending",
+        "piece",
         "saved",
         "unused",
         "views",
@@ -204,6 +207,7 @@ class Bucket:
         self.unused: list[int] = []
         self.saved: dict[int, torch.Tensor] = {}
         self.pending = len(members)
+        self.piece = 0
 
     @property
     def nbytes(self) -> int:
@@ -355,6 +359,28 @@ class Bucket:
                 sources.append(view)
         if targets:
             torch._foreach_copy_(targets, sources)
+
+
+def wholes(buckets: Sequence[Any]) -> list[list[Any]]:
+    """Put pieces of one bucket side by side.
+
+    Parameters
+    ----------
+    buckets : sequence of Bucket or SparseBucket
+        Whole ones and pieces, in order.
+
+    Returns
+    -------
+    list of list
+        For each bucket its pieces; itself, if it has none. Local.
+    """
+    found: list[list[Any]] = []
+    for bucket in buckets:
+        if bucket.piece:
+            found[-1].append(bucket)
+        else:
+            found.append([bucket])
+    return found
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> bool:

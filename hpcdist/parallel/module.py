@@ -20,6 +20,7 @@ from hpcdist.parallel.buffers import Buffers
 from hpcdist.parallel.delayed import DelayedReduction
 from hpcdist.parallel.precision import Precision
 from hpcdist.parallel.reducer import Reducer
+from hpcdist.parallel.schedule import piece_size
 from hpcdist.parallel.settings import Settings
 from hpcdist.parallel.shadow import Uneven
 from hpcdist.parallel.stats import Stats
@@ -246,6 +247,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 sparse=arguments.sparse_indices(module, [p for _, p in trained]),
                 dtype=dtype,
                 tail=self._tail,
+                piece=piece_size(group.size()),
                 stats=self._stats,
             )
             if self.static_graph:

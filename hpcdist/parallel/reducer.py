@@ -67,6 +67,8 @@ class Reducer:
         What gradients are reduced in, in place of the parameters' dtype.
     tail : int, optional
         See :func:`~hpcdist.parallel.bucket.assign_buckets`.
+    piece : int, optional
+        Reduce buckets in pieces of at least this many bytes, until a hook wants them whole.
     allocator : callable
         Where buckets get their memory, see :func:`hpcdist.parallel.bucket.allocate`.
     stats : Stats, optional
@@ -75,7 +77,7 @@ class Reducer:
     Attributes
     ----------
     buckets : list of Bucket
-        In the order in which they are reduced.
+        Or pieces of them, in the order in which they are reduced.
     after_backward : list of torch.futures.Future
         Waited for at the end of the next backward pass; buffer hooks put theirs here.
     transfer : Transfer
@@ -94,6 +96,7 @@ class Reducer:
         sparse: Collection[int] = (),
         dtype: torch.dtype | None = None,
         tail: int | None = None,
+        piece: int | None = None,
         allocator: Allocator = allocate,
         stats: Stats | None = None,
     ) -> None:
@@ -105,7 +108,9 @@ class Reducer:
         self.after_backward: list[Any] = []
         self.transfer = Transfer(group)
         self._streams = streams.of(self._parameters)
-        self._schedule = Schedule(self._parameters, caps, sparse, as_view, allocator, dtype, tail)
+        self._schedule = Schedule(
+            self._parameters, caps, sparse, as_view, allocator, dtype, tail, piece
+        )
         self._set_buckets(self._schedule.make(self._schedule.first()))
 
         total = len(self._parameters)
@@ -169,6 +174,14 @@ class Reducer:
         self._order = []
         self._may_rebuild = True
 
+    def set_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Let a function of the user's move the buckets, which become whole."""
+        if self._running:
+            raise RuntimeError("register_comm_hook cannot be called during backward")
+        self.transfer.set_hook(state, hook)
+        self._bucket_of = []  # the pieces' memory is given back before the buckets ask for theirs
+        self._set_buckets(self._schedule.join(self.buckets))
+
     # -- called by forward --------------------------------------------------------------------
 
     def check(self) -> None:
@@ -207,7 +220,7 @@ class Reducer:
         order = self._schedule.agree(self.transfer.comm, self._first_order)
         self._order = self._first_order = None
         members = self._schedule.assign(order)
-        if members != [bucket.members for bucket in self.buckets]:
+        if members != self._schedule.members(self.buckets):
             # Nothing else may hold a bucket's memory while the new ones ask for theirs.
             self._bucket_of = []
             self._set_buckets(self._schedule.exchange(self.buckets, members))
@@ -399,7 +412,7 @@ class Reducer:
         else:
             unused = [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
-            self.stats.finished(len(self.buckets), frozenset(unused), size)
+            self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
             if self._order is not None:
                 self._first_order, self._order = self._order, None

@@ -51,7 +51,7 @@ class Settings:
         TypeError
             If `hook` cannot be called.
         RuntimeError
-            If a hook is registered already.
+            If a hook is registered already, or during backward.
 
         Notes
         -----
@@ -70,7 +70,7 @@ class Settings:
         reducer = self._the_reducer("register_comm_hook")
         if reducer.transfer.has_hook:
             raise RuntimeError("register_comm_hook can only be called once")
-        reducer.transfer.set_hook(state, hook)
+        reducer.set_hook(state, hook)
         self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
 
     def _register_buffer_comm_hook(

@@ -69,6 +69,7 @@ class SparseBucket:
     __slots__ = ("buffer", "members", "parameters", "pending", "unused", "work")
 
     sparse = True
+    piece = 0
     nbytes = 0  # nothing is kept between backward passes
 
     def __init__(self, members: list[int], parameters: Sequence[torch.Tensor]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hpcdist import log
+from hpcdist.parallel.bucket import wholes
 
 __all__ = ["Stats"]
 
@@ -40,8 +41,8 @@ def _debug_level() -> str:
     return text.upper()
 
 
-def _sizes(buckets: Iterable[Any]) -> str:
-    return ", ".join(str(bucket.nbytes) for bucket in buckets)
+def _sizes(buckets: Sequence[Any]) -> str:
+    return ", ".join(str(sum(piece.nbytes for piece in whole)) for whole in wholes(buckets))
 
 
 class Stats:
@@ -108,7 +109,7 @@ class Stats:
         self.ints["has_rebuilt_buckets"] = 1
         self.strs["rebuilt_bucket_sizes"] = _sizes(buckets)
         self.strs["rebuilt_per_bucket_param_indices"] = ", ".join(
-            " ".join(map(str, bucket.members)) for bucket in buckets
+            " ".join(str(i) for piece in whole for i in piece.members) for whole in wholes(buckets)
         )
         self.strs["prev_iteration_grad_ready_order_indices"] = ", ".join(map(str, order))
 
@@ -143,7 +144,7 @@ class Stats:
         """Backward has computed all gradients."""
         self._computed = time.perf_counter_ns()
 
-    def finished(self, buckets: int, unused: frozenset[int], unused_bytes: int) -> None:
+    def finished(self, buckets: Sequence[Any], unused: frozenset[int], unused_bytes: int) -> None:
         """All buckets have come back, and the iteration is over."""
         if self._unused is not None and unused != self._unused:
             self.static = False
@@ -171,7 +172,7 @@ class Stats:
         self.ints["backward_comm_time_start"] = start
         self.ints["backward_compute_time_end"] = self._computed
         self.ints["backward_comm_time_end"] = end
-        self.ints["num_buckets_reduced"] = buckets
+        self.ints["num_buckets_reduced"] = len(wholes(buckets))
         self.ints["unused_parameter_size"] = unused_bytes
         if self.strs.get("torch_distributed_debug") == "DETAIL":
             shown = ", ".join(f"{k}={self.ints[k] / 1e6:.3f} ms" for k in _TIMES)

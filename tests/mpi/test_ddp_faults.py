@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel import schedule
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.mpi
@@ -268,8 +269,14 @@ def test_an_exception_in_backward_on_all_ranks_leaves_things_clean(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_an_exception_in_backward_on_one_rank_is_an_error_on_all() -> None:
-    model, x = DDP(Optional(), bucket_cap_mb=0), torch.ones(2, 3)
+@pytest.mark.parametrize("cap", [0, None], ids=["buckets", "pieces"])
+def test_an_exception_in_backward_on_one_rank_is_an_error_on_all(
+    cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "_PIECE", 1)
+    monkeypatch.setattr(schedule, "_SHARE", 1)
+    model, x = DDP(Optional(), bucket_cap_mb=cap), torch.ones(2, 3)
+    parallel_assert(len(model.reducer.buckets) > 3)
     if last():
         model.module.middle.weight.register_post_accumulate_grad_hook(explode)
     loss = model(x).sum()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
+from hpcdist.parallel import schedule
 from hpcdist.testing import parallel_assert
 
 pytestmark = [
@@ -76,7 +77,7 @@ def path(choose: random.Random, blocks: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_random_modules(number: int, rng: Any) -> None:
+def test_random_modules(number: int, rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = int(rng.integers(1 << 30))
     choose = random.Random(seed)
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -85,6 +86,8 @@ def test_random_modules(number: int, rng: Any) -> None:
         "gradient_as_bucket_view": choose.random() < 0.5,
         "bucket_cap_mb": choose.choice([None, 0, 1e-4, 3e-4, 1e-3]),
     }
+    monkeypatch.setattr(schedule, "_PIECE", choose.choice([1, 200, 1000]))
+    monkeypatch.setattr(schedule, "_SHARE", 1)
     alone, module = Random(seed), Random(seed)
     static = choose.random() < 0.3  # then every step takes the same paths
     if static:

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 import hpcdist as dist
-
-WIDTH = 1024  # a layer's gradient is 4 MiB
+from hpcdist.parallel import schedule
+from hpcdist.parallel.bucket import MIB
 
 
 def timed(call: Callable[[], float], rounds: int) -> float:
@@ -40,15 +40,16 @@ def timed(call: Callable[[], float], rounds: int) -> float:
     return found.item()
 
 
-def build(model: str, buckets: int) -> tuple[nn.Module, tuple[int, ...]]:
+def build(model: str, buckets: int, width: int) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the network and the shape of one sample."""
-    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(buckets * 25 / 4))]
+    count = round(buckets * 25 * MIB / (4 * width * width))
+    layers = [nn.Linear(width, width, bias=False) for _ in range(count)]
     if model == "even":
-        return nn.Sequential(*layers), (WIDTH,)
+        return nn.Sequential(*layers), (width,)
     front: list[nn.Module] = []
     for channels in (3, *[64] * 7):
         front += [nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
-    pool = [nn.AdaptiveAvgPool2d(4), nn.Flatten()]  # 64 x 4 x 4 is WIDTH
+    pool = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 4 * 4, width, bias=False)]
     return nn.Sequential(*front, *pool, *layers), (3, 32, 32)
 
 
@@ -57,6 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("even", "head"), default="even")
     parser.add_argument("--buckets", type=int, default=2)
+    parser.add_argument("--width", type=int, default=1024, help="of a layer: 1024 has 4 MiB")
+    parser.add_argument("--piece", type=float, default=None, help="MiB reduced at a time")
     parser.add_argument("--backward", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--first", type=float, default=None, help="cap of the first bucket, MiB")
@@ -64,7 +67,9 @@ def main() -> None:
     dist.init_process_group()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    module, sample = build(args.model, args.buckets)
+    if args.piece is not None:
+        schedule._PIECE = int(args.piece * MIB)
+    module, sample = build(args.model, args.buckets, args.width)
     caps = None if args.first is None else [args.first, 25]
     model = dist.DistributedDataParallel(
         module, gradient_as_bucket_view=True, bucket_cap_mb_list=caps
@@ -101,7 +106,7 @@ def main() -> None:
     alone = timed(communicate, args.rounds)
     both = timed(lambda: backward(x, True), args.rounds)
     if dist.get_rank() == 0:
-        sizes = ", ".join(f"{bucket.nbytes / (1 << 20):.0f}" for bucket in model.reducer.buckets)
+        sizes = ", ".join(f"{bucket.nbytes / MIB:.0f}" for bucket in model.reducer.buckets)
         print(f"buckets of {sizes} MiB, batch {batch}")
         print(
             f"backward {compute * 1e3:.1f}   communication {alone * 1e3:.1f}   "
