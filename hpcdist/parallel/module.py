@@ -36,8 +36,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     Construction compares the module between ranks and copies rank 0's parameters and buffers to
     the others. After that every backward pass ends with ``parameter.grad`` holding the average of
     all ranks' gradients, equal on all ranks to the last bit, so that equal optimizers take equal
-    steps. Gradients travel in buckets, each of which starts as soon as it is full, while backward
-    computes the rest.
+    steps. Gradients travel in buckets, each of which starts as soon as it is full (on CPUs large
+    ones in pieces, as soon as those are full), while backward computes the rest.
 
     All ranks of the group must construct it, and must run forward and backward together (not
     under :meth:`no_sync`).
