@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import over_mpi as ring
 import pytest
 import standin
 
 import hpcdist as dist
+from hpcdist.backends import staging
 from hpcdist.backends.nccl import device
 
 
@@ -21,3 +23,13 @@ def runtime() -> Iterator[standin.Runtime]:
     if dist.is_initialized():
         dist.destroy_process_group()
     device.use(None)
+
+
+@pytest.fixture
+def over_mpi(monkeypatch, _process_group, runtime) -> None:
+    """A default group over MPI for CUDA tensors too, with short buffers."""
+    monkeypatch.setenv("HPCDIST_CUDA_CHUNK", str(ring.CHUNK))
+    runtime.lag = 0.0
+    there = dist.is_initialized() and dist.group.WORLD._backends.get("cuda")
+    if not isinstance(there, staging.StagedGroup):
+        ring.start()

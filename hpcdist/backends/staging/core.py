@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import re
 import threading
 import time
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,9 +22,9 @@ from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError, DistTimeoutError
 
 from . import aware
-from .lane import Job, Lane, StagedWork
+from .lane import Job, Lane, StagedWork, refuse_forked
 from .parts import Part
-from .ring import Piece, Rings, pipeline
+from .ring import Piece, Rings, come, pipeline
 
 __all__ = ["Core", "Plan"]
 
@@ -27,6 +32,21 @@ __all__ = ["Core", "Plan"]
 _TAG = 201
 #: Bytes of a call's description that ranks show each other when they disagree.
 _TEXT = 240
+#: How a rank that cannot go on says so in the place of its next piece.
+_ENDED = "was ended by"
+#: Seconds that it waits there: its peers find what it said also when they come later.
+_TELL = 0.05
+#: Seconds that the end of the program leaves to operations in flight; the engine waits as long.
+_PATIENCE = 3.0
+
+_alive: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _leave() -> None:
+    """atexit, before the engine's own: threads of Python's do not outlive Python."""
+    until = time.monotonic() + _PATIENCE
+    for group in list(_alive):
+        group.drain(until)
 
 
 class Plan(NamedTuple):
@@ -65,7 +85,12 @@ class Core(GroupBackend):
         self._lanes: dict[tuple[Any, ...], Lane] = {}
         self._rings: Rings | None = None
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         super().__init__(comm.rank, comm.size, comm.name, comm.timeout)
+        if not len(_alive):
+            atexit.unregister(_leave)
+            atexit.register(_leave)
+        _alive.add(self)
 
     @property
     def timeout(self) -> float:
@@ -177,13 +202,19 @@ class Core(GroupBackend):
             try:
                 comm = self._own(age, api)
                 if direct is not None:
-                    runtime.reach(ready)  # MPI knows nothing of streams
+                    self._come_or_tell(comm, api, ready)  # MPI knows nothing of streams
                     return direct(comm)
-                return self._piecewise(comm, index, stream, ready, plan)
-            except BaseException:
+                return self._piecewise(api, comm, index, stream, ready, plan)
+            except BaseException as error:
                 # the others may be elsewhere in the data: all take a new communicator next time
                 self._wanted = age + 1
-                raise
+                said = _by_another(error)
+                if said is None:
+                    raise
+                raise DistBackendError(
+                    f"{api} of CUDA tensors in group {self.name!r} on rank {self.rank} ended in "
+                    f"the middle, because rank {said[0]} could not go on: {said[1]}"
+                ) from error
             finally:
                 runtime.enter(before)  # it may be the caller's thread
 
@@ -199,19 +230,42 @@ class Core(GroupBackend):
         return None
 
     def _piecewise(
-        self, comm: _engine.Comm, index: int, stream: int, ready: Any, plan: Plan
+        self, api: str, comm: _engine.Comm, index: int, stream: int, ready: Any, plan: Plan
     ) -> Any:
         size = self._piece()
         pieces = plan.pieces(comm, size)
         rings = self._buffers()
         ring = rings.of(index, stream, size)
+
+        def tell(error: BaseException) -> None:
+            self._tell(comm, api, error)
+
         try:
-            return pipeline(ring, ready, pieces, plan.apart)
+            return pipeline(ring, ready, pieces, plan.apart, self.timeout, tell)
         except (DistMismatchError, DistTimeoutError):
             raise  # before MPI had the buffers
         except BaseException:
             rings.drop(ring)
             raise
+
+    def _come_or_tell(self, comm: _engine.Comm, api: str, ready: Any) -> None:
+        try:
+            come(device.runtime(), ready, self.timeout)
+        except BaseException as error:
+            self._tell(comm, api, error)
+            raise
+
+    def _tell(self, comm: _engine.Comm, api: str, error: BaseException) -> None:
+        """Let the others, who count on this rank, know at once that it cannot go on.
+
+        They find another call than their own in the entry check, or one that was given up.
+        """
+        if not comm.check or self.size == 1:
+            return
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:_TEXT]
+        comm.timeout = _TELL  # it is not used again
+        with contextlib.suppress(DistError):
+            comm.barrier(api=f"{api} (cuda) {_ENDED} {why}")
 
     def _buffers(self) -> Rings:
         with self._lock:
@@ -235,6 +289,7 @@ class Core(GroupBackend):
 
     def _ready(self, api: str, later: bool) -> None:
         """Refuse what cannot be, and let go of what is over."""
+        refuse_forked(self._pid)
         if self._freed:
             raise DistBackendError(f"the group {self.name!r} has been destroyed")
         runtime = device.runtime()
@@ -260,6 +315,12 @@ class Core(GroupBackend):
 
     # --- the end -----------------------------------------------------------------------------
 
+    def drain(self, until: float) -> bool:
+        """Wait until nothing is left to do, or a time of ``time.monotonic`` has come."""
+        if self._pid != os.getpid():
+            return True
+        return all([lane.idle(until) for lane in (self._lane, *self._lanes.values())])
+
     def free(self, drain: float = 5.0) -> None:
         """Wait for what is in flight, and free buffers and communicator.
 
@@ -268,12 +329,11 @@ class Core(GroupBackend):
         DistTimeoutError
             If something is still in flight after `drain` seconds; it keeps what it uses.
         """
-        if self._freed:
+        if self._freed or self._pid != os.getpid():
             return
         self._freed = True
         until = time.monotonic() + drain
-        lanes = [self._lane, *self._lanes.values()]
-        if not all([lane.idle(until) for lane in lanes]):
+        if not self.drain(until):
             waiting = [job.what for job, _ in self._held if not job.over.is_set()]
             raise DistTimeoutError(
                 f"{waiting[0] if waiting else 'an operation'} was still in flight {drain:g} s "
@@ -284,3 +344,14 @@ class Core(GroupBackend):
         self._held.clear()
         if self._made is not None:
             self._made.free(max(until - time.monotonic(), 1.0))
+
+
+def _by_another(error: BaseException) -> tuple[str, str] | None:
+    """Which rank could not go on, and why, if it is that what MPI's entry check said."""
+    if not isinstance(error, (DistMismatchError, DistTimeoutError)):
+        return None
+    found = re.search(rf"rank (\d+)\b[^\n]*? {_ENDED} ([^\n]*)([\s\S]*)", str(error))
+    if found is None:
+        return None
+    part = re.search(r"This was piece .*", found[3])
+    return found[1], found[2] + (f". {part[0]}" if part else "")

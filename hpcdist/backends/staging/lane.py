@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -9,15 +10,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from hpcdist import log
+from hpcdist import _engine, log
 from hpcdist.errors import DistTimeoutError
 
-__all__ = ["Job", "Lane", "StagedWork"]
+__all__ = ["Job", "Lane", "StagedWork", "refuse_forked"]
 
 _log = log.get_logger("staging")
 
 #: Seconds that a lane's thread waits for the next operation before it ends.
 LINGER = 2.0
+
+
+def refuse_forked(pid: int) -> None:
+    """Raise in a process that was forked from the one of that number: its threads are not here."""
+    if os.getpid() != pid:
+        _engine.init_mpi()  # it raises what all of MPI's operations do then
 
 
 class Job:
@@ -26,6 +33,7 @@ class Job:
     def __init__(self, run: Callable[[], Any], what: str) -> None:
         self._run: Callable[[], Any] | None = run
         self.what = what
+        self.pid = os.getpid()
         self.over = threading.Event()
         self.event: Any = None
         self.error: BaseException | None = None
@@ -48,7 +56,7 @@ class Job:
             call()
 
     def __del__(self) -> None:
-        if self.error is not None and not self.seen:
+        if self.error is not None and not self.seen and self.pid == os.getpid():
             _log.error("%s failed and was never waited for: %s", self.what, self.error)
 
     def when_over(self, call: Callable[[], None]) -> None:
@@ -192,6 +200,7 @@ class StagedWork:
         DistMismatchError, RankFailedError, DistBackendError
             What the operation ended with.
         """
+        refuse_forked(self._job.pid)
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if seconds is not None and seconds < 0:
             seconds = None  # torch's "no timeout" arrives as a negative duration
@@ -218,6 +227,7 @@ class StagedWork:
 
     def is_completed(self) -> bool:
         """Say whether the operation is over and its results are there."""
+        refuse_forked(self._job.pid)
         if not self._job.over.is_set():
             return False
         event = self._job.event
@@ -246,6 +256,7 @@ class StagedWork:
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the tensors, completed when they hold the result."""
+        refuse_forked(self._job.pid)
         if self._future is None:
             self._future = self._runtime.promise(self._index)
             self._job.when_over(self._complete)

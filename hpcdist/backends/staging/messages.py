@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from hpcdist.backends.nccl import device
-from hpcdist.errors import DistMismatchError
+from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
 from .core import Core
 from .lane import Job, Lane, StagedWork
 from .parts import Part
-from .ring import Copy, Ring
+from .ring import Copy, Ring, come
 
 __all__ = ["Messages"]
 
@@ -76,10 +76,10 @@ class Messages(Core):
             room = min(size, _SHORT) if part.size <= _SHORT else size
             rings = self._buffers()
             with rings.borrowed(part.device, room, 2 if part.size > size else 1) as ring:
-                ring.follow(ready)
                 if sends:
-                    self._send(ring, part, peer, tag, size, number)
+                    self._send(ring, ready, part, peer, tag, size, number)
                 else:
+                    come(runtime, ready, self.timeout)
                     source[0] = self._recv(ring, part, peer, tag, size)
                 return ring.end()
 
@@ -93,7 +93,8 @@ class Messages(Core):
             lane.start(job)
             return StagedWork(runtime, part.device, job, tensors, tensors, source)
         lane.call(job)
-        runtime.order(current, job.event)
+        if job.event is not None:
+            runtime.order(current, job.event)
         return source[0]
 
     def _count(self) -> Any:
@@ -101,35 +102,53 @@ class Messages(Core):
             self._numbers = itertools.cycle(range(_NUMBERS))
         return self._numbers
 
-    def _send(self, ring: Ring, part: Part, peer: int, tag: int, size: int, number: int) -> None:
+    def _send(
+        self, ring: Ring, ready: Any, part: Part, peer: int, tag: int, size: int, number: int
+    ) -> None:
         kind = part.dtype.torch_dtype
-        if part.size > size:
+        copies = _copies(part, size)
+        long = part.size > size
+        begun = 0
+
+        def send(data: Any) -> None:
+            nonlocal begun
+            if long:
+                work = self._comm.isend(_piece(data), peer, number)
+            else:
+                work = self._comm.isend(data.view(kind), peer, tag)
+            begun += 1
+            work.wait()
+
+        come(ring.runtime, ready, self.timeout)
+        if long:
             facts = np.array([_MAGIC, part.size, part.dtype.code, size, number], np.int64)
             self._comm.isend(_marked(facts), peer, tag).wait()
-        copies = _copies(part, size)
-        filled = {0: ring.load(ring.buffers[0], copies[:1])}
-        for place, copy in enumerate(copies):
-            if place + 1 < len(copies):  # MPI is done with the other buffer
-                buffer = ring.buffers[(place + 1) % 2]
-                filled[place + 1] = ring.load(buffer, copies[place + 1 : place + 2])
-            ring.reach(filled.pop(place))
-            data = ring.buffers[place % 2][: copy.length]
-            if part.size > size:
-                self._comm.isend(_piece(data), peer, number).wait()
-            else:
-                self._comm.isend(data.view(kind), peer, tag).wait()
+        try:
+            filled = {0: ring.load(ring.buffers[0], copies[:1])}
+            for place, copy in enumerate(copies):
+                if place + 1 < len(copies):  # MPI is done with the other buffer
+                    buffer = ring.buffers[(place + 1) % 2]
+                    filled[place + 1] = ring.load(buffer, copies[place + 1 : place + 2])
+                ring.reach(filled.pop(place))
+                send(ring.buffers[place % 2][: copy.length])
+        except DistError:
+            raise  # MPI's: there is nobody to tell
+        except BaseException:
+            if begun < len(copies):  # the peer waits for what will not come: this ends its receive
+                send(ring.buffers[0][:0])
+            raise
 
     def _recv(self, ring: Ring, part: Part, peer: int, tag: int, size: int) -> int:
         kind = part.dtype.torch_dtype
         if part.size <= size:
             data = ring.buffers[0][: part.size]
             work = self._comm.irecv(data.view(kind), peer, tag)
-            work.wait()
+            _finish(work)
             ring.store(ring.buffers[0], _copies(part, size))
             return int(work.source_rank())
         facts = np.zeros(5, np.int64)
         work = self._comm.irecv(_marked(facts), peer, tag)
-        work.wait()
+        _finish(work)
         source = int(work.source_rank())
         magic, length, code, theirs, number = facts.tolist()
         if magic != _MAGIC:
@@ -145,11 +164,27 @@ class Messages(Core):
                 f"({part.dtype.name}) in pieces of {size}. The message has been thrown away."
             )
         emptied: list[Any] = [None, None]
-        for place, copy in enumerate(_copies(part, size)):
-            buffer = ring.buffers[place % 2]
-            ring.reach(emptied[place % 2])
-            self._comm.irecv(_piece(buffer[: copy.length]), source, number).wait()
-            emptied[place % 2] = ring.store(buffer, [copy])
+        arrived = 0
+        try:
+            for place, copy in enumerate(_copies(part, size)):
+                buffer = ring.buffers[place % 2]
+                ring.reach(emptied[place % 2])
+                work = self._comm.irecv(_piece(buffer[: copy.length]), source, number)
+                _finish(work)
+                arrived = copy.start + copy.length
+                emptied[place % 2] = ring.store(buffer, [copy])
+        except DistMismatchError:
+            raise DistBackendError(
+                f"rank {source} could not send the rest of a message of {part} to rank "
+                f"{self.rank}: {arrived} of {part.size} bytes have come, and rank {source}'s own "
+                "error says why"
+            ) from None
+        except DistError:
+            raise
+        except BaseException:
+            # the sender goes on, and what it sends must not be taken for another message's
+            self._swallow(source, number, part.size - arrived, size)
+            raise
         return source
 
     def _swallow(self, source: int, number: int, length: int, size: int) -> None:
@@ -159,6 +194,15 @@ class Messages(Core):
             here = data[: min(size, length)]
             self._comm.irecv(_piece(here), source, number).wait()
             length -= len(here)
+
+
+def _finish(work: Any) -> None:
+    """Wait for a receive; after Ctrl-C it must not take a later message."""
+    try:
+        work.wait()
+    except BaseException:
+        work.cancel()
+        raise
 
 
 def _copies(part: Part, size: int) -> list[Copy]:

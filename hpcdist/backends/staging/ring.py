@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from hpcdist.errors import DistError
+from hpcdist.errors import DistError, DistTimeoutError
 
-__all__ = ["Copy", "Piece", "Ring", "Rings", "pipeline"]
+__all__ = ["Copy", "Piece", "Ring", "Rings", "come", "pipeline"]
 
 #: Buffers of a ring. In place: one is filled, one is with MPI, one is emptied, one is to spare.
 BUFFERS = 4
@@ -69,11 +70,6 @@ class Ring:
         if apart:
             return list(zip(buffers[::2], buffers[1::2], strict=True))
         return [(each, each) for each in buffers]
-
-    def follow(self, ready: Any) -> None:
-        """Let both streams wait for an event."""
-        self.runtime.order(self.down, ready)
-        self.runtime.order(self.up, ready)
 
     def load(self, buffer: Any, copies: Sequence[Copy]) -> Any:
         """Start to fill a buffer; the event tells when it is filled. None: there is nothing."""
@@ -147,7 +143,8 @@ class Rings:
         try:
             yield ring
         except BaseException:
-            ring.settle()
+            with contextlib.suppress(Exception):  # what went wrong first is told
+                ring.settle()
             raise
         with self._lock:
             if len(idle) < KEPT:
@@ -164,7 +161,32 @@ class Rings:
         self._idle.clear()
 
 
-def pipeline(ring: Ring, ready: Any, pieces: Sequence[Piece], apart: bool) -> Any:
+def come(runtime: Any, ready: Any, seconds: float) -> None:
+    """Wait here until the caller's stream has come to an event; Ctrl-C ends it.
+
+    Copies and MPI end by themselves or have deadlines; what the program has put into its stream
+    before need not.
+    """
+    until, nap = time.monotonic() + seconds, 1e-5
+    while not runtime.reached(ready):
+        if time.monotonic() > until:
+            raise DistTimeoutError(
+                f"what was in the stream before this operation of a CUDA tensor is not done after "
+                f"{seconds:g} s: look at the kernels, or operations of NCCL, that were enqueued "
+                "before it"
+            )
+        time.sleep(nap)
+        nap = min(nap * 1.5, 2e-4)
+
+
+def pipeline(
+    ring: Ring,
+    ready: Any,
+    pieces: Sequence[Piece],
+    apart: bool,
+    seconds: float,
+    tell: Callable[[BaseException], None],
+) -> Any:
     """Pass tensors through the ring: while a piece is with MPI, others are copied both ways.
 
     Parameters
@@ -177,6 +199,11 @@ def pipeline(ring: Ring, ready: Any, pieces: Sequence[Piece], apart: bool) -> An
         In order.
     apart : bool
         Whether what MPI reads and what it writes are different buffers.
+    seconds : float
+        Within which `ready` has to be reached.
+    tell : callable
+        Given what went wrong here while other ranks still count on this one; not what MPI said,
+        which they hear as well.
 
     Returns
     -------
@@ -187,10 +214,10 @@ def pipeline(ring: Ring, ready: Any, pieces: Sequence[Piece], apart: bool) -> An
     depth = len(stages)
     stored: list[Any] = [ring.emptied] * depth
     loaded: dict[int, Any] = {}
-    begun = 0
-    ring.follow(ready)
-    number = 0
+    begun = moved = 0
+    moving = False
     try:
+        come(ring.runtime, ready, seconds)
         for number, piece in enumerate(pieces):
             while begun < min(number + depth, len(pieces)):
                 after = stored[begun % depth]
@@ -201,13 +228,18 @@ def pipeline(ring: Ring, ready: Any, pieces: Sequence[Piece], apart: bool) -> An
             source, target = stages[number % depth]
             # MPI reads what was filled, and writes where nothing is being emptied any more
             ring.reach(loaded.pop(number), stored[number % depth])
+            moving = True
             piece.move(source, target)
+            moving, moved = False, number + 1
             stored[number % depth] = ring.store(target, piece.stores)
     except BaseException as error:
-        ring.settle()
-        if number and isinstance(error, DistError):
+        if moved < len(pieces) and not (moving and isinstance(error, DistError)):
+            tell(error)
+        with contextlib.suppress(Exception):  # what went wrong first is told
+            ring.settle()
+        if moved and isinstance(error, DistError):
             raise type(error)(
-                f"{error} This was piece {number + 1} of {len(pieces)} of a CUDA tensor: those "
+                f"{error} This was piece {moved + 1} of {len(pieces)} of a CUDA tensor: those "
                 "before it are done, and what is written is changed in part."
             ) from None
         raise
