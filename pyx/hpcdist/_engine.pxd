@@ -29,6 +29,9 @@ cdef extern from "hd_engine.h" nogil:
         HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
         HD_QUEUED, HD_RUNNING, HD_DONE
 
+    enum:
+        HD_DEVICE_LEAST
+
     ctypedef struct hd_seg:
         char* ptr
         int64_t n
@@ -71,7 +74,7 @@ cdef extern from "hd_engine.h" nogil:
         int64_t* dims
         double timeout
         int inline_
-        int peer, tag, source
+        int peer, tag, source, on_device
         uint32_t seq
         int code
         char* text

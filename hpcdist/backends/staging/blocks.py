@@ -64,8 +64,16 @@ def _sections(part: Part, lengths: Sequence[int]) -> list[Part]:
     """A contiguous tensor as blocks of so many elements."""
     item, at, found = part.dtype.itemsize, 0, []
     for length in lengths:
-        block = part.bytes[at * item : (at + length) * item]
-        found.append(part._replace(bytes=block, elements=length, shape=(length,), strides=None))
+        begin, end = at * item, (at + length) * item
+        found.append(
+            part._replace(
+                bytes=part.bytes[begin:end],
+                address=part.address + begin,
+                elements=length,
+                shape=(length,),
+                strides=None,
+            )
+        )
         at += length
     return found
 
@@ -124,7 +132,8 @@ class Blocks(Core):
         _alike(api, [*owns, *listed])
         written = [each for outputs in lists for each in outputs]
         tensors = [*inputs, *written]
-        return self._gather_all(api, told(listed), owns, outs, tensors, written, async_op)
+        straight = direct.all_gather_lists(outs, owns)
+        return self._gather_all(api, told(listed), owns, outs, tensors, written, async_op, straight)
 
     def _gather_all(
         self,
@@ -135,7 +144,7 @@ class Blocks(Core):
         tensors: list[Any],
         written: list[Any],
         async_op: Any,
-        straight: Any = None,
+        straight: Any,
     ) -> Any:
         kind = owns[0].dtype.torch_dtype
 
@@ -173,7 +182,8 @@ class Blocks(Core):
         _alike("reduce_scatter", [out, *ins])
         _fits("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
         _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
-        return self._reduce_blocks("reduce_scatter", out, ins, [output, *inputs], op, async_op)
+        tensors = [output, *inputs]
+        return self._reduce_blocks("reduce_scatter", out, ins, None, tensors, op, async_op)
 
     def reduce_scatter_tensor(
         self, output: Any, input: Any, op: Any, async_op: bool = False
@@ -185,10 +195,17 @@ class Blocks(Core):
         _alike(api, [whole, out])
         _fits("input", whole.elements, out.elements * self.size, "output's times the group's size")
         ins = _sections(whole, [out.elements] * self.size)
-        return self._reduce_blocks(api, out, ins, [output, input], op, async_op)
+        return self._reduce_blocks(api, out, ins, whole, [output, input], op, async_op)
 
     def _reduce_blocks(
-        self, api: str, out: Part, ins: list[Part], tensors: list[Any], op: Any, async_op: Any
+        self,
+        api: str,
+        out: Part,
+        ins: list[Part],
+        whole: Part | None,
+        tensors: list[Any],
+        op: Any,
+        async_op: Any,
     ) -> Any:
         op = reducible(op, out)
         kind = out.dtype.torch_dtype
@@ -213,7 +230,8 @@ class Blocks(Core):
 
         about = f"{told(ins)}, {op!r}"
         index = self._device(api, [out, *ins])
-        return self._run(api, about, index, tensors, tensors[:1], Plan(pieces, True), async_op)
+        plan = Plan(pieces, True, direct.reduce_scatter(out, ins, whole, op, self.size))
+        return self._run(api, about, index, tensors, tensors[:1], plan, async_op)
 
     # --- from each to each -------------------------------------------------------------------
 
@@ -339,7 +357,8 @@ class Blocks(Core):
 
         index = self._device(api, [*ins, *outs])
         about = ", ".join(filter(None, (kind.name, about)))
-        return self._run(api, about, index, tensors, written, Plan(pieces, True), async_op)
+        plan = Plan(pieces, True, direct.exchange(call, ins, outs))
+        return self._run(api, about, index, tensors, written, plan, async_op)
 
     def _compare(self, comm: Comm, api: str, sent: list[int], taken: list[int]) -> int:
         """Let each pair of ranks compare its sizes, before data move; the longest of all."""

@@ -11,15 +11,22 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from hpcdist._engine import Comm
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.nccl import device
 
 from .parts import Part
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce"]
+__all__ = [
+    "all_gather",
+    "all_gather_lists",
+    "all_reduce",
+    "broadcast",
+    "exchange",
+    "memory",
+    "reduce",
+    "reduce_scatter",
+]
 
 _INTEGERS = {"PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}
 #: What MPI itself reduces as hpcdist promises it; for the rest hpcdist brings its own functions,
@@ -32,12 +39,15 @@ _NATIVE = {
 }
 
 
-def _memory(part: Part, kind: str = "") -> Any:
-    """An array that lies where the tensor lies. Nothing but MPI may look into it."""
+def memory(part: Part) -> Any:
+    """A tensor that says it is on the host, at the tensor's address. Only MPI may look into it."""
+    import torch
+
+    kind = part.dtype.torch_dtype
     if not part.size:
-        return np.empty(0, kind or np.uint8)
+        return torch.empty(0, dtype=kind)
     at: Any = (ctypes.c_char * part.size).from_address(part.address)
-    return np.frombuffer(at, kind or np.uint8)
+    return torch.frombuffer(at, dtype=torch.uint8).view(kind)
 
 
 def _op(op: ReduceOp) -> ReduceOp:
@@ -55,15 +65,18 @@ def _after(parts: Sequence[Part], op: ReduceOp, size: int) -> Any:
     return runtime.record(stream)
 
 
+def _does(op: ReduceOp, part: Part) -> bool:
+    return op.name in _NATIVE.get(part.dtype.name, ())
+
+
 def all_reduce(parts: Sequence[Part], op: ReduceOp, size: int) -> Callable[[Comm], Any] | None:
     """One blocking call for each tensor."""
-    kind = parts[0].dtype.name
-    if op.name not in _NATIVE.get(kind, ()):
+    if not _does(op, parts[0]):
         return None
 
     def call(comm: Comm) -> Any:
         for part in parts:
-            comm.all_reduce(_memory(part, kind), _op(op), api="all_reduce (cuda)")
+            comm.all_reduce(memory(part), _op(op), api="all_reduce (cuda)")
         return _after(parts, op, size)
 
     return call
@@ -71,22 +84,46 @@ def all_reduce(parts: Sequence[Part], op: ReduceOp, size: int) -> Callable[[Comm
 
 def reduce(part: Part, root: int, op: ReduceOp, size: int) -> Callable[[Comm], Any] | None:
     """One blocking call; the root's tensor is divided for a mean."""
-    kind = part.dtype.name
-    if op.name not in _NATIVE.get(kind, ()):
+    if not _does(op, part):
         return None
 
     def call(comm: Comm) -> Any:
-        comm.reduce(_memory(part, kind), root, _op(op))
+        comm.reduce(memory(part), root, _op(op))
         return _after([part], op, size) if comm.rank == root else None
 
     return call
+
+
+def reduce_scatter(
+    out: Part, ins: Sequence[Part], whole: Part | None, op: ReduceOp, size: int
+) -> Callable[[Comm], Any] | None:
+    """One blocking call for a tensor of moderate size, else one for each block."""
+    if not _does(op, out) or any(_overlap(out, part) for part in ins):
+        return None
+
+    def call(comm: Comm) -> Any:
+        if whole is not None:
+            comm.reduce_scatter_tensor(memory(out), memory(whole), _op(op))
+        else:
+            comm.reduce_scatter(memory(out), [memory(part) for part in ins], _op(op))
+        return _after([out], op, size)
+
+    return call
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    return (
+        one.address < other.address + other.size
+        and other.address < one.address + one.size
+        and bool(one.size and other.size)
+    )
 
 
 def broadcast(part: Part, root: int) -> Callable[[Comm], Any]:
     """Bytes, whatever they are."""
 
     def call(comm: Comm) -> Any:
-        comm.broadcast(_memory(part), root, api="broadcast (cuda)")
+        comm.broadcast(memory(part), root, api="broadcast (cuda)")
 
     return call
 
@@ -95,6 +132,27 @@ def all_gather(out: Part, own: Part) -> Callable[[Comm], Any]:
     """Bytes, whatever they are."""
 
     def call(comm: Comm) -> Any:
-        comm.all_gather_into_tensor(_memory(out), _memory(own), api="all_gather_into_tensor (cuda)")
+        comm.all_gather_into_tensor(memory(out), memory(own), api="all_gather_into_tensor (cuda)")
 
     return call
+
+
+def all_gather_lists(outs: Sequence[Sequence[Part]], owns: Sequence[Part]) -> Callable[[Comm], Any]:
+    """For each tensor, messages between all ranks."""
+
+    def call(comm: Comm) -> Any:
+        for own, blocks in zip(owns, outs, strict=True):
+            comm.all_gather([memory(each) for each in blocks], memory(own), api="all_gather (cuda)")
+
+    return call
+
+
+def exchange(
+    call: Callable[[Comm, list[Any], list[Any]], Any], ins: Sequence[Part], outs: Sequence[Part]
+) -> Callable[[Comm], Any]:
+    """Gathering, scattering, exchanging: MPI compares what the ranks send and receive."""
+
+    def run(comm: Comm) -> Any:
+        call(comm, [memory(part) for part in ins], [memory(part) for part in outs])
+
+    return run

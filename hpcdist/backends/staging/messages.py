@@ -15,6 +15,7 @@ import numpy as np
 from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
+from . import aware, direct
 from .core import Core
 from .lane import Job, Lane, StagedWork
 from .parts import Part
@@ -26,6 +27,8 @@ __all__ = ["Messages"]
 _MAGIC = 0x6870_6364_6375_6461
 #: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
 _SHORT = 64 << 10
+#: Bytes: what is longer goes from its address, where MPI takes GPU memory. The engine's limit.
+_LEAST = 4 << 10
 #: Numbers of long messages: fewer than the tags that any MPI has.
 _NUMBERS = 500
 
@@ -63,6 +66,7 @@ class Messages(Core):
         size = self._piece()
         source = [-1]
         number = next(self._count()) if sends else 0
+        straight = part.size > _LEAST and aware.takes_device_memory()
 
         def run() -> Any:
             before = runtime.index()
@@ -73,6 +77,16 @@ class Messages(Core):
                 runtime.enter(before)  # it may be the caller's thread
 
         def move() -> Any:
+            if straight:
+                come(runtime, ready, self.timeout)
+                call = self._comm.isend if sends else self._comm.irecv
+                work = call(direct.memory(part), peer, tag, on_device=True)
+                if sends:
+                    work.wait()
+                else:
+                    _finish(work)
+                    source[0] = int(work.source_rank())
+                return None
             room = min(size, _SHORT) if part.size <= _SHORT else size
             rings = self._buffers()
             with rings.borrowed(part.device, room, 2 if part.size > size else 1) as ring:

@@ -491,13 +491,13 @@ cdef class Comm:
 
     # ---- point to point ----
 
-    def isend(self, tensor, int dst, tag=0):
-        """Starts a send. See :func:`hpcdist.isend`."""
-        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND)
+    def isend(self, tensor, int dst, tag=0, *, bint on_device=False):
+        """Starts a send; on_device: of an address of device memory. See :func:`hpcdist.isend`."""
+        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND, on_device)
 
-    def irecv(self, tensor, int src=-1, tag=0):
-        """Starts a receive; src -1 is any rank. See :func:`hpcdist.irecv`."""
-        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV)
+    def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False):
+        """Starts a receive; src -1 is any rank; on_device as for isend. See :func:`hpcdist.irecv`."""
+        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV, on_device)
 
     def send(self, tensor, int dst, tag=0):
         """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""

@@ -20,6 +20,7 @@
 #define HD_SITE 192      /* bytes of "train.py:42 in step" */
 #define HD_NAME 64       /* bytes of a group's name */
 #define HD_TINY 64       /* bytes of a contribution that travels with the entry check */
+#define HD_DEVICE_LEAST 4096 /* bytes: shorter messages of device memory go through the host */
 #define HD_DESC 448      /* bytes of one rank's description of a call, as the others quote it */
 
 enum hd_kind {
@@ -82,6 +83,7 @@ struct hd_job {
     MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
     struct hd_envelope *envelope; /* Open MPI only: what goes before a long message; see hd_envelope.c */
     MPI_Request envelope_req;
+    int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch it */
     char *spill;          /* where a message goes that is longer than its tensor */
     int64_t got;          /* bytes that came */
     int source;           /* who sent */

@@ -32,6 +32,12 @@ static void copy(const hd_job *j, hd_seg to, hd_seg from)
 
 /* ---- any pattern of blocks, pair by pair ---- */
 
+/* The own block: copied here, but for device memory, which MPI alone may touch: that is a message to itself. */
+static int copies_itself(const hd_comm *c, const hd_seg *out, const hd_seg *in)
+{
+    return !c->on_device || (out && in && out[c->rank].ptr == in[c->rank].ptr);
+}
+
 static int exchange(hd_comm *c, hd_job *j, const hd_seg *out, const hd_seg *in)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
@@ -45,12 +51,12 @@ static int exchange(hd_comm *c, hd_job *j, const hd_seg *out, const hd_seg *in)
         hd_fail(j, HD_ERR_MEMORY, "no memory for %d requests", 2 * c->size);
         return j->code;
     }
-    if (out && in)
+    if (out && in && copies_itself(c, out, in))
         copy(j, out[c->rank], in[c->rank]);
     hd_mpi_lock(c->session);
     for (int pass = 0; pass < 2; pass++) { /* receives first: nothing arrives unexpected */
         const hd_seg *list = pass ? in : out;
-        for (int i = 1; list && i < c->size && !rc; i++) {
+        for (int i = copies_itself(c, out, in); list && i < c->size && !rc; i++) {
             const int r = pass ? (c->rank + i) % c->size : (c->rank - i + c->size) % c->size;
             int64_t bytes = list[r].n * item;
             MPI_Datatype type = MPI_BYTE;
@@ -125,7 +131,7 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
     const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
     hd_seg *same;
 
-    if (sum * item <= STAGE_LIST) { /* many small messages cost more than one copy */
+    if (sum * item <= STAGE_LIST && !c->on_device) { /* many small messages cost more than one copy */
         char *s;
         if (adjacent(j, out, c->size))
             return gatherv(c, j, in, out, out[0].ptr);
@@ -189,7 +195,7 @@ static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
     hd_seg *mine;
     int rc;
 
-    if (c->rank == j->root) {
+    if (c->rank == j->root && !c->on_device) {
         copy(j, to_root ? list[c->rank] : one, to_root ? one : list[c->rank]);
         return exchange(c, j, to_root ? list : NULL, to_root ? NULL : list);
     }
@@ -199,7 +205,10 @@ static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
         return j->code;
     }
     mine[j->root] = one;
-    rc = exchange(c, j, to_root ? NULL : mine, to_root ? mine : NULL);
+    if (c->rank == j->root)
+        rc = exchange(c, j, to_root ? list : mine, to_root ? mine : list);
+    else
+        rc = exchange(c, j, to_root ? NULL : mine, to_root ? mine : NULL);
     free(mine);
     return rc;
 }

@@ -85,10 +85,11 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
     for (int64_t at = 0; at < count; at += step) {
         const int64_t n = count - at < step ? count - at : step;
         char *from = in + at * item, *to = mine ? out + at * item : NULL;
+        const int apart = mine && !first && c->on_device && to != from; /* MPI alone may touch them */
         if (mine) { /* put the own part into the result, reduce in place */
             if (first)
                 hd_scale_mul(to, from, n, j->dtype, factor);
-            else if (to != from)
+            else if (to != from && !apart)
                 memcpy(to, from, (size_t)(n * item));
         } else if (first) { /* the input is not ours to change */
             char *s = hd_stage(c, j, step < count ? step * item : count * item);
@@ -97,8 +98,8 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
             hd_scale_mul(s, from, n, j->dtype, factor);
             from = s;
         }
-        if (c->size > 1)
-            CALL(c, j, Reduce, Ireduce, mine ? MPI_IN_PLACE : (void *)from, to, (int)n, type, op, root, c->mpi);
+        if (c->size > 1 || apart)
+            CALL(c, j, Reduce, Ireduce, mine && !apart ? MPI_IN_PLACE : (void *)from, to, (int)n, type, op, root, c->mpi);
         if (mine)
             hd_scale_after(c, j, to, n);
     }

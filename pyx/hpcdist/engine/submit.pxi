@@ -208,7 +208,7 @@ cdef str peer_text(hd_job* j):
     return f", from {j.peer}" if j.peer >= 0 else ", from any"
 
 
-cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api):
+cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device):
     """Starts a send or a receive and leaves it to the poller if it does not end at once."""
     cdef hd_job* job
     cdef hd_buf b
@@ -216,6 +216,8 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api)
     begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
+        raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
     route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
     if orphans != NULL:
         bury(NULL)
@@ -224,6 +226,7 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api)
         raise MemoryError("no memory for an operation")
     begin(job, comm, kind, api)
     aim(job, &b, peer, tag, kind)
+    job.on_device = on_device
     note_line(job)
     work = adopt(comm, job, keep, [tensor])
     if profiled():
