@@ -136,8 +136,9 @@ class Reducer:
         self._tracks = find_unused  # somebody asks which parameters get gradients
         self._accumulates = False
         on_gradient = self._on_gradient  # one object for all of them
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(on_gradient, index))
+        # Of torch's handles only the numbers are kept: they take more memory than many a gradient.
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(on_gradient, index)).id
             for index, parameter in enumerate(self._parameters)
         ]
 
@@ -154,9 +155,9 @@ class Reducer:
 
     def detach(self) -> None:
         """Take the hooks off the parameters, for good; they keep the reducer alive until then."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for parameter, number in zip(self._parameters, self._hooks, strict=False):
+            (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
+        self._hooks = []
 
     # -- settings -----------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def broadcast_tensors(
     is_root = comm.rank == root
     works: list[Any] = []
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
-    small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    small: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
 
     def send(members: list[torch.Tensor]) -> None:
         flat = _flatten_dense_tensors(members)
@@ -58,11 +58,13 @@ def broadcast_tensors(
             if nbytes >= _LARGE and is_dense(tensor):
                 works.append(comm.broadcast(tensor, root, True, api=api))
                 continue
-            members = small.setdefault((tensor.dtype, tensor.device), [])
+            key = (tensor.dtype, tensor.device)
+            members, size = small.get(key, ([], 0))
             members.append(tensor)
-            if sum(t.numel() for t in members) * tensor.element_size() >= _FLAT:
-                send(small.pop((tensor.dtype, tensor.device)))
-        for members in small.values():
+            small[key] = (members, size + nbytes)
+            if size + nbytes >= _FLAT:
+                send(small.pop(key)[0])
+        for members, _ in small.values():
             send(members)
         for work in works:
             work.wait()

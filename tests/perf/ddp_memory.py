@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Peak memory of training, beside torch's DDP over gloo: one fresh job for each line.
+"""Peak memory of training, beside torch's DDP over gloo: fresh jobs for each figure.
 
     python tests/perf/ddp_memory.py
     python tests/perf/ddp_memory.py --width 1024 --layers 24 -n 4
+    python tests/perf/ddp_memory.py --model tiny --repeats 9
 
 Each job trains a module for some steps with SGD on two ranks: an MLP (--width, --layers), or one of
 those of ``bench ddp``. What is printed, in MiB, is by how much the peak of a rank's resident memory
 (VmHWM) lies above what it held before the module was wrapped, when the module, its optimizer, a
 batch, the communication library and its threads, and what torch makes once were there (the bare
-module had made a step); the highest of all ranks.
+module had made a step); the highest of all ranks, and of --repeats jobs in turn the median.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ctypes
 import gc
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
@@ -133,7 +136,12 @@ def main() -> None:
     print(f"{'model':12} {'flags':40} {'gradients':>10} {'hpcdist':>10} {'torch':>10}  MiB")
     for model in args.model:
         for flags in ((), ("view",), ("static",), ("view", "static")):
-            (size, ours), (_, theirs) = (job(args, model, way, flags) for way in WAYS)
+            peaks: dict[str, list[float]] = {way: [] for way in WAYS}
+            for _ in range(args.repeats):
+                for way in WAYS:
+                    size, peak = job(args, model, way, flags)
+                    peaks[way].append(peak)
+            ours, theirs = (statistics.median(peaks[way]) for way in WAYS)
             names = ", ".join(FLAGS[flag] for flag in flags) or "none"
             print(f"{model:12} {names:40} {size:10.2f} {ours:10.2f} {theirs:10.2f}", flush=True)
 
