@@ -1,10 +1,9 @@
 """Averages gradients between ranks while backward still runs.
 
 Every parameter carries a hook that autograd calls once its gradient has been accumulated. The
-hook counts down the parameter's bucket; full buckets are packed and their all-reduce is started,
-strictly in index order, because all ranks must start the same collectives in the same order while
-their hooks may fire in different ones. When backward is over, a callback of the autograd engine
-waits for the all-reduces and copies the averages back.
+reducer counts the gradients of a pass, and passes each that is complete on to the pipeline, which
+packs full buckets and starts their all-reduces. When backward is over, a callback of the autograd
+engine waits for the all-reduces and copies the averages back.
 
 How the reducer knows that a backward pass concerns it: ``expect`` is called by forward, and it puts
 a hook on each output tensor. The output's hook runs before any parameter's and in the outermost
@@ -19,7 +18,6 @@ graph is static: then the first backward pass counts, and its buckets start at i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -27,19 +25,16 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.parallel import graph, streams, texts
+from hpcdist.parallel import graph, texts
 from hpcdist.parallel.bucket import Allocator, allocate
 from hpcdist.parallel.failure import Failure
+from hpcdist.parallel.pipeline import Pipeline
 from hpcdist.parallel.schedule import Schedule
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.transfer import Transfer
 from hpcdist.parallel.unused import Usage
 
 __all__ = ["Reducer"]
-
-# With gradients as views, one of this size moves into its bucket when it is ready, which frees its
-# own memory; smaller ones are moved together when the bucket is full.
-_LARGE = 1 << 16
 
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
 
@@ -76,8 +71,6 @@ class Reducer:
 
     Attributes
     ----------
-    buckets : list of Bucket
-        Or pieces of them, in the order in which they are reduced.
     after_backward : list of torch.futures.Future
         Waited for at the end of the next backward pass; buffer hooks put theirs here.
     transfer : Transfer
@@ -103,15 +96,18 @@ class Reducer:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._find_unused = find_unused
-        self._skip_unused = skip_unused
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
         self.transfer = Transfer(group)
-        self._streams = streams.of(self._parameters)
+        self._usage = Usage(self._parameters, skip_unused)
         self._schedule = Schedule(
             self._parameters, caps, sparse, as_view, allocator, dtype, tail, piece
         )
-        self._set_buckets(self._schedule.make(self._schedule.first()))
+        self._pipeline = Pipeline(
+            self._parameters, self._schedule, self.transfer, self._usage, skip_unused, self.stats
+        )
+        self._pipeline.tracks = find_unused
+        self._ready = self._pipeline.ready
 
         total = len(self._parameters)
         self._expected = False  # a forward has announced a backward
@@ -122,8 +118,6 @@ class Reducer:
         self._recording = False  # this pass counts them
         self._template = [1] * total  # how many gradients each parameter is to get
         self._left = self._template[:]  # and how many are to come
-        self._next = 0  # first bucket not started
-        self._late: Any = None  # the last bucket, if it waits for the end of backward
         self._failure = Failure(self.transfer, self.stats)
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
@@ -132,8 +126,6 @@ class Reducer:
         self._may_rebuild = not find_unused
         self._rebuild = False
 
-        self._usage = Usage(self._parameters, skip_unused)
-        self._tracks = find_unused  # somebody asks which parameters get gradients
         self._accumulates = False
         on_gradient = self._on_gradient  # one object for all of them
         # Of torch's handles only the numbers are kept: they take more memory than many a gradient.
@@ -142,16 +134,10 @@ class Reducer:
             for index, parameter in enumerate(self._parameters)
         ]
 
-    def _set_buckets(self, buckets: list[Any]) -> None:
-        self.buckets = buckets
-        self._bucket_of = [buckets[0]] * len(self._parameters)
-        self._large: dict[int, int] = {}
-        for bucket in buckets:
-            for place, index in enumerate(bucket.members):
-                self._bucket_of[index] = bucket
-                p = self._parameters[index]
-                if not bucket.sparse and bucket.as_view and p.numel() * p.itemsize >= _LARGE:
-                    self._large[index] = place
+    @property
+    def buckets(self) -> list[Any]:
+        """Buckets, or pieces of them, in the order in which they are reduced."""
+        return self._pipeline.buckets
 
     def detach(self) -> None:
         """Take the hooks off the parameters, for good; they keep the reducer alive until then."""
@@ -171,7 +157,7 @@ class Reducer:
         self._recording = True
         self._template = [0] * len(self._parameters)
         self._find_unused = False
-        self._tracks = True
+        self._pipeline.tracks = True
         self._order = []
         self._may_rebuild = True
 
@@ -180,8 +166,7 @@ class Reducer:
         if self._running:
             raise RuntimeError("register_comm_hook cannot be called during backward")
         self.transfer.set_hook(state, hook)
-        self._bucket_of = []  # the pieces' memory is given back before the buckets ask for theirs
-        self._set_buckets(self._schedule.join(self.buckets))
+        self._pipeline.join()
 
     # -- called by forward --------------------------------------------------------------------
 
@@ -220,11 +205,7 @@ class Reducer:
         self._rebuild = self._may_rebuild = False
         order = self._schedule.agree(self.transfer.comm, self._first_order)
         self._order = self._first_order = None
-        members = self._schedule.assign(order)
-        if members != self._schedule.members(self.buckets):
-            # Nothing else may hold a bucket's memory while the new ones ask for theirs.
-            self._bucket_of = []
-            self._set_buckets(self._schedule.exchange(self.buckets, members))
+        self._pipeline.reorder(order)
         self.stats.rebuilt(self.buckets, order)
         return True
 
@@ -232,7 +213,7 @@ class Reducer:
         """Announce that the backward of `output` is to average gradients."""
         self._expected = True
         tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
-        if self._tracks or (self._static is not None and not any(self._static)):
+        if self._pipeline.tracks or (self._static is not None and not any(self._static)):
             self._usage.search(tensors, mark=self._find_unused)
         for tensor in tensors:
             # A parameter that is returned as it is would keep the hook for ever.
@@ -256,11 +237,11 @@ class Reducer:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Count one gradient, and start every bucket whose turn has come."""
+        """Count one gradient, and pass it on when it is complete."""
         if not self._running and not self._begin(index, parameter):
             return
         left = self._left[index] - 1
-        if self._tracks and parameter.grad is not None:
+        if self._pipeline.tracks and parameter.grad is not None:
             self._usage.note(index)
         if left:
             self._not_ready(index, left)
@@ -268,20 +249,13 @@ class Reducer:
         self._left[index] = 0
         if self._order is not None:
             self._order.append(index)
-        bucket = self._bucket_of[index]
-        bucket.pending -= 1
-        if self._streams is not None:
-            self._streams.note(bucket, parameter.device.index)
-        if index in self._large:
-            bucket.pack_one(self._large[index])
-        if not bucket.pending:
-            self._start_full_buckets()
+        self._ready(index, parameter)
 
     def _begin(self, index: int, parameter: torch.Tensor) -> bool:
         """See whether a gradient that comes first begins a pass that averages."""
         if self._task is None:
             if not self._expected:
-                if self._tracks and parameter.grad is not None:
+                if self._pipeline.tracks and parameter.grad is not None:
                     self._usage.note(index)  # under no_sync: the next pass averages it
                 return False
             self._arm()
@@ -302,7 +276,7 @@ class Reducer:
         else:
             unused = sorted(self._usage.unreached)
         if unused:
-            self._take_for_unused(unused)
+            self._leave_out(unused)
 
     def _not_ready(self, index: int, left: int) -> None:
         """Handle a gradient that is not the last expected one of its parameter."""
@@ -320,36 +294,11 @@ class Reducer:
         else:
             raise DistError(texts.twice(self._names[index]))
 
-    def _take_for_unused(self, indices: Sequence[int]) -> None:
+    def _leave_out(self, indices: Sequence[int]) -> None:
         """Count parameters as ready that get no gradient in this pass on this rank."""
         for index in indices:
             self._left[index] = 0
-            bucket = self._bucket_of[index]
-            bucket.pending -= 1
-            bucket.unused.append(bucket.members.index(index))
-        self._start_full_buckets()
-
-    def _start_full_buckets(self) -> None:
-        buckets = self.buckets
-        while self._next < len(buckets) and not buckets[self._next].pending:
-            self._next += 1
-            self._start(buckets[self._next - 1], self._next - 1)
-            if self._next == len(buckets) and self._tracks:
-                self._usage.share(self.transfer.comm, self.transfer.passes)
-
-    def _start(self, bucket: Any, index: int) -> None:
-        """Begin to move one bucket."""
-        if self._skip_unused and len(bucket.unused) == len(bucket.members):
-            return
-        if self._streams is not None:
-            self._streams.gather(bucket)
-        bucket.pack()
-        last = index + 1 == len(self.buckets)
-        if last and not self._tracks and self.transfer.may_wait(bucket):
-            self._late = bucket
-        else:
-            self.stats.communication_begins()
-            bucket.work = self.transfer.start(bucket, index, last)
+        self._pipeline.leave_out(indices)
 
     # -- the end of a pass ---------------------------------------------------------------------
 
@@ -365,10 +314,10 @@ class Reducer:
         self.stats.computed()
         if self._recording:
             self._end_recording()
-        if self._next < len(self.buckets):
+        if not self._pipeline.full:
             missing = [i for i, left in enumerate(self._left) if left]
             if self._find_unused:
-                self._take_for_unused(missing)
+                self._leave_out(missing)
             else:
                 self._abandon()
                 raise DistError(self._unfinished(missing))
@@ -383,35 +332,20 @@ class Reducer:
         self._order = list(reversed(last))
         unused = [i for i, count in enumerate(self._template) if not count]
         self._order += unused
-        with torch.no_grad():
-            for index, place in self._large.items():  # one by one, to free the gradients' memory
-                if self._template[index]:
-                    self._bucket_of[index].pack_one(place)
-        for bucket in self.buckets:
-            bucket.pending = 0
-        for index in unused:
-            bucket = self._bucket_of[index]
-            bucket.pending += 1
-        self._take_for_unused(unused)
+        self._pipeline.fill(unused)
         self._left = [0] * len(self._left)
         self._static = self._template
 
     def _finish(self) -> None:
         try:
             with torch.no_grad():
-                if self._late is not None:
-                    self.stats.communication_begins()
-                    self._wait(partial(self.transfer.run, self._late))
-                for bucket in self.buckets:
-                    if bucket.work is not None or bucket is self._late:
-                        self._take(bucket)
+                unused = self._pipeline.finish()
                 for future in self.after_backward:
                     future.wait()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets)
             raise
         else:
-            unused = [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
             self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
@@ -420,43 +354,16 @@ class Reducer:
         finally:
             self._reset()
 
-    def _take(self, bucket: Any) -> None:
-        result = None if bucket.work is None else self._wait(bucket.work.wait)
-        keep: Sequence[int] = ()
-        if bucket.unused:
-            self._wait(self._usage.wait)
-            keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
-        self.transfer.finish(bucket, result, keep)
-
-    def _wait(self, call: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        result = call()
-        self.stats.wait_seconds += time.perf_counter() - began
-        return result
-
     def shadow(self) -> None:
         """Take a joined rank's part in the others' backward pass: zeros everywhere.
 
         All ranks that have run out of data must call it once per backward pass of the others. The
         averages become this rank's gradients too, for an optimizer that shadows the others' steps.
         """
-        last = len(self.buckets) - 1
-        counted = self._tracks or self._static is not None
+        counted = self._pipeline.tracks or self._static is not None
         try:
             with torch.no_grad():
-                for index, bucket in enumerate(self.buckets):
-                    bucket.leave_out(counted)
-                    bucket.work = self.transfer.start(bucket, index, index == last)
-                if self._tracks:
-                    self._usage.reset()
-                    self._usage.share(self.transfer.comm, self.transfer.passes)
-                results = [bucket.work.wait() for bucket in self.buckets]
-                self._usage.wait()
-                for bucket, result in zip(self.buckets, results, strict=True):
-                    keep: Sequence[int] = ()
-                    if counted:
-                        keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
-                    self.transfer.finish(bucket, result, keep)
+                self._pipeline.shadow(counted)
         except BaseException as error:
             self._failure.note(error)
             raise
@@ -468,27 +375,20 @@ class Reducer:
     def _abandon(self) -> None:
         """Wind up a backward pass that will never fill the remaining buckets."""
         try:
-            started = self._next - (self._late is not None)
-            self._failure.abandon(self.buckets, started, self._usage)
+            self._failure.abandon(self.buckets, self._pipeline.started, self._usage)
         finally:
             self._reset()
 
     def _reset(self) -> None:
         """Get ready for the next pass."""
-        self.transfer.passes += 1
         self._expected = self._running = False
         self._task = None
-        self._next = 0
-        self._late = None
         self._usage.reset()
-        self._tracks = self._tracks and self._static is None
+        self._pipeline.tracks = self._pipeline.tracks and self._static is None
         self.after_backward = []
         if self._order is not None:
             self._order = []
-        if self._streams is not None:
-            self._streams.reset()
-        for bucket in self.buckets:
-            bucket.reset()
+        self._pipeline.reset()
 
     def _unfinished(self, missing: list[int]) -> str:
         if self._static is not None:
