@@ -6,6 +6,8 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,33 +19,55 @@ import hpcdist as dist
 TRAIN = str(EXAMPLES / "train_digits.py")
 
 
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Start all programs, two at a time: each is one process on one core. Give one's end."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "empty.pt").write_bytes(b"")
+    (folder / "text.pt").write_bytes(b"not a checkpoint")
+    commands = {}
+    for command in ("02_point_to_point.py", *SAYS):
+        program, *arguments = command.split()
+        commands[command] = [str(EXAMPLES / program), *arguments]
+    for name in ("empty.pt", "text.pt"):
+        commands[name] = [TRAIN, "--resume", str(folder / name)]
+    commands["no scikit-learn"] = without("sklearn.datasets")
+    commands["no tqdm"] = without("tqdm", "--epochs", "1")
+    with ThreadPoolExecutor(2) as threads:
+        running = {name: threads.submit(alone, *words) for name, words in commands.items()}
+        yield lambda name: running[name].result()
+
+
 @pytest.fixture(autouse=True)
 def _beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples import each other, as they do when one of them is started."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def test_point_to_point_needs_two() -> None:
-    done = alone(str(EXAMPLES / "02_point_to_point.py"))
+#: What a world of one says, by the example's command.
+SAYS = {
+    "01_hello.py": r"the sum of all ranks is 0",
+    "03_collectives.py": r"is alone, so there is nobody to disagree with",
+    "04_ring_all_reduce.py --largest 40000 --rounds 2 --chunk 100": r"(?m)^ +32768 +128",
+    "05_groups_and_mesh.py": r"a mesh of 1 x 1",
+    "07_ddp_features.py": r"keeps the state of 6 of 6",
+}
+
+
+def test_point_to_point_needs_two(ended: Run) -> None:
+    done = ended("02_point_to_point.py")
     assert done.returncode != 0
     assert "needs at least two ranks: mpirun -n 2" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("01_hello.py", r"the sum of all ranks is 0"),
-        ("03_collectives.py", r"is alone, so there is nobody to disagree with"),
-        ("04_ring_all_reduce.py --largest 40000 --rounds 2 --chunk 100", r"(?m)^ +32768 +128"),
-        ("05_groups_and_mesh.py", r"a mesh of 1 x 1"),
-        ("07_ddp_features.py", r"keeps the state of 6 of 6"),
-    ],
-)
-def test_a_world_of_one(name: str, says: str) -> None:
-    program, *arguments = name.split()
-    done = alone(str(EXAMPLES / program), *arguments)
+@pytest.mark.parametrize("command", SAYS)
+def test_a_world_of_one(command: str, ended: Run) -> None:
+    done = ended(command)
     assert done.returncode == 0, done.stderr
-    assert re.search(says, done.stdout)
+    assert re.search(SAYS[command], done.stdout)
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
@@ -60,34 +84,33 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) 
     assert torch.load(path, weights_only=True) == {"epoch": 1}
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
-def test_a_checkpoint_that_is_none(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "bad.pt").write_bytes(content)
-    done = alone(TRAIN, "--resume", str(tmp_path / "bad.pt"))
+@pytest.mark.parametrize("name", ["empty.pt", "text.pt"])
+def test_a_checkpoint_that_is_none(name: str, ended: Run) -> None:
+    done = ended(name)
     assert done.returncode == 2
     assert re.search(r"^  rank 0: \w+Error", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
 
 
-def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run train_digits.py where a package is not installed."""
+def without(module: str, *arguments: str) -> list[str]:
+    """The command that runs train_digits.py where a package is not installed."""
     program = (
         f"import runpy, sys; sys.modules[{module!r}] = None; "
         f"sys.argv = ['train_digits.py', *{arguments!r}]; sys.path.insert(0, {str(EXAMPLES)!r}); "
         f"runpy.run_path({TRAIN!r}, run_name='__main__')"
     )
-    return alone("-c", program)
+    return ["-c", program]
 
 
-def test_without_scikit_learn_the_pip_command_is_named() -> None:
-    done = without("sklearn.datasets")
+def test_without_scikit_learn_the_pip_command_is_named(ended: Run) -> None:
+    done = ended("no scikit-learn")
     assert done.returncode == 1
     assert "pip install scikit-learn" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_without_tqdm_there_is_just_no_bar() -> None:
-    done = without("tqdm", "--epochs", "1")
+def test_without_tqdm_there_is_just_no_bar(ended: Run) -> None:
+    done = ended("no tqdm")
     assert done.returncode == 0, done.stderr
     assert "pip install tqdm" in done.stderr
     fingerprint(done.stdout)
