@@ -31,14 +31,17 @@ from typing import BinaryIO
 TESTS = Path(__file__).resolve().parent
 #: Folders whose tests start mpirun themselves, so pytest runs them without it.
 OWN_MPIRUN = ("launch", "faults", "conformance")
-#: Tests that never start MPI, or of which nothing depends on which MPI it is.
+#: Files of tests that never start MPI, or of which nothing depends on which MPI it is. Such tests
+#: in other files are marked ``any_mpi``.
 ANY_MPI = tuple(
     TESTS / folder / f"test_{name}.py"
     for folder, names in (
         ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
         ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces nccl_loader"),
-        ("unit", "ops sampler store_file store_guard store_tcp store_torch stores torch_compat"),
-        ("launch", "examples_alone gpu_script nccl pytest_session"),
+        ("unit", "ops sampler store_file store_guard store_tcp store_torch stores testing"),
+        ("unit", "torch_compat"),
+        ("launch", "bench digits examples examples_alone gpu_script nccl pytest_session"),
+        ("launch", "torch_examples"),
     )
     for name in names.split()
 )
@@ -97,8 +100,9 @@ def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) 
         command.append("--color=yes")  # it writes into a pipe
     if options.k:
         command += ["-k", options.k]
-    if options.quick:
-        command += ["-m", "not slow"]
+    unwanted = ["slow"] * options.quick + ["any_mpi"] * options.mpi_part
+    if unwanted:
+        command += ["-m", " and ".join(f"not {mark}" for mark in unwanted)]
     return [*command, *map(str, paths)]
 
 

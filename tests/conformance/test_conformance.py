@@ -32,7 +32,11 @@ NATIVE = (
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
-@pytest.mark.parametrize(("side", "match"), [("bridge", ""), ("native", NATIVE)])
+@pytest.mark.parametrize(
+    ("side", "match"),
+    # the bridge is Python above the operations that tests/mpi tests with each MPI
+    [pytest.param("bridge", "", marks=pytest.mark.any_mpi), ("native", NATIVE)],
+)
 def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) -> None:
     options = run.parse(["--quiet", "-k", match])
     found = run.run(side, 4, options)
@@ -43,6 +47,7 @@ def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) ->
     print(f"{side}: {found.count('passed')} passed in {found.seconds:.0f} s")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.deadline(120)
 def test_a_hang_ends_one_test_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 0.5)

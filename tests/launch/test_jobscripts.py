@@ -186,6 +186,7 @@ def test_lsf_and_flux(tmp_path: Path) -> None:
     assert text.strip() == "flux run -n 4 -c 1 python x.py (OMP_NUM_THREADS=1)"
 
 
+@pytest.mark.any_mpi
 def test_every_script_is_in_the_readme_and_well_written() -> None:
     text = (SCRIPTS / "README.md").read_text()
     scripts = sorted(SCRIPTS.glob("*.sh"))

@@ -95,6 +95,7 @@ def processes(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.any_mpi
 def test_two_clusters_and_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
     """`run` starts a cluster beside the other one and ends it, with a process that left its job."""
     folder = tmp_path / "second"
@@ -111,6 +112,7 @@ def test_two_clusters_and_nothing_left(cluster: Cluster, tmp_path: Path) -> None
     assert cluster.command("sinfo").code == 0
 
 
+@pytest.mark.any_mpi
 def test_a_cluster_that_cannot_start_shows_why(cluster: Cluster, tmp_path: Path) -> None:
     again = script("start", "--dir", str(cluster.folder))
     assert again.returncode == 1 and "already up" in again.stderr

@@ -36,6 +36,7 @@ def test_stock_torch_runs_over_mpi(np: int, backend: str) -> None:
     assert sum("is done" in line for line in said) == np
 
 
+@pytest.mark.any_mpi
 def test_arguments_that_mpi_answers_and_groups_of_others_are_refused() -> None:
     done = subprocess.run(
         [
@@ -97,7 +98,7 @@ def all_cases() -> set[str]:
 
 
 @pytest.mark.deadline(150)
-@pytest.mark.parametrize("np", [2, 4])
+@pytest.mark.parametrize("np", [2, pytest.param(4, marks=pytest.mark.any_mpi)])
 def test_torchs_own_programs_get_the_results_that_gloo_gives(np: int, tmp_path: Path) -> None:
     wanted = all_cases() - (FOUR if np < 4 else DEFAULT_COMPILER)
     if not OPEN_MPI:
@@ -108,6 +109,7 @@ def test_torchs_own_programs_get_the_results_that_gloo_gives(np: int, tmp_path: 
     assert cases_said(ended.text, np) == wanted, ended.text
 
 
+@pytest.mark.any_mpi
 def test_torchfrtrace_reads_the_flight_recorder(tmp_path: Path) -> None:
     from torch.distributed.flight_recorder import fr_trace
 
@@ -244,6 +246,7 @@ print("well")
 """
 
 
+@pytest.mark.any_mpi
 def test_torch_finds_the_installed_backend_by_itself(tmp_path: Path) -> None:
     path = plugin(tmp_path)
     for program, more in (
