@@ -41,8 +41,11 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="DTensor over MPI")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    device = device_of(parser.parse_args().device)
-    hpcdist.torch.init_process_group()
+    parser.add_argument("--backend", choices=("mpi",), help="mpi: also where ranks share a GPU")
+    options = parser.parse_args()
+    device = device_of(options.device)
+    over_mpi = hpcdist.MPIOptions() if options.backend == "mpi" else None
+    hpcdist.torch.init_process_group(pg_options=over_mpi)
     size = get_world_size()
     mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("ranks",))
 

@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="in all, those before included (40)")
     parser.add_argument("--folder", help="where to save, and to go on from if it is there")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--backend", choices=("mpi",), help="mpi: also where ranks share a GPU")
     options = parser.parse_args()
     device = torch.device("cpu")
     if options.device == "cuda":
@@ -55,7 +56,8 @@ def main() -> None:
             raise SystemExit("--device cuda: torch cannot use a GPU here")
         device = torch.device("cuda", hpcdist.get_node_local_rank(0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    hpcdist.torch.init_process_group()
+    over_mpi = hpcdist.MPIOptions() if options.backend == "mpi" else None
+    hpcdist.torch.init_process_group(pg_options=over_mpi)
 
     model = network().to(device)
     mesh = init_device_mesh(device.type, (get_world_size(),))

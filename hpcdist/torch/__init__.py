@@ -11,7 +11,15 @@ from hpcdist.torch import compat
 
 compat.check()
 
-from hpcdist.torch import backend, flight_recorder, process_group, rendezvous, work  # noqa: E402
+from hpcdist.torch import (  # noqa: E402
+    arguments,
+    backend,
+    elsewhere,
+    flight_recorder,
+    process_group,
+    rendezvous,
+    work,
+)
 from hpcdist.torch.backend import group, to_torch  # noqa: E402
 from hpcdist.torch.flight_recorder import dump_flight_recorder  # noqa: E402
 from hpcdist.torch.rendezvous import init_process_group  # noqa: E402
@@ -20,5 +28,5 @@ __all__ = ["dump_flight_recorder", "group", "init_process_group", "to_torch"]
 
 backend.register()
 rendezvous.register()
-for _module in (process_group, work, flight_recorder):
+for _module in (process_group, arguments, elsewhere, work, flight_recorder):
     compat.hide_from_compiler(_module)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hpcdist import group as _group
 from hpcdist import start, world
+from hpcdist.backends.mpi import MPIOptions
 from hpcdist.process_group import ProcessGroup
 from hpcdist.subgroups import new_group
 from hpcdist.torch.process_group import NAME, BridgeGroup
@@ -37,7 +38,8 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
     options : torch's _DistributedBackendOptions
         Ranks, store, timeout.
     pg_options : MPIOptions, optional
-        As for :func:`hpcdist.init_process_group`.
+        As for :func:`hpcdist.init_process_group`. Given for the default group, MPI takes CUDA
+        tensors too; without them NCCL does, where there is one.
 
     Returns
     -------
@@ -64,7 +66,8 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = from_torch(dist.PrefixStore(f"hpcdist/{attempt}", options.store))
         world.init_process_group(
-            "mpi",
+            # as hpcdist alone has it: NCCL for CUDA tensors where there is one, else MPI
+            "mpi" if isinstance(pg_options, MPIOptions) else None,
             store=store,
             timeout=options.timeout,
             rank=options.group_rank,
@@ -72,7 +75,7 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
             pg_options=pg_options,
         )
         ours = _group.member(None)
-        return _bridge(ours, lambda: _destroy(ours))
+        return _bridge(ours, lambda: _destroy(ours), options)
     whole = _group.member(None)
     if not ranks or ranks == list(whole._ranks):
         if not ranks and (whole.rank(), whole.size()) != (options.group_rank, options.group_size):
@@ -81,9 +84,9 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
                 f"default group, which exists already, says {whole.rank()} of {whole.size()}"
             )
         if _known(whole) is None:
-            return _bridge(whole, None)
+            return _bridge(whole, None, options)
     made = new_group(ranks or None, timeout=options.timeout, pg_options=pg_options)
-    return _bridge(made, lambda: _destroy(made))
+    return _bridge(made, lambda: _destroy(made), options)
 
 
 def _known(ours: ProcessGroup) -> BridgeGroup | None:
@@ -92,8 +95,10 @@ def _known(ours: ProcessGroup) -> BridgeGroup | None:
     return found if found is not None and found.native is ours else None
 
 
-def _bridge(ours: Any, release: Any) -> BridgeGroup:
+def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
     bridge = BridgeGroup(ours, release)
+    if options is not None:
+        bridge.meet_elsewhere(options.store, options.timeout, list(ours._ranks))
     _bridges[ours.name] = bridge
     return bridge
 

@@ -118,5 +118,6 @@ def hide_from_compiler(module: ModuleType) -> None:
             members = [found]
         for member in members:
             function = member.fget if isinstance(member, property) else member
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            while isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 eval_frame.set_code_exec_strategy(function.__code__, skip)
+                function = getattr(function, "__wrapped__", None)

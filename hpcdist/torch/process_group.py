@@ -17,18 +17,20 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Work
-from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist import group as _group
 from hpcdist import sparse
 from hpcdist._engine import EITHER
+from hpcdist.backends.dispatch import serving
+from hpcdist.backends.staging import StagedGroup
 from hpcdist.errors import DistTimeoutError
 from hpcdist.ops.monitored import monitored_barrier
 from hpcdist.subgroups import new_group
+from hpcdist.torch.arguments import every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES
+from hpcdist.torch.elsewhere import Elsewhere, by_device
 from hpcdist.torch.flight_recorder import Entry, recorder
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
-from hpcdist.work import ReduceOp
 
 __all__ = ["NAME", "BridgeGroup"]
 
@@ -38,49 +40,8 @@ NAME = "hpcdist"
 #: Seconds that an abort waits for operations under way.
 _SOON = 0.001
 
-_OPS = {
-    kind: getattr(ReduceOp, name)
-    for name, kind in TorchOp.RedOpType.__members__.items()
-    if name != "PREMUL_SUM"
-}
-
-
-def _op(opts: Any) -> Any:
-    """Translate a reduce operation of torch's: an enum value, or an object with a factor."""
-    op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
-    if type(op) is not TorchOp:
-        return _OPS[op]
-    kind, factor = op.__getstate__()  # type: ignore[attr-defined]
-    return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
-
-
 #: What a synchronous call gives back: torch's functions only wait for it.
 _DONE = FinishedWork([])
-
-
-def _root(opts: Any) -> int:
-    """Give the root of torch's options, or of its short forms, which pass the rank itself."""
-    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
-
-
-def _plain(tensor: Any) -> Any:
-    """Give a tensor's memory apart from autograd, which torch's own backends do not ask either."""
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _one(tensors: Any) -> Any:
-    """Give the tensor of a list of one; torch passes lists where gloo once took several."""
-    if isinstance(tensors, torch.Tensor):
-        return _plain(tensors)
-    if len(tensors) != 1:
-        raise ValueError(f"one tensor is expected, not {len(tensors)}")
-    return _plain(tensors[0])
-
-
-def _all(items: Sequence[Any]) -> list[Any]:
-    """Give the list of tensors in a list of one list, or in a list that is it already."""
-    tensors = items[0] if items and not isinstance(items[0], torch.Tensor) else items
-    return [_plain(tensor) for tensor in tensors]
 
 
 def _free(group: Any) -> None:
@@ -122,6 +83,12 @@ class BridgeGroup(ProcessGroup):
         self._coalesced: list[Work] | None = None
         self._recorder = recorder()
         self._parts: list[BridgeGroup] = []
+        self._elsewhere: Elsewhere | None = None
+        self._messages: StagedGroup | None = None
+
+    def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
+        """Tell where the members meet for other backends, if torch's user named some."""
+        self._elsewhere = Elsewhere(self, store, timeout, ranks, NAME)
 
     # --- who it is -------------------------------------------------------------------------------
 
@@ -155,9 +122,14 @@ class BridgeGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        others = self._elsewhere.names if self._elsewhere is not None else {}
+        kinds = dict.fromkeys([*self.native._backends, *others])
+        return [torch.device(kind) for kind in kinds] or [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device) -> BridgeGroup:
+    def _get_backend(self, device: torch.device) -> Any:
+        device = torch.device(device)
+        if self._elsewhere is not None and self._elsewhere.has(device):
+            return self._elsewhere.of(device)._get_backend(device)
         return self
 
     def _has_hooks(self) -> bool:
@@ -171,11 +143,14 @@ class BridgeGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._comm.timeout = timeout.total_seconds()
+        if self._elsewhere is not None:
+            self._elsewhere.set_timeout(timeout)
 
     # --- its end ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Free what was made for torch; hpcdist's own groups stay."""
+        self._end_others("shutdown")
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -187,8 +162,16 @@ class BridgeGroup(ProcessGroup):
         """
         if self._release is not None and not self._comm.freed:
             self._comm.timeout = _SOON
+            self._end_others("abort")
             with contextlib.suppress(DistTimeoutError):
                 self.shutdown()
+
+    def _end_others(self, how: str) -> None:
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            messages.free(self._comm.timeout if not self._comm.freed else _SOON)
+        if self._elsewhere is not None:
+            self._elsewhere.end(how)
 
     def split_group(
         self,
@@ -208,6 +191,8 @@ class BridgeGroup(ProcessGroup):
             group_desc=group_desc,
         )
         part = BridgeGroup(made, lambda: _free(made))
+        if self._elsewhere is not None:
+            part._elsewhere = self._elsewhere.part(part, list(made._ranks), made.name)
         if group_name is not None:
             part.setGroupName(group_name)
         # where C++ asked, it holds the C++ part alone
@@ -267,30 +252,45 @@ class BridgeGroup(ProcessGroup):
             self._coalesced.append(work)
         return work
 
+    def _is_elsewhere(self, device: torch.device | None) -> bool:
+        return device is not None and self._elsewhere is not None and self._elsewhere.has(device)
+
     def _start_coalescing(self, device: torch.device | None = None) -> None:
+        if self._is_elsewhere(device):
+            self._elsewhere.of(device)._start_coalescing(device)
+            return
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
+        if self._is_elsewhere(device):
+            return self._elsewhere.of(device)._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
         return AllOf(works)
 
     # --- collectives -----------------------------------------------------------------------------
 
+    @by_device
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        tensor = _one(tensors)
+        tensor = one(tensors)
         both = [tensor]
-        return self._call("broadcast", opts, both, both, self._comm.broadcast, tensor, _root(opts))
+        return self._call(
+            "broadcast", opts, both, both, self._comm.broadcast, tensor, root_of(opts)
+        )
 
+    @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        tensor = _one(tensors)
+        tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
-            sparse.all_reduce(self._comm, tensor, _op(opts))
+            sparse.all_reduce(self._comm, tensor, op_of(opts))
             return self._collect(FinishedWork([tensor]))
         both = [tensor]
-        return self._call("all_reduce", opts, both, both, self._comm.all_reduce, tensor, _op(opts))
+        return self._call(
+            "all_reduce", opts, both, both, self._comm.all_reduce, tensor, op_of(opts)
+        )
 
+    @by_device
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        both = _all(tensors)
+        both = every(tensors)
         return self._call(
             "allreduce_coalesced",
             opts,
@@ -298,23 +298,28 @@ class BridgeGroup(ProcessGroup):
             both,
             self._comm.all_reduce_coalesced,
             both,
-            _op(opts),
+            op_of(opts),
         )
 
+    @by_device
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
-        tensor = _one(tensors)
+        tensor = one(tensors)
         both = [tensor]
-        kind = _op(op) if isinstance(opts, int) else _op(opts)
-        return self._call("reduce", opts, both, both, self._comm.reduce, tensor, _root(opts), kind)
+        kind = op_of(op) if isinstance(opts, int) else op_of(opts)
+        return self._call(
+            "reduce", opts, both, both, self._comm.reduce, tensor, root_of(opts), kind
+        )
 
+    @by_device
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        gathered, own = _all(outputs), _one(inputs)
+        gathered, own = every(outputs), one(inputs)
         return self._call(
             "all_gather", opts, [own], [gathered], self._comm.all_gather, gathered, own
         )
 
+    @by_device
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
-        lists, own = [_all(outputs) for outputs in output_lists], _all(inputs)
+        lists, own = [every(outputs) for outputs in output_lists], every(inputs)
         return self._call(
             "ALLGATHER_coalesced",
             opts,
@@ -325,8 +330,9 @@ class BridgeGroup(ProcessGroup):
             own,
         )
 
+    @by_device
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        output, input = _plain(output), _plain(input)
+        output, input = plain(output), plain(input)
         return self._call(
             "_all_gather_base",
             opts,
@@ -337,25 +343,29 @@ class BridgeGroup(ProcessGroup):
             input,
         )
 
+    @by_device
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.all_gather_single, outputs, inputs, opts)
 
+    @by_device
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        root, own = _root(opts), _one(inputs)
-        gathered = _all(outputs) if self._comm.rank == root else None
+        root, own = root_of(opts), one(inputs)
+        gathered = every(outputs) if self._comm.rank == root else None
         return self._call(
             "gather", opts, [own], gathered or [], self._comm.gather, own, gathered, root
         )
 
+    @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        root, output = _root(opts), _one(outputs)
-        parts = _all(inputs) if self._comm.rank == root else None
+        root, output = root_of(opts), one(outputs)
+        parts = every(inputs) if self._comm.rank == root else None
         return self._call(
             "scatter", opts, parts or [], [output], self._comm.scatter, output, parts, root
         )
 
+    @by_device
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        output, parts = _one(outputs), _all(inputs)
+        output, parts = one(outputs), every(inputs)
         return self._call(
             "reduce_scatter",
             opts,
@@ -364,11 +374,12 @@ class BridgeGroup(ProcessGroup):
             self._comm.reduce_scatter,
             output,
             parts,
-            _op(opts),
+            op_of(opts),
         )
 
+    @by_device
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        output, input = _plain(output), _plain(input)
+        output, input = plain(output), plain(input)
         return self._call(
             "_reduce_scatter_base",
             opts,
@@ -377,16 +388,19 @@ class BridgeGroup(ProcessGroup):
             self._comm.reduce_scatter_tensor,
             output,
             input,
-            _op(opts),
+            op_of(opts),
         )
 
+    @by_device
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
 
+    @by_device
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        received, sent = _all(outputs), _all(inputs)
+        received, sent = every(outputs), every(inputs)
         return self._call("all_to_all", opts, sent, received, self._comm.all_to_all, received, sent)
 
+    @by_device
     def all_to_all_single(
         self,
         output: Any,
@@ -395,7 +409,7 @@ class BridgeGroup(ProcessGroup):
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work:
-        output, input = _plain(output), _plain(input)
+        output, input = plain(output), plain(input)
         return self._call(
             "all_to_all",
             opts,
@@ -423,20 +437,43 @@ class BridgeGroup(ProcessGroup):
     # torch makes isend and irecv from these, and waits itself where the call is a blocking one: a
     # send that blocked here would deadlock its batches.
 
+    def _carrier(self, tensor: Any) -> Any:
+        """What moves messages: of GPU tensors the ring, also where NCCL has their collectives.
+
+        torch starts the messages of a batch one by one, with tags and from any rank; NCCL has none
+        of that, and two ranks that both send first would wait for each other.
+        """
+        if tensor.device.type == "cpu":
+            return self._comm
+        backend = serving(self._comm, tensor)
+        host = self.native._backends.get("cpu")
+        if isinstance(backend, StagedGroup) or host is None:
+            return backend
+        if self._messages is None:
+            self._messages = StagedGroup(host)
+        return self._messages
+
+    @by_device
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        tensor = _one(tensors)
+        tensor = one(tensors)
         entry = None
         if self._recorder is not None:
             entry = self._note("send", [tensor], [], f"{self._comm.rank}->{dst}")
-        return self._collect(BridgeWork(self._comm.isend(tensor, dst, tag), [tensor], entry))
+        return self._collect(
+            BridgeWork(self._carrier(tensor).isend(tensor, dst, tag), [tensor], entry)
+        )
 
+    @by_device
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        tensor = _one(tensors)
+        tensor = one(tensors)
         entry = None
         if self._recorder is not None:
             entry = self._note("recv", [], [tensor], f"{self._comm.rank}<-{src}")
-        return self._collect(BridgeWork(self._comm.irecv(tensor, src, tag), [tensor], entry))
+        return self._collect(
+            BridgeWork(self._carrier(tensor).irecv(tensor, src, tag), [tensor], entry)
+        )
 
+    @by_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from hpcdist.backends.nccl import device
 from hpcdist.torch.flight_recorder import Entry
 
 __all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
@@ -33,19 +34,32 @@ def _whole(output: Any) -> Any:
     return torch.stack(output) if same else output
 
 
+def _future_for(outputs: Sequence[Any]) -> torch.futures.Future[list[Any]]:
+    """A future that may hold these tensors: those on a GPU belong to their streams."""
+    for tensor in flat(outputs):
+        if tensor.device.type == "cuda":
+            made: torch.futures.Future[list[Any]] = device.runtime().promise(tensor.device.index)
+            return made
+    return torch.futures.Future()
+
+
 def _outputs_after(
-    operation: torch.futures.Future[Any], outputs: list[Any]
+    operation: torch.futures.Future[Any],
+    outputs: list[Any],
+    parts: Sequence[torch.futures.Future[Any]] = (),
 ) -> torch.futures.Future[list[Any]]:
     """Make a future of an operation's outputs; it holds the error if the operation fails.
 
     A list among the outputs, as all_gather has one, becomes one tensor, a row for each rank: so it
-    is with nccl, and torch's hooks count on it.
+    is with nccl, and torch's hooks count on it. `parts`: the futures that `operation` is made of.
     """
-    done: torch.futures.Future[list[Any]] = torch.futures.Future()
+    done = _future_for(outputs)
 
     def hand_over(future: torch.futures.Future[Any]) -> None:
         try:
             future.value()
+            for part in parts:
+                part.wait()  # complete; it lets this thread's streams wait for the part's
         except Exception as error:
             done.set_exception(error)  # type: ignore[arg-type]
         else:
@@ -87,8 +101,12 @@ class BridgeWork(Work):
             raise
 
     def synchronize(self) -> None:
-        """Wait as :meth:`wait` does: the host's tensors have no streams."""
-        self.wait()
+        """Let the caller's current stream wait, where the tensors are a GPU's; else wait."""
+        self._native.synchronize()
+
+    def block_current_stream(self) -> None:
+        """Let the caller's current stream wait, as :meth:`synchronize`."""
+        self._native.block_current_stream()
 
     def is_completed(self) -> bool:
         """Whether it is done, well or not."""
@@ -154,7 +172,7 @@ class FinishedWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """Return a completed future of the outputs."""
-        done: torch.futures.Future[list[Any]] = torch.futures.Future()
+        done = _future_for(self._tensors)
         done.set_result(self._tensors)
         return done
 
@@ -200,5 +218,5 @@ class AllOf(Work):
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """Return a future of the outputs of all."""
-        together = torch.futures.collect_all([work.get_future() for work in self._works])
-        return _outputs_after(together, self.result())
+        parts = [work.get_future() for work in self._works]
+        return _outputs_after(torch.futures.collect_all(parts), self.result(), parts)

@@ -1,0 +1,53 @@
+"""What torch passes to a process group, as hpcdist takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp as TorchOp
+
+from hpcdist.work import ReduceOp
+
+__all__ = ["every", "one", "op_of", "plain", "root_of"]
+
+_OPS = {
+    kind: getattr(ReduceOp, name)
+    for name, kind in TorchOp.RedOpType.__members__.items()
+    if name != "PREMUL_SUM"
+}
+
+
+def op_of(opts: Any) -> Any:
+    """Translate a reduce operation of torch's: an enum value, or an object with a factor."""
+    op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
+    if type(op) is not TorchOp:
+        return _OPS[op]
+    kind, factor = op.__getstate__()  # type: ignore[attr-defined]
+    return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
+
+
+def root_of(opts: Any) -> int:
+    """Give the root of torch's options, or of its short forms, which pass the rank itself."""
+    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+
+
+def plain(tensor: Any) -> Any:
+    """Give a tensor's memory apart from autograd, which torch's own backends do not ask either."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def one(tensors: Any) -> Any:
+    """Give the tensor of a list of one; torch passes lists where gloo once took several."""
+    if isinstance(tensors, torch.Tensor):
+        return plain(tensors)
+    if len(tensors) != 1:
+        raise ValueError(f"one tensor is expected, not {len(tensors)}")
+    return plain(tensors[0])
+
+
+def every(items: Sequence[Any]) -> list[Any]:
+    """Give the list of tensors in a list of one list, or in a list that is it already."""
+    tensors = items[0] if items and not isinstance(items[0], torch.Tensor) else items
+    return [plain(tensor) for tensor in tensors]
