@@ -251,6 +251,7 @@ class Runtime:
         self._touched: deque[tuple[Any, ...]] = deque()
         self._pins: dict[int, tuple[int, int]] = {}
         self._pinned = 0
+        self._lock = threading.Lock()
 
     def index(self) -> int:
         return 0
@@ -312,9 +313,10 @@ class Runtime:
         assert to.nbytes == source.nbytes and to.is_contiguous() and source.is_contiguous()
         stream.kernel(self.lag, to.data_ptr(), source.data_ptr(), to.nbytes)
         # a device's memory is given away in the order of streams, the host's is not
-        self._touched.append((Event(stream), to, source))
-        while self._touched and self.reached(self._touched[0][0]):
-            self._touched.popleft()
+        with self._lock:  # messages are copied by threads of their own
+            self._touched.append((Event(stream), to, source))
+            while self._touched and self.reached(self._touched[0][0]):
+                self._touched.popleft()
 
     def divide(self, stream: Stream, tensor: torch.Tensor, by: int) -> None:
         stream.synchronize()

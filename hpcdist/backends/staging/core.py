@@ -304,8 +304,9 @@ class Core(GroupBackend):
                 f"started with {_engine.thread_level()}: start it by hpcdist, or call it with "
                 "async_op=False"
             )
-        while self._held and self._over(self._held[0][0]):
-            self._held.popleft()
+        with self._lock:  # operations may come from several threads
+            while self._held and self._over(self._held[0][0]):
+                self._held.popleft()
 
     @staticmethod
     def _over(job: Job) -> bool:
