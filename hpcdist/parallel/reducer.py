@@ -19,11 +19,11 @@ graph is static: then the first backward pass counts, and its buckets start at i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
+from hpcdist._graph import GradientHook
 from hpcdist.errors import DistError
 from hpcdist.parallel import graph, texts
 from hpcdist.parallel.bucket import Allocator, allocate
@@ -130,7 +130,7 @@ class Reducer:
         on_gradient = self._on_gradient  # one object for all of them
         # Of torch's handles only the numbers are kept: they take more memory than many a gradient.
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(on_gradient, index)).id
+            parameter.register_post_accumulate_grad_hook(GradientHook(on_gradient, index)).id
             for index, parameter in enumerate(self._parameters)
         ]
 

@@ -1,4 +1,4 @@
-"""Walking the graph that autograd has recorded.
+"""Walking the graph that autograd has recorded, and hearing from its leaves.
 
 The nodes are torch's own; Python hands out one object for a node as long as somebody holds it, so a set of those
 tells which have been visited.
@@ -39,3 +39,25 @@ def leaves(list todo not None, type accumulate not None):
             else:
                 todo.append(node)
     return found
+
+
+cdef class GradientHook:
+    """A parameter's hook, which passes its number on: a fifth of what ``functools.partial`` takes, per parameter.
+
+    Parameters
+    ----------
+    call : callable
+        ``call(index, parameter)``; one object for all parameters.
+    index : int
+        The parameter's number.
+    """
+
+    cdef object _call
+    cdef Py_ssize_t _index
+
+    def __cinit__(self, object call not None, Py_ssize_t index):
+        self._call = call
+        self._index = index
+
+    def __call__(self, object parameter):
+        return self._call(self._index, parameter)
