@@ -32,11 +32,7 @@ NATIVE = (
 
 @pytest.mark.slow
 @pytest.mark.deadline(600)
-@pytest.mark.parametrize(
-    ("side", "match"),
-    # the bridge is Python above the operations that tests/mpi tests with each MPI
-    [pytest.param("bridge", "", marks=pytest.mark.any_mpi), ("native", NATIVE)],
-)
+@pytest.mark.parametrize(("side", "match"), [("bridge", ""), ("native", NATIVE)])
 def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) -> None:
     options = run.parse(["--quiet", "-k", match])
     found = run.run(side, 4, options)

@@ -103,7 +103,7 @@ def all_cases() -> set[str]:
 
 
 @pytest.mark.deadline(150)
-@pytest.mark.parametrize("np", [2, pytest.param(4, marks=pytest.mark.any_mpi)])
+@pytest.mark.parametrize("np", [2, 4])
 def test_torchs_own_programs_get_the_results_that_gloo_gives(np: int, tmp_path: Path) -> None:
     wanted = all_cases() - (FOUR if np < 4 else DEFAULT_COMPILER)
     if not OPEN_MPI:
