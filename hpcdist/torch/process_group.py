@@ -252,18 +252,23 @@ class BridgeGroup(ProcessGroup):
             self._coalesced.append(work)
         return work
 
-    def _is_elsewhere(self, device: torch.device | None) -> bool:
-        return device is not None and self._elsewhere is not None and self._elsewhere.has(device)
+    def _other(self, device: torch.device | None) -> Any:
+        """torch's group for a device, if that is another backend's."""
+        if device is None or self._elsewhere is None or not self._elsewhere.has(device):
+            return None
+        return self._elsewhere.of(device)
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
-        if self._is_elsewhere(device):
-            self._elsewhere.of(device)._start_coalescing(device)
-            return
-        self._coalesced = []
+        other = self._other(device)
+        if other is not None:
+            other._start_coalescing(device)
+        else:
+            self._coalesced = []
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
-        if self._is_elsewhere(device):
-            return self._elsewhere.of(device)._end_coalescing(device)
+        other = self._other(device)
+        if other is not None:
+            return other._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
         return AllOf(works)
 
