@@ -20,9 +20,13 @@ def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
 
     def method(self: Dispatch, *args: Any, **about: Any) -> Any:
         tensor = args[place]
-        while isinstance(tensor, (list, tuple)) and tensor:
-            tensor = tensor[0]
-        return getattr(self._of(tensor), name)(*args, **about)
+        try:
+            backend = self._backends[tensor.device.type]
+        except (AttributeError, KeyError):  # a list, an array, or nobody's
+            while isinstance(tensor, (list, tuple)) and tensor:
+                tensor = tensor[0]
+            backend = self._of(tensor)
+        return getattr(backend, name)(*args, **about)
 
     method.__name__ = name
     return method

@@ -35,6 +35,9 @@ cdef extern from "hd_types.h":
 cdef object known_type = None
 cdef dlpack.tensor_from_object known_function = NULL
 cdef dict functions = {}  # type -> address of its function, 0 where it has none
+# The same for tensors on a device.
+cdef object known_on_device = None
+cdef dlpack.tensor_from_object function_on_device = NULL
 
 
 cdef uintptr_t find_function(object tp):
@@ -309,7 +312,35 @@ cdef object fill(object obj, hd_buf* b, bint writable, str role):
     return fill_slow(obj, b, writable, role)
 
 
+cdef int fill_plain(object obj, hd_buf* b, bint writable, int kind) except -2:
+    """A dense tensor on a device that needs no second look: the index of the device; -1 for any other."""
+    cdef DLTensor t
+    try:
+        function_on_device(<void*> obj, &t)
+    except Exception:
+        return -1
+    b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
+    if t.device.device_type != kind or b.dtype < 0:
+        return -1
+    if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())
+                                  or (writable and obj.requires_grad)):
+        return -1
+    b.ptr = <char*> t.data + t.byte_offset
+    return t.device.device_id if layout_of(b, t.ndim, t.shape, t.strides, 1) == 0 else -1
+
+
 cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1:
+    cdef int index
+    # memory of the host says nothing of the device that a test's tensor is on
+    if type(obj) is known_on_device and (kind != dlpack.kDLCPU or obj.device.type == name):
+        index = fill_plain(obj, b, writable, kind)
+        if index >= 0:
+            return index
+    return fill_device_slow(obj, b, writable, kind, name, role)
+
+
+cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1:
+    global known_on_device, function_on_device
     cdef DLTensor t
     cdef uintptr_t address
     torch = sys.modules.get("torch")
@@ -337,6 +368,8 @@ cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, s
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
+    known_on_device = tp
+    function_on_device = <dlpack.tensor_from_object> address
     return t.device.device_id
 
 

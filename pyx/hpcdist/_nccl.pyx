@@ -7,18 +7,22 @@ and :mod:`hpcdist.backends.nccl` knows where they come from. Every call runs wit
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uintptr_t
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from hpcdist._buffer cimport fill_device, hd_buf
 from hpcdist._nccl_loader cimport functions
+from hpcdist._ops cimport ReduceOp, as_reduce_op
 from hpcdist.libnccl cimport *
 
 import struct
+import threading
 import time
 
 from hpcdist._nccl_loader import version_text
-from hpcdist.errors import DistBackendError, DistTimeoutError, RankFailedError
+from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, RankFailedError
 
 cdef extern from "hd_types.h":
     enum:
@@ -31,29 +35,50 @@ cdef extern from "hd_types.h":
 
 cdef extern from "hd_nccl_watch.h" nogil:
     enum:
-        HD_WATCH_LATE, HD_WATCH_CUDA, HD_WATCH_RUNS, HD_WATCH_DONE, HD_WATCH_FAILED
+        HD_WATCH_LATE, HD_WATCH_CUDA, HD_WATCH_RUNS, HD_WATCH_DONE, HD_WATCH_FAILED, HD_WATCH_CAPTURED
+        HD_START_MEMORY, HD_START_OTHER_CAPTURES
     ctypedef struct hd_guard:
         int inside
         int taken
         int failed
         int told
+        char* where
         char* what
         char* text
-    ctypedef int (*hd_query)(void*)
+    ctypedef struct hd_cuda:
+        int (*create)(void**, unsigned) noexcept nogil
+        int (*record)(void*, void*) noexcept nogil
+        int (*query)(void*) noexcept nogil
+        int (*wait)(void*, void*, unsigned) noexcept nogil
+        int (*captures)(void*, int*) noexcept nogil
+        int (*mode)(int*) noexcept nogil
+        int (*context)(void**) noexcept nogil
+        int (*enter)(void*) noexcept nogil
+    ctypedef struct hd_gpu:
+        pass
     ctypedef struct hd_watched:
+        hd_watched* after
         hd_guard* guard
-        int refs
+        const char* api
+        unsigned long long number
+        void* keep
         int state
-        char* what
     hd_guard* hd_guard_new(const hd_nccl*, ncclComm_t)
     void hd_guard_put(hd_guard*)
     int hd_guard_enter(hd_guard*)
     void hd_guard_leave(hd_guard*)
     int hd_guard_take(hd_guard*)
     int hd_guard_failed(hd_guard*)
-    hd_watched* hd_watch(hd_guard*, void*, hd_query, double, const char*)
+    void hd_guard_name(hd_guard*, const char*)
+    hd_gpu* hd_gpu_of(const hd_cuda*, void*, int)
+    int hd_start(hd_gpu*, hd_guard*, void*, void*, hd_watched**, const char**)
+    int hd_started(hd_watched*, void*, double, const char**)
+    int hd_order(hd_watched*, void*)
+    int hd_captures(hd_gpu*, void*)
+    void hd_watched_name(const hd_watched*, char*, size_t)
     int hd_watch_wait(hd_watched*, double)
-    int hd_watch_released(hd_watched*)
+    int hd_watch_listed(hd_watched*)
+    void hd_watch_take(hd_watched*)
     void hd_watch_put(hd_watched*)
     void hd_watch_stop()
 
@@ -203,7 +228,9 @@ class Group:
             pass  # the first error is the one that tells
 
 
-include "nccl/watch.pxi"
+include "nccl/launch.pxi"
+include "nccl/ops.pxi"
+include "nccl/work.pxi"
 
 
 def region(tensor, bint writable, int memory, str name, str role):

@@ -35,7 +35,14 @@ double scalar_value(const void *scalar, int type);
 
 /* --- streams and events (standin_stream.c) --- */
 typedef void (*task_fn)(void *);
-void stream_push(void *stream, task_fn run, void *arg);
+typedef void *(*copy_fn)(void *); /* of a task's argument, for each replay of a graph */
+void stream_push(void *stream, task_fn run, void *arg, copy_fn copy);
+int stream_captures(void *stream);
+int capture_refuses(void);
+int standin_event_create(void **made, unsigned flags);
+int standin_event_record(void *event, void *stream);
+int standin_stream_wait_event(void *stream, void *event, unsigned flags);
+void standin_event_destroy(void *event);
 int64_t nanoseconds(void);
 void nap(int64_t ns);
 

@@ -88,6 +88,11 @@ static void *join_later(void *arg)
 static int begin(comm *c, comm **to)
 {
     *to = c;
+    if (capture_refuses()) {
+        *to = NULL;
+        comm_put(c);
+        return refuse(CUDA, "a communicator allocates memory, and a stream is being captured");
+    }
     if (c->blocking) {
         int rc = comm_join(c);
         if (rc != OK) {
@@ -312,13 +317,30 @@ typedef struct {
 
 static void run(void *list) { run_ops(list); }
 
+/* For a replay: operations of a graph are launched anew each time. */
+static void *copy_ops(void *arg)
+{
+    op *first = NULL, **end = &first;
+    for (op *o = arg; o; o = o->next) {
+        op *made = malloc(sizeof *made);
+        *made = *o;
+        made->next = NULL;
+        *end = made;
+        end = &made->next;
+        atomic_fetch_add(&o->comm->refs, 1);
+        atomic_fetch_add(&o->comm->busy, 1);
+    }
+    first->turn = first->comm->launched++;
+    return first;
+}
+
 static void *launch_later(void *arg)
 {
     launch *l = arg;
     comm *c = l->comm;
     int expected = IN_PROGRESS;
     nap(100000);
-    stream_push(l->stream, run, l->list);
+    stream_push(l->stream, run, l->list, copy_ops);
     atomic_compare_exchange_strong(&c->async, &expected, OK);
     comm_put(c);
     free(l);
@@ -332,9 +354,16 @@ static int start(void)
         struct pending *p = group;
         group = p->next;
         comm *c = p->first->comm;
+        if (stream_captures(p->stream)) {
+            for (op *o = p->first; o; o = o->next)
+                atomic_fetch_sub(&o->comm->busy, 1);
+            stream_push(p->stream, run, p->first, copy_ops);
+            free(p);
+            continue;
+        }
         p->first->turn = c->launched++;
         if (c->blocking) {
-            stream_push(p->stream, run, p->first);
+            stream_push(p->stream, run, p->first, copy_ops);
         } else {
             launch *l = malloc(sizeof *l);
             pthread_t thread;
@@ -476,12 +505,41 @@ PUBLIC int ncclScatter(const void *s, void *r, size_t n, int type, int root, com
 }
 #endif
 
-/* What a program in C pays: `calls` all-reduces in place, enqueued one after the other; seconds. */
-PUBLIC double standin_loop(comm *c, void *data, size_t n, int type, int how, void *stream, int calls)
+/* What a program in C pays: `calls` all-reduces in place, enqueued one after the other, each with an event behind it
+ * or without; seconds. */
+PUBLIC double standin_loop(comm *c, void *data, size_t n, int type, int how, void *stream, int calls, int events)
 {
-    int64_t began = nanoseconds();
-    for (int i = 0; i < calls; i++)
+    int64_t began;
+    void *event;
+    standin_event_create(&event, 0);
+    began = nanoseconds();
+    for (int i = 0; i < calls; i++) {
         if (ncclAllReduce(data, data, n, type, how, c, stream) != OK)
             return -1.0;
-    return 1e-9 * (double)(nanoseconds() - began);
+        if (events)
+            standin_event_record(event, stream);
+    }
+    began = nanoseconds() - began;
+    standin_event_destroy(event);
+    return 1e-9 * (double)began;
+}
+
+/* The same on a stream that waits for another, which waits for it. */
+PUBLIC double standin_loop_apart(comm *c, void *data, size_t n, int type, int how, void *current, void *other, int calls)
+{
+    int64_t began;
+    void *event;
+    standin_event_create(&event, 0);
+    began = nanoseconds();
+    for (int i = 0; i < calls; i++) {
+        standin_event_record(event, current);
+        standin_stream_wait_event(other, event, 0);
+        if (ncclAllReduce(data, data, n, type, how, c, other) != OK)
+            return -1.0;
+        standin_event_record(event, other);
+        standin_stream_wait_event(current, event, 0);
+    }
+    began = nanoseconds() - began;
+    standin_event_destroy(event);
+    return 1e-9 * (double)began;
 }

@@ -78,12 +78,19 @@ def apart(one, other):
 def _gradients(monkeypatch):
     """Take autograd's ordinary tensors for tensors of the GPU, where a test's gradients move."""
 
-    def taken(tensor, *rest):
-        return region(tensor.as_subclass(standin.FakeCuda), *rest)
+    def taken(tensor):
+        return tensor.as_subclass(standin.FakeCuda) if isinstance(tensor, torch.Tensor) else tensor
 
-    region = launch.region
     for module in (group, reductions):
-        monkeypatch.setattr(module, "region", taken)
+        monkeypatch.setattr(module, "region", lambda tensor, *rest: region(taken(tensor), *rest))
+    region = launch.region
+    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        call = getattr(group.NcclGroup, name)
+
+        def taking(self, *args, call=call, **about):
+            return call(self, *map(taken, args), **about)
+
+        monkeypatch.setattr(group.NcclGroup, name, taking)
 
 
 WAYS = {

@@ -3,12 +3,18 @@
 
     python tests/perf/nccl_launch.py
 
-NCCL is the stand-in of tests/nccl, whose ncclAllReduce puts a task into a stream's queue. Four ways
-to call it take turns: a loop in C; the binding, ``Communicator.all_reduce`` with numbers for the
-addresses; ``hpcdist.all_reduce`` of a tensor on the stream that is current; and the same with
-``async_op=True`` and ``wait()``. Printed: medians over rounds of the time of one call, and by how
-much it is above the loop. The stand-ins for streams and events are called through ctypes, unlike
-torch's own: ``of that ctypes`` is what those calls cost by themselves.
+NCCL is the stand-in of tests/nccl, whose ncclAllReduce puts a task into a stream's queue; its
+functions for events have the driver's signatures and do the same. These take turns:
+
+- a loop in C;
+- the binding, ``Communicator.all_reduce`` with numbers for the addresses;
+- ``hpcdist.all_reduce`` of a tensor on the current stream;
+- the same in a group that also has a backend for the host;
+- a loop in C that records an event after each operation, as every call but the binding's has to;
+- the same call with ``async_op=True``, and with ``wait()`` after it;
+- a loop in C that does what those do with the two streams: four calls about events, besides NCCL.
+
+Printed: medians over rounds of the time of one call, and by how much it is above the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +35,12 @@ import torch
 
 import hpcdist as dist
 from hpcdist import _nccl
+from hpcdist.backends import dispatch
 from hpcdist.backends.nccl import device
+
+#: Seconds that the stream is busy with something else meanwhile, as a GPU's is: nothing waits for
+#: what is enqueued, so that waking a thread is not measured.
+BUSY = 0.005
 
 
 class Plain(torch.Tensor):
@@ -49,8 +60,8 @@ def timed(call: Callable[[], object], calls: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--calls", type=int, default=50, help="in a round")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=200, help="in a round")
     options = parser.parse_args()
     standin.load()
     device.use(standin.Runtime())
@@ -58,39 +69,50 @@ def main() -> None:
     store = dist.FileStore(os.path.join(folder, "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id="cuda:0")
     group = dist.group.WORLD._comm
+    both = dispatch.Dispatch({"cpu": object(), "cuda": group})
     comm = group.communicator(0)
     tensor = torch.ones(1).as_subclass(Plain)
-    at, stream, runtime = tensor.data_ptr(), standin.Stream(0), device.runtime()
+    at, stream = tensor.data_ptr(), standin.Stream(0)
     library, calls = standin.library(), options.calls
-    handle = _nccl.SUM
 
-    def loop() -> float:
-        took = library.standin_loop(comm.handle, at, 1, _nccl.FLOAT32, handle, None, calls)
+    def loop(records: int) -> float:
+        took = library.standin_loop(
+            comm.handle, at, 1, _nccl.FLOAT32, _nccl.SUM, None, calls, records
+        )
         assert took >= 0
         return took / calls
 
     def binding() -> None:
         comm.all_reduce(at, at, 1, _nccl.FLOAT32, _nccl.SUM, 0)
 
-    def events() -> None:
-        # what a synchronous call needs of the streams: the current one, and an event in it
-        current = runtime.current(0)
-        runtime.handle(current)
-        runtime.event_handle(runtime.record(current))
+    other = standin.Stream()
+
+    def apart() -> float:
+        took = library.standin_loop_apart(
+            comm.handle, at, 1, _nccl.FLOAT32, _nccl.SUM, None, other.handle, calls
+        )
+        assert took >= 0
+        return took / calls
 
     ways: dict[str, Callable[[], float]] = {
-        "loop in C": loop,
+        "loop in C": lambda: loop(0),
+        "loop in C with events": lambda: loop(1),
         "Communicator.all_reduce": lambda: timed(binding, calls),
         "hpcdist.all_reduce": lambda: timed(lambda: dist.all_reduce(tensor), calls),
+        "of two backends": lambda: timed(lambda: both.all_reduce(tensor), calls),
+        "loop in C, two streams": apart,
+        "async_op": lambda: timed(lambda: dist.all_reduce(tensor, async_op=True), calls),
         "async_op, wait()": lambda: timed(
             lambda: dist.all_reduce(tensor, async_op=True).wait(), calls
         ),
-        "of that ctypes": lambda: timed(events, calls),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
+    order = list(ways)
     for _ in range(options.rounds):
-        for name, way in ways.items():
-            found[name].append(way())
+        order.append(order.pop(0))  # what comes after another must not always be the same
+        for name in order:
+            stream.kernel(BUSY)
+            found[name].append(ways[name]())
             stream.synchronize()
             group.drain(10.0)
     base = statistics.median(found["loop in C"])

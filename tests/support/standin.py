@@ -7,6 +7,7 @@ with a queue, so work that was not waited for is really not done.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import hashlib
@@ -70,12 +71,26 @@ def library() -> ctypes.CDLL:
         ("stream_create", [], pointer),
         ("stream_synchronize", [pointer], None),
         ("kernel", [pointer, pointer, pointer, size, number, ctypes.c_double], None),
-        ("event_create", [], pointer),
+        ("event_create", [ctypes.POINTER(pointer), ctypes.c_uint], number),
         ("event_destroy", [pointer], None),
-        ("event_record", [pointer, pointer], None),
-        ("stream_wait_event", [pointer, pointer], None),
+        ("event_record", [pointer, pointer], number),
+        ("stream_wait_event", [pointer, pointer, ctypes.c_uint], number),
         ("event_query", [pointer], number),
-        ("loop", [pointer, pointer, size, number, number, pointer, number], ctypes.c_double),
+        ("stream_choose", [pointer], None),
+        ("stream_captures", [pointer, ctypes.POINTER(number)], number),
+        ("capture_begin", [pointer], None),
+        ("capture_end", [pointer, ctypes.POINTER(number)], pointer),
+        ("replay", [pointer, pointer], None),
+        (
+            "loop",
+            [pointer, pointer, size, number, number, pointer, number, number],
+            ctypes.c_double,
+        ),
+        (
+            "loop_apart",
+            [pointer, pointer, size, number, number, pointer, pointer, number],
+            ctypes.c_double,
+        ),
     ):
         function = getattr(lib, "standin_" + name)
         function.argtypes, function.restype = arguments, result
@@ -111,7 +126,9 @@ class Event:
     """An event that has been recorded."""
 
     def __init__(self, stream: Stream) -> None:
-        self.handle = library().standin_event_create()
+        made = ctypes.c_void_p()
+        library().standin_event_create(ctypes.byref(made), 0)
+        self.handle = made.value
         library().standin_event_record(self.handle, stream.handle)
 
     def __del__(self) -> None:
@@ -151,6 +168,16 @@ def _hook(function: Any) -> Any:
     return inside
 
 
+#: What starts operations: any of them by Python's way, and those that are native as a whole.
+_LAUNCHES = (
+    "launch",
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+)
+
+
 def _launch(function: Any) -> Any:
     """A synchronous operation, after which the host may have to catch up with its stream."""
 
@@ -167,11 +194,11 @@ def _launch(function: Any) -> Any:
 @contextlib.contextmanager
 def training() -> Iterator[None]:
     """Let modules be trained on the stand-in's GPU, in groups made with a runtime in lockstep."""
-    from hpcdist.backends.nccl.launch import Launcher
+    from hpcdist.backends.nccl.group import NcclGroup
     from hpcdist.parallel.reducer import Reducer
 
     changed = (
-        (Launcher, "launch", _launch),
+        *((NcclGroup, name, _launch) for name in _LAUNCHES),
         (Reducer, "_on_gradient", _hook),
         (Reducer, "_end_of_backward", _hook),
     )
@@ -224,6 +251,9 @@ def cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_subclass(torch.Tensor).clone()
 
 
+_current: contextvars.ContextVar[int] = contextvars.ContextVar("current stream")
+
+
 class Runtime:
     """In the place of ``hpcdist.backends.nccl.device.Cuda``.
 
@@ -239,6 +269,9 @@ class Runtime:
     memory = 1  # DLPack's number of host memory
     name = "cuda"
     _local = threading.local()
+    #: Handle of a device's current stream, in this thread. None chosen: the index itself, which is
+    #: 0 as the default stream's handle. Costs what torch's own function does.
+    raw = staticmethod(_current.get)
     #: Seconds that a copy takes beside its own: so long it is not done for whoever does not wait.
     lag = 0.0
     #: Most bytes of pinned memory that were there at once, and what is there now.
@@ -246,12 +279,24 @@ class Runtime:
 
     def __init__(self, lockstep: bool = False) -> None:
         self._lockstep = lockstep
-        function = library().standin_event_query
-        self.query = ctypes.cast(function, ctypes.c_void_p).value
+        self.functions = {
+            name: ctypes.cast(getattr(library(), f"standin_{symbol}"), ctypes.c_void_p).value
+            for name, symbol in (
+                ("create", "event_create"),
+                ("record", "event_record"),
+                ("query", "event_query"),
+                ("wait", "stream_wait_lockstep" if lockstep else "stream_wait_event"),
+                ("captures", "stream_captures"),
+                ("mode", "thread_mode"),
+            )
+        }
         self._touched: deque[tuple[Any, ...]] = deque()
         self._pins: dict[int, tuple[int, int]] = {}
         self._pinned = 0
         self._lock = threading.Lock()
+
+    def context(self, index: int) -> int:
+        return 0
 
     def index(self) -> int:
         return 0
@@ -272,11 +317,8 @@ class Runtime:
     def record(self, stream: Stream) -> Event:
         return Event(stream)
 
-    def event_handle(self, event: Event) -> int:
-        return event.handle
-
     def order(self, stream: Stream, event: Event) -> None:
-        library().standin_stream_wait_event(stream.handle, event.handle)
+        library().standin_stream_wait_event(stream.handle, event.handle, 0)
         self.follow(stream)
 
     def follow(self, stream: Stream) -> None:
@@ -323,7 +365,9 @@ class Runtime:
         tensor.as_subclass(torch.Tensor).div_(by)
 
     def capturing(self) -> bool:
-        return False
+        status = ctypes.c_int()
+        library().standin_stream_captures(self.raw(0), ctypes.byref(status))
+        return bool(status.value)
 
     def promise(self, index: int) -> Any:
         return torch.futures.Future()
@@ -344,11 +388,42 @@ class Runtime:
 @contextlib.contextmanager
 def on(stream: Stream) -> Iterator[None]:
     """Make a stream the current one of this thread."""
-    Runtime._local.stream = stream
+    _choose(stream)
     try:
         yield
     finally:
-        Runtime._local.stream = None
+        _choose(None)
+
+
+def _choose(stream: Stream | None) -> None:
+    Runtime._local.stream = stream
+    _current.set(stream.handle if stream else 0)
+    library().standin_stream_choose(_current.get())
+
+
+class Graph:
+    """What was captured on a stream; as a context it captures."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._handle: int | None = None
+        #: CUDA's error that the capture ended with; 0 is none.
+        self.error = 0
+
+    def __enter__(self) -> Graph:
+        _choose(self._stream)
+        library().standin_capture_begin(self._stream.handle)
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        error = ctypes.c_int()
+        self._handle = library().standin_capture_end(self._stream.handle, ctypes.byref(error))
+        self.error = error.value
+        _choose(None)
+
+    def replay(self) -> None:
+        """Enqueue all of it on the stream."""
+        library().standin_replay(self._handle, self._stream.handle)
 
 
 @contextlib.contextmanager

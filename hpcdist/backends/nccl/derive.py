@@ -42,7 +42,7 @@ def _split(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
         parent.derived += 1
         comm = parent.communicator(index)
         # NCCL splits a communicator only while nothing is in flight on it
-        ready = comm is not None and parent.drain(parent.timeout)
+        ready = comm is not None and parent.drain(parent.timeout) is None
         if not parent.channel.all_ready(f"split/{parent.derived}", ready, parent.timeout):
             return
         assert comm is not None
@@ -62,7 +62,7 @@ def _shrink(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
     with parent._lock:
         comm = parent.communicator(index)
         ready = comm is not None and "shrink" in _nccl_loader.load().optional
-        ready = ready and (aborts or parent.drain(parent.timeout))
+        ready = ready and (aborts or parent.drain(parent.timeout) is None)
         if child.channel.all_ready("shrink", ready, child.timeout):
             assert comm is not None
             gone = set(range(parent.size)) - set(options.parent_ranks)

@@ -17,9 +17,21 @@ __all__ = ["Cuda", "may_come", "present", "runtime", "use"]
 
 _chosen: Any = None
 
+#: Functions of the driver. What the runtime calls cudaStream_t and cudaEvent_t are its own.
+_SYMBOLS = {
+    "create": "cuEventCreate",
+    "record": "cuEventRecord",
+    "query": "cuEventQuery",
+    "wait": "cuStreamWaitEvent",
+    "captures": "cuStreamIsCapturing",
+    "mode": "cuThreadExchangeStreamCaptureMode",
+    "context": "cuCtxGetCurrent",
+    "enter": "cuCtxSetCurrent",
+}
+
 
 class Cuda:
-    """torch's CUDA streams and events, and the driver's word on whether an event is reached."""
+    """torch's CUDA streams, and the driver's functions for events."""
 
     #: DLPack's number of the kind of memory.
     memory = 2
@@ -41,8 +53,24 @@ class Cuda:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise DistBackendError(f"the CUDA driver's library cannot be loaded: {error}") from None
-        #: Address of ``int query(event)``: 0 when reached, 600 before.
-        self.query: int = ctypes.cast(driver.cuEventQuery, ctypes.c_void_p).value or 0
+        self._driver = driver
+        #: What starting and watching an operation needs, as addresses: see hd_cuda in
+        #: ``hd_nccl_watch.h``.
+        self.functions: dict[str, int] = {
+            name: ctypes.cast(getattr(driver, symbol), ctypes.c_void_p).value or 0
+            for name, symbol in _SYMBOLS.items()
+        }
+        #: The handle of the calling thread's current stream, of a device's index.
+        self.raw: Any = torch._C._cuda_getCurrentRawStream
+
+    def context(self, index: int) -> int:
+        """The CUcontext of a device that torch uses; it is kept until the process ends."""
+        number, made = ctypes.c_int(), ctypes.c_void_p()
+        code = self._driver.cuDeviceGet(ctypes.byref(number), index)
+        code = code or self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(made), number)
+        if code:
+            raise DistBackendError(f"CUDA does not give the context of GPU {index}: error {code}")
+        return made.value or 0
 
     def index(self) -> int:
         """The calling thread's device."""
@@ -69,10 +97,6 @@ class Cuda:
         event = self._cuda.Event(blocking=True)  # who waits for it on the host gives up the core
         event.record(stream)
         return event
-
-    def event_handle(self, event: Any) -> int:
-        """The cudaEvent_t."""
-        return int(event.cuda_event)
 
     def order(self, stream: Any, event: Any) -> None:
         """Let a stream wait for an event; the caller does not."""

@@ -33,42 +33,6 @@ class NcclGroup(Staged):
 
     # --- what moves --------------------------------------------------------------------------
 
-    def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
-        """Copy root's tensor to all ranks."""
-        if is_host(tensor, about):
-            call = self.broadcast
-            return self._staged(call, [tensor], [tensor], root, async_op=async_op, **about)
-        api, extra = named("broadcast", about)
-        part = region(tensor, f"{api}: tensor")
-        kind, lanes = _nccl.movement(part.dtype)
-
-        def enqueue(comm: Communicator, stream: int) -> None:
-            at = part.address
-            comm.broadcast(at, at, part.elements * lanes, kind, root, stream)
-
-        facts = (part.elements, part.dtype, root, extra)
-        return self.launch(api, [part], [tensor], enqueue, async_op, facts=facts)
-
-    def all_gather_into_tensor(
-        self, output: Any, input: Any, async_op: bool = False, **about: Any
-    ) -> Any:
-        """Collect equal tensors of each rank into one."""
-        if is_host(output, about):
-            call = self.all_gather_into_tensor
-            return self._staged(call, [output, input], [output], async_op=async_op, **about)
-        api, extra = named("all_gather_into_tensor", about)
-        out = region(output, f"{api}: output")
-        own = region(input, f"{api}: input", False)
-        dtype = same(api, [out, own], "output and input")
-        fits(api, out.elements, own.elements * self.size, "output")
-        kind, lanes = _nccl.movement(dtype)
-
-        def enqueue(comm: Communicator, stream: int) -> None:
-            comm.all_gather(own.address, out.address, own.elements * lanes, kind, stream)
-
-        facts = (dtype, own.elements, extra)
-        return self.launch(api, [out, own], [output, input], enqueue, async_op, facts=facts)
-
     def all_gather(
         self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
     ) -> Any:

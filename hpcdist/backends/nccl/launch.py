@@ -6,28 +6,22 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hpcdist import _nccl, _nccl_loader, config, log
-from hpcdist._nccl import Communicator, Watch
+from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
 
 from . import device
 from .channel import Channel, MpiChannel
 from .options import NCCLOptions
-from .work import NcclWork
 
 __all__ = ["Launcher", "Part", "named", "region"]
 
 _log = log.get_logger("nccl")
 
-_REASONS = (
-    "The communicator has been aborted. Usual reasons: a rank has not called it, calls another "
-    "operation, or has died; every rank's own message tells what it was in."
-)
 _living: weakref.WeakSet[Launcher] = weakref.WeakSet()
 
 
@@ -80,8 +74,8 @@ def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
     return result[0]
 
 
-class Launcher(GroupBackend):
-    """What all operations of a group over NCCL share.
+class Launcher(_nccl.Operations, GroupBackend):
+    """What all operations of a group over NCCL share; the native class starts them.
 
     Parameters
     ----------
@@ -99,17 +93,11 @@ class Launcher(GroupBackend):
         )
         self.channel = channel
         self._chosen = chosen
-        self._runtime = device.runtime()
-        self._lock = threading.RLock()
-        self._comms: dict[int, Communicator] = {}
-        self._pairs: dict[int, Communicator] = {}
+        self.use(device.runtime())
         self._made = 0
         #: How many groups have been made from this one.
         self.derived = 0
         self._made_with: dict[int, int] = {}
-        self._streams: dict[int, Any] = {}
-        self._flight: deque[NcclWork] = deque()
-        self._freed = False
         self._checks = chosen.checks and self.size > 1
         self._blocking_wait = bool(config.get("nccl_blocking_wait"))
         if self._checks and not isinstance(channel, MpiChannel):
@@ -151,6 +139,12 @@ class Launcher(GroupBackend):
             made = self._comms[index] = self._join(index, found, self.size, self.rank)
         return made
 
+    def _own(self, comm: Communicator) -> Communicator:
+        """A communicator that has been made for this group."""
+        comm.timeout = self.timeout
+        comm.named(f"of the group {self.name!r} on rank {self.rank}")
+        return comm
+
     def _roots(self) -> range:
         """Ranks that make an identity: with one for many ranks all of them connect to one."""
         each = config.get("nccl_ranks_per_root")
@@ -159,19 +153,12 @@ class Launcher(GroupBackend):
 
     def adopt(self, index: int, comm: Communicator) -> None:
         """Take a communicator of the group's ranks that was made from another group's."""
-        comm.timeout = self.timeout
-        self._comms[index] = comm
+        self._comms[index] = self._own(comm)
 
     def communicator(self, index: int) -> Communicator | None:
         """The communicator of all ranks on a device, if there is one that can be used."""
         comm = self._comms.get(index)
         return comm if comm is not None and not comm.failed and comm.state == "ready" else None
-
-    def drain(self, seconds: float) -> bool:
-        """Wait on the host until nothing is in flight; whether that was so in time."""
-        end = time.monotonic() + seconds
-        waits = [work._watch.wait(max(end - time.monotonic(), 0.0)) for work in self._flight]
-        return Watch.RUNS not in waits
 
     def _connect_with(self, index: int, peer: int) -> Communicator:
         """The communicator of this rank and another, for messages outside a batch."""
@@ -196,9 +183,7 @@ class Launcher(GroupBackend):
         def init() -> Communicator:
             return Communicator.init(unique, size, rank, blocks, limit)
 
-        made = self.in_time(index, init, "ncclCommInitRankConfig")
-        made.timeout = limit
-        return made
+        return self._own(self.in_time(index, init, "ncclCommInitRankConfig"))
 
     def in_time(self, index: int, call: Callable[[], Any], what: str) -> Any:
         """Make a call that waits for the other ranks, with the group's timeout."""
@@ -213,86 +198,10 @@ class Launcher(GroupBackend):
         return within(entered, self.timeout, about)
 
     def _stream(self, index: int) -> Any:
-        """The group's own stream on a device."""
-        made = self._streams.get(index)
-        if made is None:
-            made = self._runtime.stream(index, self._chosen.urgent)
-            self._streams[index] = made
-        return made
+        """A stream of the group's own, for a device."""
+        return self._runtime.stream(index, self._chosen.urgent)
 
     # --- operations --------------------------------------------------------------------------
-
-    def launch(
-        self,
-        api: str,
-        parts: Sequence[Part],
-        tensors: list[Any],
-        enqueue: Callable[[Communicator, int], None],
-        async_op: bool,
-        peer: int = -1,
-        blocks: bool = False,
-        source: int = -1,
-        facts: tuple[Any, ...] | None = None,
-    ) -> NcclWork | None:
-        """Start an operation.
-
-        Parameters
-        ----------
-        api : str
-            Name of the public function.
-        parts : sequence of Part
-            Every tensor it touches; all on one device.
-        tensors : list
-            The same as objects, to be held.
-        enqueue : callable
-            Given the communicator and the stream, calls NCCL.
-        async_op : bool
-            Whether it goes to the group's own stream, and a handle is returned.
-        peer : int
-            The other rank of a message outside a batch; -1 for all ranks.
-        blocks : bool
-            Whether waiting for it stops the caller.
-        source : int
-            Rank that a receive is from.
-        facts : tuple
-            What all ranks must have in common, for the entry check; None where not all ranks call.
-        """
-        index = parts[0].device if parts else self._runtime.index()
-        for part in parts:
-            if part.device != index:
-                raise ValueError(
-                    f"{api}: the tensors are on several devices: {index}, {part.device}"
-                )
-        with self._lock:
-            if self._freed:
-                raise DistBackendError(f"the group {self.name!r} over NCCL has been freed")
-            self._let_go()
-            if self._checks and facts is not None:
-                self._compare(api, facts)
-            comm = self.connect(index) if peer < 0 else self._connect_with(index, peer)
-            self.seq += 1
-            runtime = self._runtime
-            stream = runtime.current(index)
-            if async_op:
-                ready = runtime.record(stream)
-                stream = self._stream(index)
-                runtime.order(stream, ready)
-            what = f"{api} #{self.seq} of the group {self.name!r} on rank {self.rank}"
-            try:
-                enqueue(comm, runtime.handle(stream))
-            except DistError as error:  # NCCL's own words know neither the group nor the number
-                raise type(error)(f"{what} could not start: {error}") from None
-            event = runtime.record(stream)
-            seconds = self.timeout
-            blocks = blocks or self._blocking_wait
-            watch = Watch(comm, runtime.event_handle(event), runtime.query, seconds, what, _REASONS)
-            work = NcclWork(runtime, index, stream, watch, event, list(tensors), blocks, source)
-            self._flight.append(work)
-        if async_op:
-            return work
-        if blocks:
-            work.wait()
-        return None
 
     def batch(self, *comms: Communicator) -> Any:
         """Operations that start together."""
@@ -309,11 +218,6 @@ class Launcher(GroupBackend):
         self.channel.comm.all_gather_into_tensor(
             np.empty(self.size, np.int64), np.array([number]), api=api, extra=number
         )
-
-    def _let_go(self) -> None:
-        """Forget the operations that are over; what they held goes with them."""
-        while self._flight and self._flight[0].released:
-            self._flight.popleft().abandon()
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -333,24 +237,20 @@ class Launcher(GroupBackend):
                 return
             self._freed = True
             end = time.monotonic() + drain
-            late = None
-            for work in self._flight:
-                if work._watch.wait(max(end - time.monotonic(), 0.0)) == Watch.RUNS:
-                    late = late or work
+            late = self.drain(drain)
             for comm in [*self._comms.values(), *self._pairs.values()]:
                 if comm.unheard:
                     lost = lost or comm.async_error()
                 self._end(comm, late is not None, max(end - time.monotonic(), 1.0))
-            for work in self._flight:
-                if late is None:
-                    work.abandon()
+            if late is None:
+                self.forget_all()
             self._comms.clear()
             self._pairs.clear()
             self.channel.free()
         if late is not None:
             raise DistTimeoutError(
-                f"{late._watch.what} was still in flight {drain:g} s after its group was "
-                "destroyed; it was aborted"
+                f"{late} was still in flight {drain:g} s after its group was destroyed; it was "
+                "aborted"
             )
         if lost is not None:
             raise lost

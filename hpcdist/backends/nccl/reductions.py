@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from hpcdist import _nccl
 from hpcdist._nccl import Communicator
 from hpcdist._ops import ReduceOp
 
-from .launch import Launcher, Part, named, region
+from .launch import Launcher, Part, region
 
 __all__ = ["Reductions", "fits", "same"]
 
@@ -32,30 +30,9 @@ def fits(api: str, found: int, wanted: int, what: str) -> None:
 class Reductions(Launcher):
     """The part of a group over NCCL that reduces."""
 
-    # of NcclGroup
-    _staged: Any
-
     def _how(self, comm: Communicator, dtype: int, op: ReduceOp) -> tuple[int, int, int]:
         kind, lanes, how = _nccl.reduction(dtype, op.code)
         return kind, lanes, comm.premul_sum(op.factor, kind) if how < 0 else how
-
-    def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
-        """Reduce over all ranks, in place on each."""
-        if isinstance(tensor, np.ndarray) and about:
-            call = self.all_reduce
-            return self._staged(call, [tensor], [tensor], op, async_op=async_op, **about)
-        api, extra = named("all_reduce", about)
-        op = ReduceOp(op)
-        part = region(tensor, "all_reduce: tensor")
-        kind, lanes, how = _nccl.reduction(part.dtype, op.code)
-        at, count = part.address, part.elements * lanes
-
-        def enqueue(comm: Communicator, stream: int) -> None:
-            done = comm.premul_sum(op.factor, kind) if how < 0 else how
-            comm.all_reduce(at, at, count, kind, done, stream)
-
-        facts = (op, part.elements, part.dtype, extra)
-        return self.launch(api, (part,), [tensor], enqueue, async_op, facts=facts)
 
     def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
         """Reduce several tensors in one call."""
@@ -108,22 +85,3 @@ class Reductions(Launcher):
 
         facts = (op, dtype, [part.elements for part in ins])
         return self.launch(api, [out, *ins], [output, *inputs], enqueue, async_op, facts=facts)
-
-    def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any, async_op: bool = False
-    ) -> Any:
-        """Reduce one tensor; rank i keeps its i-th part."""
-        api, op = "reduce_scatter_tensor", ReduceOp(op)
-        out = region(output, f"{api}: output")
-        whole = region(input, f"{api}: input", False)
-        dtype = same(api, [out, whole], "output and input")
-        fits(api, whole.elements, out.elements * self.size, "input")
-        _nccl.reduction(dtype, op.code)
-
-        def enqueue(comm: Communicator, stream: int) -> None:
-            kind, lanes, how = self._how(comm, dtype, op)
-            n = out.elements * lanes
-            comm.reduce_scatter(whole.address, out.address, n, kind, how, stream)
-
-        facts = (op, dtype, out.elements)
-        return self.launch(api, [out, whole], [output, input], enqueue, async_op, facts=facts)

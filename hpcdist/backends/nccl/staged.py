@@ -27,7 +27,7 @@ class Staged(Reductions):
         return self._runtime.upload(np.ascontiguousarray(array), self._runtime.index())
 
     def _block(self, work: Any) -> None:
-        work._blocks = True
+        work.brings([])
         work.wait()
 
     def _staged(

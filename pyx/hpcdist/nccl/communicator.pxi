@@ -134,6 +134,11 @@ cdef class Communicator:
         self.guard.told = 1
         raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
 
+    def named(self, str where):
+        """Say whose it is, for messages: "of the group 'world' on rank 0"."""
+        cdef bytes text = where.encode()
+        hd_guard_name(self.guard, text)
+
     def split(self, int color, int key, double timeout=1800.0):
         """Divide the communicator; all its ranks call it.
 

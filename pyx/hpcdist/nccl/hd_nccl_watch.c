@@ -10,10 +10,13 @@
 
 #define ROUND_NS 20000000 /* between two looks */
 #define PATIENCE 1.0      /* seconds for calls inside NCCL to come out before it is aborted under them */
+#define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
+#define EVENT_FLAGS 2u    /* CU_EVENT_DISABLE_TIMING */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, the devices and their spare events */
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static hd_watched *flight;
+static hd_gpu *devices;
 static int running, stopped;
 
 static int load(const int *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -47,6 +50,8 @@ void hd_guard_put(hd_guard *guard)
     if (guard && __atomic_sub_fetch(&guard->refs, 1, __ATOMIC_ACQ_REL) == 0)
         free(guard);
 }
+
+void hd_guard_name(hd_guard *guard, const char *where) { snprintf(guard->where, sizeof guard->where, "%s", where); }
 
 void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text)
 {
@@ -88,24 +93,47 @@ static int report(hd_guard *guard, char *text, size_t size)
     return rc;
 }
 
+/* A thread's mode while another stream is captured: CUDA refuses queries otherwise, and breaks the capture off. */
+static int relaxed(const hd_cuda *cuda, int mode)
+{
+    if (cuda->mode)
+        cuda->mode(&mode);
+    return mode;
+}
+
+static int query(const hd_watched *w)
+{
+    const hd_cuda *cuda = &w->gpu->cuda;
+    int before = relaxed(cuda, CAPTURE_RELAXED), rc = cuda->query(w->event);
+    relaxed(cuda, before);
+    return rc;
+}
+
+void hd_watched_name(const hd_watched *w, char *text, size_t size)
+{
+    snprintf(text, size, "%s #%llu %s", w->api, (unsigned long long)w->number, w->guard->where);
+}
+
 /* The state of one operation now. */
 static int look(hd_watched *w)
 {
-    char said[512];
+    char said[512], name[192];
     int state = load(&w->state), rc, code;
     if (state != HD_WATCH_RUNS)
         return state;
     if (load(&w->guard->failed))
         return HD_WATCH_FAILED; /* an aborted operation ends too, but what it left is no result */
-    rc = w->query(w->event);
+    rc = query(w);
     /* also where it is over: after an error it may end without a result */
-    if ((rc == 0 || rc == HD_WATCH_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0)
-        hd_guard_fail(w->guard, code, w->what, said);
+    if ((rc == 0 || rc == HD_CUDA_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0) {
+        hd_watched_name(w, name, sizeof name);
+        hd_guard_fail(w->guard, code, name, said);
+    }
     if (load(&w->guard->failed))
         return HD_WATCH_FAILED;
     if (rc == 0)
         return HD_WATCH_DONE;
-    if (rc == HD_WATCH_NOT_READY)
+    if (rc == HD_CUDA_NOT_READY)
         return HD_WATCH_RUNS;
     return HD_WATCH_CUDA;
 }
@@ -117,17 +145,19 @@ static void settle(hd_watched *w, int state)
 
 static void examine(hd_watched *w)
 {
-    char text[512];
+    char text[512], name[192];
     int state = look(w);
 
     if (state == HD_WATCH_RUNS && now() > w->deadline) {
-        snprintf(text, sizeof text, "%s was not done after %g s", w->what, w->limit);
-        hd_guard_fail(w->guard, HD_WATCH_LATE, w->what, text);
+        hd_watched_name(w, name, sizeof name);
+        snprintf(text, sizeof text, "%s was not done after %g s", name, w->limit);
+        hd_guard_fail(w->guard, HD_WATCH_LATE, name, text);
         state = HD_WATCH_FAILED;
     }
     if (state == HD_WATCH_CUDA) {
-        snprintf(text, sizeof text, "CUDA reports an error while %s was in flight", w->what);
-        hd_guard_fail(w->guard, HD_WATCH_CUDA, w->what, text);
+        hd_watched_name(w, name, sizeof name);
+        snprintf(text, sizeof text, "CUDA reports an error while %s was in flight", name);
+        hd_guard_fail(w->guard, HD_WATCH_CUDA, name, text);
         state = HD_WATCH_FAILED;
     }
     if (state != HD_WATCH_RUNS)
@@ -157,6 +187,7 @@ static void *guardian(void *unused)
         pthread_mutex_unlock(&lock);
         while ((w = over) != NULL) {
             over = w->next;
+            __atomic_store_n(&w->listed, 0, __ATOMIC_RELEASE);
             hd_watch_put(w);
         }
         for (w = first; w; w = w->next)
@@ -186,31 +217,146 @@ static int start(void)
     return rc;
 }
 
-hd_watched *hd_watch(hd_guard *guard, void *event, hd_query query, double seconds, const char *what)
+hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index)
 {
-    hd_watched *w = calloc(1, sizeof *w);
-    if (!w)
-        return NULL;
+    hd_gpu *found;
+    pthread_mutex_lock(&lock);
+    for (found = devices; found; found = found->next)
+        if (found->index == index && found->cuda.record == cuda->record && found->cuda.wait == cuda->wait)
+            break;
+    if (!found && (found = calloc(1, sizeof *found)) != NULL) {
+        found->cuda = *cuda;
+        found->context = context;
+        found->index = index;
+        found->next = devices;
+        devices = found;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* The default stream is that of the thread's context: another device's must not be used by mistake. */
+static void *enter(hd_gpu *gpu)
+{
+    void *before = NULL;
+    if (!gpu->cuda.context || gpu->cuda.context(&before) || before == gpu->context)
+        return gpu->context;
+    gpu->cuda.enter(gpu->context);
+    return before;
+}
+
+static void leave(hd_gpu *gpu, void *before)
+{
+    if (before != gpu->context)
+        gpu->cuda.enter(before);
+}
+
+int hd_captures(hd_gpu *gpu, void *stream)
+{
+    int status = 0;
+    /* the default stream cannot be captured, and asking about it may break off another's capture */
+    return gpu->cuda.captures && stream && (gpu->cuda.captures(stream, &status) || status);
+}
+
+/* A spare operation with its event, or a new one. */
+static int obtain(hd_gpu *gpu, hd_watched **made)
+{
+    hd_watched *w;
+    int before, rc = 0;
+    pthread_mutex_lock(&lock);
+    if ((w = gpu->spare) != NULL)
+        gpu->spare = w->next;
+    else
+        rc = start() ? HD_START_MEMORY : 0;
+    pthread_mutex_unlock(&lock);
+    *made = w;
+    if (w || rc)
+        return rc;
+    if (!(w = calloc(1, sizeof *w)))
+        return HD_START_MEMORY;
+    w->gpu = gpu;
+    before = relaxed(&gpu->cuda, CAPTURE_RELAXED);
+    rc = gpu->cuda.create(&w->event, EVENT_FLAGS);
+    relaxed(&gpu->cuda, before);
+    if (rc)
+        free(w);
+    else
+        *made = w;
+    return rc;
+}
+
+/* What has not been enqueued is forgotten. */
+static int given_up(hd_watched *w, int rc, const char *said, const char **call)
+{
+    *call = said;
+    hd_watch_put(w);
+    return rc;
+}
+
+int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made, const char **call)
+{
+    void *before = enter(gpu);
+    hd_watched *w = NULL;
+    int captured, rc = obtain(gpu, &w);
+    *made = NULL;
+    if (rc) {
+        leave(gpu, before);
+        *call = "cuEventCreate";
+        return rc;
+    }
     __atomic_add_fetch(&guard->refs, 1, __ATOMIC_ACQ_REL);
     w->guard = guard;
-    w->event = event;
-    w->query = query;
+    w->keep = NULL;
+    w->after = NULL;
+    w->refs = 1;
+    w->listed = 0;
+    w->apart = stream != current;
+    captured = hd_captures(gpu, current);
+    w->state = captured ? HD_WATCH_CAPTURED : HD_WATCH_RUNS;
+    if (w->apart) {
+        if (!captured && hd_captures(gpu, stream))
+            rc = given_up(w, HD_START_OTHER_CAPTURES, "", call);
+        else if ((rc = gpu->cuda.record(w->event, current)) != 0)
+            rc = given_up(w, rc, "cuEventRecord", call);
+        else if ((rc = gpu->cuda.wait(stream, w->event, 0)) != 0)
+            rc = given_up(w, rc, "cuStreamWaitEvent", call);
+    }
+    leave(gpu, before);
+    if (!rc)
+        *made = w;
+    return rc;
+}
+
+int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
+{
+    void *before;
+    int rc;
+    if (w->state == HD_WATCH_CAPTURED && !w->apart)
+        return 0; /* nobody has to wait for it */
+    before = enter(w->gpu);
+    rc = w->gpu->cuda.record(w->event, stream);
+    leave(w->gpu, before);
+    *call = "cuEventRecord";
+    if (rc || w->state == HD_WATCH_CAPTURED)
+        return rc;
     w->limit = seconds;
     w->deadline = seconds < 1e9 ? now() + (int64_t)(seconds * 1e9) : INT64_MAX;
-    w->refs = 2; /* the caller's and the list's */
-    snprintf(w->what, sizeof w->what, "%s", what);
+    w->listed = 1;
+    __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&lock);
-    if (start() != 0) {
-        pthread_mutex_unlock(&lock);
-        hd_guard_put(guard);
-        free(w);
-        return NULL;
-    }
     w->next = flight;
     flight = w;
     pthread_cond_signal(&more);
     pthread_mutex_unlock(&lock);
-    return w;
+    return 0;
+}
+
+int hd_order(hd_watched *w, void *stream)
+{
+    void *before = enter(w->gpu);
+    int rc = w->gpu->cuda.wait(stream, w->event, 0);
+    leave(w->gpu, before);
+    return rc;
 }
 
 int hd_watch_wait(hd_watched *w, double seconds)
@@ -232,10 +378,13 @@ int hd_watch_wait(hd_watched *w, double seconds)
 
 void hd_watch_put(hd_watched *w)
 {
-    if (w && __atomic_sub_fetch(&w->refs, 1, __ATOMIC_ACQ_REL) == 0) {
-        hd_guard_put(w->guard);
-        free(w);
-    }
+    if (!w || __atomic_sub_fetch(&w->refs, 1, __ATOMIC_ACQ_REL) != 0)
+        return;
+    hd_guard_put(w->guard);
+    pthread_mutex_lock(&lock);
+    w->next = w->gpu->spare;
+    w->gpu->spare = w;
+    pthread_mutex_unlock(&lock);
 }
 
 void hd_watch_stop(void) { __atomic_store_n(&stopped, 1, __ATOMIC_RELEASE); }

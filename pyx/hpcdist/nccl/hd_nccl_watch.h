@@ -1,5 +1,6 @@
-/* The watchdog: one C thread that never takes the GIL. It looks at the operations in flight and at NCCL's own reports,
- * and aborts a communicator whose operation is late or has failed, so that nobody waits for it for ever. */
+/* Operations in flight, and the watchdog: one C thread that never takes the GIL. It looks at what is in flight and at
+ * NCCL's own reports, and aborts a communicator whose operation is late or has failed, so that nobody waits for it for
+ * ever. */
 #ifndef HD_NCCL_WATCH_H
 #define HD_NCCL_WATCH_H
 
@@ -16,30 +17,58 @@ typedef struct {
     int taken;  /* atomic */
     int failed; /* atomic: 0, else an HD_NCCL_ code; HD_WATCH_LATE for an operation past its time */
     int told;   /* an exception has been made of it; by threads that hold the GIL */
-    char what[160]; /* the operation that was in flight */
+    char where[128]; /* "of the group 'world' on rank 0" */
+    char what[192];  /* the operation that was in flight */
     char text[512];
 } hd_guard;
 
 enum { HD_WATCH_LATE = -1, HD_WATCH_CUDA = -2 };
-enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2 };
+enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2, HD_WATCH_CAPTURED = 3 };
 
-/* 0: reached; HD_WATCH_NOT_READY: not yet; anything else is an error. As cuEventQuery. */
-typedef int (*hd_query)(void *event);
-enum { HD_WATCH_NOT_READY = 600 };
+/* All that is needed of CUDA, by address: functions of the driver, or a test's. 0 is success; streams, events and
+ * contexts are pointers. The last three may be NULL, where there are no contexts and no graphs. */
+typedef struct {
+    int (*create)(void **event, unsigned flags);                  /* cuEventCreate */
+    int (*record)(void *event, void *stream);                     /* cuEventRecord */
+    int (*query)(void *event);                                    /* cuEventQuery */
+    int (*wait)(void *stream, void *event, unsigned flags);       /* cuStreamWaitEvent */
+    int (*captures)(void *stream, int *status);                   /* cuStreamIsCapturing */
+    int (*mode)(int *mode);                                       /* cuThreadExchangeStreamCaptureMode */
+    int (*context)(void **context);                               /* cuCtxGetCurrent */
+    int (*enter)(void *context);                                  /* cuCtxSetCurrent */
+} hd_cuda;
 
+enum { HD_CUDA_NOT_READY = 600 };
+
+/* One device: its events are kept for the next operation. */
+typedef struct hd_gpu {
+    struct hd_gpu *next;
+    hd_cuda cuda;
+    void *context; /* the device's, which torch uses */
+    int index;
+    struct hd_watched *spare;
+} hd_gpu;
+
+/* One operation. Its owners: the watchdog while it is `listed`, the group's queue, and a handle. */
 typedef struct hd_watched {
-    struct hd_watched *next;
+    struct hd_watched *next;  /* in the watchdog's list, or among the spare ones */
+    struct hd_watched *after; /* in the group's queue */
+    hd_gpu *gpu;
     hd_guard *guard;
-    void *event;
-    hd_query query;
+    void *event;      /* reached when the operation is done */
+    const char *api;  /* lives for ever */
+    uint64_t number;
     int64_t deadline; /* ns, monotonic */
     double limit;     /* seconds it had, for the message */
-    int refs, state;  /* atomic */
-    char what[160];
+    void *keep;       /* of who owns the queue */
+    int apart;        /* on another stream than the caller's */
+    int refs, state, listed; /* atomic */
 } hd_watched;
 
 hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
 void hd_guard_put(hd_guard *guard);
+/* Whose it is, for messages; before its first operation. */
+void hd_guard_name(hd_guard *guard, const char *where);
 /* Around a call of NCCL: not 0 where it has failed and must not be used; leave either way. */
 static inline int hd_guard_failed(hd_guard *guard) { return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE); }
 static inline int hd_guard_enter(hd_guard *guard)
@@ -54,13 +83,27 @@ static inline int hd_guard_take(hd_guard *guard) { return !__atomic_exchange_n(&
  * that has been done. */
 void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text);
 
-/* NULL where there is no memory or no thread. */
-hd_watched *hd_watch(hd_guard *guard, void *event, hd_query query, double seconds, const char *what);
+/* The device of an index, the same one for the same functions; NULL where there is no memory. */
+hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index);
+
+/* An operation that is to be enqueued on `stream`. With another stream than `current` it comes after all that is in
+ * `current` now. *made is the operation; its state is HD_WATCH_CAPTURED where the stream is being captured into a
+ * graph. Returns 0, or CUDA's error and in *call the function that gave it; HD_START_ for errors of our own. */
+enum { HD_START_MEMORY = -1, HD_START_OTHER_CAPTURES = -2 };
+int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made, const char **call);
+/* It has been enqueued: from now on it is watched, unless it is captured. As hd_start. */
+int hd_started(hd_watched *w, void *stream, double seconds, const char **call);
+/* Lets `stream` wait for it. */
+int hd_order(hd_watched *w, void *stream);
+/* Whether a stream is being captured; not 0 also where CUDA does not say. */
+int hd_captures(hd_gpu *gpu, void *stream);
+/* "all_reduce #3 of the group 'world' on rank 0" */
+void hd_watched_name(const hd_watched *w, char *text, size_t size);
 /* Looks at the event now, for at most `seconds`; the state. */
-int hd_watch_wait(hd_watched *watched, double seconds);
-void hd_watch_put(hd_watched *watched);
-/* Whether the watchdog has let go of it. */
-static inline int hd_watch_released(hd_watched *watched) { return __atomic_load_n(&watched->refs, __ATOMIC_ACQUIRE) == 1; }
+int hd_watch_wait(hd_watched *w, double seconds);
+void hd_watch_put(hd_watched *w);
+static inline void hd_watch_take(hd_watched *w) { __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL); }
+static inline int hd_watch_listed(hd_watched *w) { return __atomic_load_n(&w->listed, __ATOMIC_ACQUIRE); }
 /* At the end of the process: looks at nothing any more, because the events go away. */
 void hd_watch_stop(void);
 

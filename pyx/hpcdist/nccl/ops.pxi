@@ -1,0 +1,123 @@
+# The operations that training calls most, from the tensor to NCCL without Python in between.
+
+cdef struct way:
+    signed char known    # whether it has been asked for
+    signed char kind     # ncclDataType_t
+    signed char lanes    # elements of it in one of hpcdist's
+    signed char how      # ncclRedOp_t, or -1 for PREMUL_SUM
+
+cdef way ways[32][16]
+
+
+cdef way* way_of(int dtype, int op) except NULL:
+    """As :func:`reduction`, which says what NCCL cannot do."""
+    cdef way* found = &ways[dtype][op]
+    if not found.known:
+        found.kind, found.lanes, found.how = reduction(dtype, op)
+        found.known = 1
+    return found
+
+
+cdef bint on_host(object array, object api):
+    """Whether this is an exchange of hpcdist's own: it has a name, and is a NumPy array."""
+    return api is not None and type(array).__module__ == "numpy"
+
+
+cdef int equal(str api, hd_buf* a, hd_buf* b, int index, int other) except -1:
+    if a.dtype != b.dtype:
+        raise ValueError(f"{api}: output and input must have one dtype, and have 2")
+    if index != other:
+        raise ValueError(f"{api}: the tensors are on several devices: {index}, {other}")
+    return 0
+
+
+cdef int fits(str api, int64_t found, int64_t wanted, str what) except -1:
+    if found != wanted:
+        raise ValueError(f"{api}: {what} has {found} elements, and needs {wanted}")
+    return 0
+
+
+cdef class Operations(Launch):
+    """The part of a group over NCCL that is one call of NCCL for each operation."""
+
+    def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
+        """Reduce over all ranks, in place on each."""
+        cdef hd_buf b
+        cdef one_call c
+        cdef way* w
+        cdef int index
+        cdef ReduceOp known = as_reduce_op(op)
+        if on_host(tensor, api):
+            return self._staged(self.all_reduce, [tensor], [tensor], op, async_op=async_op, api=api, extra=extra)
+        name = "all_reduce" if api is None else api
+        index = fill_device(tensor, &b, True, self.memory, self.device_type, "all_reduce: tensor")
+        w = way_of(b.dtype, known.code)
+        c.kind = ALL_REDUCE_CALL
+        c.send = c.recv = b.ptr
+        c.count = b.n * w.lanes
+        c.dtype = w.kind
+        c.how = w.how
+        facts = (known, b.n, b.dtype, extra) if self._checks else None
+        return self.one(name, index, &c, tensor, tensor, async_op, facts, known.factor if w.how < 0 else None)
+
+    def broadcast(self, tensor, int root, object async_op=False, *, api=None, extra=0):
+        """Copy root's tensor to all ranks."""
+        cdef hd_buf b
+        cdef one_call c
+        cdef int index
+        if on_host(tensor, api):
+            return self._staged(self.broadcast, [tensor], [tensor], root, async_op=async_op, api=api, extra=extra)
+        name = "broadcast" if api is None else api
+        index = fill_device(tensor, &b, True, self.memory, self.device_type, "broadcast: tensor")
+        kind, lanes = movement(b.dtype)
+        c.kind = BROADCAST_CALL
+        c.send = c.recv = b.ptr
+        c.count = b.n * <int> lanes
+        c.dtype = kind
+        c.how = root
+        facts = (b.n, b.dtype, root, extra) if self._checks else None
+        return self.one(name, index, &c, tensor, tensor, async_op, facts, None)
+
+    def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
+        """Collect equal tensors of each rank into one."""
+        cdef hd_buf out, own
+        cdef one_call c
+        cdef int index, other
+        if on_host(output, api):
+            return self._staged(self.all_gather_into_tensor, [output, input], [output], async_op=async_op, api=api,
+                                extra=extra)
+        name = "all_gather_into_tensor" if api is None else api
+        index = fill_device(output, &out, True, self.memory, self.device_type, "all_gather_into_tensor: output")
+        other = fill_device(input, &own, False, self.memory, self.device_type, "all_gather_into_tensor: input")
+        equal(name, &out, &own, index, other)
+        fits(name, out.n, own.n * self.size, "output")
+        kind, lanes = movement(own.dtype)
+        c.kind = ALL_GATHER_CALL
+        c.send = own.ptr
+        c.recv = out.ptr
+        c.count = own.n * <int> lanes
+        c.dtype = kind
+        facts = (own.dtype, own.n, extra) if self._checks else None
+        return self.one(name, index, &c, input, output, async_op, facts, None)
+
+    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
+        """Reduce one tensor; rank i keeps its i-th part."""
+        cdef hd_buf out, whole
+        cdef one_call c
+        cdef way* w
+        cdef int index, other
+        cdef ReduceOp known = as_reduce_op(op)
+        name = "reduce_scatter_tensor"
+        index = fill_device(output, &out, True, self.memory, self.device_type, "reduce_scatter_tensor: output")
+        other = fill_device(input, &whole, False, self.memory, self.device_type, "reduce_scatter_tensor: input")
+        equal(name, &out, &whole, index, other)
+        fits(name, whole.n, out.n * self.size, "input")
+        w = way_of(out.dtype, known.code)
+        c.kind = REDUCE_SCATTER_CALL
+        c.send = whole.ptr
+        c.recv = out.ptr
+        c.count = out.n * w.lanes
+        c.dtype = w.kind
+        c.how = w.how
+        facts = (known, out.dtype, out.n) if self._checks else None
+        return self.one(name, index, &c, input, output, async_op, facts, known.factor if w.how < 0 else None)
