@@ -25,11 +25,11 @@ from hpcdist.backends.dispatch import serving
 from hpcdist.backends.staging import StagedGroup
 from hpcdist.errors import DistTimeoutError
 from hpcdist.ops.monitored import monitored_barrier
+from hpcdist.recorder import Entry, Where, recorder
 from hpcdist.subgroups import new_group
 from hpcdist.torch.arguments import every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES
 from hpcdist.torch.elsewhere import Elsewhere, by_device
-from hpcdist.torch.flight_recorder import Entry, recorder
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
 
 __all__ = ["NAME", "BridgeGroup"]
@@ -229,6 +229,7 @@ class BridgeGroup(ProcessGroup):
             entry = None
             if self._recorder is not None:
                 entry = self._note(name, inputs, outputs)
+                method = self._recorder.inside(entry, method)
             if wants_work:
                 # torch lets one rank wait and another not
                 return self._collect(BridgeWork(method(*args, EITHER), outputs, entry))
@@ -242,10 +243,14 @@ class BridgeGroup(ProcessGroup):
                 self._comm.timeout = usual
         return self._collect(_DONE)
 
-    def _note(self, name: str, inputs: list[Any], outputs: list[Any], peers: str = "") -> Entry:
+    def _note(
+        self, name: str, inputs: list[Any], outputs: list[Any], peers: str | None = None
+    ) -> Entry:
         """Tell the flight recorder of an operation that begins."""
         assert self._recorder is not None
-        return self._recorder.add(self, name, inputs, outputs, self._comm.timeout, peers)
+        native = self.native
+        where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
+        return self._recorder.add(where, name, inputs, outputs, self._comm.timeout, peers)
 
     def _collect(self, work: Work) -> Work:
         if self._coalesced is not None:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import Work
 
 from hpcdist.backends.nccl import device
-from hpcdist.torch.flight_recorder import Entry
+from hpcdist.recorder import Entry
 
 __all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
 

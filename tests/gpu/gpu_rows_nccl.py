@@ -206,31 +206,78 @@ def lifetime() -> str:
     return f"right 60 times, {n >> 18} MiB each in 1 GiB"
 
 
-@row("a collective in a CUDA graph")
+@row("collectives in a CUDA graph, captured and replayed")
 def graph() -> str:
-    """Capture of an operation of the binding, replayed."""
+    """Synchronous and asynchronous calls, between kernels; the watchdog goes on meanwhile."""
     import torch
 
-    from hpcdist import _nccl
+    import hpcdist as dist
 
-    comm = _nccl.Communicator.init(_nccl.unique_id(), 1, 0)
-    data = torch.ones(1024, device="cuda")
-    op = comm.premul_sum(2.0, _nccl.FLOAT32)
-    at = data.data_ptr()
-    comm.all_reduce(at, at, 1024, _nccl.FLOAT32, _nccl.SUM, torch.cuda.current_stream().cuda_stream)
+    start()
+    needs_a_gpu("torch's graphs need one")
+    data, more = torch.ones(1024, device="cuda"), torch.zeros(2048, device="cuda")
+    half = dist.ReduceOp.PREMUL_SUM(0.5)
+    watched = torch.ones(1 << 28, device="cuda")
+    dist.all_reduce(data)
     torch.cuda.synchronize()
-    needs_a_gpu("the stand-in captures nothing into a graph")
+    for _ in range(20):
+        busy = dist.all_reduce(watched, async_op=True)
     captured = torch.cuda.CUDAGraph()
-    # what other threads do meanwhile, such as the watchdog, is no part of it
-    with torch.cuda.graph(captured, capture_error_mode="thread_local"):
-        stream = torch.cuda.current_stream().cuda_stream
-        comm.all_reduce(at, at, 1024, _nccl.FLOAT32, op, stream)
+    with torch.cuda.graph(captured):
+        data.mul_(4)
+        dist.all_reduce(data, half)
+        work = dist.all_reduce(data, half, async_op=True)
+        time.sleep(0.1)  # the watchdog looks at what is in flight every 20 ms
+        work.wait()
+        data.mul_(2)
+        dist.all_gather_into_tensor(more[:1024], data)
+        dist.broadcast(more, 0)
+    busy.wait()
     for _ in range(3):
         captured.replay()
     torch.cuda.synchronize()
-    assert bool((data == 8).all()), data[:4]
-    comm.destroy()
-    return "replayed 3 times"
+    assert bool((data == 8).all()) and bool((more[:1024] == 8).all()), (data[:4], more[:4])
+    data.fill_(1)
+    dist.all_reduce(data, async_op=True).wait()  # and outside of it as before
+    torch.cuda.synchronize()
+    assert bool((data == 1).all())
+    return "replayed 3 times, right"
+
+
+@row("what cannot be captured into a CUDA graph")
+def graph_refused() -> str:
+    """A clear error, and the capture is not broken off."""
+    import torch
+
+    import hpcdist as dist
+    from hpcdist.errors import DistBackendError
+
+    start()
+    needs_a_gpu("torch's graphs need one")
+    data = torch.ones(8, device="cuda")
+    before = dist.all_reduce(torch.ones(1 << 28, device="cuda"), async_op=True)
+    os.environ["HPCDIST_NCCL_SPLIT"] = "0"
+    fresh = dist.new_group([0])  # without a communicator
+    del os.environ["HPCDIST_NCCL_SPLIT"]
+    captured, said = torch.cuda.CUDAGraph(), 0
+    with torch.cuda.graph(captured):
+        work = dist.all_reduce(data, async_op=True)
+        for call in (
+            lambda: dist.barrier(),
+            lambda: dist.all_reduce(data, group=fresh),
+            lambda: work.wait(1.0),
+            lambda: work.is_completed(),
+        ):
+            try:
+                call()
+            except DistBackendError as error:
+                said += "CUDA graph" in str(error)
+        work.wait()
+    before.wait()
+    captured.replay()
+    torch.cuda.synchronize()
+    assert said == 4, said
+    return "4 clear errors, and the rest of the graph was replayed"
 
 
 @row("two ranks on one GPU")

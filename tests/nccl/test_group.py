@@ -300,3 +300,17 @@ def test_options_are_checked():
         from hpcdist.backends import base, nccl
 
         nccl.create(base.BackendOptions(None, 0, 1, timedelta(seconds=1), "x"), object())
+
+
+def test_a_negative_timeout_of_wait_is_none():
+    stream = standin.Stream()
+    for group in (None, dist.new_group(list(range(dist.get_world_size())), backend="mpi")):
+        with standin.on(stream):
+            stream.kernel(0.05)
+            data = gpu(torch.ones(4))
+            work = dist.all_reduce(data, group=group, async_op=True)
+            parallel_assert(work.wait(timedelta(milliseconds=-1)))
+            parallel_assert(bool((cpu(data) == dist.get_world_size()).all()))
+            parallel_assert(work.is_success() and work._source_rank() == -1)
+            with parallel_raises(ValueError, match="not a number"):
+                work.wait(float("nan"))

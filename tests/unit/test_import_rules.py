@@ -46,6 +46,7 @@ ROOMS = {
     "config": "leaves",
     "log": "leaves",
     "layout": "leaves",
+    "recorder": "leaves",
     "levels": "levels",
     "_loader": "loader",
     "_build_info": "loader",

@@ -1,7 +1,7 @@
 """The backend over NCCL: collectives among GPUs, on torch's streams.
 
-``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``work`` the
-handle of an operation in flight, ``launch`` how one is started, ``reductions``, ``staged`` and
+``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``launch`` what
+all operations share (``hpcdist._nccl`` starts them, and has their handles), ``reductions``, ``staged`` and
 ``group`` the operations, ``derive`` communicators that are made from other groups'. Nothing here
 loads NCCL or torch before a group is made.
 """

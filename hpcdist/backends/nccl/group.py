@@ -77,7 +77,8 @@ class NcclGroup(Staged):
         parts = [*owns, *(out for found in outs for out in found)]
         tensors = [*inputs, *(each for outputs in lists for each in outputs)]
         facts = ([[(out.elements, out.dtype) for out in found] for found in outs],)
-        return self.launch(api, parts, tensors, enqueue, async_op, facts=facts)
+        shown = (list(inputs), lists)
+        return self.launch(api, parts, tensors, enqueue, async_op, facts=facts, shown=shown)
 
     def gather(
         self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
@@ -131,8 +132,10 @@ class NcclGroup(Staged):
             def enqueue(comm: Communicator, stream: int) -> None:
                 comm.all_to_all(own.address, out.address, n, kind, stream)
 
-            facts = (dtype,)
-            return self.launch(api, [out, own], [output, input], enqueue, async_op, facts=facts)
+            facts, shown = (dtype,), ([input], [output])
+            return self.launch(
+                api, [out, own], [output, input], enqueue, async_op, facts=facts, shown=shown
+            )
         outs = _split(api, output, output_splits, self.size, "output")
         ins = _split(api, input, input_splits, self.size, "input")
         everyone = range(self.size)
@@ -162,14 +165,19 @@ class NcclGroup(Staged):
                     if part.elements:
                         comm.recv(part.address, part.elements * lanes, kind, peer, stream)
 
-        tensors = [*sent, *received]
-        return self.launch(api, [*ins, *outs], tensors, enqueue, async_op, facts=(dtype,))
+        tensors, shown = [*sent, *received], (list(sent), list(received))
+        if api == "all_to_all_single":
+            shown = ([list(sent)], [list(received)])  # it was one tensor
+        return self.launch(
+            api, [*ins, *outs], tensors, enqueue, async_op, facts=(dtype,), shown=shown
+        )
 
     # --- barrier and messages ----------------------------------------------------------------
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
         """Wait until all ranks are here: this call waits, and not a stream alone."""
         api, extra = named("barrier", about)
+        self._outside_graph(api)
         index = self._runtime.index()
         flag = self._runtime.upload(np.ones(1, np.int32), index)
         part = region(flag, "barrier")
@@ -254,7 +262,8 @@ class NcclGroup(Staged):
                     call(part.address, part.elements * lanes, kind, peer, stream)
 
         tensors = [each[1] for each in operations]
-        work = self.launch("batch_isend_irecv", parts, tensors, enqueue, True)
+        shown: tuple[list[Any], list[Any]] = (list(operations), [])
+        work = self.launch("batch_isend_irecv", parts, tensors, enqueue, True, shown=shown)
         return [work] * len(operations)
 
 

@@ -13,6 +13,7 @@ from hpcdist import _nccl, _nccl_loader, config, log
 from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
+from hpcdist.recorder import Entry, Where, recorder
 
 from . import device
 from .channel import Channel, MpiChannel
@@ -22,6 +23,15 @@ __all__ = ["Launcher", "Part", "named", "region"]
 
 _log = log.get_logger("nccl")
 
+#: How torchfrtrace calls operations, where it has another name for them.
+_TRACED = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_reduce_coalesced": "allreduce_coalesced",
+    "all_gather_coalesced": "ALLGATHER_coalesced",
+    "all_to_all_single": "all_to_all",
+    "barrier": "all_reduce_barrier",
+}
 _living: weakref.WeakSet[Launcher] = weakref.WeakSet()
 
 
@@ -74,7 +84,23 @@ def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
     return result[0]
 
 
-class Launcher(_nccl.Operations, GroupBackend):
+class _Several:
+    """What is known of messages that start together."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._entries = entries
+
+    def follow(self, native: Any) -> None:
+        """They are under way."""
+        for entry in self._entries:
+            entry.follow(native)
+
+    def failed(self) -> None:
+        """They could not start."""
+        self._entries[0].failed()
+
+
+class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names api and extra alone
     """What all operations of a group over NCCL share; the native class starts them.
 
     Parameters
@@ -100,6 +126,9 @@ class Launcher(_nccl.Operations, GroupBackend):
         self._made_with: dict[int, int] = {}
         self._checks = chosen.checks and self.size > 1
         self._blocking_wait = bool(config.get("nccl_blocking_wait"))
+        self._recorder = recorder()
+        ranks = list(options.global_ranks_in_group) or list(range(self.size))
+        self._where = Where(self.name, self.name, ranks, ranks[self.rank])
         if self._checks and not isinstance(channel, MpiChannel):
             raise DistBackendError(
                 f"the entry check of the group {self.name!r} over NCCL (HPCDIST_NCCL_CHECK) needs "
@@ -202,6 +231,42 @@ class Launcher(_nccl.Operations, GroupBackend):
         return self._runtime.stream(index, self._chosen.urgent)
 
     # --- operations --------------------------------------------------------------------------
+
+    def _note(self, kind: str, ins: Any, outs: Any, peer: int = -1) -> Entry | _Several:
+        """Tell the flight recorder of an operation that begins."""
+        if kind == "batch_isend_irecv":
+            return self._note_batch(ins)
+        if peer >= 0:
+            return self._note_message(kind == "isend", ins[0], peer)
+        assert self._recorder is not None
+        name = _TRACED.get(kind, kind)
+        entry: Entry = self._recorder.begin(self._where, name, ins, outs, self.timeout)
+        return entry
+
+    def _note_message(self, sends: bool, tensor: Any, peer: int, joined: bool = False) -> Entry:
+        name, arrow = ("send", "->") if sends else ("recv", "<-")
+        ins, outs = ([tensor], []) if sends else ([], [tensor])
+        between = f"{self.rank}{arrow}{peer}"
+        entry: Entry = self._recorder.begin(
+            self._where, name, ins, outs, self.timeout, between, joined
+        )
+        return entry
+
+    def _note_batch(self, operations: Any) -> _Several:
+        made = [
+            self._note_message(sends, tensor, peer, place > 0)
+            for place, (sends, tensor, peer, _) in enumerate(operations)
+        ]
+        end = self._recorder.begin(self._where, "coalesced", [], [], self.timeout, "", True)
+        return _Several([*made, end])
+
+    def _outside_graph(self, api: str) -> None:
+        """Refuse what needs the host: a CUDA graph that is being captured cannot hold it."""
+        if self._runtime.capturing():
+            raise DistBackendError(
+                f"{api} of the group {self.name!r} cannot be captured into a CUDA graph, because "
+                "the host takes part in it: call it outside of the capture"
+            )
 
     def batch(self, *comms: Communicator) -> Any:
         """Operations that start together."""

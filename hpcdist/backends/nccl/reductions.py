@@ -84,4 +84,7 @@ class Reductions(Launcher):
                     comm.reduce(part.address, to, n, kind, how, root, stream)
 
         facts = (op, dtype, [part.elements for part in ins])
-        return self.launch(api, [out, *ins], [output, *inputs], enqueue, async_op, facts=facts)
+        shown = ([inputs], [output])
+        return self.launch(
+            api, [out, *ins], [output, *inputs], enqueue, async_op, facts=facts, shown=shown
+        )

@@ -24,6 +24,7 @@ class Staged(Reductions):
     _exchange: Any
 
     def _upload(self, array: Any) -> Any:
+        self._outside_graph("an exchange of the host's own data")
         return self._runtime.upload(np.ascontiguousarray(array), self._runtime.index())
 
     def _block(self, work: Any) -> None:
@@ -74,6 +75,6 @@ class Staged(Reductions):
         self, sent: Sequence[Any], to: Any, received: Sequence[Any], sources: Any
     ) -> None:
         ins, outs = [self._upload(each) for each in sent], [self._upload(e) for e in received]
-        self._block(self._exchange("objects", ins, to, outs, sources, True))
+        self._block(self._exchange("all_to_all", ins, to, outs, sources, True))
         for each, copy in zip(received, outs, strict=True):
             self._runtime.download(copy, each)

@@ -7,10 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from hpcdist import _engine, log
+from hpcdist._nccl import StreamWork
 from hpcdist.errors import DistTimeoutError
 
 __all__ = ["Job", "Lane", "StagedWork", "refuse_forked"]
@@ -140,7 +140,7 @@ class Lane:
             )
 
 
-class StagedWork:
+class StagedWork(StreamWork):
     """An operation of a CUDA tensor over MPI.
 
     Parameters
@@ -180,31 +180,10 @@ class StagedWork:
         self._source = source
         self._future: Any = None
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Wait for MPI, and let the caller's current stream wait for the last copy.
-
-        Parameters
-        ----------
-        timeout : float or datetime.timedelta, optional
-            Seconds. Without it, the group's timeout ends the operation itself.
-
-        Returns
-        -------
-        bool
-            True.
-
-        Raises
-        ------
-        DistTimeoutError
-            If it is not over in this time (it goes on), or the group's timeout ended it.
-        DistMismatchError, RankFailedError, DistBackendError
-            What the operation ended with.
-        """
+    def _wait(self, seconds: float) -> None:
+        """Wait for MPI, and let the caller's current stream wait for the last copy."""
         refuse_forked(self._job.pid)
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and seconds < 0:
-            seconds = None  # torch's "no timeout" arrives as a negative duration
-        end = None if seconds is None else time.monotonic() + seconds
+        end = None if seconds < 0 else time.monotonic() + seconds
         while not self._job.over.wait(1.0 if end is None else min(1.0, _left(end))):
             if end is not None and time.monotonic() >= end:
                 raise DistTimeoutError(
@@ -217,13 +196,6 @@ class StagedWork:
         if self._job.event is not None:
             self._runtime.order(self._runtime.current(self._index), self._job.event)
         self._tensors.clear()  # for the group, too, which holds them by this list
-        return True
-
-    def synchronize(self) -> None:
-        """Wait, as :meth:`wait` without a timeout."""
-        self.wait()
-
-    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Say whether the operation is over and its results are there."""
@@ -232,10 +204,6 @@ class StagedWork:
             return False
         event = self._job.event
         return event is None or bool(self._runtime.reached(event))
-
-    def is_success(self) -> bool:
-        """Say whether it is over and went well."""
-        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Any:
         """What went wrong, if anything has."""
@@ -251,8 +219,6 @@ class StagedWork:
     def source_rank(self) -> int:
         """Group rank that a receive is from; -1 for other operations."""
         return self._source[0] if self._source and self._job.over.is_set() else -1
-
-    _source_rank = source_rank
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the tensors, completed when they hold the result."""

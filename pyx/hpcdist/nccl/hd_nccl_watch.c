@@ -353,8 +353,12 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
 
 int hd_order(hd_watched *w, void *stream)
 {
-    void *before = enter(w->gpu);
-    int rc = w->gpu->cuda.wait(stream, w->event, 0);
+    void *before;
+    int rc;
+    if (w->state == HD_WATCH_CAPTURED && !w->apart)
+        return 0; /* it is on the stream that captures, without an event */
+    before = enter(w->gpu);
+    rc = w->gpu->cuda.wait(stream, w->event, 0);
     leave(w->gpu, before);
     return rc;
 }

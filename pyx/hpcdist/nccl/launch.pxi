@@ -13,6 +13,7 @@ cdef enum:
     ALL_REDUCE_CALL, BROADCAST_CALL, ALL_GATHER_CALL, REDUCE_SCATTER_CALL
 
 cdef tuple CALLS = ("ncclAllReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter")
+cdef tuple KINDS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 cdef dict names = {}  # name of an operation -> the same as bytes, which operations in flight point to; never emptied
 
 
@@ -312,7 +313,7 @@ cdef class Launch:
             if factor is not None:
                 c.how = comm.premul_sum(factor, c.dtype)
             if self._recorder is not None and not hd_captures(place.gpu, <void*> current):
-                entry = self._note(api, [ins], [outs])
+                entry = self._note(KINDS[c.kind], [ins], [outs])
             if later:
                 held = [outs] if ins is outs else [outs, ins]
                 w = self.start(api, place, comm, current, True, c, None, held)

@@ -1,0 +1,131 @@
+"""Operations over NCCL in the flight recorder's dump, which torchfrtrace reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import shutil
+import tempfile
+from datetime import timedelta
+
+import pytest
+import standin
+import torch
+from standin import cpu, gpu
+from torch.distributed.flight_recorder import fr_trace
+from torch.distributed.flight_recorder.components import utils
+
+import hpcdist as dist
+import hpcdist.torch
+from hpcdist import recorder
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture
+def folder(_process_group, monkeypatch):
+    """Where the ranks' dumps go, with the recorder on; a new world, whose groups ask for it."""
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:mpi,cuda:nccl")
+    box = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    dist.destroy_process_group()
+    monkeypatch.setattr(recorder, "_made", None)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{box[0]}/failed_")
+    dist.init_process_group("cpu:mpi,cuda:nccl", timeout=timedelta(seconds=20))
+    yield box[0]
+    if dist.is_initialized():
+        dist.barrier()
+        last = dist.get_rank() == 0
+        dist.destroy_process_group()
+        if last:
+            shutil.rmtree(box[0])
+
+
+def dumped(path: str) -> list[dict]:
+    with open(path, "rb") as file:
+        return pickle.load(file)["entries"]
+
+
+def test_the_dump_has_what_went_over_nccl(folder, monkeypatch):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    data, whole = gpu(torch.ones(2, 3)), gpu(torch.zeros(2 * size, 3))
+    dist.all_reduce(data)
+    dist.all_gather_into_tensor(whole, data, async_op=True).wait()
+    dist.reduce_scatter_tensor(data, whole)
+    dist.broadcast(data, 0)
+    dist.all_gather([gpu(torch.zeros(2, 3)) for _ in range(size)], data)
+    dist.all_to_all_single(whole, whole.clone())
+    out = gpu(torch.zeros(5))
+    right, left = (rank + 1) % size, (rank - 1) % size
+    batch = [
+        dist.P2POp(dist.isend, gpu(torch.ones(5)), right),
+        dist.P2POp(dist.irecv, out, left),
+    ]
+    if size > 1:  # torchfrtrace does not end where a rank sends to itself
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    # through a group of torch's it is the same operation, and noted once
+    bridge = hpcdist.torch.process_group.BridgeGroup(dist.group.WORLD)
+    bridge.allreduce([data]).wait()
+    cpu(data)
+    stream = standin.Stream()
+    with standin.on(stream):
+        stream.kernel(0.2)
+        late = dist.all_reduce(data, async_op=True)  # is going on while the dump is written
+    path = hpcdist.torch.dump_flight_recorder(f"{folder}/rank_")
+    late.wait(10.0)
+    found = dumped(path)
+    names = [each["profiling_name"] for each in found]
+    messages = [f"send {rank}->{right}", f"recv {rank}<-{left}", "coalesced"] if size > 1 else []
+    kinds = ["all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast", "all_gather",
+             "all_to_all", *messages, "all_reduce", "all_reduce"]  # fmt: skip
+    parallel_assert(names == [f"nccl:{kind}" for kind in kinds], lambda: str(names))
+    states = [each["state"] for each in found]
+    parallel_assert(states == ["completed"] * (len(kinds) - 1) + ["started"], lambda: str(states))
+    first, gathered = found[0], found[1]
+    parallel_assert(first["input_sizes"] == [[2, 3]] and first["output_dtypes"] == ["Float"])
+    parallel_assert(gathered["output_sizes"] == [[2 * size, 3]])
+    here = os.path.basename(__file__)
+    parallel_assert(first["frames"][0]["filename"].endswith(here))
+    dist.barrier()
+    good = True
+    if rank == 0:
+        # torchfrtrace shows batches with it, and torch does not require it
+        monkeypatch.setattr(utils, "tabulate", str, raising=False)
+        text, database = io.StringIO(), f"{folder}/database"
+        with contextlib.redirect_stdout(text):
+            fr_trace.main([folder, "-p", "rank_", "-o", database])
+        with open(database, "rb") as file:
+            _, said = pickle.load(file)
+        wrong = [each for each in said.collectives if not each.pass_check]
+        good = bool(said.collectives) and not wrong
+    parallel_assert(good, lambda: f"{wrong} {text.getvalue()}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_failure_writes_a_dump(folder):
+    rank = dist.get_rank()
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=0.4))
+    data = gpu(torch.ones(4))
+    dist.all_reduce(data, group=group)
+    cpu(data)
+    error = None
+    if rank:
+        try:
+            dist.all_reduce(data, group=group, async_op=True).wait(10.0)
+        except dist.DistError as problem:
+            error = problem
+    dist.barrier()
+    parallel_assert(rank == 0 or isinstance(error, (dist.DistTimeoutError, dist.RankFailedError)))
+    path = f"{folder}/failed_{rank}"
+    parallel_assert(os.path.exists(path) == (rank > 0))
+    if rank:
+        last = dumped(path)[-1]
+        assert last["profiling_name"] == "nccl:all_reduce" and last["state"] == "started"
+    with contextlib.suppress(dist.DistError):
+        dist.destroy_process_group(group)
