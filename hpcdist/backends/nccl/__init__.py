@@ -1,9 +1,9 @@
 """The backend over NCCL: collectives among GPUs, on torch's streams.
 
 ``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``launch`` what
-all operations share (``hpcdist._nccl`` starts them, and has their handles), ``reductions``, ``staged`` and
-``group`` the operations, ``derive`` communicators that are made from other groups'. Nothing here
-loads NCCL or torch before a group is made.
+all operations share (``hpcdist._nccl`` starts them, and has their handles), ``reductions``,
+``staged`` and ``group`` the operations, ``derive`` communicators that are made from other groups'.
+Nothing here loads NCCL or torch before a group is made.
 """
 
 from __future__ import annotations
