@@ -170,8 +170,14 @@ static void *guardian(void *unused)
     (void)unused;
     for (;;) {
         pthread_mutex_lock(&lock);
-        while (!flight)
-            pthread_cond_wait(&more, &lock);
+        if (!flight) {
+            while (!flight)
+                pthread_cond_wait(&more, &lock);
+            /* whoever put it there goes on to start more: no need to get in the way */
+            pthread_mutex_unlock(&lock);
+            rest(ROUND_NS);
+            pthread_mutex_lock(&lock);
+        }
         over = NULL;
         for (at = &flight; (w = *at) != NULL;) {
             if (load(&w->state) == HD_WATCH_RUNS) {
@@ -330,7 +336,7 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
 {
     void *before;
-    int rc;
+    int rc, first;
     if (w->state == HD_WATCH_CAPTURED && !w->apart)
         return 0; /* nobody has to wait for it */
     before = enter(w->gpu);
@@ -344,10 +350,12 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
     w->listed = 1;
     __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&lock);
+    first = !flight;
     w->next = flight;
     flight = w;
-    pthread_cond_signal(&more);
     pthread_mutex_unlock(&lock);
+    if (first)
+        pthread_cond_signal(&more); /* without the lock, which the watchdog would wait for at once */
     return 0;
 }
 
