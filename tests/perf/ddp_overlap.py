@@ -49,7 +49,8 @@ def build(model: str, buckets: int, width: int) -> tuple[nn.Module, tuple[int, .
     front: list[nn.Module] = []
     for channels in (3, *[64] * 7):
         front += [nn.Conv2d(channels, 64, 3, padding=1), nn.ReLU()]
-    pool = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64 * 4 * 4, width, bias=False)]
+    layers[0] = nn.Linear(64 * 4 * 4, width, bias=False)
+    pool = [nn.AdaptiveAvgPool2d(4), nn.Flatten()]
     return nn.Sequential(*front, *pool, *layers), (3, 32, 32)
 
 
