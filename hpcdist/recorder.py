@@ -159,24 +159,6 @@ class Recorder:
 
         return inside
 
-    def begin(
-        self,
-        group: Where,
-        name: str,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        timeout: float,
-        p2p: str | None = None,
-        joined: bool = False,
-    ) -> Entry:
-        """Note an operation over NCCL, unless it is noted already; as :meth:`add`."""
-        entry: Entry | None = getattr(self._here, "entry", None)
-        if entry is None:
-            return self.add(group, name, inputs, outputs, timeout, p2p, joined, NCCL)
-        _, _, known = entry.record["profiling_name"].partition(":")
-        entry.record["profiling_name"] = f"{NCCL}:{known}"
-        return entry
-
     def add(
         self,
         group: Where,
@@ -211,8 +193,14 @@ class Recorder:
         Returns
         -------
         Entry
-            To be told how it goes on.
+            To be told how it goes on. Inside of a call that is noted already (:meth:`inside`) it
+            is that one, labelled anew.
         """
+        noted: Entry | None = getattr(self._here, "entry", None)
+        if noted is not None:
+            _, _, known = noted.record["profiling_name"].partition(":")
+            noted.record["profiling_name"] = f"{backend}:{known}"
+            return noted
         pg, desc = group.name, group.about
         with self._lock:
             self._settle()

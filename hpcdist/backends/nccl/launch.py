@@ -13,7 +13,7 @@ from hpcdist import _nccl, _nccl_loader, config, log
 from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
-from hpcdist.recorder import Entry, Where, recorder
+from hpcdist.recorder import NCCL, Entry, Where, recorder
 
 from . import device
 from .channel import Channel, MpiChannel
@@ -238,27 +238,25 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
             return self._note_batch(ins)
         if peer >= 0:
             return self._note_message(kind == "isend", ins[0], peer)
-        assert self._recorder is not None
-        name = _TRACED.get(kind, kind)
-        entry: Entry = self._recorder.begin(self._where, name, ins, outs, self.timeout)
-        return entry
+        return self._begin(_TRACED.get(kind, kind), ins, outs)
 
     def _note_message(self, sends: bool, tensor: Any, peer: int, joined: bool = False) -> Entry:
         name, arrow = ("send", "->") if sends else ("recv", "<-")
         ins, outs = ([tensor], []) if sends else ([], [tensor])
-        between = f"{self.rank}{arrow}{peer}"
-        entry: Entry = self._recorder.begin(
-            self._where, name, ins, outs, self.timeout, between, joined
-        )
-        return entry
+        return self._begin(name, ins, outs, f"{self.rank}{arrow}{peer}", joined)
 
     def _note_batch(self, operations: Any) -> _Several:
         made = [
             self._note_message(sends, tensor, peer, place > 0)
             for place, (sends, tensor, peer, _) in enumerate(operations)
         ]
-        end = self._recorder.begin(self._where, "coalesced", [], [], self.timeout, "", True)
-        return _Several([*made, end])
+        return _Several([*made, self._begin("coalesced", [], [], "", True)])
+
+    def _begin(
+        self, name: str, ins: Any, outs: Any, peers: str | None = None, joined: bool = False
+    ) -> Entry:
+        assert self._recorder is not None
+        return self._recorder.add(self._where, name, ins, outs, self.timeout, peers, joined, NCCL)
 
     def _outside_graph(self, api: str) -> None:
         """Refuse what needs the host: a CUDA graph that is being captured cannot hold it."""
