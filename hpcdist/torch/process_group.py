@@ -128,9 +128,8 @@ class BridgeGroup(ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         device = torch.device(device)
-        if self._elsewhere is not None and self._elsewhere.has(device):
-            return self._elsewhere.of(device)._get_backend(device)
-        return self
+        other = self._other(device)
+        return self if other is None else other._get_backend(device)
 
     def _has_hooks(self) -> bool:
         return False

@@ -70,8 +70,8 @@ cdef class StreamWork:
         self._wait(-1)
 
     def block_current_stream(self):
-        """Let the caller's current stream wait for the operation."""
-        self._wait(-1)
+        """As :meth:`synchronize`."""
+        self.synchronize()
 
     def is_completed(self):
         """Say whether the operation is over, well or not."""
@@ -191,10 +191,6 @@ cdef class NcclWork(StreamWork):
 
     def synchronize(self):
         """Let the caller's current stream wait for the operation; the host does not, even for a barrier."""
-        self.order()
-
-    def block_current_stream(self):
-        """As :meth:`synchronize`."""
         self.order()
 
     cdef int look(self) except -1:
