@@ -13,6 +13,8 @@ _Op = Any
 
 # A value of async_op.
 EITHER: Any
+# Bytes.
+DEVICE_LEAST: int
 
 # Made by the operations, not by users.
 class Work:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist._engine import DEVICE_LEAST
 from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
@@ -27,8 +28,6 @@ __all__ = ["Messages"]
 _MAGIC = 0x6870_6364_6375_6461
 #: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
 _SHORT = 64 << 10
-#: Bytes: what is longer goes from its address, where MPI takes GPU memory. The engine's limit.
-_LEAST = 4 << 10
 #: Numbers of long messages: fewer than the tags that any MPI has.
 _NUMBERS = 500
 
@@ -66,7 +65,7 @@ class Messages(Core):
         size = self._piece()
         source = [-1]
         number = next(self._count()) if sends else 0
-        straight = part.size > _LEAST and aware.takes_device_memory()
+        straight = part.size > DEVICE_LEAST and aware.takes_device_memory()
 
         def run() -> Any:
             before = runtime.index()

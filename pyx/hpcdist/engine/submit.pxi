@@ -29,6 +29,8 @@ cdef class _Either:
 #: As `async_op`: asynchronous, where other ranks may make the call synchronously. torch's own calls allow that.
 EITHER = _Either()
 cdef object either = EITHER
+#: Bytes: messages of device memory that are not longer go through the host.
+DEVICE_LEAST = HD_DEVICE_LEAST
 
 
 cdef Api api_named(object name, Api default):
