@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 import torch
+from ddp_cases import in_pieces
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import schedule
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.mpi
@@ -273,8 +273,7 @@ def test_an_exception_in_backward_on_all_ranks_leaves_things_clean(
 def test_an_exception_in_backward_on_one_rank_is_an_error_on_all(
     cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_PIECE", 1)
-    monkeypatch.setattr(schedule, "_SHARE", 1)
+    in_pieces(monkeypatch, 1)
     model, x = DDP(Optional(), bucket_cap_mb=cap), torch.ones(2, 3)
     parallel_assert(len(model.reducer.buckets) > 3)
     if last():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, grads, mine
+from ddp_cases import DDP, grads, in_pieces, mine
 from ddp_network import all_close, averages, batches, network
 from torch import nn
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every gradient but the smallest be a piece."""
-    monkeypatch.setattr(schedule, "_PIECE", 64)
-    monkeypatch.setattr(schedule, "_SHARE", 1)
+    in_pieces(monkeypatch, 64)
 
 
 def backward(model: nn.Module) -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance
+from ddp_cases import DDP, TorchDDP, distance, in_pieces
 from gloo import gloo_world
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
-from hpcdist.parallel import schedule
 from hpcdist.testing import parallel_assert
 
 pytestmark = [
@@ -86,8 +85,7 @@ def test_random_modules(number: int, rng: Any, monkeypatch: pytest.MonkeyPatch) 
         "gradient_as_bucket_view": choose.random() < 0.5,
         "bucket_cap_mb": choose.choice([None, 0, 1e-4, 3e-4, 1e-3]),
     }
-    monkeypatch.setattr(schedule, "_PIECE", choose.choice([1, 200, 1000]))
-    monkeypatch.setattr(schedule, "_SHARE", 1)
+    in_pieces(monkeypatch, choose.choice([1, 200, 1000]))
     alone, module = Random(seed), Random(seed)
     static = choose.random() < 0.3  # then every step takes the same paths
     if static:

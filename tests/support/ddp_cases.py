@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel import schedule
 from hpcdist.testing import parallel_assert
 
 DDP = dist.DistributedDataParallel
@@ -26,6 +28,12 @@ def part_of(batch: Any, rank: int) -> Any:
 def mine(batch: Any) -> Any:
     """This rank's part of a global batch."""
     return part_of(batch, dist.get_rank())
+
+
+def in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let DDP reduce its buckets in pieces of so many bytes on any number of ranks."""
+    monkeypatch.setattr(schedule, "_PIECE", size)
+    monkeypatch.setattr(schedule, "_SHARE", 1)
 
 
 def grads(module: nn.Module) -> list[torch.Tensor | None]:
