@@ -8,13 +8,13 @@
 #include <string.h>
 #include <time.h>
 
-#define ROUND_NS 20000000 /* between two looks */
+#define ROUND_NS 20000000 /* between two looks at what is in flight */
+#define IDLE_NS 100000000 /* between two looks for something: to wake the thread costs a call 50 to 90 us */
 #define PATIENCE 1.0      /* seconds for calls inside NCCL to come out before it is aborted under them */
 #define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define EVENT_FLAGS 2u    /* CU_EVENT_DISABLE_TIMING */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, the devices and their spare events */
-static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 static hd_watched *flight;
 static hd_gpu *devices;
 static int running, stopped;
@@ -169,16 +169,8 @@ static void *guardian(void *unused)
     hd_watched **at, *w, *over, *first;
     (void)unused;
     for (;;) {
-        pthread_mutex_lock(&lock);
-        if (!flight) {
-            while (!flight)
-                pthread_cond_wait(&more, &lock);
-            /* whoever put it there goes on to start more: no need to get in the way */
-            pthread_mutex_unlock(&lock);
-            rest(ROUND_NS);
-            pthread_mutex_lock(&lock);
-        }
         over = NULL;
+        pthread_mutex_lock(&lock);
         for (at = &flight; (w = *at) != NULL;) {
             if (load(&w->state) == HD_WATCH_RUNS) {
                 at = &w->next;
@@ -199,7 +191,7 @@ static void *guardian(void *unused)
         for (w = first; w; w = w->next)
             if (!load(&stopped))
                 examine(w);
-        rest(ROUND_NS);
+        rest(first ? ROUND_NS : IDLE_NS);
     }
     return NULL;
 }
@@ -336,7 +328,7 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
 {
     void *before;
-    int rc, first;
+    int rc;
     if (w->state == HD_WATCH_CAPTURED && !w->apart)
         return 0; /* nobody has to wait for it */
     before = enter(w->gpu);
@@ -350,12 +342,9 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
     w->listed = 1;
     __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&lock);
-    first = !flight;
     w->next = flight;
     flight = w;
     pthread_mutex_unlock(&lock);
-    if (first)
-        pthread_cond_signal(&more); /* without the lock, which the watchdog would wait for at once */
     return 0;
 }
 
