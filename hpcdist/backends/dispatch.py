@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .base import batch
 
 __all__ = ["Dispatch", "over", "serving"]
-
-
-def _kind(tensor: Any) -> str:
-    """Type of the device that a tensor or array is on."""
-    return getattr(getattr(tensor, "device", None), "type", "cpu")
 
 
 def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
@@ -21,8 +17,8 @@ def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
     def method(self: Dispatch, *args: Any, **about: Any) -> Any:
         tensor = args[place]
         try:
-            backend = self._backends[tensor.device.type]
-        except (AttributeError, KeyError):  # a list, an array, or nobody's
+            backend = self._known[tensor.device]
+        except (AttributeError, KeyError, TypeError):  # a list, or not seen before
             while isinstance(tensor, (list, tuple)) and tensor:
                 tensor = tensor[0]
             backend = self._of(tensor)
@@ -44,6 +40,8 @@ class Dispatch:
     def __init__(self, backends: dict[str, Any]) -> None:
         self._backends = backends
         self._host = backends.get("cpu") or next(iter(backends.values()))
+        #: By the device itself: to ask torch for its type takes as long as a launch over NCCL.
+        self._known: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
@@ -59,9 +57,10 @@ class Dispatch:
             each.timeout = value
 
     def _of(self, tensor: Any) -> Any:
-        kind = _kind(tensor)
+        device = getattr(tensor, "device", None)
+        kind = getattr(device, "type", "cpu")  # an array's is none of torch's
         try:
-            return self._backends[kind]
+            found = self._backends[kind]
         except KeyError:
             served = ", ".join(f"{device} ({type(each).__name__})"
                                for device, each in self._backends.items())  # fmt: skip
@@ -69,6 +68,9 @@ class Dispatch:
                 f"a tensor is on {kind!r}, and the group {self._host.name!r} serves {served}; name "
                 "a backend for it in init_process_group, as in 'cpu:mpi,cuda:nccl'"
             ) from None
+        with suppress(TypeError):  # some arrays have devices that cannot be keys
+            self._known[device] = found
+        return found
 
     all_reduce = _by_argument("all_reduce")
     all_reduce_coalesced = _by_argument("all_reduce_coalesced")
