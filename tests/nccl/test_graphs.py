@@ -20,8 +20,10 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-@pytest.fixture(autouse=True)
-def _world(runtime, _process_group):
+@pytest.fixture(autouse=True, params=["1", "0"], ids=["blocking", "nonblocking"])
+def _world(request, monkeypatch, runtime, _process_group):
+    """With communicators of both kinds."""
+    monkeypatch.setenv("HPCDIST_NCCL_BLOCKING", request.param)
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("cpu:mpi,cuda:nccl", timeout=timedelta(seconds=20))
