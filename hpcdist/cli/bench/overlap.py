@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -260,7 +261,13 @@ def _enough(
 ) -> int:
     """How many products take `ratio` of the time of the communication; the same on all ranks."""
     product(2)
-    times = interleave(
-        job, {"comm": comm, "product": lambda calls: product(calls)}, rounds=3, warmup=1, calls=4
-    )
-    return max(1, round(times["comm"].median * ratio / times["product"].median))
+    count = 4
+    for _ in range(2):  # a few of them first, then as many: a long run is not its parts
+        batch = partial(_several, product, count)
+        times = interleave(job, {"comm": comm, "products": batch}, rounds=5, warmup=1, calls=1)
+        count = max(1, round(count * ratio * times["comm"].median / times["products"].median))
+    return count
+
+
+def _several(product: Callable[[int], None], count: int, calls: int) -> None:
+    product(count * calls)
