@@ -36,10 +36,10 @@ OWN_MPIRUN = ("launch", "faults", "conformance")
 ANY_MPI = tuple(
     TESTS / folder / f"test_{name}.py"
     for folder, names in (
-        ("unit", "bench bench_store bucket build_backend codec codec_hostile config docstrings"),
-        ("unit", "import_rules kernels kernels_isa launchers meeting merge_traces nccl_loader"),
-        ("unit", "ops sampler store_file store_guard store_tcp store_torch stores testing"),
-        ("unit", "torch_compat"),
+        ("unit", "bench bench_store bucket build_backend codec codec_hostile config dispatch"),
+        ("unit", "docstrings import_rules kernels kernels_isa launchers meeting merge_traces"),
+        ("unit", "nccl_loader ops sampler store_file store_guard store_tcp store_torch stores"),
+        ("unit", "testing torch_compat"),
         ("launch", "bench digits examples examples_alone gpu_script nccl pytest_session"),
         ("launch", "torch_examples"),
     )
