@@ -6,6 +6,7 @@ the same without MPI, and kills ranks.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import nccl_faults
@@ -14,7 +15,7 @@ import standin
 from nccl_faults import MODES, Case, Trial
 
 import hpcdist as dist
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +42,19 @@ def test_every_fault(mode, count):
         trial.end()
     parallel_assert(not problems, lambda: "; ".join(problems))
     count(number, slowest)
+
+
+def test_the_future_of_a_failed_operation_has_the_error():
+    trial = Trial(Case("hang", "async"))
+    with standin.fault(f"hang:0:{trial.number}"):
+        work = trial._call(True)
+        until = time.monotonic() + nccl_faults.LIMIT + nccl_faults.SLACK
+        while work.exception() is None and time.monotonic() < until:
+            time.sleep(0.01)
+    future = work.get_future()
+    with parallel_raises(dist.DistError, match="all_reduce #"):
+        future.wait()
+    trial.end()
 
 
 @pytest.mark.mpi(min_size=2)

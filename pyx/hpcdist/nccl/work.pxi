@@ -219,10 +219,17 @@ cdef class NcclWork(StreamWork):
         return self.source
 
     def get_future(self):
-        """A ``torch.futures.Future`` of the result, ordered after the operation's stream."""
+        """A ``torch.futures.Future`` of the result, ordered after the operation's stream.
+
+        It has a value at once, as in torch, for the stream to wait for; of an operation that has failed it has the
+        error, which its ``wait()`` and ``value()`` raise.
+        """
         error = self.error()
         if error is not None:
-            raise error
+            import torch
+            failed = torch.futures.Future()
+            failed.set_exception(error)
+            return failed
         return self.group._runtime.future(self.place.index, self.place.stream, self.result())
 
     def __repr__(self):
