@@ -22,7 +22,7 @@ from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError, DistTimeoutError
 
 from . import aware
-from .lane import Job, Lane, StagedWork, refuse_forked
+from .lane import Job, Lane, Lanes, StagedWork, refuse_forked
 from .parts import Part
 from .ring import Piece, Rings, come, pipeline
 
@@ -82,7 +82,7 @@ class Core(GroupBackend):
         self._freed = False
         self._held: deque[tuple[Job, list[Any]]] = deque()
         self._lane = Lane("hpcdist-cuda")
-        self._lanes: dict[tuple[Any, ...], Lane] = {}
+        self._lanes = Lanes("hpcdist-cuda-p2p")
         self._rings: Rings | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -320,7 +320,7 @@ class Core(GroupBackend):
         """Wait until nothing is left to do, or a time of ``time.monotonic`` has come."""
         if self._pid != os.getpid():
             return True
-        return all([lane.idle(until) for lane in (self._lane, *self._lanes.values())])
+        return all([lane.idle(until) for lane in (self._lane, *self._lanes)])
 
     def free(self, drain: float = 5.0) -> None:
         """Wait for what is in flight, and free buffers and communicator.

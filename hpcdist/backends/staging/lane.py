@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hpcdist import _engine, log
 from hpcdist._nccl import StreamWork
 from hpcdist.errors import DistTimeoutError
 
-__all__ = ["Job", "Lane", "StagedWork", "refuse_forked"]
+__all__ = ["Job", "Lane", "Lanes", "StagedWork", "refuse_forked"]
 
 _log = log.get_logger("staging")
 
 #: Seconds that a lane's thread waits for the next operation before it ends.
 LINGER = 2.0
+#: Lanes that are kept though they are idle.
+MANY = 64
 
 
 def refuse_forked(pid: int) -> None:
@@ -138,6 +141,54 @@ class Lane:
             return self._changed.wait_for(
                 lambda: not self._busy and not self._waiting, max(until - time.monotonic(), 0.0)
             )
+
+
+class Lanes:
+    """A lane for each key: operations with one key come one after the other, others do not wait.
+
+    Lanes are made at the first operation, and forgotten when there are many and they are idle: a
+    program may give every message a tag of its own.
+
+    Parameters
+    ----------
+    name : str
+        Of their threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._made: dict[Hashable, Lane] = {}
+        self._users: Counter[Hashable] = Counter()
+        self._most = MANY
+
+    @contextmanager
+    def of(self, key: Hashable) -> Iterator[Lane]:
+        """Use the lane of a key; it is not forgotten meanwhile."""
+        with self._lock:
+            if len(self._made) >= self._most:
+                self._forget()
+            lane = self._made.setdefault(key, Lane(self._name))
+            self._users[key] += 1
+        try:
+            yield lane
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+
+    def _forget(self) -> None:
+        self._made = {
+            key: lane for key, lane in self._made.items() if self._users[key] or not lane.idle(0.0)
+        }
+        self._users = +self._users  # without the zeros
+        self._most = max(MANY, 2 * len(self._made))
+
+    def __iter__(self) -> Iterator[Lane]:
+        with self._lock:
+            return iter(list(self._made.values()))
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class StagedWork(StreamWork):

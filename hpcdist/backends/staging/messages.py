@@ -18,7 +18,7 @@ from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
 from . import aware, direct
 from .core import Core
-from .lane import Job, Lane, StagedWork
+from .lane import Job, StagedWork
 from .parts import Part
 from .ring import Copy, Ring, come
 
@@ -99,13 +99,13 @@ class Messages(Core):
         way = "to" if sends else "from"
         whom = f"rank {peer}" if peer >= 0 else "any rank"
         job = Job(run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}")
-        lane = self._lanes.setdefault((sends, peer, tag), Lane("hpcdist-cuda-p2p"))
-        if later:
-            tensors = [tensor]
-            self._held.append((job, tensors))
-            lane.start(job)
-            return StagedWork(runtime, part.device, job, tensors, tensors, source)
-        lane.call(job)
+        with self._lanes.of((sends, peer, tag)) as lane:
+            if later:
+                tensors = [tensor]
+                self._held.append((job, tensors))
+                lane.start(job)
+                return StagedWork(runtime, part.device, job, tensors, tensors, source)
+            lane.call(job)
         if job.event is not None:
             runtime.order(current, job.event)
         return source[0]
