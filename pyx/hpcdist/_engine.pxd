@@ -65,7 +65,7 @@ cdef extern from "hd_engine.h" nogil:
         double factor
         int64_t count, extra
         uint64_t layout
-        int pairwise, uneven, permuted, listed, either, later
+        int pairwise, uneven, permuted, listed, either, later, closing
         int nin, nout
         hd_seg* in_ "in"
         hd_seg* out
@@ -117,7 +117,8 @@ cdef extern from "hd_engine.h" nogil:
 
     int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
-    int hd_comm_free(hd_comm*, double, char*, size_t)
+    int hd_comm_free(hd_comm*, double, int, char*, size_t)
+    int64_t hd_comm_unread(hd_comm*)
     void hd_comm_release(hd_comm*)
 
     int64_t hd_node_bytes(const hd_comm*)

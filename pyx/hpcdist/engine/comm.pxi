@@ -1,5 +1,7 @@
 # Comm: the operations of one group. Ranks are the group's own; hpcdist.group translates.
 
+cdef double CLOSING = 1.0  # seconds that the other ranks have to come and free a group
+
 
 cdef class Comm:
     """One group's communicator and lane.
@@ -111,13 +113,40 @@ cdef class Comm:
         open_comms[<size_t> made] = comm
         return comm
 
-    def free(self, double drain=5.0):
+    cdef bint together(self, double seconds) except -1:
+        """Whether all ranks free the group now, and no message is left that nobody received."""
+        cdef hd_job j
+        cdef hd_buf b
+        import numpy
+        unread = numpy.array([hd_comm_unread(self.c)], numpy.int64)
+        keep = fill(unread, &b, True, "unread")
+        begin(&j, self, HD_ALL_REDUCE, DESTROY)
+        j.closing = 1
+        j.timeout = seconds
+        subject(&j, &b, True)
+        reduces(&j, ReduceOp.SUM)
+        j.nout = 1
+        j.out1.ptr = b.ptr
+        j.out1.n = b.n
+        try:
+            run(self, &j, False, keep, None)
+        except DistError:
+            return False
+        return unread[0] == 0
+
+    def free(self, double drain=5.0, bint agree=True):
         """Waits for what is in flight and frees the communicator. Every member calls it; may be repeated.
+
+        MPI gives the number of a communicator that was freed to the next one, and with it whatever is still on its
+        way. So it is MPI's again only if all ranks come to free it within a second, and no message is left that was
+        sent and never received; otherwise everything but MPI's part of it is freed.
 
         Parameters
         ----------
         drain : float, optional
             Seconds to wait for operations in flight.
+        agree : bool, optional
+            Whether to ask the other ranks; if not, MPI's part is kept: for the end of the program.
 
         Raises
         ------
@@ -126,10 +155,16 @@ cdef class Comm:
         """
         cdef char text[256]
         cdef int code
+        cdef bint together = agree
         if hd_forked or self.c == NULL or self.c.freed:
             return
+        if agree and self.c.size > 1 and self.c.check:
+            with nogil:
+                code = hd_lane_drain(self.c, drain) and hd_p2p_drain(self.c, drain)
+            drain = min(drain, CLOSING) if code else 0
+            together = code and self.together(drain)
         with nogil:
-            code = hd_comm_free(self.c, drain, text, sizeof(text))
+            code = hd_comm_free(self.c, drain, together, text, sizeof(text))
         open_comms.pop(<size_t> self.c, None)
         bury(NULL)
         if code:

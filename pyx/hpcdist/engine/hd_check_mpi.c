@@ -41,6 +41,7 @@ typedef struct mail {
 
 typedef struct hd_post {
     MPI_Comm mpi;
+    int64_t unread;       /* notes sent, less those received */
     vote *vote, *left;    /* the one in use; those given up */
     mail *sent;
     uint32_t log[LOG];    /* checks somebody gave up on */
@@ -108,6 +109,7 @@ static void send_note(hd_comm *c, int what, uint32_t check, double after)
         if (!MPI_Isend(&m->text, (int)sizeof m->text, MPI_BYTE, (c->rank + i) % c->size, TAG_NOTE, p->mpi,
                        &m->req[m->n]))
             m->n++;
+    p->unread += m->n;
     m->next = p->sent;
     p->sent = m;
     tidy(p);
@@ -124,6 +126,7 @@ static void read_notes(hd_comm *c)
         note in;
         if (MPI_Recv(&in, (int)sizeof in, MPI_BYTE, st.MPI_SOURCE, TAG_NOTE, p->mpi, MPI_STATUS_IGNORE))
             break;
+        p->unread--;
         if (in.what == GAVE_UP) {
             p->log[p->nlog % LOG] = in.check;
             p->by[p->nlog % LOG] = st.MPI_SOURCE;
@@ -249,7 +252,7 @@ static int wait_for(hd_comm *c, hd_job *j, MPI_Request *req, uint32_t n)
                     return j->code;
                 }
             }
-            if (!p->announced && (late || called)) {
+            if (!p->announced && !j->closing && (late || called)) {
                 p->announced = 1;
                 send_note(c, HERE, n, 0);
             }
@@ -316,7 +319,15 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     return j->code;
 }
 
-int hd_post_close(hd_comm *c)
+int64_t hd_post_unread(hd_comm *c)
+{
+    if (!c->post)
+        return 0;
+    read_notes(c);
+    return c->post->unread;
+}
+
+int hd_post_close(hd_comm *c, int together)
 {
     hd_post *p = c->post;
     int clean;
@@ -327,7 +338,8 @@ int hd_post_close(hd_comm *c)
     read_notes(c);
     clean = !p->left && !p->sent;
     if (clean) {
-        MPI_Comm_free(&p->mpi);
+        if (together)
+            MPI_Comm_free(&p->mpi);
         free(p->vote);
         free(p->here);
         free(p);

@@ -126,7 +126,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
     hd_session_ref(s);
     hd_session_adopt(s, c);
     if ((code = meet(c, text, room)) != HD_OK) {
-        hd_comm_free(c, 0, NULL, 0);
+        hd_comm_free(c, 0, 1, NULL, 0);
         hd_comm_release(c);
         return code;
     }
@@ -293,6 +293,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                                    : roll_member(p, ranks, ROLL_TAG(tag * 4), mine, until);
     if (code) {
         char within[48] = "";
+        __atomic_add_fetch(&p->unread, 1, __ATOMIC_RELAXED); /* greetings may be left that nobody receives */
         if (code == HD_ERR_TIMEOUT)
             snprintf(within, sizeof within, " within %.3g s", timeout);
         snprintf(text, room, "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s. All its members "
@@ -328,7 +329,12 @@ void hd_comm_release(hd_comm *c)
     free(c);
 }
 
-int hd_comm_free(hd_comm *c, double drain_s, char *text, size_t room)
+int64_t hd_comm_unread(hd_comm *c)
+{
+    return __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + hd_post_unread(c);
+}
+
+int hd_comm_free(hd_comm *c, double drain_s, int together, char *text, size_t room)
 {
     int clean = 1, down = 0;
 
@@ -338,10 +344,13 @@ int hd_comm_free(hd_comm *c, double drain_s, char *text, size_t room)
     MPI_Finalized(&down);
     if (!down && !hd_in_child()) {
         clean = hd_lane_drain(c, drain_s) && hd_p2p_drain(c, clean ? drain_s : 0);
-        if (clean && hd_post_close(c)) {
+        if (clean) {
+            if (!hd_post_close(c, together))
+                hd_session_poisoned(c->session);
             hd_lane_close(c);
             hd_session_forget(c->session, c);
-            MPI_Comm_free(&c->mpi);
+            if (together)
+                MPI_Comm_free(&c->mpi);
             hd_page_close(c);
             hd_node_close(c);
             free(c->staging);

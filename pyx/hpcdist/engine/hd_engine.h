@@ -67,6 +67,7 @@ struct hd_job {
     int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */
     int permuted;         /* dense but not C-contiguous: for messages */
     int listed;           /* in/out are lists of tensors, even when of length one */
+    int closing;          /* the last operation of the group: after it nobody reads what was sent */
     int nin, nout;
     hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
@@ -119,6 +120,7 @@ struct hd_comm {
     int tag_limit;        /* largest user tag */
     uint32_t seq;         /* collectives begun */
     uint32_t mailed;      /* long messages sent */
+    int64_t unread;       /* atomic: messages sent, less those received; summed over all ranks, those nobody received */
     hd_session *session;
     int *node_slot;       /* slot of each member on this node's status page, -1: another node */
     int one_node;
@@ -227,14 +229,18 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, hd_comm **out, char *text, size_t room);
 void hd_comm_release(hd_comm *c);            /* the last Python owner has gone */
-int hd_comm_free(hd_comm *c, double drain_s, char *text, size_t room);
+/* The communicator itself is kept, unless all ranks are here and no message is left: MPI gives its number to the next
+ * one, and with it what is still on its way. */
+int hd_comm_free(hd_comm *c, double drain_s, int together, char *text, size_t room);
+int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
 /* ---- the entry check ---- */
 size_t hd_page_size(int nranks);
 int hd_page_open(hd_comm *c);                /* collective over the group; leaves page NULL where it cannot be */
 void hd_page_close(hd_comm *c);
 int hd_post_open(hd_comm *c);                /* collective over the group */
-int hd_post_close(hd_comm *c);               /* 0: requests are left that nobody matched */
+int hd_post_close(hd_comm *c, int together); /* 0: requests are left that nobody matched */
+int64_t hd_post_unread(hd_comm *c);
 int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t fingerprint);
 /* Agrees on the call. 0, or an error code with j->text. j->uneven becomes what holds for all: counts differ,
  * verify pair by pair; so does j->polls: somebody has to poll. */

@@ -86,7 +86,8 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
     }
     j->got = e->bytes;
     if (e->bytes > own && !(to = j->spill = malloc((size_t)e->bytes))) {
-        j->got = e->bytes; /* the sender will time out: there is nowhere to put it */
+        /* the sender will time out: there is nowhere to put it */
+        __atomic_add_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         return MPI_SUCCESS;
     }
     type = type_of(j, e->bytes, &n);

@@ -79,6 +79,10 @@ void hd_job_describe(hd_text *t, const hd_job *j)
 {
     const char *sep = "";
     hd_say(t, "%s(", j->api);
+    if (j->closing) {
+        hd_say(t, ")");
+        return;
+    }
     if (j->dtype >= 0) {
         hd_say(t, "%s[", hd_dtype_name(j->dtype));
         if (j->ndim > HD_MAX_DIMS) {

@@ -41,6 +41,8 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
         hd_job_finish(j);
         return j->code;
     }
+    if (j->kind == HD_SEND)
+        __atomic_add_fetch(&c->unread, 1, __ATOMIC_RELAXED);
     /* A short send is done. A receive rarely is, and Open MPI yields the core in each look that finds nothing. */
     return j->kind == HD_SEND && hd_p2p_test(j) ? j->code : HD_OK;
 }
@@ -52,6 +54,8 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
         int class = rc;
         if (rc != MPI_SUCCESS)
             MPI_Error_class(rc, &class);
+        if (rc == MPI_SUCCESS || class == MPI_ERR_TRUNCATE)
+            __atomic_sub_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         if (class == MPI_ERR_TRUNCATE || (rc == MPI_SUCCESS && j->got > j->count * (int64_t)hd_itemsize(j->dtype))) {
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent more than the %lld elements of %s that rank %d receives with tag %d (group '%s'%s%s): "

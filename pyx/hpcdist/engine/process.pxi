@@ -196,7 +196,7 @@ def _leave():
         hd_p2p_shutdown()
         for c in reversed(comms):
             try:
-                c.free(0.5)
+                c.free(0.5, False)
             except DistError as err:
                 print(f"[hpcdist] {err}", file=sys.stderr)
         hd_mpi_ops_free()

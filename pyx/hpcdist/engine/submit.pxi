@@ -60,6 +60,7 @@ cdef Api SEND = Api("send")
 cdef Api RECV = Api("recv")
 cdef Api ISEND = Api("isend")
 cdef Api IRECV = Api("irecv")
+cdef Api DESTROY = Api("destroy_process_group")
 
 
 cdef void begin(hd_job* j, Comm comm, int kind, Api api):

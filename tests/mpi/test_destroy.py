@@ -1,0 +1,109 @@
+"""What is left of a group that is destroyed does not come up in the next one.
+
+MPI gives the number of a communicator that was freed to the next one. A message that is still on its
+way then would be taken for one of the new communicator: with Open MPI it ended the job.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from cases import here
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+TAG = 3
+
+
+def receives_nothing(group: dist.ProcessGroup) -> None:
+    """A receive in a group in which nothing was sent."""
+    data = torch.full((4,), -1.0)
+    work = dist.irecv(data, group=group, tag=TAG)
+    time.sleep(0.05)
+    taken = work.cancel()
+    parallel_assert(taken and bool((data == -1).all()), lambda: f"received {data}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after the receiver destroyed it"])
+def test_messages_that_nobody_received(late: bool) -> None:
+    rank, size = here()
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    sender = size - 1
+    if late and rank == 0:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    long = torch.full((100_000,), 7.0)
+    if rank == sender:
+        dist.send(torch.full((4,), 7.0), 0, group=group, tag=TAG)
+        dist.isend(long, 0, group=group, tag=TAG)
+    dist.barrier()
+    if not (late and rank == 0):
+        try:
+            dist.destroy_process_group(group)
+        except dist.DistTimeoutError as error:  # the long one was not taken
+            assert rank == sender, error
+    for _ in range(3):
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        receives_nothing(alone)
+        both = dist.new_group()
+        receives_nothing(both)
+        dist.destroy_process_group(alone)
+        dist.destroy_process_group(both)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_who_destroys_a_group_alone_does_not_wait_long() -> None:
+    rank, _ = here()
+    group = dist.new_group()
+    took = 0.0
+    if rank == 0:
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        took = time.monotonic() - began
+    parallel_assert(took < 5.0, lambda: f"{took:.2f} s")
+    dist.barrier()
+    if rank:
+        # it gave up on the others, as on any operation that they do not come to
+        with pytest.raises(dist.DistError, match="destroy_process_group|rank 0"):
+            dist.all_reduce(torch.ones(3), group=group)
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_operation_in_a_group_that_another_rank_destroys_is_a_mismatch() -> None:
+    rank, _ = here()
+    group = dist.new_group()
+    if rank == 0:
+        dist.destroy_process_group(group)
+    else:
+        with pytest.raises(dist.DistMismatchError, match=r"destroy_process_group\(\)"):
+            dist.all_reduce(torch.ones(3), group=group)
+        dist.destroy_process_group(group)
+    with parallel_raises(ValueError, match="destroyed"):
+        dist.barrier(group)
+
+
+def test_groups_that_are_destroyed_together_give_their_communicators_back() -> None:
+    """The number of one that is kept is never given again."""
+    handles = set()
+    for _ in range(20):
+        group = dist.new_group()
+        handles.add(group._comm.handle)
+        dist.all_reduce(torch.ones(3), group=group)
+        rank, size = here()
+        if size > 1:
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, torch.ones(3), (rank + 1) % size, group),
+                    dist.P2POp(dist.irecv, torch.ones(3), (rank - 1) % size, group),
+                ]
+            )
+            for work in works:
+                work.wait()
+        dist.destroy_process_group(group)
+    parallel_assert(len(handles) < 5, lambda: f"{len(handles)} communicators")
