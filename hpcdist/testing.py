@@ -3,11 +3,13 @@
 A bare ``assert`` that fails on one rank leaves the others waiting in their next collective. The
 functions here decide together: :func:`parallel_assert` and :func:`parallel_raises` fail on all
 ranks when they fail on one, and say on which. :class:`deadline` ends a test that hangs anyway, with
-the stacks of every rank.
+the stacks of every rank. :func:`last_words` lets what hpcdist says when it ends the job past a
+capture of stderr.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from types import TracebackType
@@ -15,14 +17,30 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hpcdist import _engine
 from hpcdist._deadline import EXIT_CODE, deadline
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.ops.objects import all_gather_object
 from hpcdist.work import ReduceOp
 
-__all__ = ["EXIT_CODE", "deadline", "parallel_assert", "parallel_raises"]
+__all__ = ["EXIT_CODE", "deadline", "last_words", "parallel_assert", "parallel_raises"]
 
 E = TypeVar("E", bound=BaseException)
+
+
+def last_words(fd: int | None = None) -> None:
+    """Send what hpcdist says before it ends the job to a file descriptor as well as to stderr.
+
+    pytest captures stderr into a file that is gone with the process. Call this in
+    ``pytest_configure`` of a ``conftest.py``, where stderr is not captured yet. Local to this
+    process.
+
+    Parameters
+    ----------
+    fd : int, optional
+        A descriptor that stays open, -1 for none; the default is a copy of what stderr is now.
+    """
+    _engine.abort_tell(os.dup(2) if fd is None else fd)
 
 
 def _fail_together(

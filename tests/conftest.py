@@ -110,6 +110,9 @@ def pytest_configure(config):
     # Before mpi4py, which pytest-mpi imports: by default it is hpcdist that starts MPI.
     if with_mpi:
         ranks.open()
+        from hpcdist.testing import last_words
+
+        last_words(_stderr)
         if ranks.rank:
             _be_quiet(config)
 

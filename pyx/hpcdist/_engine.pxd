@@ -108,6 +108,7 @@ cdef extern from "hd_engine.h" nogil:
     void hd_session_set_failing(hd_session*, const char*)
     void hd_session_poisoned(hd_session*)
     void hd_abort(int, const char*)
+    void hd_abort_tell(int)
     void hd_failing(double)
     void hd_arm_exit(int)
     int hd_in_child()

@@ -1,7 +1,7 @@
 """What is left of a group that is destroyed does not come up in the next one.
 
-MPI gives the number of a communicator that was freed to the next one. A message that is still on its
-way then would be taken for one of the new communicator: with Open MPI it ended the job.
+MPI gives the number of a communicator that was freed to the next one. A message that is still on
+its way then would be taken for one of the new communicator: with Open MPI it ended the job.
 """
 
 from __future__ import annotations

@@ -214,6 +214,7 @@ void hd_session_poisoned(hd_session *s);              /* requests are left that 
 void hd_session_set_leaving(hd_session *s);
 void hd_session_set_failing(hd_session *s, const char *why); /* an unhandled exception: the others hear it */
 void hd_abort(int code, const char *why);
+void hd_abort_tell(int fd);                          /* where the reason goes besides stderr; -1: nowhere */
 void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
 void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
 void hd_exit_watch(void);                             /* ends this process if it waits in its end for a dead one */

@@ -77,16 +77,31 @@ static void until_read(int fd)
     }
 }
 
+static int witness = -1;
+
+void hd_abort_tell(int fd) { witness = fd; }
+
+/* Whether what is written to stderr arrives there too. */
+static int is_stderr(int fd)
+{
+    struct stat one, other;
+    return !fstat(fd, &one) && !fstat(STDERR_FILENO, &other) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
 void hd_abort(int code, const char *why)
 {
     pthread_t t;
     int up = 0, down = 0;
     fflush(stdout);
-    if (why && why[0])
+    if (why && why[0]) {
         fprintf(stderr, "%s\n", why);
+        if (witness >= 0 && !is_stderr(witness))
+            dprintf(witness, "%s\n", why);
+    }
     fflush(stderr);
     until_read(STDOUT_FILENO);
     until_read(STDERR_FILENO);
+    until_read(witness);
     if (code <= 0 || code > 255)
         code = 1;
     if (hd_pmi_active() && exit_page) /* no launcher ends the others: their watchdogs do */

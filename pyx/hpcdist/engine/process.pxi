@@ -295,6 +295,17 @@ def abort(int code=1, str why=""):
     hd_abort(code, <const char*> encoded)
 
 
+def abort_tell(int fd):
+    """Sends what is said before the job is ended to a file descriptor as well.
+
+    Parameters
+    ----------
+    fd : int
+        It must stay open; -1 for none.
+    """
+    hd_abort_tell(fd)
+
+
 def memory_kinds():
     """The kinds of memory that MPI's world takes, by the info key ``mpi_memory_alloc_kinds`` of MPI 4.1.
 
