@@ -168,7 +168,9 @@ class Lanes:
         with self._lock:
             if len(self._made) >= self._most:
                 self._forget()
-            lane = self._made.setdefault(key, Lane(self._name))
+            lane = self._made.get(key)
+            if lane is None:
+                lane = self._made[key] = Lane(self._name)
             self._users[key] += 1
         try:
             yield lane

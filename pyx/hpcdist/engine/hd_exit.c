@@ -85,7 +85,8 @@ void hd_abort_tell(int fd) { witness = fd; }
 static int is_stderr(int fd)
 {
     struct stat one, other;
-    return !fstat(fd, &one) && !fstat(STDERR_FILENO, &other) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return !fstat(fd, &one) && !fstat(STDERR_FILENO, &other) && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
 }
 
 void hd_abort(int code, const char *why)
