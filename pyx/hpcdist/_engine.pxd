@@ -120,6 +120,7 @@ cdef extern from "hd_engine.h" nogil:
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
     int hd_comm_free(hd_comm*, double, int, char*, size_t)
     int64_t hd_comm_unread(hd_comm*)
+    int hd_page_leave(hd_comm*, double)
     void hd_comm_release(hd_comm*)
 
     int64_t hd_node_bytes(const hd_comm*)

@@ -117,6 +117,13 @@ cdef class Comm:
         """Whether all ranks free the group now, and no message is left that nobody received."""
         cdef hd_job j
         cdef hd_buf b
+        cdef bint all_left
+        if self.c.page != NULL:
+            with nogil:
+                all_left = hd_page_leave(self.c, seconds)
+            return all_left
+        if not self.c.check:
+            return True
         import numpy
         unread = numpy.array([hd_comm_unread(self.c)], numpy.int64)
         keep = fill(unread, &b, True, "unread")
@@ -158,7 +165,7 @@ cdef class Comm:
         cdef bint together = agree
         if hd_forked or self.c == NULL or self.c.freed:
             return
-        if agree and self.c.size > 1 and self.c.check:
+        if agree and self.c.size > 1:
             with nogil:
                 code = hd_lane_drain(self.c, drain) and hd_p2p_drain(self.c, drain)
             drain = min(drain, CLOSING) if code else 0

@@ -50,6 +50,8 @@ typedef struct words {
     int32_t veto_code;
     double veto_after;
     char text[2][HD_DESC];
+    int64_t unread;   /* once closed: see hd_comm.unread */
+    int32_t closed;   /* this rank frees the group */
 } __attribute__((aligned(HD_LINE))) words;
 
 struct hd_page {
@@ -75,6 +77,26 @@ static words *words_of(const hd_comm *c)
 size_t hd_page_size(int n)
 {
     return sizeof(hd_page) + (size_t)n * (sizeof(slot) + sizeof(payload) + sizeof(words));
+}
+
+int hd_page_leave(hd_comm *c, double seconds)
+{
+    words *all = words_of(c);
+    int64_t left = 0;
+    hd_waiter w;
+
+    all[c->rank].unread = hd_comm_unread(c);
+    __atomic_store_n(&all[c->rank].closed, 1, __ATOMIC_RELEASE);
+    hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
+    for (int r = 0; r < c->size; r++) {
+        while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {
+            const int ev = hd_waiter_step(&w);
+            if ((ev & HD_WAIT_EXPIRED) || ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
+                return 0;
+        }
+        left += all[r].unread;
+    }
+    return left == 0;
 }
 
 static uint32_t entered(uint64_t w) { return (uint32_t)(w >> 32); }

@@ -237,6 +237,8 @@ int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
 /* ---- the entry check ---- */
 size_t hd_page_size(int nranks);
+/* Waits for all members to free the group, for some seconds; 1: they do, and no message is left. */
+int hd_page_leave(hd_comm *c, double seconds);
 int hd_page_open(hd_comm *c);                /* collective over the group; leaves page NULL where it cannot be */
 void hd_page_close(hd_comm *c);
 int hd_post_open(hd_comm *c);                /* collective over the group */
