@@ -54,6 +54,7 @@ cdef extern from "hd_engine.h" nogil:
         int* node_slot
         int one_node, freed
         void* page
+        int pending
         int64_t node_limit
         int on_device
 
@@ -118,7 +119,8 @@ cdef extern from "hd_engine.h" nogil:
 
     int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
-    int hd_comm_free(hd_comm*, double, int, char*, size_t)
+    int hd_comm_drain(hd_comm*, double)
+    int hd_comm_free(hd_comm*, int, int)
     int64_t hd_comm_unread(hd_comm*)
     int hd_page_leave(hd_comm*, double)
     void hd_comm_release(hd_comm*)

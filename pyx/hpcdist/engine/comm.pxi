@@ -160,23 +160,23 @@ cdef class Comm:
         DistTimeoutError
             Operations did not end in time; nothing is freed, and they keep their tensors.
         """
-        cdef char text[256]
         cdef int code
-        cdef bint together = agree
+        cdef bint drained, together
         if hd_forked or self.c == NULL or self.c.freed:
             return
-        if agree and self.c.size > 1:
-            with nogil:
-                code = hd_lane_drain(self.c, drain) and hd_p2p_drain(self.c, drain)
-            drain = min(drain, CLOSING) if code else 0
-            together = code and self.together(drain)
         with nogil:
-            code = hd_comm_free(self.c, drain, together, text, sizeof(text))
+            drained = hd_comm_drain(self.c, drain)
+        together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
+        with nogil:
+            code = hd_comm_free(self.c, drained, together)
         open_comms.pop(<size_t> self.c, None)
         bury(NULL)
         if code:
             lost_comms.append(self)
-            raise error_of(code, text)
+            raise DistTimeoutError(
+                f"group '{self.name}' had operations that did not end within {drain:.3g} s ({self.c.pending} collectives "
+                "queued): its communicator is kept"
+            )
 
     @property
     def rank(self):

@@ -126,7 +126,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
     hd_session_ref(s);
     hd_session_adopt(s, c);
     if ((code = meet(c, text, room)) != HD_OK) {
-        hd_comm_free(c, 0, 1, NULL, 0);
+        hd_comm_free(c, 1, 1);
         hd_comm_release(c);
         return code;
     }
@@ -334,35 +334,33 @@ int64_t hd_comm_unread(hd_comm *c)
     return __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + hd_post_unread(c);
 }
 
-int hd_comm_free(hd_comm *c, double drain_s, int together, char *text, size_t room)
+int hd_comm_drain(hd_comm *c, double seconds)
 {
-    int clean = 1, down = 0;
+    int down = 0;
+    MPI_Finalized(&down);
+    return !down && !hd_in_child() && hd_lane_drain(c, seconds) && hd_p2p_drain(c, seconds);
+}
 
+int hd_comm_free(hd_comm *c, int drained, int together)
+{
     if (c->freed)
         return HD_OK;
     c->freed = 1;
-    MPI_Finalized(&down);
-    if (!down && !hd_in_child()) {
-        clean = hd_lane_drain(c, drain_s) && hd_p2p_drain(c, clean ? drain_s : 0);
-        if (clean) {
-            if (!hd_post_close(c, together))
-                hd_session_poisoned(c->session);
-            hd_lane_close(c);
-            hd_session_forget(c->session, c);
-            if (together)
-                MPI_Comm_free(&c->mpi);
-            hd_page_close(c);
-            hd_node_close(c);
-            free(c->staging);
-            c->staging = NULL;
-            hd_session_unref(c->session);
-            c->session = NULL;
-            return HD_OK;
-        }
-        if (text)
-            snprintf(text, room, "group '%s' had operations that did not end within %.3g s (%d collectives queued): "
-                     "its communicator is kept", c->name, drain_s, c->pending);
+    if (!drained) {
         hd_session_poisoned(c->session);
+        return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
     }
-    return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
+    if (!hd_post_close(c, together))
+        hd_session_poisoned(c->session);
+    hd_lane_close(c);
+    hd_session_forget(c->session, c);
+    if (together)
+        MPI_Comm_free(&c->mpi);
+    hd_page_close(c);
+    hd_node_close(c);
+    free(c->staging);
+    c->staging = NULL;
+    hd_session_unref(c->session);
+    c->session = NULL;
+    return HD_OK;
 }

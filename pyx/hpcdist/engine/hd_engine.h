@@ -232,7 +232,8 @@ int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, cons
 void hd_comm_release(hd_comm *c);            /* the last Python owner has gone */
 /* The communicator itself is kept, unless all ranks are here and no message is left: MPI gives its number to the next
  * one, and with it what is still on its way. */
-int hd_comm_free(hd_comm *c, double drain_s, int together, char *text, size_t room);
+int hd_comm_free(hd_comm *c, int drained, int together);
+int hd_comm_drain(hd_comm *c, double seconds); /* 1: nothing is in flight; 0 also where MPI is not up */
 int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
 /* ---- the entry check ---- */
