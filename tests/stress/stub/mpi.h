@@ -1,0 +1,43 @@
+/* As much of MPI as the engine's headers name: the programs here run no MPI. */
+#ifndef STUB_MPI_H
+#define STUB_MPI_H
+
+#include <stdint.h>
+
+typedef int MPI_Comm, MPI_Datatype, MPI_Op, MPI_Info;
+typedef struct stub_request *MPI_Request;
+typedef intptr_t MPI_Aint;
+typedef struct MPI_Status {
+    int MPI_SOURCE, MPI_TAG, MPI_ERROR, cancelled;
+    int64_t bytes;
+} MPI_Status;
+
+enum { MPI_SUCCESS = 0, MPI_ERR_TRUNCATE = 15, MPI_ERR_OTHER = 16 };
+enum { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE };
+enum { MPI_COMM_NULL = 0, MPI_COMM_WORLD = 1, MPI_DATATYPE_NULL = 0, MPI_OP_NULL = 0, MPI_INFO_NULL = 0 };
+enum { MPI_BYTE = 1, MPI_CHAR, MPI_INT, MPI_INT32_T, MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_DOUBLE };
+enum { MPI_MIN = 1, MPI_MAX, MPI_SUM, MPI_BOR };
+#define MPI_ANY_SOURCE (-1)
+#define MPI_ANY_TAG (-1)
+#define MPI_MAX_ERROR_STRING 256
+#define MPI_REQUEST_NULL ((MPI_Request)0)
+#define MPI_IN_PLACE ((void *)1)
+#define MPI_STATUS_IGNORE ((MPI_Status *)0)
+#define MPI_STATUSES_IGNORE ((MPI_Status *)0)
+
+/* stub.c has these; all others are left to the program that needs them. */
+int MPI_Error_class(int rc, int *class);
+int MPI_Error_string(int rc, char *text, int *length);
+
+int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
+int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req);
+int MPI_Isend(const void *data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *req);
+int MPI_Irecv(void *data, int n, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *req);
+int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *flag, MPI_Status *st);
+int MPI_Test(MPI_Request *req, int *done, MPI_Status *st);
+int MPI_Cancel(MPI_Request *req);
+int MPI_Test_cancelled(const MPI_Status *st, int *flag);
+int MPI_Get_count(const MPI_Status *st, MPI_Datatype type, int *n);
+int MPI_Abort(MPI_Comm comm, int code);
+
+#endif

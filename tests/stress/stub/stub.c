@@ -1,0 +1,36 @@
+/* What the engine's files ask of a session and of MPI, where a program has neither: nobody has gone, every wait
+ * may spin, and an error is a number. A program may define any of these itself. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hd_engine.h"
+
+#define STUB __attribute__((weak))
+
+STUB int hd_session_serialized(const hd_session *s) { return (void)s, 0; }
+STUB int hd_session_spin(const hd_session *s, int lane) { return (void)s, (void)lane, 0; }
+STUB void hd_session_progress(hd_session *s) { (void)s; }
+STUB void hd_session_enter(hd_session *s, hd_job *j) { (void)s, (void)j; }
+STUB void hd_session_leave(hd_session *s) { (void)s; }
+STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
+STUB int hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, 0; }
+STUB void hd_session_report(hd_session *s, int slot, hd_text *t) { (void)s, hd_say(t, "slot %d", slot); }
+STUB void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left)
+{
+    (void)s, (void)c, (void)n, (void)left;
+}
+STUB uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where)
+{
+    return (void)s, (void)c, (void)slot, (void)where, 0;
+}
+STUB void hd_mpi_lock(const hd_session *s) { (void)s; }
+STUB void hd_mpi_unlock(const hd_session *s) { (void)s; }
+STUB int64_t hd_comm_unread(hd_comm *c) { return __atomic_load_n(&c->unread, __ATOMIC_RELAXED); }
+STUB int64_t hd_agreed(const hd_job *j) { return j->count; }
+
+STUB int MPI_Error_class(int rc, int *class) { return *class = rc, 0; }
+STUB int MPI_Error_string(int rc, char *text, int *length)
+{
+    *length = snprintf(text, MPI_MAX_ERROR_STRING, "error %d", rc);
+    return 0;
+}
