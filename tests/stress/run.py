@@ -73,7 +73,34 @@ class Program:
     slow: tuple[str, ...] | None = None
 
 
-PROGRAMS: tuple[Program, ...] = ()
+#: What every program about shared memory is linked with.
+BASE = tuple(
+    f"pyx/hpcdist/{name}.c"
+    for name in ("engine/hd_base", "engine/hd_job", "engine/hd_report", "kernels/hd_types")
+) + ("tests/stress/stub/stub.c",)
+NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
+
+PROGRAMS = (
+    *(
+        Program(
+            name=f"node-{ranks}",
+            sources=("tests/stress/node.c", *NODE),
+            variants=("plain", "aarch64"),
+            short=("processes", str(ranks), "20000"),
+            long=("processes", str(ranks), "1000000"),
+            slow=("processes", str(ranks), "2000"),
+        )
+        for ranks in (2, 3, 4)
+    ),
+    Program(
+        name="node-threads",
+        sources=("tests/stress/node.c", *NODE),
+        variants=("plain", "tsan", "asan"),
+        short=("threads", "3", "10000"),
+        long=("threads", "3", "200000"),
+        slow=("threads", "3", "2000"),
+    ),
+)
 
 
 def sources_of(program: Program) -> list[Path]:

@@ -40,7 +40,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j);
 int hd_ring_fits(const hd_comm *c, const hd_job *j);
 int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 /* Through the node's memory: whether j goes that way, and one tensor's. Where the memory has yet to be made, it
- * is: collective. The job may have failed then. */
+ * is: collective. -1: the job has failed. */
 int hd_node_takes(hd_comm *c, hd_job *j);
 int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 int hd_reduce(hd_comm *c, hd_job *j);

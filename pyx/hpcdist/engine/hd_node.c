@@ -12,8 +12,14 @@
  * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from everybody, and whoever says
  * that is done with all of piece k.
  *
- * All waits know the timeout and look at who has gone. A rank that gives up marks the segment as broken, and
- * the others, wherever in it they are, give up too; from then on the group takes MPI. */
+ * All waits know the timeout and look at who has gone. Giving up is one decision for all, because a rank that
+ * has seen everybody's `out` returns with the result:
+ *   - a rank that has not said `out` of a piece gives up by never saying it;
+ *   - a rank that has, must keep somebody else from it: it puts a veto into the `out` of a rank that has not,
+ *     by compare-and-swap on the word that the other must itself swap. Either the veto is first, and nobody
+ *     gets past this piece; or all have said it, and the rank that wanted to give up has its result.
+ * Only then is the segment marked as broken. Whoever finds the mark, waiting or about to begin the same
+ * operation, fails as well; from then on the group takes MPI. tests/model/node.pml is this protocol. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,16 +32,18 @@
 #define LEAST_SLICE (4 << 10)
 #define PATIENCE 0.2         /* seconds for the next piece, after Ctrl-C */
 
+#define VETO 48 /* bits of pieces in `out`; above them 1 + the rank that gave up on this one */
+
 typedef struct line {
-    uint64_t in __attribute__((aligned(HD_LINE)));  /* pieces, as those below */
-    uint64_t out __attribute__((aligned(HD_LINE)));
+    uint64_t in __attribute__((aligned(HD_LINE)));  /* pieces */
+    uint64_t out __attribute__((aligned(HD_LINE))); /* pieces and veto */
     double after __attribute__((aligned(HD_LINE))); /* seconds, when this rank gave up */
     uint64_t at;                                    /* in the piece after so many */
     int interrupted;                                /* why it did */
 } line;
 
 typedef struct segment {
-    int32_t broken __attribute__((aligned(HD_LINE))); /* 1 + the rank that gave up */
+    int32_t broken __attribute__((aligned(HD_LINE))); /* 1 + a rank that gave up; all give up the same piece */
     line lines[];
     /* then, from the next page on, the slots */
 } segment;
@@ -127,61 +135,94 @@ static int64_t deadline(const hd_job *j)
     return j->timeout < 0 || j->timeout > 1e9 ? INT64_MAX : hd_now() + (int64_t)(j->timeout * 1e9);
 }
 
-/* Who gives up first speaks for all; 0: somebody else did. */
-static int break_off(const run *r, double after, int interrupted)
-{
-    segment *s = r->node->at;
-    int32_t none = 0;
-    r->node->told = 1;
-    s->lines[r->c->rank].after = after;
-    s->lines[r->c->rank].at = r->node->done;
-    s->lines[r->c->rank].interrupted = interrupted;
-    return __atomic_compare_exchange_n(&s->broken, &none, r->c->rank + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-}
+static uint64_t said_out(const line *of) { return __atomic_load_n(&of->out, __ATOMIC_ACQUIRE) & ((1ull << VETO) - 1); }
 
 static int behind(const segment *s, int rank, int out, uint64_t n)
 {
-    return __atomic_load_n(out ? &s->lines[rank].out : &s->lines[rank].in, __ATOMIC_ACQUIRE) < n;
+    return (out ? said_out(&s->lines[rank]) : __atomic_load_n(&s->lines[rank].in, __ATOMIC_ACQUIRE)) < n;
 }
 
-static int fail_broken(const run *r)
+/* 1 + a rank that gave up this rank's piece, or the next one if that is where it begins; else 0. A piece that was
+ * given up later is one that this rank will get to: all have said `out` of the present one. */
+static int broken(const struct hd_node *node)
 {
-    const int by = r->node->at->broken - 1;
-    const line *who = &r->node->at->lines[by];
+    const int by = __atomic_load_n(&node->at->broken, __ATOMIC_ACQUIRE);
+    return by && node->at->lines[by - 1].at <= node->done ? by : 0;
+}
+
+static int fail_broken(const run *r, int by)
+{
+    const line *who = &r->node->at->lines[by - 1];
     char buffer[HD_TEXT];
     hd_text t;
     r->node->told = 1;
     hd_note_site(r->j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (who->interrupted)
-        hd_say(&t, "rank %d was interrupted while data moved in ", by);
+        hd_say(&t, "rank %d was interrupted while data moved in ", by - 1);
     else
-        hd_say(&t, "rank %d gave up after %.3g s while data moved in ", by, who->after);
+        hd_say(&t, "rank %d gave up after %.3g s while data moved in ", by - 1, who->after);
     hd_say_call(&t, r->c, r->j);
     hd_say(&t, ". What the tensors hold is undefined; the group can still be used.");
     hd_fail(r->j, HD_ERR_TIMEOUT, "%s", buffer);
     return HD_ERR_TIMEOUT;
 }
 
+/* Keeps a rank from saying `out`. 0: all have said it; else 1 + the rank that did so, which may be another. */
+static int veto(const run *r)
+{
+    const uint64_t before = r->node->done, mine = (uint64_t)(r->c->rank + 1) << VETO;
+    for (int q = 0; q < r->c->size; q++) {
+        uint64_t old = before;
+        if (__atomic_compare_exchange_n(&r->node->at->lines[q].out, &old, mine | before, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            return r->c->rank + 1;
+        if (old >> VETO)
+            return (int)(old >> VETO);
+    }
+    return 0;
+}
+
+/* Gives this piece up for all. 0: too late, it is done; else 1 + the rank that speaks for all. */
+static int break_off(const run *r, int out, double after)
+{
+    segment *s = r->node->at;
+    line *mine = &s->lines[r->c->rank];
+    int32_t by = 0;
+
+    mine->after = after;
+    mine->at = r->node->done;
+    mine->interrupted = r->j->code == HD_ERR_INTERRUPT;
+    if (out) {
+        const int first = veto(r);
+        if (first != r->c->rank + 1)
+            return first;
+    }
+    r->node->told = 1;
+    if (__atomic_compare_exchange_n(&s->broken, &by, r->c->rank + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return r->c->rank + 1;
+    return by;
+}
+
 static int give_up(const run *r, int out, uint64_t n, double after)
 {
     hd_comm *c = r->c;
-    char buffer[HD_TEXT];
-    const char *sep = "";
-    hd_text t;
+    char buffer[HD_TEXT], names[256];
+    hd_text t, missing;
+    int by;
 
-    if (!break_off(r, after, r->j->code == HD_ERR_INTERRUPT))
-        return fail_broken(r);
+    hd_text_init(&missing, names, sizeof names);
+    for (int q = 0; q < c->size; q++)
+        if (q != c->rank && behind(r->node->at, q, out, n))
+            hd_say(&missing, "%s%d", missing.used ? ", " : "", q);
+    by = break_off(r, out, after);
+    if (by != c->rank + 1)
+        return by ? fail_broken(r, by) : HD_OK;
     hd_note_site(r->j);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s while data moved in ", after);
     hd_say_call(&t, c, r->j);
-    hd_say(&t, ": no data from rank ");
-    for (int q = 0; q < c->size; q++)
-        if (q != c->rank && behind(r->node->at, q, out, n)) {
-            hd_say(&t, "%s%d", sep, q);
-            sep = ", ";
-        }
+    hd_say(&t, ": no data from rank %s", names);
     for (int q = 0; q < c->size && t.used < 1200; q++)
         if (q != c->rank) {
             hd_say(&t, "\n  rank %d: ", q);
@@ -192,32 +233,41 @@ static int give_up(const run *r, int out, uint64_t n, double after)
     return HD_ERR_TIMEOUT;
 }
 
-static int wait_slowly(run *r, int rank, int out, uint64_t n)
+/* Every 50 ms: signals, and whether the rank that is waited for has gone. */
+static int look_around(run *r, int rank, int out, uint64_t n, const hd_waiter *w)
 {
     hd_comm *c = r->c;
     hd_job *j = r->j;
+    int how;
+    hd_session_note(c->session, j);
+    if (j->inline_ && j->code == HD_OK && hd_py.slow && hd_py.slow(j))
+        j->code = HD_ERR_INTERRUPT; /* raised when all are through, or nothing comes any more */
+    how = hd_session_gone(c->session, c->node_slot[rank]);
+    if (how && behind(r->node->at, rank, out, n)) { /* read in this order */
+        const int by = break_off(r, out, hd_waiter_elapsed(w));
+        if (by)
+            return by == c->rank + 1 ? hd_fail_gone(c, j, rank, how) : fail_broken(r, by);
+    }
+    return HD_OK;
+}
+
+/* HD_OK also where this rank came too late to give up: all have said it then. */
+static int wait_slowly(run *r, int rank, int out, uint64_t n)
+{
     hd_waiter w;
 
-    hd_waiter_init(&w, hd_session_spin(c->session, !j->inline_), -1);
+    hd_waiter_init(&w, hd_session_spin(r->c->session, !r->j->inline_), -1);
     while (behind(r->node->at, rank, out, n)) {
         const int ev = hd_waiter_step(&w);
+        int by, code;
         if (!ev)
             continue;
-        if (__atomic_load_n(&r->node->at->broken, __ATOMIC_ACQUIRE))
-            return fail_broken(r);
-        hd_session_progress(c->session);
-        if (ev & HD_WAIT_HOOK) {
-            int how;
-            hd_session_note(c->session, j);
-            if (j->inline_ && j->code == HD_OK && hd_py.slow && hd_py.slow(j))
-                j->code = HD_ERR_INTERRUPT; /* raised when all are through, or nothing comes any more */
-            how = hd_session_gone(c->session, c->node_slot[rank]);
-            if (how && behind(r->node->at, rank, out, n)) { /* read in this order */
-                break_off(r, hd_waiter_elapsed(&w), 0);
-                return hd_fail_gone(c, j, rank, how);
-            }
-        }
-        if (hd_now() > r->until || (j->code == HD_ERR_INTERRUPT && hd_waiter_elapsed(&w) > PATIENCE))
+        if ((by = broken(r->node)))
+            return fail_broken(r, by);
+        hd_session_progress(r->c->session);
+        if ((ev & HD_WAIT_HOOK) && (code = look_around(r, rank, out, n, &w)))
+            return code;
+        if (hd_now() > r->until || (r->j->code == HD_ERR_INTERRUPT && hd_waiter_elapsed(&w) > PATIENCE))
             return give_up(r, out, n, hd_waiter_elapsed(&w));
     }
     return HD_OK;
@@ -266,6 +316,7 @@ static int piece(run *r, char *data, int64_t n)
     const int64_t item = r->item, a = slice(r, n, me), b = slice(r, n, me + 1);
     line *mine = &r->node->at->lines[me];
     char *own = slot(r, me);
+    uint64_t before = r->node->done;
     int code;
 
     give(r, own, data, a);
@@ -279,7 +330,8 @@ static int piece(run *r, char *data, int64_t n)
         r->reduce(slot(r, (me + i) % size) + a * item, data + a * item, b - a);
     hd_scale_after(r->c, r->j, data + a * item, b - a);
     memcpy(own + a * item, data + a * item, (size_t)((b - a) * item));
-    __atomic_store_n(&mine->out, r->node->done + 1, __ATOMIC_RELEASE);
+    if (!__atomic_compare_exchange_n(&mine->out, &before, before + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return fail_broken(r, (int)(before >> VETO));
     if ((code = wait_all(r, 1, r->node->done + 1)))
         return code;
     for (int i = 1; i < size; i++) {
@@ -301,13 +353,17 @@ int hd_node_takes(hd_comm *c, hd_job *j)
         return 0;
     for (int i = 0; i < j->nout; i++)
         any |= j->out[i].n * item >= least;
-    if (!any || (!c->node_asked && open_node(c, j)) || !c->node)
+    if (!any)
         return 0;
-    by = __atomic_load_n(&c->node->at->broken, __ATOMIC_ACQUIRE);
-    /* Without the entry check this rank may come to the operation that another has given up, or to the one after. */
-    if (by && !c->node->told && c->node->done <= c->node->at->lines[by - 1].at)
-        fail_broken(&(run){.c = c, .j = j, .node = c->node});
-    return !by;
+    if (!c->node_asked && open_node(c, j))
+        return -1;
+    if (!c->node || c->node->told)
+        return 0;
+    if ((by = broken(c->node))) { /* in this operation: without this rank nobody got past its first piece */
+        fail_broken(&(run){.c = c, .j = j, .node = c->node}, by);
+        return -1;
+    }
+    return 1;
 }
 
 int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)

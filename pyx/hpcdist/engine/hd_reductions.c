@@ -38,17 +38,17 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
     double factor = 1;
-    const int first = hd_scales_first(c, j, &factor);
+    const int first = hd_scales_first(c, j, &factor), by_node = hd_node_takes(c, j);
 
-    if (hd_node_takes(c, j)) {
+    if (by_node < 0)
+        return j->code;
+    if (by_node) {
         /* All of them: MPI would wait for ever for a rank that has given up the node's memory. */
         for (int i = 0; i < j->nout; i++)
             if (hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
         return HD_OK;
     }
-    if (j->text)
-        return j->code;
     if (j->polls && hd_ring_fits(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             if (first)

@@ -1,0 +1,257 @@
+/* The all_reduce through a node's memory (hd_node.c), with ranks that stop anywhere and time out.
+ *
+ *   node SEED processes|threads RANKS OPERATIONS
+ *
+ * The ranks reduce tensors of random lengths in rounds; a round ends when the memory is given up, and begins with
+ * new memory. Ranks are delayed inside of an operation: processes by SIGSTOP, threads by naps in the middle of a
+ * piece. In half of the rounds they meet before each operation, as the entry check makes them; in the others, as
+ * without the check, they do not.
+ *
+ * For each operation either all ranks got the right numbers, or all got an error; and whether the group takes MPI
+ * from then on is what all of them say. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "hd_data.h"
+
+enum { RANKS = 8, PER_ROUND = 400, LONGEST = 8192, SEGMENT = 8 << 20 };
+enum { NOTHING, RIGHT, ERROR, BY_MPI };
+
+typedef struct world {
+    meeting between, before;
+    int ranks, threads;
+    uint64_t seed, wanted, done, broken, wrong;
+    uint8_t outcome[PER_ROUND][RANKS];
+    int over;
+} world;
+
+static world *w;
+static char *segment;
+static __thread chance luck;
+static __thread int self;
+
+/* ---- what the engine asks for ---- */
+
+int hd_session_share(MPI_Comm node, size_t bytes, void **out)
+{
+    (void)node;
+    *out = bytes <= SEGMENT ? segment : NULL;
+    return 0;
+}
+
+int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm)
+{
+    return (void)in, (void)out, (void)n, (void)type, (void)op, (void)comm, 0;
+}
+
+static void stumble(void)
+{
+    if (w->threads && draw(&luck, 300) == 0)
+        nap_us((long)draw(&luck, 4000));
+}
+
+static void add(const void *in, void *inout, int64_t n)
+{
+    const int64_t *from = in;
+    int64_t *to = inout;
+    stumble();
+    for (int64_t i = 0; i < n; i++)
+        to[i] += from[i];
+}
+
+hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }
+int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, double factor)
+{
+    return (void)dst, (void)src, (void)n, (void)dtype, (void)factor, -1;
+}
+int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor) { return (void)c, (void)j, (void)factor, 0; }
+void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n)
+{
+    (void)c, (void)j, (void)p, (void)n;
+    stumble();
+}
+void hd_session_progress(hd_session *s)
+{
+    (void)s;
+    stumble();
+}
+
+/* A handler that raises, now and then; looked at after 50 ms. */
+static int raises(hd_job *j) { return (void)j, draw(&luck, 4) == 0; }
+
+/* ---- a rank ---- */
+
+static int64_t part(int64_t op, int rank, int64_t i) { return op * 31 + rank * 7 + i * (rank + 1); }
+
+static int right(const int64_t *data, int64_t op, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t sum = 0;
+        for (int r = 0; r < w->ranks; r++)
+            sum += part(op, r, i);
+        if (data[i] != sum)
+            return 0;
+    }
+    return 1;
+}
+
+/* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. */
+static int operate(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
+{
+    hd_job j;
+    int takes, rc;
+    hd_job_init(&j, c, HD_ALL_REDUCE, "all_reduce");
+    j.dtype = HD_INT64;
+    j.redop = HD_SUM;
+    j.count = n;
+    j.timeout = timeout;
+    j.inline_ = 1;
+    j.seq = (uint32_t)op + 1;
+    j.nout = 1;
+    j.out[0].ptr = (char *)data;
+    j.out[0].n = n;
+    for (int64_t i = 0; i < n; i++)
+        data[i] = part(op, self, i);
+    takes = hd_node_takes(c, &j);
+    rc = takes > 0 ? hd_node_all_reduce(c, &j, (char *)data, n) : 0;
+    if (takes < 0 || rc) {
+        hd_job_clear(&j);
+        return ERROR;
+    }
+    hd_job_clear(&j);
+    if (takes && !right(data, op, n)) {
+        __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
+        fprintf(stderr, "rank %d: operation %d of %lld elements is wrong\n", self, op, (long long)n);
+    }
+    return takes ? RIGHT : BY_MPI;
+}
+
+static void compare(int rounds)
+{
+    for (int op = 0; op < PER_ROUND; op++)
+        for (int r = 1; r < w->ranks; r++)
+            if (w->outcome[op][r] != w->outcome[op][0]) {
+                static const char *const names[] = {"nothing", "the result", "an error", "a turn to MPI"};
+                fprintf(stderr, "round %d, operation %d: rank 0 got %s, rank %d %s\n", rounds, op,
+                        names[w->outcome[op][0]], r, names[w->outcome[op][r]]);
+                w->wrong++;
+                return;
+            }
+}
+
+static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
+{
+    const int checked = (int)draw(all, 2), patient = draw(all, 60) == 0;
+    const int64_t piece = 4096 * (w->ranks + (int64_t)draw(all, 4));
+    int op;
+    c->node_limit = 4096 + 2 * w->ranks * piece;
+    for (op = 0; op < PER_ROUND; op++) {
+        const int64_t n = 512 + (int64_t)draw(all, draw(all, 8) ? 512 : LONGEST - 512);
+        const double timeout = patient ? 0.15 : 0.0005 * (double)(1 + draw(all, 5));
+        if (checked)
+            meet(&w->before, (uint32_t)w->ranks);
+        w->outcome[op][self] = (uint8_t)operate(c, op, n, timeout, data);
+        if (w->outcome[op][self] == BY_MPI)
+            break;
+    }
+    meet(&w->between, (uint32_t)w->ranks);
+    if (self == 0) {
+        compare(rounds);
+        w->done += (uint64_t)op;
+        w->broken += op < PER_ROUND;
+        w->over = w->done >= w->wanted || w->wrong;
+        memset(w->outcome, 0, sizeof w->outcome);
+        memset(segment, 0, 4096 * 4);
+    }
+    free(c->node); /* the memory itself stays */
+    c->node = NULL;
+    c->node_asked = 0;
+    meet(&w->between, (uint32_t)w->ranks);
+}
+
+static void *rank_main(void *arg)
+{
+    static int slots[RANKS];
+    hd_comm c = {.name = "stress", .check = 1, .size = w->ranks, .node_slot = slots, .page = (void *)segment};
+    int64_t *data = malloc(sizeof(int64_t) * LONGEST);
+    chance all = chance_of(w->seed, 100);
+
+    self = c.rank = (int)(intptr_t)arg;
+    luck = chance_of(w->seed, (uint64_t)self);
+    for (int rounds = 0; !w->over; rounds++)
+        one_round(&c, &all, rounds, data);
+    free(data);
+    return NULL;
+}
+
+/* ---- the whole ---- */
+
+static void stop_some(const pid_t *pids, chance *c)
+{
+    const int many = 1 + (int)draw(c, 2);
+    pid_t stopped[2];
+    for (int i = 0; i < many; i++)
+        kill(stopped[i] = pids[draw(c, (uint64_t)w->ranks)], SIGSTOP);
+    nap_us((long)draw(c, draw(c, 40) ? 4000 : 200000));
+    for (int i = 0; i < many; i++)
+        kill(stopped[i], SIGCONT);
+    nap_us((long)draw(c, draw(c, 4) ? 2000 : 50000));
+}
+
+static int processes(void)
+{
+    pid_t pids[RANKS];
+    chance c = chance_of(w->seed, 99);
+    int left = w->ranks, bad = 0;
+    for (int r = 0; r < w->ranks; r++)
+        if ((pids[r] = fork()) == 0) {
+            rank_main((void *)(intptr_t)r);
+            _exit(0);
+        }
+    while (!w->over)
+        stop_some(pids, &c);
+    while (left) {
+        int status;
+        wait(&status);
+        bad |= status;
+        left--;
+    }
+    return bad;
+}
+
+static int threads(void)
+{
+    pthread_t all[RANKS];
+    for (int r = 0; r < w->ranks; r++)
+        if (pthread_create(&all[r], NULL, rank_main, (void *)(intptr_t)r))
+            return 1;
+    for (int r = 0; r < w->ranks; r++)
+        pthread_join(all[r], NULL);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    int bad;
+    if (argc != 5 || atoi(argv[3]) < 2 || atoi(argv[3]) > RANKS) {
+        fprintf(stderr, "usage: node SEED processes|threads RANKS OPERATIONS\n");
+        return 2;
+    }
+    w = shared_memory(sizeof *w);
+    segment = shared_memory(SEGMENT);
+    w->seed = strtoull(argv[1], NULL, 10);
+    w->threads = strcmp(argv[2], "threads") == 0;
+    w->ranks = atoi(argv[3]);
+    w->wanted = strtoull(argv[4], NULL, 10);
+    hd_py.slow = raises;
+    bad = w->threads ? threads() : processes();
+    printf("%d ranks, %llu operations, %llu times given up, %llu wrong or mixed\n", w->ranks,
+           (unsigned long long)w->done, (unsigned long long)w->broken, (unsigned long long)w->wrong);
+    return bad || w->wrong ? 1 : 0;
+}
