@@ -16,6 +16,8 @@ EITHER: Any
 # Bytes.
 DEVICE_LEAST: int
 
+def disordered(sends: bool) -> ValueError: ...
+
 # Made by the operations, not by users.
 class Work:
     # raises TypeError

@@ -46,7 +46,7 @@ def isend(
     ------
     ValueError
         If the destination is not in the group, or given twice or not at all; if the tensor is not
-        dense, or the tag is out of range.
+        C-contiguous, or the tag is out of range.
     TypeError
         If the tensor is of a type that cannot be sent.
 
@@ -92,8 +92,8 @@ def irecv(
     Raises
     ------
     ValueError
-        If the source is not in the group, or given twice; if the tensor is not dense, or the tag is
-        out of range.
+        If the source is not in the group, or given twice; if the tensor is not C-contiguous, or
+        the tag is out of range.
     TypeError
         If the tensor is of a type that cannot be received.
 
@@ -136,7 +136,7 @@ def send(
     ------
     ValueError
         If the destination is this process or not in the group, or given twice or not at all; if the
-        tensor is not dense, or the tag is out of range.
+        tensor is not C-contiguous, or the tag is out of range.
     TypeError
         If the tensor is of a type that cannot be sent.
     DistTimeoutError
@@ -183,7 +183,7 @@ def recv(
     ------
     ValueError
         If the source is this process or not in the group, or given twice; if the tensor is not
-        dense, or the tag is out of range.
+        C-contiguous, or the tag is out of range.
     TypeError
         If the tensor is of a type that cannot be received.
     DistMismatchError
@@ -287,7 +287,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     ------
     ValueError
         If the list holds something else than P2POp, or operations of different groups; if a tensor
-        is not dense, or a tag is out of range.
+        is not C-contiguous, or a tag is out of range.
     TypeError
         If a tensor is of a type that cannot be sent.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import threading
 import warnings
 from datetime import timedelta
 
@@ -269,6 +271,86 @@ def test_refuses_what_cannot_be_sent():
         dist.isend(torch.zeros(1), after, tag=-1)
     with parallel_raises((TypeError, ValueError)):
         dist.irecv(torch.zeros(1, device="meta"), before)
+
+
+@two
+def test_the_order_of_elements_must_be_known():
+    """A message has no strides: a transposed tensor would arrive permuted."""
+    *_, before, after = ring()
+    for tensor in (torch.zeros(2, 3).t(), np.zeros((2, 3), np.float32).T):
+        for call, other in ((dist.send, after), (dist.isend, after)):
+            with parallel_raises(ValueError, match=r"not C-contiguous.*send tensor\.contiguous"):
+                call(tensor, other)
+        for call, other in ((dist.recv, before), (dist.irecv, before)):
+            with parallel_raises(ValueError, match="not C-contiguous.*receive into a contiguous"):
+                call(tensor, other)
+    # one row or one column: there is but one order
+    got = torch.zeros(1, 3).t()
+    works = [dist.irecv(got, before), dist.isend(torch.arange(3.0).reshape(1, 3).t(), after)]
+    for work in works:
+        work.wait()
+    parallel_assert(got.flatten().tolist() == [0, 1, 2], f"{got}")
+
+
+@two
+def test_what_a_message_holds_does_not_matter():
+    """Lengths around that of Open MPI's envelope, and bytes as hpcdist writes them there."""
+    rank, _, before, after = ring()
+    likes = [
+        struct.pack("<QQqII", 0x9D8F3A41C7E25B06, 0x5BE0CD19A54FF53A, 17 << 30, 0, 0),
+        struct.pack("<qIB", 17 << 30, 0, 0),
+        struct.pack("<qIB", -1, 1, 0),
+    ]
+    rounds = [*likes, *(bytes([n % 251] * n) for n in (*range(41), 2047, 2048, 2049, 4096))]
+    wrong = []
+    for data in rounds:
+        got = bytearray(len(data))
+        works = [dist.irecv(got, before, tag=6), dist.isend(data, after, tag=6)]
+        for work in works:
+            work.wait()
+        if bytes(got) != data:
+            wrong.append((data, bytes(got)))
+    parallel_assert(not wrong, f"{wrong[:3]}")
+
+
+@two
+@pytest.mark.parametrize("sent", [8, 13, 14, 2048, 10_000])
+def test_messages_of_another_length(sent):
+    rank, _, before, after = ring()
+    for expected in (0, 8, 13, 14, 2048, 10_000):
+        if expected == sent:
+            continue
+        work = dist.isend(np.full(sent, 7, np.uint8), after, tag=9)
+        got = np.full(expected + 64, 1, np.uint8)
+        with parallel_raises(dist.DistMismatchError, match=f"(?s)rank {before} sent.* {expected}"):
+            dist.recv(got[:expected], before, tag=9)
+        work.wait()
+        parallel_assert(bool((got[expected:] == 1).all()), "written past the end")
+    dist.barrier()
+
+
+@two
+def test_messages_of_several_threads():
+    """Long messages have numbers, and each thread's must be its own."""
+    rank, _, before, after = ring()
+    wrong = []
+
+    def exchange(tag: int) -> None:
+        for number in range(30):
+            data = np.full(3000, 1000 * tag + number, np.int64)
+            got = np.zeros_like(data)
+            works = [dist.irecv(got, before, tag=tag), dist.isend(data, after, tag=tag)]
+            for work in works:
+                work.wait()
+            if not (got == data).all():
+                wrong.append((tag, number, got[0]))
+
+    threads = [threading.Thread(target=exchange, args=(tag,)) for tag in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    parallel_assert(not wrong, f"{wrong[:3]}")
 
 
 @two

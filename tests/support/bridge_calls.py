@@ -126,7 +126,13 @@ def messages(folder: str) -> dict:
             one = poisoned(1)
             source = td.recv(one)
             any_source[source - 1] = one.item()
-    return {"ring": came, "tagged": tagged, "any": any_source}
+    refused = []
+    for call, other in ((td.send, right), (td.isend, right), (td.recv, left), (td.irecv, left)):
+        try:
+            call(poisoned(6).reshape(2, 3).t(), other)
+        except (RuntimeError, ValueError) as error:  # gloo's and hpcdist's
+            refused.append((call.__name__, "contiguous" in str(error)))
+    return {"ring": came, "tagged": tagged, "any": any_source, "refused": refused}
 
 
 @case

@@ -11,7 +11,7 @@ from hpcdist import _nccl
 from hpcdist._nccl import Communicator
 from hpcdist.errors import DistBackendError
 
-from .launch import named, region
+from .launch import message, named, region
 from .reductions import fits, same
 from .staged import Staged, is_host
 
@@ -190,7 +190,7 @@ class NcclGroup(Staged):
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
         """Begin to send; NCCL has no tags: messages between two ranks match in their order."""
-        part = region(tensor, "isend: tensor", False)
+        part = message(tensor, "isend: tensor", True)
         kind, lanes = _nccl.movement(part.dtype)
 
         def enqueue(comm: Communicator, stream: int) -> None:
@@ -202,7 +202,7 @@ class NcclGroup(Staged):
     def irecv(self, tensor: Any, src: int, tag: int = 0) -> Any:
         """Begin to receive from one rank."""
         self._named(src)
-        part = region(tensor, "irecv: tensor")
+        part = message(tensor, "irecv: tensor", False)
         kind, lanes = _nccl.movement(part.dtype)
 
         def enqueue(comm: Communicator, stream: int) -> None:
@@ -248,7 +248,7 @@ class NcclGroup(Staged):
         list
             One handle for each; they are done together.
         """
-        parts = [region(each, "batch_isend_irecv: tensor", not sends)
+        parts = [message(each, "batch_isend_irecv: tensor", sends)
                  for sends, each, _, _ in operations]  # fmt: skip
         for sends, _, peer, _ in operations:
             if not sends:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hpcdist import _nccl, _nccl_loader, config, log
+from hpcdist._engine import disordered
 from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
@@ -19,7 +20,7 @@ from . import device
 from .channel import Channel, MpiChannel
 from .options import NCCLOptions
 
-__all__ = ["Launcher", "Part", "named", "region"]
+__all__ = ["Launcher", "Part", "message", "named", "region"]
 
 _log = log.get_logger("nccl")
 
@@ -48,6 +49,14 @@ def region(tensor: Any, role: str, writable: bool = True) -> Part:
     """Look at a tensor: where it is, and of what."""
     memory = device.runtime()
     return Part(*_nccl.region(tensor, writable, memory.memory, memory.name, role))
+
+
+def message(tensor: Any, role: str, sends: bool) -> Part:
+    """Look at a tensor that is sent or received: its elements must be in C order."""
+    part = region(tensor, role, not sends)
+    if part.elements > 1 and not tensor.is_contiguous():
+        raise disordered(sends)
+    return part
 
 
 def named(api: str, about: dict[str, Any]) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import DEVICE_LEAST
+from hpcdist._engine import DEVICE_LEAST, disordered
 from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
@@ -56,6 +56,8 @@ class Messages(Core):
     def _post(self, tensor: Any, peer: int, tag: int, sends: bool, later: bool) -> Any:
         api = ("i" if later else "") + ("send" if sends else "recv")
         part = Part.of(tensor, "tensor", not sends)
+        if part.strides is not None:
+            raise disordered(sends)
         if peer >= self.size or peer < (0 if sends else -1):
             raise ValueError(f"rank {peer} is not in group {self.name!r} of {self.size} ranks")
         self._ready(api, later)

@@ -119,7 +119,7 @@ struct hd_comm {
     int64_t chunk;        /* bytes of one piece of a long reduction */
     int tag_limit;        /* largest user tag */
     uint32_t seq;         /* collectives begun */
-    uint32_t mailed;      /* long messages sent */
+    uint32_t mailed;      /* atomic: long messages sent */
     int64_t unread;       /* atomic: messages sent, less those received; summed over all ranks, those nobody received */
     hd_session *session;
     int *node_slot;       /* slot of each member on this node's status page, -1: another node */

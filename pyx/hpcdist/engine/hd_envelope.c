@@ -4,8 +4,12 @@
  * enough for its rendezvous (mpi4py alone crashes that way with 8 KB sent and 40 bytes expected). So with Open
  * MPI a long message goes in two: a short envelope, with the tag of the message, that tells how long it is and
  * by which number the rest comes; then the rest, which the receiver asks for at its true length. Short messages
- * are sent whole, into a buffer that takes the longest of them. MPICH's receives are told of the truncation. */
+ * are sent whole, into a buffer that takes the longest of them. MPICH's receives are told of the truncation.
+ *
+ * The length of what comes tells an envelope from a tensor: whatever has the length of an envelope is one, because
+ * a tensor of that length also goes in two. So nothing in a tensor is ever read as if hpcdist had written it. */
 #include <limits.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,18 +34,18 @@ static int64_t bytes_of(const hd_job *j)
 
 #define SHORT 2048 /* bytes: far below every eager limit */
 
-/* No tensor begins like this. */
-static const uint64_t MAGIC[2] = {0x9d8f3a41c7e25b06ULL, 0x5be0cd19a54ff53aULL};
+#define ENVELOPE 13 /* bytes: few tensors are as long, and none of a dtype of more than one byte */
 
+/* What travels is the first ENVELOPE bytes. A receive has room for any short message. */
 struct hd_envelope {
-    uint64_t magic[2];
     int64_t bytes;
-    uint32_t number, reserved;
-    char rest[SHORT]; /* of a receive: a short message reaches as far as here */
+    uint32_t number;
+    char rest[SHORT - 12];
 };
 
-#define ENVELOPE ((int)offsetof(struct hd_envelope, rest))
 _Static_assert(SHORT < HD_DEVICE_LEAST, "what comes whole fits no tensor in device memory");
+_Static_assert(offsetof(struct hd_envelope, rest) < ENVELOPE && sizeof(struct hd_envelope) >= SHORT,
+               "an envelope holds what it tells, and its buffer a short message");
 
 int hd_message_begin(hd_comm *c, hd_job *j)
 {
@@ -51,17 +55,16 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     MPI_Datatype type;
     int n, rc;
 
-    if (j->kind == HD_SEND && bytes <= SHORT)
+    if (j->kind == HD_SEND && bytes <= SHORT && bytes != ENVELOPE)
         return MPI_Isend(j->in->ptr, (int)bytes, MPI_BYTE, j->peer, tag, c->mpi, &j->req);
-    e = j->envelope = malloc(j->kind == HD_SEND ? (size_t)ENVELOPE : sizeof *e);
+    e = j->envelope = malloc(j->kind == HD_SEND ? offsetof(struct hd_envelope, rest) + 4 : sizeof *e);
     if (!e)
         return MPI_ERR_NO_MEM;
     if (j->kind == HD_RECV)
-        return MPI_Irecv(e, (int)sizeof *e, MPI_BYTE, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
-    memcpy(e->magic, MAGIC, sizeof MAGIC);
+        return MPI_Irecv(e, SHORT, MPI_BYTE, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
     e->bytes = bytes;
-    e->number = c->mailed++ % (uint32_t)(c->tag_limit + 1);
-    e->reserved = 0;
+    e->number = __atomic_fetch_add(&c->mailed, 1, __ATOMIC_RELAXED) % (uint32_t)(c->tag_limit + 1);
+    e->rest[0] = 0;
     rc = MPI_Isend(e, ENVELOPE, MPI_BYTE, j->peer, tag, c->mpi, &j->envelope_req);
     type = type_of(j, bytes, &n);
     return rc ? rc : MPI_Isend(j->in->ptr, n, type, j->peer, TAG((int)e->number, TAG_LONG), c->mpi, &j->req);
@@ -78,7 +81,7 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
     int n, rc;
 
     MPI_Get_elements_x(st, MPI_BYTE, &got);
-    if (got != ENVELOPE || memcmp(e->magic, MAGIC, sizeof MAGIC)) {
+    if (got != ENVELOPE) {
         if (!j->on_device) /* no receive of device memory is as short as this message: it does not fit */
             memcpy(to, e, (size_t)(got < own ? got : own));
         j->got = got;

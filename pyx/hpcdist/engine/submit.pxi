@@ -219,6 +219,8 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
     begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    if b.strides != 0:
+        raise disordered(kind == HD_SEND)
     if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
         raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
     route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
@@ -265,6 +267,24 @@ cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
     return 0
 
 
+def disordered(bint sends):
+    """The error of a message whose elements are not in C order: it carries no strides, so both ends mean that order.
+
+    Parameters
+    ----------
+    sends : bool
+        Whether the tensor is sent, or received into.
+
+    Returns
+    -------
+    ValueError
+    """
+    return ValueError(
+        "tensor is not C-contiguous, and the other rank does not know in which order its elements lie: "
+        + ("send tensor.contiguous()" if sends else "receive into a contiguous tensor, and copy from there")
+    )
+
+
 cdef void aim(hd_job* j, hd_buf* b, int peer, int tag, int kind):
     subject(j, b, False)
     j.peer = peer
@@ -285,6 +305,8 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    if b.strides != 0:
+        raise disordered(kind == HD_SEND)
     route(comm, peer, kind, False)
     begin(&j, comm, kind, api)
     aim(&j, &b, peer, tag, kind)
