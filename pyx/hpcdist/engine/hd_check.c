@@ -1,208 +1,108 @@
 /* The entry check: before data moves, the ranks of a group agree on what they are about to do.
  *
- * On one node it goes through a page of shared memory. Every rank owns a slot (one cache line) and
- * publishes there the number of the check it has entered with a fingerprint of its call; then it waits
- * until all others have entered, and compares. Two sets of fields suffice, used in turn: a rank publishes
- * check N+2 only after everybody entered N+1, and so finished reading N.
+ * On one node it goes through a page of shared memory (hd_page.h), where each rank publishes the number of the
+ * check it has come to with a fingerprint of its call, waits until all others have come, and compares. Between
+ * nodes it goes through MPI (hd_check_mpi.c).
  *
- * Giving up must be one decision for all: a rank that proceeds to the data while another has timed out
- * would hang. So a rank that gives up on check N puts a veto into the slot of each member that has not
- * come, by compare-and-swap on the word that the late member must itself swap to enter. Either the veto
- * is first - then N is abandoned for everyone - or the member was first, and waiting goes on. Nothing has
- * been sent, so the group stays usable. Whoever leaves an abandoned check writes its number to a log
- * first, because the fields of a check may be reused once somebody left it that way.
+ * Giving up is one decision for all: a rank that proceeds to the data while another has timed out would hang.
+ * Nothing has been sent when a check is abandoned, so the group stays usable, and in step.
+ *
+ * A rank that refuses its own arguments passes the check at once and leaves its reason: it waits for nobody, and
+ * the others find the check abandoned and the reason with it.
  *
  * A reduction of a few bytes travels with its fingerprint: up to 8 bytes in the slot itself, up to 64 in a
  * line beside it. Everyone combines the contributions in the order of the ranks, so all get the same bits,
  * and no MPI call is made. */
 #define _GNU_SOURCE
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "hd_engine.h"
 #include "hd_kernels.h"
+#include "hd_page.h"
 
-#define LOG 64       /* abandoned checks remembered */
-#define AFTER(a, b) ((int32_t)((a) - (b)) >= 0) /* check numbers wrap */
+/* One rank's way through one check. */
+typedef struct visit {
+    hd_comm *c;
+    hd_job *j;
+    uint32_t n;
+    int joined;     /* its fields are published: giving up takes a veto */
+    hd_waiter wait;
+    uint32_t seen;  /* the check of another group that keeps a member from this one; 0: none */
+} visit;
 
-typedef struct fields {
-    uint64_t hash;
-    union {
-        int64_t count;
-        char tiny[8]; /* the contribution, where the fingerprint covers the count */
-    };
-    uint32_t uneven, polls;
-} fields;
+static const char UNHARMED[] = "Nothing was transferred; the group can still be used.";
 
-typedef struct slot {
-    uint64_t word;    /* high half: last check entered; low half: vetoed up to */
-    fields d[2];
-} __attribute__((aligned(HD_LINE))) slot;
+/* ---- abandoning ---- */
 
-typedef struct payload {
-    char bytes[2][HD_TINY];
-} __attribute__((aligned(HD_LINE))) payload;
-
-typedef struct words {
-    uint32_t seq[2];  /* which check text[] belongs to */
-    int32_t veto_by;  /* who gave up on this rank */
-    int32_t veto_code;
-    double veto_after;
-    char text[2][HD_DESC];
-    int64_t unread;   /* once closed: see hd_comm.unread */
-    int32_t closed;   /* this rank frees the group */
-} __attribute__((aligned(HD_LINE))) words;
-
-struct hd_page {
-    uint32_t nlog, reserved;
-    uint32_t log[LOG];
-    int32_t log_code[LOG]; /* with what its members' calls end */
-    slot slots[] __attribute__((aligned(HD_LINE)));
-    /* payload payloads[n], then words words[n] follow */
-};
-
-_Static_assert(sizeof(slot) == HD_LINE, "a slot is one cache line");
-
-static payload *payloads_of(const hd_comm *c)
+/* Abandons the check, for the reason given, unless everybody has come meanwhile: then 0. missing: who has not. */
+static int abandon(visit *v, int why, int code, hd_text *missing)
 {
-    return (payload *)(c->page->slots + c->size);
+    hd_comm *c = v->c;
+    char here[HD_DESC];
+    hd_describe_here(here, v->j);
+    hd_page_leave_note(c, v->n, why, code, hd_waiter_elapsed(&v->wait), here);
+    if (v->joined)
+        return hd_page_veto(c, v->n, missing);
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && !hd_page_come(c, r, v->n - 1))
+            hd_say(missing, "%s%d", missing->used ? ", " : "", r);
+    hd_page_pass(c, v->n);
+    return 1;
 }
 
-static words *words_of(const hd_comm *c)
+/* Others have abandoned the check. late_rank: on whose account, as far as this rank has seen; its own: it came too
+ * late; -1: not known. */
+static int fail_abandoned(visit *v, int late_rank)
 {
-    return (words *)(payloads_of(c) + c->size);
-}
-
-size_t hd_page_size(int n)
-{
-    return sizeof(hd_page) + (size_t)n * (sizeof(slot) + sizeof(payload) + sizeof(words));
-}
-
-int hd_page_leave(hd_comm *c, double seconds)
-{
-    words *all = words_of(c);
-    int64_t left = 0;
-    hd_waiter w;
-
-    all[c->rank].unread = hd_comm_unread(c);
-    __atomic_store_n(&all[c->rank].closed, 1, __ATOMIC_RELEASE);
-    hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
-    for (int r = 0; r < c->size; r++) {
-        while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {
-            const int ev = hd_waiter_step(&w);
-            if ((ev & HD_WAIT_EXPIRED) || ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
-                return 0;
-        }
-        left += all[r].unread;
-    }
-    return left == 0;
-}
-
-static uint32_t entered(uint64_t w) { return (uint32_t)(w >> 32); }
-static uint32_t vetoed(uint64_t w) { return (uint32_t)w; }
-static uint64_t pack(uint32_t e, uint32_t v) { return ((uint64_t)e << 32) | v; }
-static uint64_t load(const uint64_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
-
-static void log_abandoned(hd_page *p, uint32_t n, int code)
-{
-    uint32_t i = __atomic_fetch_add(&p->reserved, 1, __ATOMIC_ACQ_REL);
-    __atomic_store_n(&p->log_code[i % LOG], code, __ATOMIC_RELEASE);
-    __atomic_store_n(&p->log[i % LOG], n, __ATOMIC_RELEASE);
-    __atomic_fetch_add(&p->nlog, 1, __ATOMIC_ACQ_REL);
-}
-
-/* New entries since this rank last looked? Then: is n among them? With which code? */
-static int in_log(hd_comm *c, uint32_t n)
-{
-    uint32_t k = __atomic_load_n(&c->page->nlog, __ATOMIC_ACQUIRE);
-    if (k == c->seen_log)
-        return 0;
-    for (int i = 0; i < LOG; i++)
-        if (__atomic_load_n(&c->page->log[i], __ATOMIC_ACQUIRE) == n)
-            return __atomic_load_n(&c->page->log_code[i], __ATOMIC_ACQUIRE);
-    c->seen_log = k;
-    return 0;
-}
-
-static int fail_abandoned(hd_comm *c, hd_job *j, uint32_t n, int late_rank, int code)
-{
+    hd_comm *c = v->c;
+    hd_job *j = v->j;
+    const int late = late_rank == c->rank;
     char buffer[HD_TEXT];
     hd_text t;
-    words *w = words_of(c);
+    hd_note note = {.code = HD_ERR_TIMEOUT};
+    int by = -1;
+    const int told = hd_page_find_note(c, v->n, &by, &note);
 
-    if (late_rank >= 0)
-        code = w[late_rank].veto_code;
-    log_abandoned(c->page, n, code);
-    if (hd_fail_if_gone(c, j)) /* somebody gave up because a member has gone: say that */
-        return j->code;
+    if (!(told && note.why == HD_REFUSED) && hd_fail_if_gone(c, j))
+        return j->code; /* somebody gave up because a member has gone: say that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    if (late_rank < 0) {
-        hd_say(&t, "another rank gave up waiting in ");
-        hd_say_call(&t, c, j);
+    if (told && note.why == HD_REFUSED) {
+        hd_say(&t, note.code == HD_ERR_MISMATCH ? "rank %d refused its arguments: %s; this rank called "
+                                                : "rank %d could not take part: %s; this rank called ", by, note.text);
+    } else if (told) {
+        hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "", by, note.after,
+               note.text);
+        if (late)
+            hd_say(&t, "; this rank enters with ");
+        else if (late_rank >= 0)
+            hd_say(&t, " because rank %d has not joined ", late_rank);
+        else
+            hd_say(&t, " because a rank has not joined ");
     } else {
-        const int by = w[late_rank].veto_by;
-        if (late_rank == c->rank)
-            hd_say(&t, "this rank came too late: ");
-        hd_say(&t, "rank %d gave up after %.3g s", by, w[late_rank].veto_after);
-        if (by >= 0 && by < c->size && __atomic_load_n(&w[by].seq[n & 1], __ATOMIC_ACQUIRE) == n)
-            hd_say(&t, " in %.*s", HD_DESC, w[by].text[n & 1]);
-        hd_say(&t, late_rank == c->rank ? "; this rank enters with " : " because rank %d has not joined ", late_rank);
-        hd_say_call(&t, c, j);
+        hd_say(&t, late ? "this rank came too late: another rank gave up waiting in "
+                        : "another rank gave up waiting in ");
     }
-    if (code == HD_ERR_MISMATCH)
+    hd_say_call(&t, c, j);
+    if (told && note.why == HD_CROSSED)
         hd_say(&t, ". The ranks disagree about the order in which they use their groups");
-    hd_say(&t, ". Nothing was transferred; the group can still be used.");
-    hd_fail(j, code, "%s", buffer);
+    hd_say(&t, ". %s", UNHARMED);
+    hd_fail(j, note.code, "%s", buffer);
     return j->code;
 }
 
-/* Tries to abandon check n. 1: abandoned (missing ranks listed in t); 0: meanwhile everybody came. */
-static int veto(hd_comm *c, uint32_t n, double after, int code, hd_text *missing)
+/* This rank's time is up. 0: everybody has come meanwhile. */
+static int time_out(visit *v)
 {
-    words *w = words_of(c);
-    int any = 0;
-    for (int r = 0; r < c->size; r++) {
-        uint64_t *word = &c->page->slots[r].word;
-        uint64_t old = load(word);
-        while (!AFTER(entered(old), n)) {
-            if (AFTER(vetoed(old), n)) { /* somebody else gave up on it too */
-                any = 1;
-            } else {
-                w[r].veto_by = c->rank;
-                w[r].veto_after = after;
-                w[r].veto_code = code;
-                if (!__atomic_compare_exchange_n(word, &old, pack(entered(old), n), 0, __ATOMIC_ACQ_REL,
-                                                 __ATOMIC_ACQUIRE))
-                    continue;
-                any = 1;
-            }
-            hd_say(missing, "%s%d", missing->used ? ", " : "", r);
-            break;
-        }
-    }
-    if (any)
-        log_abandoned(c->page, n, code);
-    return any;
-}
-
-static int give_up(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int interrupted)
-{
+    hd_comm *c = v->c;
+    hd_job *j = v->j;
+    const double after = hd_waiter_elapsed(&v->wait);
     char buffer[HD_TEXT], names[256];
     hd_text t, missing;
-    double after = hd_waiter_elapsed(w);
-    slot *s = c->page->slots;
 
-    hd_describe_here(words_of(c)[c->rank].text[n & 1], j); /* for those who come too late */
-    __atomic_store_n(&words_of(c)[c->rank].seq[n & 1], n, __ATOMIC_RELEASE);
     hd_text_init(&missing, names, sizeof names);
-    if (!veto(c, n, after, HD_ERR_TIMEOUT, &missing))
+    if (!abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing))
         return HD_OK;
-    if (interrupted) {
-        j->code = HD_ERR_INTERRUPT;
-        return j->code;
-    }
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s in ", after);
     hd_say_call(&t, c, j);
@@ -212,58 +112,152 @@ static int give_up(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int in
         if (r == c->rank)
             continue;
         hd_say(&t, "\n  rank %d: ", r);
-        if (AFTER(entered(load(&s[r].word)), n))
+        if (hd_page_come(c, r, v->n))
             hd_say(&t, "waits in the same call");
         else
             hd_session_report(c->session, c->node_slot[r], &t);
     }
-    hd_say(&t, "\nNothing was transferred; the group can still be used.");
+    hd_say(&t, "\n%s", UNHARMED);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     return j->code;
 }
 
+/* A signal handler raised. If all are here the operation is finished first, and the exception raised after it. */
+static int interrupt(visit *v)
+{
+    char names[256];
+    hd_text missing;
+    const int code = v->j->code;
+
+    hd_text_init(&missing, names, sizeof names);
+    v->j->code = HD_ERR_INTERRUPT;
+    return code != HD_ERR_INTERRUPT && abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? HD_ERR_INTERRUPT : HD_OK;
+}
+
+/* Rank r has gone, and had not come. */
+static int lose(visit *v, int r, int how)
+{
+    char names[256];
+    hd_text missing;
+
+    hd_text_init(&missing, names, sizeof names);
+    return abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? hd_fail_gone(v->c, v->j, r, how) : HD_OK;
+}
+
 /* Ranks that call two groups in different orders wait for each other for ever. Rank r waits in check `other` of
  * group `where`. 0: it came meanwhile. */
-static int crossed(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w, int r, uint32_t other, const char *where)
+static int cross(visit *v, int r, uint32_t other, const char *where)
 {
+    hd_comm *c = v->c;
     char buffer[HD_TEXT], names[256];
     hd_text t, missing;
 
-    hd_describe_here(words_of(c)[c->rank].text[n & 1], j); /* for those who come too late */
-    __atomic_store_n(&words_of(c)[c->rank].seq[n & 1], n, __ATOMIC_RELEASE);
+    hd_note_site(v->j);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "the ranks disagree about the order in which they use their groups: rank %d ", r);
     hd_session_report(c->session, c->node_slot[r], &t);
     hd_say(&t, ", waiting for this rank to make call %u of group '%s', while this rank waits for it in ", other, where);
-    hd_say_call(&t, c, j);
+    hd_say_call(&t, c, v->j);
     hd_say(&t, ". Neither could go on. Nothing was transferred; make all ranks call their groups in one order, or pass "
                "async_op=True and wait afterwards.");
     hd_text_init(&missing, names, sizeof names);
-    if (!veto(c, n, hd_waiter_elapsed(w), HD_ERR_MISMATCH, &missing))
+    if (!abandon(v, HD_CROSSED, HD_ERR_MISMATCH, &missing))
         return HD_OK;
-    hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
-    return j->code;
+    hd_fail(v->j, HD_ERR_MISMATCH, "%s", buffer);
+    return v->j->code;
 }
 
-static int disagree(hd_comm *c, hd_job *j, uint32_t n)
+/* ---- waiting for one rank ---- */
+
+/* Every 50 ms: signals, ranks that have gone, groups in different orders. HD_OK: wait on. */
+static int look_around(visit *v, int r)
 {
-    words *w = words_of(c);
-    int par = n & 1, rc;
+    hd_comm *c = v->c;
+    hd_job *j = v->j;
+    const char *where = "";
+    uint32_t other;
+    int how, code;
+
+    hd_session_note(c->session, j);
+    if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
+        return code;
+    how = hd_session_gone(c->session, c->node_slot[r]);
+    if (how && hd_page_look(c, r, v->n) == HD_NOT_YET) /* gone, and truly not here: read in this order */
+        return lose(v, r, how);
+    if (!j->inline_ || j->code != HD_OK)
+        return HD_OK;
+    hd_session_blocked(c->session, c, v->n,
+                       v->wait.limit < 0 ? 1e9 : (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
+    other = hd_session_crossed(c->session, c, c->node_slot[r], &where);
+    if (other && other == v->seen && (code = cross(v, r, other, where))) /* seen twice: 50 ms apart */
+        return code;
+    v->seen = other;
+    return HD_OK;
+}
+
+/* One step of waiting for rank r. HD_OK: look again. */
+static int wait_step(visit *v, int r)
+{
+    const int ev = hd_waiter_step(&v->wait);
+    int code;
+    if (!ev)
+        return HD_OK;
+    hd_session_progress(v->c->session);
+    if ((ev & HD_WAIT_HOOK) && (code = look_around(v, r)))
+        return code;
+    return ev & HD_WAIT_EXPIRED ? time_out(v) : HD_OK;
+}
+
+/* The fields of this check may be published when all ranks have left the one before the last. */
+static int wait_to_publish(visit *v)
+{
+    int r, code;
+    while ((r = hd_page_behind(v->c, v->n)) >= 0) {
+        const int late = hd_page_look(v->c, v->c->rank, v->n) == HD_ABANDONED;
+        if (late || hd_page_look(v->c, r, v->n) == HD_ABANDONED) {
+            hd_page_pass(v->c, v->n);
+            return fail_abandoned(v, late ? v->c->rank : r);
+        }
+        if ((code = wait_step(v, r)))
+            return code;
+    }
+    return HD_OK;
+}
+
+static int wait_for(visit *v, int r)
+{
+    enum hd_sight sight;
+    int code;
+    while ((sight = hd_page_look(v->c, r, v->n)) == HD_NOT_YET)
+        if ((code = wait_step(v, r)))
+            return code;
+    return sight == HD_JOINED ? HD_OK : fail_abandoned(v, hd_page_come(v->c, r, v->n) ? -1 : r);
+}
+
+/* ---- comparing ---- */
+
+static int disagree(visit *v)
+{
+    hd_comm *c = v->c;
+    hd_job *j = v->j;
+    hd_words *w = hd_words_of(c);
+    const int par = v->n & 1;
     char *texts = calloc((size_t)c->size, HD_DESC);
     hd_waiter wait;
+    int rc;
 
     if (!texts) {
         hd_fail(j, HD_ERR_MISMATCH, "the ranks disagree about collective #%u of group '%s'", j->seq, c->name);
         return j->code;
     }
     hd_describe_here(w[c->rank].text[par], j);
-    __atomic_store_n(&w[c->rank].seq[par], n, __ATOMIC_RELEASE);
+    __atomic_store_n(&w[c->rank].seq[par], v->n, __ATOMIC_RELEASE);
     hd_waiter_init(&wait, 0, 0.9); /* all are inside this call, and every one describes itself */
     for (int r = 0; r < c->size; r++) {
-        while (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) != n)
+        while (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) != v->n)
             if (hd_waiter_step(&wait) & HD_WAIT_EXPIRED)
                 break;
-        if (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) == n) {
+        if (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) == v->n) {
             memcpy(texts + (size_t)r * HD_DESC, w[r].text[par], HD_DESC);
             texts[(size_t)r * HD_DESC + HD_DESC - 1] = 0;
         }
@@ -275,8 +269,8 @@ static int disagree(hd_comm *c, hd_job *j, uint32_t n)
 
 static const char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
 {
-    const fields *d = &c->page->slots[rank].d[par];
-    return j->tiny <= (int)sizeof d->tiny ? d->tiny : payloads_of(c)[rank].bytes[par];
+    const hd_fields *d = &c->page->slots[rank].d[par];
+    return j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[rank].bytes[par];
 }
 
 static void combine(const hd_comm *c, hd_job *j, int par)
@@ -288,98 +282,57 @@ static void combine(const hd_comm *c, hd_job *j, int par)
         reduce(contribution(c, j, r, par), out, j->count);
 }
 
+static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, int64_t agreed)
+{
+    hd_fields *d = &c->page->slots[c->rank].d[par];
+    d->hash = hash;
+    if (j->tiny)
+        memcpy(j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[c->rank].bytes[par], j->own, (size_t)j->tiny);
+    if (!j->tiny || j->tiny > (int)sizeof d->tiny)
+        d->count = agreed;
+    d->uneven = (uint32_t)j->uneven;
+    d->polls = (uint32_t)j->polls;
+}
+
+static int refuse(hd_comm *c, hd_job *j, uint32_t n)
+{
+    hd_page_leave_note(c, n, HD_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
+    hd_page_pass(c, n);
+    return HD_OK;
+}
+
 static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
 {
-    hd_page *p = c->page;
-    slot *s = p->slots, *me = &s[c->rank];
     const uint32_t n = ++c->check_seq;
     const int par = n & 1;
-    int differ = 0, uneven = j->uneven, polls = j->polls, too_late = 0, code;
-    uint32_t seen = 0;
-    hd_waiter w;
-    uint64_t old;
-
     const int64_t agreed = hd_agreed(j);
+    int differ = 0, uneven = j->uneven, polls = j->polls, code;
+    visit v = {.c = c, .j = j, .n = n};
 
-    me->d[par].hash = hash;
-    if (j->tiny)
-        memcpy(j->tiny <= (int)sizeof me->d[par].tiny ? me->d[par].tiny : payloads_of(c)[c->rank].bytes[par],
-               j->own, (size_t)j->tiny);
-    if (!j->tiny || j->tiny > (int)sizeof me->d[par].tiny)
-        me->d[par].count = agreed;
-    me->d[par].uneven = (uint32_t)j->uneven;
-    me->d[par].polls = (uint32_t)j->polls;
-    old = load(&me->word);
-    do {
-        /* Logged before the others can see this rank inside n: they then look at the log, not at the veto. */
-        if (AFTER(vetoed(old), n) && !too_late) {
-            too_late = 1;
-            log_abandoned(p, n, words_of(c)[c->rank].veto_code);
-        }
-    } while (!__atomic_compare_exchange_n(&me->word, &old, pack(n, too_late ? vetoed(old) : n - 1), 0,
-                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-    if (too_late)
-        return fail_abandoned(c, j, n, c->rank, 0);
-
-    hd_waiter_init(&w, hd_session_spin(c->session, !j->inline_), j->timeout);
+    if (j->refusal)
+        return refuse(c, j, n);
+    hd_waiter_init(&v.wait, hd_session_spin(c->session, !j->inline_), j->timeout);
+    if (c->decided != n - 1 && (code = wait_to_publish(&v)))
+        return code;
+    publish(c, j, par, hash, agreed);
+    if (!hd_page_join(c, n))
+        return fail_abandoned(&v, c->rank);
+    v.joined = 1;
     for (int i = 1; i < c->size; i++) {
-        int r = c->rank + i;
-        if (r >= c->size)
-            r -= c->size;
-        for (;;) {
-            uint64_t word = load(&s[r].word);
-            int ev;
-            if (AFTER(entered(word), n))
-                break;
-            if (AFTER(vetoed(word), n))
-                return fail_abandoned(c, j, n, r, 0);
-            ev = hd_waiter_step(&w);
-            if (!ev)
-                continue;
-            if (ev & HD_WAIT_CLOCK)
-                hd_session_progress(c->session);
-            if (ev & HD_WAIT_HOOK) {
-                int how;
-                hd_session_note(c->session, j);
-                if (j->inline_ && hd_py.slow && hd_py.slow(j)) {
-                    if (give_up(c, j, n, &w, 1))
-                        return j->code;
-                    j->code = HD_ERR_INTERRUPT; /* all are here: finish the operation, then raise */
-                }
-                /* Gone, and truly not entered: read in this order. */
-                how = hd_session_gone(c->session, c->node_slot[r]);
-                if (how && !AFTER(entered(load(&s[r].word)), n)) {
-                    char names[64];
-                    hd_text t;
-                    hd_text_init(&t, names, sizeof names);
-                    veto(c, n, hd_waiter_elapsed(&w), HD_ERR_TIMEOUT, &t);
-                    return hd_fail_gone(c, j, r, how);
-                }
-                if (j->inline_ && j->code == HD_OK) {
-                    const char *where = "";
-                    uint32_t other;
-                    hd_session_blocked(c->session, c, n, w.limit < 0 ? 1e9 : j->timeout - hd_waiter_elapsed(&w));
-                    other = hd_session_crossed(c->session, c, c->node_slot[r], &where);
-                    /* Seen twice: 50 ms apart. */
-                    if (other && other == seen && crossed(c, j, n, &w, r, other, where))
-                        return j->code;
-                    seen = other;
-                }
-            }
-            if ((ev & HD_WAIT_EXPIRED) && give_up(c, j, n, &w, 0))
-                return j->code;
-        }
-        differ |= s[r].d[par].hash != hash;
+        const int r = c->rank + i < c->size ? c->rank + i : c->rank + i - c->size;
+        const hd_fields *d = &c->page->slots[r].d[par];
+        if ((code = wait_for(&v, r)))
+            return code;
+        differ |= d->hash != hash;
         if (!j->tiny) {
-            differ |= !j->pairwise && s[r].d[par].count != agreed;
-            uneven |= s[r].d[par].uneven || s[r].d[par].count != agreed;
+            differ |= !j->pairwise && d->count != agreed;
+            uneven |= d->uneven || d->count != agreed;
         }
-        polls |= (int)s[r].d[par].polls;
+        polls |= (int)d->polls;
     }
-    if ((code = in_log(c, n)))
-        return fail_abandoned(c, j, n, -1, code);
+    c->decided = n;
     if (differ)
-        return disagree(c, j, n);
+        return disagree(&v);
     if (j->tiny)
         combine(c, j, par);
     j->uneven = uneven && j->pairwise;
@@ -391,4 +344,3 @@ int hd_check(hd_comm *c, hd_job *j, uint64_t hash)
 {
     return c->page ? check_page(c, j, hash) : hd_check_mpi(c, j, hash);
 }
-

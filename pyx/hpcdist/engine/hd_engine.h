@@ -78,6 +78,8 @@ struct hd_job {
     int tiny;             /* bytes, when the entry check itself reduces them; else 0 */
     const char *own;      /* ... this rank's */
     uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
+    const char *refusal;  /* why this rank cannot make the call: it only tells the others; or NULL */
+    int refusal_code;     /* with what their calls end; 0: HD_ERR_MISMATCH, it refused its own arguments */
     /* point to point */
     int peer, tag;
     MPI_Request req;
@@ -106,7 +108,7 @@ struct hd_job {
     char site[HD_SITE];   /* the calling line, "" until someone needs it; last, hd_job_init leaves it as it is */
 };
 
-/* One cache line a rank that all members on the node read: see hd_check.c. */
+/* What the members on one node share for the entry check: see hd_page.h. */
 typedef struct hd_page hd_page;
 
 struct hd_comm {
@@ -129,7 +131,7 @@ struct hd_comm {
     struct hd_post *post; /* through MPI: see hd_check_mpi.c */
     size_t page_bytes;
     uint32_t check_seq;   /* checks begun */
-    uint32_t seen_log;    /* abandoned checks already known */
+    uint32_t decided;     /* the last check that all ranks have joined */
     int freed;
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */

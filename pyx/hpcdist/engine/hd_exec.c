@@ -88,6 +88,11 @@ static int check_result(hd_comm *c, hd_job *j)
     uint64_t h = 1;
     if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
         return HD_OK;
+    if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) { /* the others compare, and must not wait for this rank */
+        j->refusal = "the operation failed there";
+        j->refusal_code = j->code;
+        return hd_check(c, j, 0);
+    }
     for (int i = 0; i < j->nout; i++) {
         const int64_t bytes = j->out[i].n * (int64_t)hd_itemsize(j->dtype);
         const char *p = j->out[i].ptr;
@@ -121,6 +126,11 @@ void hd_exec(hd_comm *c, hd_job *j)
     double factor;
 
     hd_session_enter(c->session, j);
+    if (j->refusal) {
+        if (c->size > 1 && c->check)
+            hd_check(c, j, 0);
+        goto out;
+    }
     j->tiny = tiny(c, j);
     j->polls = must_poll(c, j);
     j->own = j->out[0].ptr;
@@ -141,7 +151,7 @@ void hd_exec(hd_comm *c, hd_job *j)
             data(c, j);
         __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
     }
-    if (c->check >= 2 && c->size > 1 && !c->on_device && j->code == HD_OK)
+    if (c->check >= 2 && c->size > 1 && !c->on_device)
         check_result(c, j);
 out:
     hd_session_leave(c->session);

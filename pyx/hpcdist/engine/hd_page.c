@@ -1,0 +1,172 @@
+/* The protocol of the page, one step per function: see hd_page.h. */
+#include <string.h>
+
+#include "hd_page.h"
+
+#define JOINED_BIT (1u << 31)
+#define VETO_MASK (JOINED_BIT - 1)
+
+static uint32_t come(uint64_t word) { return (uint32_t)(word >> 32); }
+static int joined(uint64_t word) { return ((uint32_t)word & JOINED_BIT) != 0; }
+static uint32_t veto_of(uint64_t word) { return (uint32_t)word & VETO_MASK; }
+static int vetoed(uint64_t word, uint32_t n) { return ((veto_of(word) - n) & VETO_MASK) < VETO_MASK / 2; }
+
+static uint64_t pack(uint32_t n, int joins, uint32_t veto)
+{
+    return (uint64_t)n << 32 | (joins ? JOINED_BIT : 0) | (veto & VETO_MASK);
+}
+
+static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+static int swap(uint64_t *word, uint64_t *old, uint64_t new)
+{
+    return __atomic_compare_exchange_n(word, old, new, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+size_t hd_page_size(int n)
+{
+    return (size_t)n * (sizeof(hd_slot) + sizeof(hd_payload) + sizeof(hd_words));
+}
+
+enum hd_sight hd_page_look(const hd_comm *c, int rank, uint32_t n)
+{
+    const hd_slot *s = &c->page->slots[rank];
+    const uint64_t word = load(&s->word);
+    if (!hd_reached(come(word), n))
+        return vetoed(word, n) ? HD_ABANDONED : HD_NOT_YET;
+    if (come(word) == n)
+        return joined(word) ? HD_JOINED : HD_ABANDONED;
+    return __atomic_load_n(&s->decided, __ATOMIC_RELAXED) == n ? HD_JOINED : HD_ABANDONED;
+}
+
+int hd_page_behind(const hd_comm *c, uint32_t n)
+{
+    if (c->decided != n - 1)
+        for (int r = 0; r < c->size; r++)
+            if (r != c->rank && !hd_page_come(c, r, n - 1))
+                return r;
+    return -1;
+}
+
+int hd_page_join(hd_comm *c, uint32_t n)
+{
+    hd_slot *me = &c->page->slots[c->rank];
+    uint64_t old = load(&me->word);
+    int late;
+    __atomic_store_n(&me->decided, c->decided, __ATOMIC_RELAXED);
+    do
+        late = vetoed(old, n);
+    while (!swap(&me->word, &old, late ? pack(n, 0, veto_of(old)) : pack(n, 1, n - 1)));
+    return !late;
+}
+
+void hd_page_pass(hd_comm *c, uint32_t n)
+{
+    hd_slot *me = &c->page->slots[c->rank];
+    uint64_t old = load(&me->word);
+    __atomic_store_n(&me->decided, c->decided, __ATOMIC_RELAXED);
+    while (!swap(&me->word, &old, pack(n, 0, vetoed(old, n) ? veto_of(old) : n)))
+        ;
+}
+
+int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing)
+{
+    int any = 0;
+    for (int r = 0; r < c->size; r++) {
+        uint64_t *word = &c->page->slots[r].word, old = load(word);
+        while (!hd_reached(come(old), n) && !vetoed(old, n))
+            if (swap(word, &old, pack(come(old), joined(old), n)))
+                old = pack(come(old), joined(old), n);
+        if (hd_reached(come(old), n))
+            continue;
+        any = 1;
+        hd_say(missing, "%s%d", missing->used ? ", " : "", r);
+    }
+    return any;
+}
+
+/* ---- reasons ----
+ *
+ * A note may be overwritten while somebody reads it: its number is cleared first and written last, and looked at
+ * before and after. */
+
+static void put(char *to, const char *from)
+{
+    uint64_t word;
+    for (size_t at = 0; at < HD_DESC; at += sizeof word) {
+        memcpy(&word, from + at, sizeof word);
+        __atomic_store_n((uint64_t *)(void *)(to + at), word, __ATOMIC_RELEASE);
+    }
+}
+
+static void get(char *to, const char *from)
+{
+    for (size_t at = 0; at < HD_DESC; at += sizeof(uint64_t)) {
+        const uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_ACQUIRE);
+        memcpy(to + at, &word, sizeof word);
+    }
+}
+
+void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after, const char *text)
+{
+    hd_note *note = &hd_words_of(c)[c->rank].notes[n % HD_NOTES];
+    char padded[HD_DESC] = "";
+    hd_text t;
+    hd_text_init(&t, padded, sizeof padded);
+    hd_say(&t, "%s", text);
+    __atomic_store_n(&note->check, n - HD_NOTES, __ATOMIC_RELAXED);
+    __atomic_store_n(&note->why, why, __ATOMIC_RELEASE);
+    __atomic_store_n(&note->code, code, __ATOMIC_RELEASE);
+    __atomic_store(&note->after, &after, __ATOMIC_RELEASE);
+    put(note->text, padded);
+    __atomic_store_n(&note->check, n, __ATOMIC_RELEASE);
+}
+
+static int read_note(const hd_note *note, uint32_t n, hd_note *out)
+{
+    out->check = __atomic_load_n(&note->check, __ATOMIC_ACQUIRE);
+    if (out->check != n)
+        return 0;
+    out->why = __atomic_load_n(&note->why, __ATOMIC_ACQUIRE);
+    out->code = __atomic_load_n(&note->code, __ATOMIC_ACQUIRE);
+    __atomic_load(&note->after, &out->after, __ATOMIC_ACQUIRE);
+    get(out->text, note->text);
+    out->text[HD_DESC - 1] = 0;
+    return out->why && __atomic_load_n(&note->check, __ATOMIC_RELAXED) == n;
+}
+
+/* A refusal says more than a rank that crossed, and that more than one that only waited. */
+int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
+{
+    hd_note next;
+    int found = 0;
+    for (int r = 0; r < c->size; r++)
+        if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) && (!found || next.why > out->why)) {
+            *out = next;
+            *rank = r;
+            found = 1;
+        }
+    return found;
+}
+
+/* ---- the end of a group ---- */
+
+int hd_page_leave(hd_comm *c, double seconds)
+{
+    hd_words *all = hd_words_of(c);
+    int64_t left = 0;
+    hd_waiter w;
+
+    all[c->rank].unread = hd_comm_unread(c);
+    __atomic_store_n(&all[c->rank].closed, 1, __ATOMIC_RELEASE);
+    hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
+    for (int r = 0; r < c->size; r++) {
+        while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {
+            const int ev = hd_waiter_step(&w);
+            if ((ev & HD_WAIT_EXPIRED) || ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
+                return 0;
+        }
+        left += all[r].unread;
+    }
+    return left == 0;
+}

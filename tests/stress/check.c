@@ -1,0 +1,221 @@
+/* The entry check of the ranks of a node (hd_check.c, hd_page.c), with ranks that stop anywhere, time out, retry,
+ * disagree and refuse.
+ *
+ *   check SEED processes|threads RANKS CHECKS START
+ *
+ * Each rank makes the same CHECKS calls in order, in rounds after which the outcomes are compared. Most calls carry
+ * a sum of 8 or of 64 bytes. START is the number before the first check: near 2^32 it wraps.
+ *
+ * For each check either all ranks that return a result return the right one, or every rank returns an error. A rank
+ * whose signal handler raised returns neither. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "hd_kernels.h"
+#include "hd_page.h"
+
+enum { RANKS = 8, PER_ROUND = 2000 };
+enum { NOTHING, RESULT, ERROR, RAISED };
+
+typedef struct world {
+    meeting between;
+    int ranks, threads;
+    uint32_t start;
+    uint64_t seed, wanted, done, failed, raised, wrong;
+    uint8_t outcome[PER_ROUND][RANKS];
+    uint8_t must_fail[PER_ROUND][RANKS];
+    int over;
+} world;
+
+static world *w;
+static void *page;
+static __thread chance luck;
+static __thread int self;
+
+/* ---- what the engine asks for ---- */
+
+static void stumble(uint64_t one_in)
+{
+    if (draw(&luck, one_in) == 0)
+        nap_us((long)draw(&luck, 3000));
+}
+
+static void add(const void *in, void *inout, int64_t n)
+{
+    const int64_t *from = in;
+    int64_t *to = inout;
+    stumble(5000);
+    for (int64_t i = 0; i < n; i++)
+        to[i] += from[i];
+}
+
+hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }
+void hd_session_progress(hd_session *s) { (void)s, stumble(200); }
+int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash) { return (void)c, (void)j, (void)hash, HD_ERR_BACKEND; }
+
+/* A handler that raises, now and then; looked at after 50 ms. */
+static int raises(hd_job *j) { return (void)j, draw(&luck, 3) == 0; }
+
+/* ---- a rank ---- */
+
+static int64_t part(int64_t op, int rank, int64_t i) { return op * 1000003 + rank * 7 + i * (rank + 1); }
+
+static int right(const int64_t *data, int64_t op, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t sum = 0;
+        for (int r = 0; r < w->ranks; r++)
+            sum += part(op, r, i);
+        if (data[i] != sum)
+            return 0;
+    }
+    return 1;
+}
+
+/* `n`, `patient` and the fingerprint are the same on all ranks; what is drawn from `luck` is not. */
+static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
+{
+    int64_t own[8], data[8] = {0};
+    hd_job j;
+    uint64_t hash = (uint64_t)op;
+    int rc;
+    hd_job_init(&j, c, HD_ALL_REDUCE, "all_reduce");
+    j.dtype = HD_INT64;
+    j.redop = HD_SUM;
+    j.timeout = patient ? 0.2 : 0.0005 * (double)(1 + draw(&luck, 5));
+    j.inline_ = 1;
+    j.seq = (uint32_t)op;
+    j.nout = 1;
+    j.out[0].ptr = (char *)data;
+    j.out[0].n = j.count = n;
+    j.tiny = (int)(n * 8);
+    j.own = (char *)own;
+    for (int64_t i = 0; i < n; i++)
+        own[i] = part(op, self, i);
+    if (draw(&luck, 2000) == 0)
+        j.refusal = "ValueError: this rank does not like it";
+    else if (draw(&luck, 2000) == 0)
+        hash++;
+    if (j.refusal || hash != (uint64_t)op)
+        w->must_fail[at][self] = 1;
+    stumble(3000);
+    rc = hd_check(c, &j, hash);
+    if (j.code == HD_ERR_INTERRUPT)
+        rc = RAISED;
+    else
+        rc = rc || j.refusal ? ERROR : RESULT;
+    hd_job_clear(&j);
+    if (rc == RESULT && !right(data, op, n)) {
+        __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
+        fprintf(stderr, "rank %d: the sum of check %lld is wrong\n", self, (long long)op);
+    }
+    return rc;
+}
+
+static void compare(uint64_t before)
+{
+    for (int at = 0; at < PER_ROUND; at++) {
+        int seen = 0, must_fail = 0;
+        for (int r = 0; r < w->ranks; r++) {
+            seen |= 1 << w->outcome[at][r];
+            must_fail |= w->must_fail[at][r];
+            w->raised += w->outcome[at][r] == RAISED;
+        }
+        w->failed += (seen & 1 << ERROR) != 0;
+        if ((seen & 1 << RESULT && (seen & 1 << ERROR || must_fail)) || seen & 1 << NOTHING) {
+            static const char *const names[] = {"nothing", "a result", "an error", "an exception"};
+            fprintf(stderr, "check %llu:%s", (unsigned long long)before + (unsigned)at, must_fail ? " (must fail)" : "");
+            for (int r = 0; r < w->ranks; r++)
+                fprintf(stderr, "%s rank %d got %s", r ? "," : "", r, names[w->outcome[at][r]]);
+            fprintf(stderr, "\n");
+            w->wrong++;
+            return;
+        }
+    }
+}
+
+static void *rank_main(void *arg)
+{
+    static int slots[RANKS];
+    hd_comm c = {.name = "stress", .check = 1, .size = w->ranks, .node_slot = slots, .page = page};
+    chance all = chance_of(w->seed, 100);
+    int64_t op = 0;
+
+    self = c.rank = (int)(intptr_t)arg;
+    c.check_seq = c.decided = w->start;
+    luck = chance_of(w->seed, (uint64_t)self);
+    while (!__atomic_load_n(&w->over, __ATOMIC_ACQUIRE)) {
+        const int patient = draw(&all, 10) == 0;
+        for (int at = 0; at < PER_ROUND; at++, op++)
+            w->outcome[at][self] = (uint8_t)operate(&c, op, at, draw(&all, 3) ? 1 : 8, patient);
+        meet(&w->between, (uint32_t)w->ranks);
+        if (self == 0) {
+            compare(w->done);
+            w->done += PER_ROUND;
+            memset(w->outcome, 0, sizeof w->outcome);
+            memset(w->must_fail, 0, sizeof w->must_fail);
+            __atomic_store_n(&w->over, w->done >= w->wanted || w->wrong, __ATOMIC_RELEASE);
+        }
+        meet(&w->between, (uint32_t)w->ranks);
+    }
+    return NULL;
+}
+
+/* ---- the whole ---- */
+
+static int run_processes(void)
+{
+    pid_t pids[RANKS];
+    int bad = 0, status;
+    for (int r = 0; r < w->ranks; r++)
+        if ((pids[r] = fork()) == 0) {
+            rank_main((void *)(intptr_t)r);
+            _exit(0);
+        }
+    stop_ranks(pids, w->ranks, w->seed, &w->over);
+    for (int r = 0; r < w->ranks; r++) {
+        wait(&status);
+        bad |= status;
+    }
+    return bad;
+}
+
+static int run_threads(void)
+{
+    pthread_t all[RANKS];
+    for (int r = 0; r < w->ranks; r++)
+        if (pthread_create(&all[r], NULL, rank_main, (void *)(intptr_t)r))
+            return 1;
+    for (int r = 0; r < w->ranks; r++)
+        pthread_join(all[r], NULL);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    int bad;
+    if (argc != 6 || atoi(argv[3]) < 2 || atoi(argv[3]) > RANKS) {
+        fprintf(stderr, "usage: check SEED processes|threads RANKS CHECKS START\n");
+        return 2;
+    }
+    w = shared_memory(sizeof *w);
+    w->seed = strtoull(argv[1], NULL, 10);
+    w->threads = strcmp(argv[2], "threads") == 0;
+    w->ranks = atoi(argv[3]);
+    w->wanted = strtoull(argv[4], NULL, 10);
+    w->start = (uint32_t)strtoull(argv[5], NULL, 0);
+    page = shared_memory(hd_page_size(w->ranks));
+    for (int r = 0; r < w->ranks; r++) /* as if START checks had been decided */
+        ((hd_page *)page)->slots[r].word = (uint64_t)w->start << 32 | 1u << 31 | ((w->start - 1) & 0x7fffffff);
+    hd_py.slow = raises;
+    bad = w->threads ? run_threads() : run_processes();
+    printf("%d ranks, %llu checks, %llu failed, %llu exceptions, %llu wrong or mixed\n", w->ranks,
+           (unsigned long long)w->done, (unsigned long long)w->failed, (unsigned long long)w->raised,
+           (unsigned long long)w->wrong);
+    return bad || w->wrong ? 1 : 0;
+}
