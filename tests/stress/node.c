@@ -192,30 +192,16 @@ static void *rank_main(void *arg)
 
 /* ---- the whole ---- */
 
-static void stop_some(const pid_t *pids, chance *c)
-{
-    const int many = 1 + (int)draw(c, 2);
-    pid_t stopped[2];
-    for (int i = 0; i < many; i++)
-        kill(stopped[i] = pids[draw(c, (uint64_t)w->ranks)], SIGSTOP);
-    nap_us((long)draw(c, draw(c, 40) ? 4000 : 200000));
-    for (int i = 0; i < many; i++)
-        kill(stopped[i], SIGCONT);
-    nap_us((long)draw(c, draw(c, 4) ? 2000 : 50000));
-}
-
 static int processes(void)
 {
     pid_t pids[RANKS];
-    chance c = chance_of(w->seed, 99);
     int left = w->ranks, bad = 0;
     for (int r = 0; r < w->ranks; r++)
         if ((pids[r] = fork()) == 0) {
             rank_main((void *)(intptr_t)r);
             _exit(0);
         }
-    while (!w->over)
-        stop_some(pids, &c);
+    stop_ranks(pids, w->ranks, w->seed, &w->over);
     while (left) {
         int status;
         wait(&status);

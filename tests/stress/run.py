@@ -7,8 +7,9 @@
     python tests/stress/run.py --seed 7           repeats a run, as far as the scheduler does
 
 Each program is compiled from the files that hpcdist is built from and is called with the seed and
-its arguments. It ends with a line of counts and 0, or says what went wrong. `aarch64` is compiled
-by the cross compiler and runs in qemu. Exits with 0 only if all ran and none failed.
+its arguments. It ends with a line of counts and 0, or says what went wrong. A program with a
+mutation is compiled with a mistake in it, and passes if it finds that. `aarch64` is compiled by
+the cross compiler and runs in qemu. Exits with 0 only if all ran and none failed.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Program:
     flags: tuple[str, ...] = ()
     #: Arguments of the short form where a variant is slow.
     slow: tuple[str, ...] | None = None
+    #: A file, a text in it and what takes its place: the program must find the mistake.
+    mutation: tuple[str, str, str] | None = None
 
 
 #: What every program about shared memory is linked with.
@@ -79,8 +82,45 @@ BASE = tuple(
     for name in ("engine/hd_base", "engine/hd_job", "engine/hd_report", "kernels/hd_types")
 ) + ("tests/stress/stub/stub.c",)
 NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
+CHECK = (*BASE, "pyx/hpcdist/engine/hd_check.c", "pyx/hpcdist/engine/hd_page.c")
+
+#: So that the numbers of checks wrap in the course of the run.
+NEAR_WRAP = str(2**32 - 10_000)
 
 PROGRAMS = (
+    *(
+        Program(
+            name=f"check-{ranks}",
+            sources=("tests/stress/check.c", *CHECK),
+            variants=("plain", "aarch64"),
+            short=("processes", str(ranks), "200000", NEAR_WRAP),
+            long=("processes", str(ranks), "4000000", NEAR_WRAP),
+            slow=("processes", str(ranks), "20000", NEAR_WRAP),
+        )
+        for ranks in (2, 3, 4)
+    ),
+    Program(
+        name="check-threads",
+        sources=("tests/stress/check.c", *CHECK),
+        variants=("plain", "tsan", "asan"),
+        short=("threads", "3", "40000", NEAR_WRAP),
+        long=("threads", "3", "1000000", NEAR_WRAP),
+        slow=("threads", "3", "20000", NEAR_WRAP),
+    ),
+    *(
+        Program(
+            name=f"check-{name}",
+            sources=("tests/stress/check.c", *CHECK),
+            variants=("plain",),
+            short=("processes", "3", "200000", "0"),
+            long=("processes", "3", "200000", "0"),
+            mutation=(f"pyx/hpcdist/engine/{file}.c", old, new),
+        )
+        for name, file, old, new in (
+            ("early", "hd_check", "c->decided != n - 1 && (code", "0 && (code"),
+            ("no-veto", "hd_page", "late = vetoed(old, n);", "late = 0;"),
+        )
+    ),
     *(
         Program(
             name=f"node-{ranks}",
@@ -114,13 +154,29 @@ def sources_of(program: Program) -> list[Path]:
     return found
 
 
+def mutate(program: Program, sources: list[Path], folder: Path) -> list[Path]:
+    """Replace the file that the program's mutation is about by a copy with the mistake in it."""
+    assert program.mutation is not None
+    name, old, new = program.mutation
+    text = (ROOT / name).read_text()
+    if text.count(old) != 1:
+        sys.exit(f"tests/stress/run.py: {program.name}: {name} does not have {old!r} once")
+    copy = folder / f"{program.name}-{Path(name).name}"
+    copy.write_text(text.replace(old, new))
+    return [copy if path == ROOT / name else path for path in sources]
+
+
 def compile_one(program: Program, name: str, folder: Path) -> Path:
     """Compile a program in one variant and return where it is."""
     variant = VARIANTS[name]
     out = folder / f"{program.name}-{name}"
     command = [variant.compiler, *FLAGS, *variant.flags, *program.flags]
     command += [f"-I{ROOT / include}" for include in INCLUDES]
-    command += [*map(str, sources_of(program)), "-o", str(out), "-lm"]
+    sources = sources_of(program)
+    if program.mutation is not None:
+        sources = mutate(program, sources, folder)
+        command += ["-Wno-error"]
+    command += [*map(str, sources), "-o", str(out), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
@@ -154,10 +210,11 @@ def run_one(program: Program, name: str, folder: Path, options: argparse.Namespa
     seconds = time.monotonic() - began
     lines = text.strip().splitlines() or ["it said nothing"]
     print(f"{program.name:<16}{name:<9}{seconds:7.1f} s  {lines[-1]}", flush=True)
-    if code:
+    passed = code == 0 if program.mutation is None else code == 1
+    if not passed:
         print("\n".join(lines[-200:]))
         print(f"FAILED  {program.name}, {name}: exit status {code}: {' '.join(command)}")
-    return code == 0
+    return passed
 
 
 def missing(variants: list[str]) -> list[str]:
