@@ -92,6 +92,8 @@ def rows() -> list[Row]:
             [f"{soak}:starts"], (4,), 200),
         Row("payload", "hostile object payloads: refused, nothing runs, memory bounded",
             ["unit/test_codec_hostile.py", "mpi/test_hostile.py"], (2, 3), 50),
+        Row("chaos", "random faults: no wrong result, no hang, no crash, deadline + 1 s",
+            ["faults/test_chaos.py"], (), 5_000),
         Row("ring", "CUDA tensors over MPI: typed errors at timeout + <= 1 s, 2^31 + 17 elements",
             ["nccl/test_over_mpi_faults.py", "faults/test_over_mpi.py"], (2, 3, 4), 40),
         Row("nccl", "NCCL, fault x mode: typed error at timeout + <= 1 s, job usable",

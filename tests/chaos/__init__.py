@@ -1,0 +1,1 @@
+"""A long random attack on hpcdist: see tests/chaos.py."""

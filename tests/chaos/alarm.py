@@ -1,0 +1,86 @@
+"""Signals in the middle of a call, and the end of a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hpcdist as dist
+from chaos.board import DEAD_AT, Board
+
+
+class Interrupted(Exception):
+    """What our handlers raise."""
+
+
+class Died(Exception):
+    """What ends a rank."""
+
+
+class Alarm:
+    """SIGALRM after some time in a call, with a handler that passes, raises or calls."""
+
+    def __init__(self) -> None:
+        self.inside = self.raised = False
+        self.what, self.group, self.problem = "passes", None, ""
+        signal.signal(signal.SIGALRM, self._handle)
+
+    def around(self, make: Callable[[], None], after: float, what: str, group: Any) -> None:
+        """Make a call and have the signal come `after` seconds."""
+        self.what, self.group, self.problem, self.raised = what, group, "", False
+        signal.setitimer(signal.ITIMER_REAL, after)
+        try:
+            self.inside = True
+            make()
+            self.inside = False
+            if self.raised:
+                self.problem = "an exception of a signal handler was lost"
+        finally:
+            self.inside = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _handle(self, *_: Any) -> None:
+        if not self.inside:
+            return
+        if self.what == "raises":
+            self.raised = True
+            raise Interrupted
+        if self.what == "calls":
+            before = self.group._comm.seq
+            try:
+                dist.all_reduce(np.ones(1), group=self.group)
+                if before != self.group._comm.seq:
+                    self.problem = "a call in a handler of the same group's call returned"
+            except Exception:  # that is right: nobody else makes this call
+                pass
+
+
+def arm_death(board: Board, rank: int, after: float, how: str) -> None:
+    """End this process later, in whatever it is then."""
+
+    def handle(*_: Any) -> None:
+        board.cells[rank, DEAD_AT] = time.monotonic()
+        if how == "exception":
+            raise Died("on purpose")
+        if how == "sys.exit":
+            sys.exit(3)
+        os._exit(0)
+
+    def kill() -> None:
+        board.cells[rank, DEAD_AT] = time.monotonic()
+        os.kill(os.getpid(), getattr(signal, how))
+
+    if how.startswith("SIG"):
+        timer = threading.Timer(after, kill)
+        timer.daemon = True
+        timer.start()
+    else:
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, after)

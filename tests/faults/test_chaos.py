@@ -1,0 +1,39 @@
+"""tests/chaos.py finds nothing, and would find something."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs import find_mpirun
+from long_form import deadline, size
+
+CHAOS = Path(__file__).resolve().parents[1] / "chaos.py"
+
+
+def attack(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(CHAOS), "--mpirun", find_mpirun(), "--slack", "4", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=3000)
+
+
+@deadline(120, long=1200)
+def test_nothing_is_found(count):
+    """Twelve minutes in the long form; CI runs a minute and more by itself."""
+    done = attack("--minutes", str(size(1, 72) / 6), "--seconds", str(size(2, 10)))
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    table = re.search(r"^all rows +(\d+) +(\d+) +(\d+) +(\d+)", done.stdout, re.MULTILINE)
+    assert table, done.stdout
+    count(sum(map(int, table.groups()[1:])))
+
+
+def test_a_wrong_result_is_found():
+    """One result in a hundred is called wrong on purpose."""
+    done = attack(
+        "--episode", "0", "--rows", "calm", "--np", "2", "--seconds", "2", "--damage", "0.01"
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG RESULT" in done.stdout and "damaged on purpose" in done.stdout
+    again = re.search(r"again: python (\S+) (.*)", done.stdout)
+    assert again and "--episode 0" in again[2] and "--seed" in again[2]
