@@ -114,12 +114,16 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
-    name, arguments, env = mpi_arguments(mpirun)
-    print(f"tests/run.py: {name}, {mpirun}", flush=True)
-    inner = pytest_command(options, [TESTS / "mpi", TESTS / "nccl"], "--with-mpi")
+    which, arguments, env = mpi_arguments(mpirun)
+    print(f"tests/run.py: {which}, {mpirun}", flush=True)
     for n in options.np:
-        command = [mpirun, *arguments, "-n", str(n), *inner]
-        found.append(Stage(f"mpi, {n} rank{'s' if n > 1 else ''}", command, {**base, **env}))
+        for folder in ("mpi", "nccl"):
+            # A process has one NCCL. Where torch brings the real one, tests/mpi may open it, and
+            # tests/nccl need their stand-in.
+            inner = pytest_command(options, [TESTS / folder], "--with-mpi")
+            command = [mpirun, *arguments, "-n", str(n), *inner]
+            name = f"{folder}, {n} rank{'s' if n > 1 else ''}"
+            found.append(Stage(name, command, {**base, **env}))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
             command = pytest_command(options, [TESTS / folder], *left_out)

@@ -17,6 +17,13 @@ import hpcdist as dist
 from hpcdist import MPIOptions, _engine, launchers
 from hpcdist.testing import parallel_assert, parallel_raises
 
+#: Why the backend "nccl" is refused where there is no GPU: with its library, and without.
+NO_NCCL = (
+    "CUDA is not available: the backend 'nccl'"
+    if dist.is_nccl_available()
+    else "the backend 'nccl' is not available"
+)
+
 
 def test_the_world_is_mpis():
     rank, size = true_place()
@@ -153,9 +160,9 @@ def test_stated_rank_and_size_are_compared_with_mpi(no_world):
     ("arguments", "expected"),
     [
         ({"backend": "nothing"}, "ValueError: there is no backend 'nothing'"),
-        ({"backend": "nccl"}, "DistBackendError: the backend 'nccl' is not available"),
+        ({"backend": "nccl"}, f"DistBackendError: {NO_NCCL}"),
         ({"backend": "gloo"}, "DistBackendError: the backend 'gloo' is not available"),
-        ({"backend": "cpu:mpi,cuda:nccl"}, "DistBackendError: the backend 'nccl'"),
+        ({"backend": "cpu:mpi,cuda:nccl"}, f"DistBackendError: {NO_NCCL}"),
         ({"backend": "cpu:mpi,cpu:mpi"}, "ValueError: backend .* twice"),
         ({"backend": "cpu:"}, "ValueError: .* not of the form device:backend"),
         ({"backend": 5}, "ValueError: a backend's name must be a str"),
@@ -165,7 +172,9 @@ def test_stated_rank_and_size_are_compared_with_mpi(no_world):
         ({"pg_options": {"comm": 1}}, "TypeError: pg_options .*MPIOptions"),
     ],
 )
-def test_refusals(no_world, arguments, expected):
+def test_refusals(no_world, monkeypatch, arguments, expected):
+    # as on a login node: torch for CUDA, which brings libnccl, and no GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = outcome(**arguments)

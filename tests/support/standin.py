@@ -47,7 +47,13 @@ def build(*defines: str) -> str:
     assert compiler, "no C compiler: set CC"
     made = Path(tempfile.mkdtemp(prefix="hpcdist-standin-"))
     sources = [str(path) for path in SOURCES if path.suffix == ".c"]
-    options = [*FLAGS, "-Wl,-soname,libnccl.so.2", *(f"-D{each}" for each in defines)]
+    # its calls of its own functions stay its own where torch has brought the real library
+    options = [
+        *FLAGS,
+        "-Wl,-Bsymbolic",
+        "-Wl,-soname,libnccl.so.2",
+        *(f"-D{each}" for each in defines),
+    ]
     subprocess.run(
         [*compiler.split(), *options, "-o", str(made / "libnccl.so.2"), *sources, "-lm", "-lrt"],
         check=True,
@@ -104,7 +110,10 @@ def load(*defines: str) -> None:
     path = build(*defines)
     os.environ["HPCDIST_NCCL_LIBRARY"] = path
     found = _nccl_loader.load()
-    assert found.path == path, f"another NCCL is loaded already: {found}"
+    assert found.path == path, (
+        f"another NCCL is loaded already: {found}; run tests/nccl in a process of its own, as "
+        "tests/run.py does"
+    )
 
 
 class Stream:
