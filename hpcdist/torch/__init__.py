@@ -14,9 +14,12 @@ compat.check()
 from hpcdist.torch import (  # noqa: E402
     arguments,
     backend,
+    delegate,
     elsewhere,
     flight_recorder,
+    functional,
     process_group,
+    refused,
     rendezvous,
     work,
 )
@@ -28,5 +31,15 @@ __all__ = ["dump_flight_recorder", "group", "init_process_group", "to_torch"]
 
 backend.register()
 rendezvous.register()
-for _module in (process_group, arguments, elsewhere, work, flight_recorder):
+functional.register()
+for _module in (
+    process_group,
+    arguments,
+    delegate,
+    elsewhere,
+    functional,
+    refused,
+    work,
+    flight_recorder,
+):
     compat.hide_from_compiler(_module)

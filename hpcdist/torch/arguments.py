@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist.work import ReduceOp
 
-__all__ = ["every", "one", "op_of", "plain", "root_of"]
+__all__ = ["blocks", "every", "one", "op_of", "plain", "root_of"]
 
 _OPS = {
     kind: getattr(ReduceOp, name)
@@ -51,3 +51,15 @@ def every(items: Sequence[Any]) -> list[Any]:
     """Give the list of tensors in a list of one list, or in a list that is it already."""
     tensors = items[0] if items and not isinstance(items[0], torch.Tensor) else items
     return [plain(tensor) for tensor in tensors]
+
+
+def blocks(output: Any, input: Any, size: int) -> list[Any]:
+    """Give the parts of one tensor that the inputs of all ranks go to, of the input's shape."""
+    if output.numel() != size * input.numel():
+        raise ValueError(
+            f"the output has {output.numel()} elements; it must have {size} (the group's size) "
+            f"times the input's {input.numel()}"
+        )
+    if not output.is_contiguous():
+        raise ValueError("the output is not contiguous: pass one that is, and copy from it")
+    return list(output.view(size, *input.shape).unbind(0))

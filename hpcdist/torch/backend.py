@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,6 +14,7 @@ from hpcdist import start, world
 from hpcdist.backends.mpi import MPIOptions
 from hpcdist.process_group import ProcessGroup
 from hpcdist.subgroups import new_group
+from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
@@ -52,6 +54,14 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
         asks for a part of the ranks.
     """
     ranks = list(options.global_ranks_in_group)
+    untested = compat.untested()
+    if untested and options.group_rank == 0:
+        warnings.warn(untested, stacklevel=2)
+    with compat.explain():
+        return _create(options, pg_options, ranks)
+
+
+def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
     if not _group.is_initialized():
         if ranks and ranks != list(range(len(ranks))):
             raise ValueError(

@@ -8,13 +8,28 @@ was run.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
-__all__ = ["NAMES", "OLDEST", "Renamed", "check", "hide_from_compiler", "version"]
+from hpcdist.errors import DistError
 
-#: The oldest torch whose calls are known here.
-OLDEST = (2, 9)
+__all__ = [
+    "NAMES",
+    "NEWEST",
+    "OLDEST",
+    "Renamed",
+    "check",
+    "explain",
+    "hide_from_compiler",
+    "untested",
+    "version",
+]
+
+#: The oldest and the newest torch that hpcdist was run with.
+OLDEST = (2, 10)
+NEWEST = (2, 15)
 
 
 class Renamed(NamedTuple):
@@ -42,8 +57,10 @@ NAMES = (
     Renamed("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "to 2.12"),
     Renamed("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "to 2.12"),
     Renamed("all_to_all_single", "alltoall_base", "to 2.12"),
-    Renamed("_start_coalescing", "start_coalescing", "after 2.13"),
-    Renamed("_end_coalescing", "end_coalescing", "after 2.13"),
+    Renamed("_start_coalescing", "start_coalescing", "from 2.14 on"),
+    Renamed("_end_coalescing", "end_coalescing", "from 2.14 on"),
+    Renamed("gather_single", "gather_into_tensor", "from 2.14 on"),
+    Renamed("_get_backend", "get_backend", "from 2.14 on"),
     Renamed("setGroupName", "_set_group_name", "all, from Python"),
     Renamed("setGroupDesc", "_set_group_desc", "all, from Python"),
     Renamed("set_timeout", "_set_default_timeout", "all, from Python"),
@@ -94,6 +111,48 @@ def check(text: str | None = None) -> None:
             f"hpcdist.torch needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
             f"{found[0]}.{found[1]}; hpcdist itself works with it (import hpcdist)"
         )
+
+
+def untested() -> str:
+    """Say that torch is newer than what hpcdist was run with.
+
+    Local to this process.
+
+    Returns
+    -------
+    str
+        A sentence; empty if it is not.
+    """
+    found = version()
+    if found <= NEWEST:
+        return ""
+    return (
+        f"hpcdist.torch was tested with torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, "
+        f"and this is {found[0]}.{found[1]}: install one of those (pip install "
+        f'"torch<{NEWEST[0]}.{NEWEST[1] + 1}"), or look for a newer hpcdist'
+    )
+
+
+@contextlib.contextmanager
+def explain() -> Iterator[None]:
+    """Let an error of a torch that is too new say so.
+
+    Local to this process. Errors of hpcdist's own, and of wrong arguments, pass as they are.
+
+    Raises
+    ------
+    RuntimeError
+        In the place of what torch raised, which is its cause.
+    """
+    try:
+        yield
+    except (DistError, ValueError):
+        raise
+    except Exception as error:
+        text = untested()
+        if not text:
+            raise
+        raise RuntimeError(f"{text}. What failed: {type(error).__name__}: {error}") from error
 
 
 def hide_from_compiler(module: ModuleType) -> None:

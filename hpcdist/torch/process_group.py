@@ -27,9 +27,11 @@ from hpcdist.errors import DistTimeoutError
 from hpcdist.ops.monitored import monitored_barrier
 from hpcdist.recorder import Entry, Where, recorder
 from hpcdist.subgroups import new_group
-from hpcdist.torch.arguments import every, one, op_of, plain, root_of
+from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES
+from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere, by_device
+from hpcdist.torch.refused import Refusals
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
 
 __all__ = ["NAME", "BridgeGroup"]
@@ -50,7 +52,7 @@ def _free(group: Any) -> None:
         _group.remove(group)
 
 
-class BridgeGroup(ProcessGroup):
+class BridgeGroup(Refusals, ProcessGroup):
     """A group of hpcdist's, as torch.distributed sees it.
 
     It has no communicator of its own: what both sides call runs in one order, through one entry
@@ -85,6 +87,7 @@ class BridgeGroup(ProcessGroup):
         self._parts: list[BridgeGroup] = []
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
+        self._delegate = give_delegate(self)
 
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
         """Tell where the members meet for other backends, if torch's user named some."""
@@ -197,15 +200,6 @@ class BridgeGroup(ProcessGroup):
         # where C++ asked, it holds the C++ part alone
         self._parts.append(part)
         return part
-
-    def merge_remote_group(self, *args: Any, **arguments: Any) -> None:
-        """Refuse: MPI's processes cannot join a group that exists."""
-        raise NotImplementedError(
-            f"groups of the backend {NAME!r} do not grow: start the job with all its ranks, and "
-            "make groups of them by torch.distributed.new_group"
-        )
-
-    mergeRemoteGroup = merge_remote_group
 
     # --- how a call runs -------------------------------------------------------------------------
 
@@ -363,6 +357,15 @@ class BridgeGroup(ProcessGroup):
         return self._call(
             "gather", opts, [own], gathered or [], self._comm.gather, own, gathered, root
         )
+
+    @by_device
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        root, own = root_of(opts), plain(input)
+        if self._comm.rank != root:  # torch passes an empty output
+            return self._call("gather", opts, [own], [], self._comm.gather, own, None, root)
+        gathered = plain(output)
+        parts = blocks(gathered, own, self._comm.size)
+        return self._call("gather", opts, [own], [gathered], self._comm.gather, own, parts, root)
 
     @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:

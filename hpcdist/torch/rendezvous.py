@@ -15,6 +15,7 @@ from hpcdist import _engine, config, start
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
 from hpcdist.store import TCPStore
+from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import to_torch
 
@@ -57,13 +58,16 @@ def init_process_group(
         If one of the arguments that MPI answers is given.
     ValueError
         If torch.distributed is initialised already.
+    RuntimeError
+        If torch fails and is newer than what hpcdist was tested with; the text says so.
     """
     answered = {"init_method", "store", "rank", "world_size"} & set(arguments)
     if answered:
         raise TypeError(f"{sorted(answered)} come from MPI and cannot be given")
     kind = backend or NAME
     method = start.default_method(NAME in kind)
-    dist.init_process_group(kind, init_method=method, timeout=timeout, **arguments)
+    with compat.explain():
+        dist.init_process_group(kind, init_method=method, timeout=timeout, **arguments)
 
 
 def meet(

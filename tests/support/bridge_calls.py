@@ -41,6 +41,15 @@ def poisoned(*shape: int) -> torch.Tensor:
     return torch.full(shape, -77.0)
 
 
+def gather_into_one(name: str, own: torch.Tensor, together: torch.Tensor, root: int) -> None:
+    """By a function of torch 2.14 that gloo does not have; else by the one that all have."""
+    here = td.get_rank() == root
+    if hasattr(td, name) and td.get_backend() == "hpcdist":
+        getattr(td, name)(own, together if here else None, dst=root)
+    else:
+        td.gather(own, list(together.unbind(0)) if here else None, dst=root)
+
+
 @case
 def collectives(folder: str) -> dict:
     rank, size = td.get_rank(), td.get_world_size()
@@ -61,6 +70,9 @@ def collectives(folder: str) -> dict:
         kept = [poisoned(2, 2) for _ in range(size)] if rank == root else None
         td.gather(own(2, 2), kept, dst=root)
         found[f"gather {root}"] = kept
+        for name in ("gather_single", "gather_into_tensor"):
+            found[f"{name} {root}"] = together = poisoned(size, 2)
+            gather_into_one(name, own(2), together, root)
         parts = [own(3) + i for i in range(size)] if rank == root else None
         found[f"scatter {root}"] = t = poisoned(3)
         td.scatter(t, parts, src=root)
@@ -179,6 +191,11 @@ def functional_collectives(folder: str) -> dict:
         ),
         "permuted": functional.permute_tensor(own(3), [(r + 1) % size for r in range(size)], world),
     }
+    found["out"] = torch.ops._c10d_functional.wait_tensor(
+        torch.ops._c10d_functional.all_gather_into_tensor_out(
+            own(3), size, world.group_name, out=poisoned(3 * size)
+        )
+    )
     x = own(3).requires_grad_()
     y = functional.all_gather_tensor_autograd(x, 0, world)
     y.square().sum().backward()

@@ -5,7 +5,9 @@ What they do is tested over MPI, with the torch that is installed; here stand-in
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch.distributed as td
 import hpcdist.torch
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
+from hpcdist.torch.refused import Refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +54,7 @@ class FakeComm:
 
 class FakeGroup:
     name, group_desc, _ranks = "fake", "a stand-in", (0, 1)
+    _backends: dict[str, object] = {}
 
     def __init__(self) -> None:
         self._comm = FakeComm()
@@ -113,10 +117,13 @@ def test_no_method_of_torchs_process_groups_is_left_out() -> None:
         "_wait_for_pending_works", "_enable_collectives_timing", "_end_time_estimate",
         "_start_time_estimate", "_set_store", "use_pg_for_symm_mem_rendezvous", "_group_start",
         "_group_end", "_get_sequence_number_for_group",
+        # goes to the backends, and is a request that they may ignore
+        "_add_ephemeral_timeout",
     }  # fmt: skip
     theirs = {name for name in vars(td.ProcessGroup) if name.strip("_").islower()}
     theirs -= {name for name in theirs if name.startswith(("__", "_pybind"))}
-    missing = {name for name in theirs - inherited if name not in vars(BridgeGroup)}
+    ours = vars(BridgeGroup).keys() | vars(Refusals).keys()
+    missing = theirs - inherited - ours
     assert missing == set(), f"torch {torch.__version__}: {sorted(missing)}"
 
 
@@ -135,6 +142,51 @@ def test_names_and_numbers_of_a_group(bridge: BridgeGroup) -> None:
     assert bridge.split_group([1]) is None
 
 
+def test_what_a_group_cannot_do_is_refused_in_words(bridge: BridgeGroup) -> None:
+    for name, said in (
+        ("reconfigure", "cannot be reconfigured: destroy"),
+        ("new_window", "have no windows"),
+        ("register_pre_hook", "call no hooks"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"of the backend 'hpcdist' {said}"):
+            getattr(bridge, name)(1, print)
+    assert not (bridge.supports_reconfigure or bridge.supports_window)
+    assert bridge.unregister_pre_hook(1) is None
+
+
+@pytest.mark.skipif(compat.version() < (2, 14), reason="torch makes no backend in Python")
+def test_torchs_parts_in_c_find_a_default_backend(bridge: BridgeGroup) -> None:
+    from torch._C import _distributed_c10d as c10d
+
+    if hasattr(c10d, "FlightRecorderHook"):  # torch 2.15 attaches it to every group
+        c10d.FlightRecorderHook.attach(bridge, [0, 1]).remove()
+    own = bridge._delegate
+    assert (own.rank(), own.size(), own.name()) == (0, 2, "hpcdist")
+    own.allreduce_sparse([torch.zeros(2)], td.AllreduceOptions())
+    assert bridge._comm.calls[-1][0] == "all_reduce"
+    assert own._get_sequence_number_for_group() == 41
+
+
+def test_a_group_and_its_delegate_end_together() -> None:
+    made = BridgeGroup(FakeGroup())
+    both = [weakref.ref(each) for each in (made, made._delegate) if each is not None]
+    del made
+    gc.collect()
+    assert [each() for each in both] == [None] * len(both)
+
+
+def test_a_gather_into_one_tensor_takes_it_apart(bridge: BridgeGroup) -> None:
+    together = torch.zeros(2, 3)
+    bridge.gather_into_tensor(together, torch.zeros(3))
+    name, (own, parts, root, *_) = bridge._comm.calls[-1]
+    assert (name, own.shape, root) == ("gather", (3,), 0)
+    assert [part.data_ptr() for part in parts] == [row.data_ptr() for row in together]
+    with pytest.raises(ValueError, match="has 5 elements; it must have 2"):
+        bridge.gather_single(torch.zeros(5), torch.zeros(3))
+    with pytest.raises(ValueError, match="not contiguous"):
+        bridge.gather_single(torch.zeros(3, 2).T, torch.zeros(3))
+
+
 def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGroup) -> None:
     options = td.AllreduceOptions()
     assert options.timeout == timedelta(milliseconds=-1)
@@ -150,7 +202,7 @@ def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGro
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("2.9.0", (2, 9)), ("2.13.0+cpu", (2, 13)), ("2.14.0a0+git1b2c", (2, 14)), ("3.0", (3, 0))],
+    [("2.10.0", (2, 10)), ("2.13.0+cpu", (2, 13)), ("2.14.0a0+git1b2c", (2, 14)), ("3.0", (3, 0))],
 )
 def test_versions(text: str, found: tuple[int, int]) -> None:
     assert compat.version(text) == found
@@ -158,12 +210,33 @@ def test_versions(text: str, found: tuple[int, int]) -> None:
 
 
 def test_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.8.1+cpu")
-    with pytest.raises(ImportError, match=r"needs torch 2\.9 or newer, and this is 2\.8"):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(ImportError, match=r"needs torch 2\.10 or newer, and this is 2\.9"):
         compat.check()
 
 
+def test_errors_of_a_torch_that_is_too_new_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="^its own$"), compat.explain():
+        raise TypeError("its own")
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+    said = r"tested with torch 2\.10 to 2\.15, and this is 2\.99: .*failed: TypeError: its own"
+    with pytest.raises(RuntimeError, match=said) as caught, compat.explain():
+        raise TypeError("its own")
+    assert isinstance(caught.value.__cause__, TypeError)
+    with pytest.raises(hpcdist.DistError, match="^ours$"), compat.explain():
+        raise hpcdist.DistError("ours")
+
+
 def test_the_documents_name_the_torch_that_the_tests_run_on() -> None:
-    page = (ROOT / "docs" / "torch.md").read_text()
-    (row,) = re.findall(r"^\| (\S+) \| everything here was run with it", page, re.M)
-    assert torch.__version__.split("+")[0] == row
+    (minor,) = re.findall(r"^(\d+\.\d+)\.", torch.__version__)
+    if compat.version() > compat.NEWEST:
+        pytest.skip(f"torch {minor} is newer than those that hpcdist was run with")
+    for page in ("torch.md", "support.md"):
+        rows = re.findall(r"^\| (\d+\.\d+)\.\d+ \|", (ROOT / "docs" / page).read_text(), re.M)
+        assert minor in rows, page
+
+
+def test_the_oldest_torch_is_the_same_everywhere() -> None:
+    oldest, newest = (".".join(map(str, each)) for each in (compat.OLDEST, compat.NEWEST))
+    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"PyTorch {oldest} to {newest}" in (ROOT / "README.md").read_text()

@@ -1,0 +1,39 @@
+"""The functional collective that torch to 2.13 does not pass on to groups written in Python."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from hpcdist.torch.compat import version
+
+__all__ = ["register"]
+
+_NAME = "all_gather_into_tensor_out"
+#: Keeps the registration; dropped, it would end.
+_library: Any = None
+
+
+def register() -> None:
+    """Let ``torch.ops._c10d_functional.all_gather_into_tensor_out`` ask the group's own method.
+
+    Once is enough. From torch 2.14 on it does so by itself.
+    """
+    global _library
+    if _library is None and version() < (2, 14):
+        _library = torch.library.Library("_c10d_functional", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes the place of torch's is meant
+            _library.impl(_NAME, _all_gather, "CompositeExplicitAutograd", allow_override=True)
+
+
+def _all_gather(input: Any, group_size: int, group_name: str, *, out: Any) -> Any:
+    """What torch's own kernel does, for groups of any backend."""
+    group = c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+    to, own = (torch.view_as_real(t) if t.is_complex() else t for t in (out, input))
+    work = group._allgather_base(to, own, c10d.AllgatherOptions())
+    c10d._register_work(out, work)
+    return out
