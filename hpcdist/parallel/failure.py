@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdist.backends.dispatch import serving
-from hpcdist.errors import DistError, DistMismatchError, DistTimeoutError, RankFailedError
+from hpcdist.errors import DistError, DistMismatchError, RankFailedError
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.transfer import Transfer
 
-__all__ = ["Failure"]
+__all__ = ["EndOfBackward", "Failure"]
 
 # What peers see when this rank's backward ended before all buckets were full.
 API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
@@ -35,6 +35,7 @@ class Failure:
     def __init__(self, transfer: Transfer, stats: Stats) -> None:
         self.error: BaseException | None = None
         self._transfer, self._stats = transfer, stats
+        self._barriers: list[Any] | None = None  # under way, since an exception ended backward
 
     def note(self, error: BaseException) -> None:
         """Take an error for the reason why there can be no further forward."""
@@ -59,14 +60,42 @@ class Failure:
                 if bucket.work is not None:
                     self.settle(bucket.work.wait)
 
-    def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
-        """Wind up a backward pass that will never fill the remaining buckets.
+    def cut_off(self, buckets: Sequence[Any], started: int) -> None:
+        """Tell peers that an exception has ended this rank's backward; waits for nobody.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
         what is there would be a lie, and starting nothing would leave peers until their timeout or,
-        worse, pair their buckets with this rank's next ones. So this rank enters a barrier in
+        worse, pair their buckets with what this rank calls next. So this rank enters a barrier in
         place of each: where a peer is in an all-reduce, the entry check raises on both sides, and
         where all ranks gave up at the same bucket, the barriers match and nothing is lost.
+
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All of them.
+        started : int
+            How many have been started.
+        """
+        # where there are several backends, what peers wait in is the one that moves the buckets
+        comm = serving(self._transfer.comm, buckets[0].buffer)
+        if self._barriers is not None:
+            return
+        self._barriers = []
+        if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+            for _ in buckets[started:]:
+                self.settle(
+                    lambda: self._barriers.append(comm.barrier(async_op=True, api=API_ABANDON))
+                )
+        elif started < len(buckets) and comm.size > 1:
+            self.note(
+                DistError(
+                    "backward ended before all buckets were reduced, and with the entry check "
+                    "off there is no safe way to tell the other ranks"
+                )
+            )
+
+    def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
+        """Wind up a backward pass that will never fill the remaining buckets.
 
         Parameters
         ----------
@@ -77,20 +106,38 @@ class Failure:
         usage : Usage
             Whose exchange may be under way too.
         """
-        # where there are several backends, what peers wait in is the one that moves the buckets
-        comm = serving(self._transfer.comm, buckets[0].buffer)
+        self.cut_off(buckets, started)
         for bucket in buckets[:started]:
             if bucket.work is not None:
                 self.settle(bucket.work.wait)
         self.settle(usage.wait)
-        if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
-            for _ in buckets[started:]:
-                if not isinstance(self.error, DistTimeoutError):
-                    self.settle(lambda: comm.barrier(api=API_ABANDON))
-        elif started < len(buckets) and comm.size > 1:
-            self.note(
-                DistError(
-                    "backward ended before all buckets were reduced, and with the entry check "
-                    "off there is no safe way to tell the other ranks"
-                )
-            )
+        barriers, self._barriers = self._barriers or [], None
+        for barrier in barriers:
+            self.settle(barrier.wait)
+
+
+class EndOfBackward:
+    """What autograd calls at the end of a backward pass, or drops when an exception ends it.
+
+    Parameters
+    ----------
+    reducer : object
+        Whose gradients the pass computes: its `end_of_backward` or its `cut_off` is called.
+    task : int
+        Autograd's number of the pass.
+    """
+
+    __slots__ = ("_reducer", "_task")
+
+    def __init__(self, reducer: Any, task: int) -> None:
+        self._reducer = reducer
+        self._task = task
+
+    def __call__(self) -> None:
+        reducer, self._reducer = self._reducer, None
+        if reducer is not None:
+            reducer.end_of_backward()
+
+    def __del__(self) -> None:
+        if self._reducer is not None:
+            self._reducer.cut_off(self._task)

@@ -27,7 +27,7 @@ from hpcdist._graph import GradientHook
 from hpcdist.errors import DistError
 from hpcdist.parallel import graph, texts
 from hpcdist.parallel.bucket import Allocator, allocate
-from hpcdist.parallel.failure import Failure
+from hpcdist.parallel.failure import EndOfBackward, Failure
 from hpcdist.parallel.pipeline import Pipeline
 from hpcdist.parallel.schedule import Schedule
 from hpcdist.parallel.stats import Stats
@@ -234,7 +234,7 @@ class Reducer:
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self, task))
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it on when it is complete."""
@@ -302,7 +302,7 @@ class Reducer:
 
     # -- the end of a pass ---------------------------------------------------------------------
 
-    def _end_of_backward(self) -> None:
+    def end_of_backward(self) -> None:
         """Wait for the averages and hand them out; runs once, after the last gradient."""
         if not self._running:
             # torch.autograd.grad accumulates nothing. A backward that reaches none of the
@@ -371,6 +371,17 @@ class Reducer:
         self._reset()
 
     # -- when something went wrong -------------------------------------------------------------
+
+    def cut_off(self, task: int) -> None:
+        """Tell peers that backward has ended without all gradients, if this pass was it.
+
+        Parameters
+        ----------
+        task : int
+            Autograd's number of the backward.
+        """
+        if self._task == task and self._running:
+            self._failure.cut_off(self.buckets, self._pipeline.started)
 
     def _abandon(self) -> None:
         """Wind up a backward pass that will never fill the remaining buckets."""

@@ -292,6 +292,25 @@ def test_an_exception_in_backward_on_one_rank_is_an_error_on_all(
     dist.barrier()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_an_exception_in_backward_is_heard_at_once_and_all_stay_in_step() -> None:
+    """Also where the rank that caught it goes on with something else than a forward."""
+    model, x = DDP(Optional(), bucket_cap_mb=0), torch.ones(2, 3)
+    if last():
+        model.module.middle.weight.register_hook(explode)
+    loss = model(x).sum()
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(Boom if last() else dist.DistMismatchError):
+        loss.backward()
+    took = time.monotonic() - began
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
+    parallel_assert(took < 5, f"{took:.1f} s")
+
+
 @pytest.fixture
 def impatient() -> Iterator[dist.ProcessGroup]:
     group = dist.new_group(timeout=timedelta(seconds=1))

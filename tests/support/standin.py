@@ -209,7 +209,7 @@ def training() -> Iterator[None]:
     changed = (
         *((NcclGroup, name, _launch) for name in _LAUNCHES),
         (Reducer, "_on_gradient", _hook),
-        (Reducer, "_end_of_backward", _hook),
+        (Reducer, "end_of_backward", _hook),
     )
     before = [getattr(owner, name) for owner, name, _ in changed]
     for (owner, name, wrap), function in zip(changed, before, strict=True):
