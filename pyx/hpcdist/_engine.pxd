@@ -7,7 +7,8 @@ from hpcdist.libmpi cimport MPI_Comm
 
 cdef extern from "hd_base.h" nogil:
     enum:
-        HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_INTERRUPT
+        HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_CLOSED
+        HD_ERR_INTERRUPT
     uint64_t hd_mix(uint64_t, uint64_t)
     uint64_t hd_hash_text(const char*)
 
@@ -52,7 +53,7 @@ cdef extern from "hd_engine.h" nogil:
         uint32_t seq
         hd_session* session
         int* node_slot
-        int one_node, freed
+        int one_node, freed, closing
         void* page
         int pending
         int64_t node_limit
@@ -119,6 +120,9 @@ cdef extern from "hd_engine.h" nogil:
 
     int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
+    int hd_comm_enter(hd_comm*, int)
+    void hd_comm_exit(hd_comm*)
+    void hd_comm_close(hd_comm*, int)
     int hd_comm_drain(hd_comm*, double)
     int hd_comm_free(hd_comm*, int, int)
     int64_t hd_comm_unread(hd_comm*)
@@ -128,6 +132,7 @@ cdef extern from "hd_engine.h" nogil:
     int64_t hd_node_bytes(const hd_comm*)
 
     int hd_lane_try(hd_comm*)
+    void hd_lane_leave(hd_comm*)
     void hd_lane_run(hd_comm*, hd_job*)
     int hd_lane_submit(hd_comm*, hd_job*)
     int hd_lane_drain(hd_comm*, double)
@@ -137,10 +142,11 @@ cdef extern from "hd_engine.h" nogil:
     int hd_p2p_unfinished(const hd_job*)
     int hd_p2p_wait(hd_job*, double, int)
     void hd_p2p_watch(hd_job*)
-    int hd_p2p_take_back(hd_job*)
-    void hd_p2p_cancel(hd_job*)
+    int hd_p2p_take_back(hd_job*, double)
+    void hd_p2p_give_up(hd_job*)
     int hd_p2p_drain(hd_comm*, double)
-    void hd_p2p_shutdown()
+    int hd_p2p_close(hd_comm*)
+    int hd_p2p_shutdown()
 
     void hd_notify_push(hd_job*)
     hd_job* hd_notify_next()

@@ -194,6 +194,44 @@ def forked(rank: int) -> None:
     say(f"rank {rank} went on")
 
 
+def forked_handles(rank: int) -> None:
+    """A child uses every public name of what it inherited, while messages for its parent come."""
+    data = [np.zeros(n, np.int32) for n in (5, 5000) * 20]
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.2)
+        for number, box in enumerate(data):
+            dist.send(np.full_like(box, number), 0)
+        say("went on")
+        return
+    works = [dist.irecv(box, 1) for box in data]
+    child = os.fork()
+    if not child:
+        told, until = set(), time.monotonic() + 1
+        comm = dist.group.WORLD._comm
+        while time.monotonic() < until:
+            for thing in (works[0], works[1], comm):
+                for name in dir(type(thing)):
+                    if name.startswith("_") and name != "__repr__":
+                        continue
+                    try:
+                        found = getattr(thing, name)
+                        if callable(found):
+                            found()
+                    except dist.DistError:
+                        told.add(name)
+                    except (TypeError, ValueError):
+                        pass  # of a call without its arguments
+        names = {"wait", "is_completed", "is_success", "exception", "source_rank", "cancel"}
+        say("child told" if told >= {*names, "get_future", "barrier"} else f"only {told}")
+        os._exit(0)
+    os.waitpid(child, 0)
+    for work in works:
+        work.wait()
+    if all((box == number).all() for number, box in enumerate(data)):
+        say("went on")
+
+
 def child_of_multiprocessing() -> None:
     """Use hpcdist where it must not be used, and leave as multiprocessing does, by sys.exit."""
     for call in (
@@ -430,6 +468,7 @@ PROGRAMS = {
         forgotten,
         unseen,
         forked,
+        forked_handles,
         stopped,
         stopped_at_work,
         unchecked,

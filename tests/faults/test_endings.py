@@ -142,6 +142,14 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(count):
     count(1)
 
 
+def test_a_forked_child_takes_no_message_of_its_parent():
+    """Asking a handle about its operation would take what the parent waits for out of MPI."""
+    ended = run_job(2, PROGRAMS, "forked_handles")
+    assert ended.code == 0, ended.text
+    assert ended.text.count("child told") == 1 and ended.text.count("went on") == 2, ended.text
+    is_clean(ended)
+
+
 def test_children_of_multiprocessing_are_told_and_the_parent_goes_on(count):
     ended = run_job(2, PROGRAMS, "multiprocessing_fork")
     assert ended.code == 0, ended.text

@@ -6,6 +6,7 @@ its way then would be taken for one of the new communicator: with Open MPI it en
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
@@ -97,3 +98,66 @@ def test_groups_that_are_destroyed_together_give_their_communicators_back() -> N
                 work.wait()
         dist.destroy_process_group(group)
     parallel_assert(len(handles) < 5, lambda: f"{len(handles)} communicators")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["wait", "recv", "poll"])
+def test_threads_that_wait_are_told(how: str) -> None:
+    """Whoever waits in a group that another thread destroys gets an error before it is freed."""
+    rank, size = here()
+    group = dist.new_group()
+    data, told = torch.zeros(4), []
+
+    def receive() -> None:
+        try:
+            if how == "recv":
+                dist.recv(data, (rank + 1) % size, group=group)
+                return
+            work = dist.irecv(data, (rank + 1) % size, group=group)
+            while how == "poll" and not work.is_completed():
+                pass
+            work.wait()
+        except dist.DistError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    group._comm.free(0.2)
+    took = time.monotonic() - began
+    thread.join(5)
+    dist.destroy_process_group(group)
+    parallel_assert(
+        took < 3 and not thread.is_alive() and len(told) == 1 and "was destroyed" in told[0],
+        lambda: f"{took:.2f} s, {told}",
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_destroyed_under_calls_of_other_threads(asynchronous: bool) -> None:
+    rank, _ = here()
+    ended = []
+
+    def exchange(group: dist.ProcessGroup) -> None:
+        data, got = torch.ones(3000), torch.zeros(3000)
+        try:
+            while True:
+                works = [dist.irecv(got, rank, group), dist.isend(data, rank, group)]
+                works += [dist.all_reduce(torch.ones(1), group=group, async_op=asynchronous)]
+                for work in works:
+                    if work is not None:
+                        work.wait()
+        except (dist.DistError, ValueError) as error:
+            ended.append(str(error))
+
+    for _ in range(5):
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        threads = [threading.Thread(target=exchange, args=(alone,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.02)
+        dist.destroy_process_group(alone)
+        for thread in threads:
+            thread.join(10)
+    parallel_assert(len(ended) == 10 and all("destroyed" in each for each in ended), f"{ended}")

@@ -162,15 +162,22 @@ cdef class Comm:
         """
         cdef int code
         cdef bint drained, together
-        if hd_forked or self.c == NULL or self.c.freed:
+        if hd_forked or self.c == NULL or self.c.freed or self.c.closing:
             return
+        hd_comm_close(self.c, 1)
         with nogil:
             drained = hd_comm_drain(self.c, drain)
-        together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
+        together, raised = False, None
+        try:
+            together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
+        except BaseException as error:  # of a signal handler; half a group would be left
+            raised = error
+        open_comms.pop(<size_t> self.c, None)
         with nogil:
             code = hd_comm_free(self.c, drained, together)
-        open_comms.pop(<size_t> self.c, None)
         bury(NULL)
+        if raised is not None:
+            raise raised
         if code:
             lost_comms.append(self)
             raise DistTimeoutError(

@@ -9,6 +9,9 @@ cdef dict EXCEPTIONS = {
 }
 
 
+cdef str DESTROYED = "this process group has been destroyed"
+
+
 cdef object error_of(int code, const char* text):
     message = text.decode("utf-8", "replace") if text != NULL else "the engine failed and could not say why"
     return EXCEPTIONS.get(code, DistError)(message)
@@ -20,8 +23,15 @@ cdef int check_alive(Comm comm) except -1:
             "hpcdist was started before this process was forked; MPI does not survive a fork. Start worker processes "
             "with multiprocessing's 'spawn' or 'forkserver', or fork before init_process_group"
         )
-    if comm is not None and (comm.c == NULL or comm.c.freed):
-        raise DistError("this process group has been destroyed")
+    if comm is not None and (comm.c == NULL or comm.c.freed or comm.c.closing):
+        raise DistError(DESTROYED)
+    return 0
+
+
+cdef int come_in(hd_comm* c, bint begins) except -1:
+    """Before whatever uses the group's session or MPI outside its lane; hd_comm_exit() after it."""
+    if not hd_comm_enter(c, begins):
+        raise DistError(DESTROYED)
     return 0
 
 

@@ -334,11 +334,23 @@ int64_t hd_comm_unread(hd_comm *c)
     return __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + hd_post_unread(c);
 }
 
+void hd_comm_close(hd_comm *c, int how)
+{
+    pthread_mutex_lock(&c->mu); /* between two submissions to the lane */
+    __atomic_store_n(&c->closing, how, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&c->mu);
+}
+
 int hd_comm_drain(hd_comm *c, double seconds)
 {
     int down = 0;
     MPI_Finalized(&down);
-    return !down && !hd_in_child() && hd_lane_drain(c, seconds) && hd_p2p_drain(c, seconds);
+    if (down || hd_in_child() || !hd_lane_drain(c, seconds))
+        return 0;
+    if (hd_p2p_drain(c, seconds))
+        return 1;
+    hd_comm_close(c, 2);
+    return hd_p2p_close(c);
 }
 
 int hd_comm_free(hd_comm *c, int drained, int together)
@@ -346,7 +358,8 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     if (c->freed)
         return HD_OK;
     c->freed = 1;
-    if (!drained) {
+    hd_comm_close(c, 2); /* nobody comes in any more, and who has come leaves */
+    if (!drained || !hd_p2p_drain(c, 1.0)) {
         hd_session_poisoned(c->session);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
     }

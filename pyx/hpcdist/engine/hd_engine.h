@@ -88,6 +88,7 @@ struct hd_job {
     MPI_Request envelope_req;
     int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch it */
     char *spill;          /* where a message goes that is longer than its tensor */
+    int recalled;         /* MPI was asked to take the receive back; 2: it has */
     int64_t got;          /* bytes that came */
     int source;           /* who sent */
     int64_t posted;       /* ns */
@@ -133,6 +134,8 @@ struct hd_comm {
     uint32_t check_seq;   /* checks begun */
     uint32_t decided;     /* the last check that all ranks have joined */
     int freed;
+    int closing;          /* atomic: 1 no new operations, 2 who waits leaves with an error: the group is being destroyed */
+    int inside;           /* atomic: callers that use the session or MPI; while there are any neither is freed */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* they have tried to make it */
@@ -238,6 +241,25 @@ int hd_comm_free(hd_comm *c, int drained, int together);
 int hd_comm_drain(hd_comm *c, double seconds); /* 1: nothing is in flight; 0 also where MPI is not up */
 int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
+/* Around whatever uses a group's session or MPI outside its lane. 0: it is being destroyed, and must not be used.
+ * The counter goes up first: hd_comm_free sets `closing` and then waits for it. */
+extern int hd_callers; /* atomic: of all groups */
+static inline void hd_comm_exit(hd_comm *c)
+{
+    __atomic_sub_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&hd_callers, 1, __ATOMIC_SEQ_CST);
+}
+static inline int hd_comm_enter(hd_comm *c, int begins)
+{
+    __atomic_add_fetch(&hd_callers, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) < (begins ? 1 : 2))
+        return 1;
+    hd_comm_exit(c);
+    return 0;
+}
+void hd_comm_close(hd_comm *c, int how);     /* sets `closing` */
+
 /* ---- the entry check ---- */
 size_t hd_page_size(int nranks);
 /* Waits for all members to free the group, for some seconds; 1: they do, and no message is left. */
@@ -275,10 +297,12 @@ MPI_Datatype hd_big_type(int64_t bytes);     /* a committed type of that many by
 
 /* ---- the lane ---- */
 int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now the caller's */
+void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
 void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
-int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like */
+int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like; -1: the group is being destroyed */
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
+extern int hd_lanes_busy;                    /* atomic: threads of lanes that run a job */
 
 /* ---- point to point ---- */
 int hd_p2p_unfinished(const hd_job *j);      /* MPI may still touch the tensor of a job that has ended */
@@ -287,9 +311,13 @@ int hd_p2p_test(hd_job *j);                  /* 1 done */
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible);
 void hd_p2p_watch(hd_job *j);                /* leave it to the poller thread */
-int hd_p2p_take_back(hd_job *j);             /* 1: the receive was cancelled; 0: it is done */
-void hd_p2p_cancel(hd_job *j);
+/* Takes a receive back. 1: it was; 0: it has ended, mostly well, because its message had come; -1: its message is on
+ * its way, call again: it takes up to `seconds` to look. */
+int hd_p2p_take_back(hd_job *j, double seconds);
+void hd_p2p_give_up(hd_job *j);              /* ends the job, not the request: MPI may use the tensor for ever */
 int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
-void hd_p2p_shutdown(void);
+/* Takes all receives of c back and gives its sends up; 1: MPI is done with all of them. */
+int hd_p2p_close(hd_comm *c);
+int hd_p2p_shutdown(void);                   /* the poller is out of MPI for ever; 1: it is */
 
 #endif

@@ -12,6 +12,8 @@
 
 #include "hd_engine.h"
 
+int hd_lanes_busy;
+
 /* Dekker with the submitter: clear busy, then look whether somebody queued meanwhile. */
 static void leave(hd_comm *c)
 {
@@ -35,6 +37,8 @@ int hd_lane_try(hd_comm *c)
     leave(c); /* somebody queued in between: first come, first served */
     return 0;
 }
+
+void hd_lane_leave(hd_comm *c) { leave(c); }
 
 void hd_lane_run(hd_comm *c, hd_job *j)
 {
@@ -80,7 +84,9 @@ static void *lane_main(void *arg)
         __atomic_store_n(&j->state, HD_RUNNING, __ATOMIC_RELEASE);
         pthread_mutex_unlock(&c->mu);
 
+        __atomic_add_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         hd_exec(c, j);
+        __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         __atomic_sub_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);
         hd_job_unref(j);
@@ -95,7 +101,9 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
 {
     int rc = 0;
     pthread_mutex_lock(&c->mu);
-    if (!c->started) {
+    if (c->closing && !j->closing) {
+        rc = -1;
+    } else if (!c->started) {
         sigset_t all, old;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */

@@ -4,6 +4,7 @@
  * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match and
  * cannot misread the bytes; a receive that waits looks for such a message now and then and says so. */
 #define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +13,19 @@
 
 #include "hd_p2p.h"
 
+enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
+#define CLOSING 1.0  /* seconds for callers to leave a group that is being destroyed */
+#define PATIENCE 0.5 /* seconds that the rest of a message has to come when its receive ends */
+
+int hd_callers;
+
 static struct {
     pthread_mutex_t mu;
     pthread_cond_t cv;
     hd_job *list;
     hd_job *inbox;        /* atomic: a stack of jobs that are not on the list yet */
     int started, asleep;  /* atomic */
-    int stop;
+    int stop;             /* it has to end, and none may begin */
     pthread_t thread;
 } poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0};
 
@@ -81,6 +88,39 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
     }
 }
 
+/* One look at a receive that MPI was asked to take back. 1: MPI is done with it. */
+static int look_at_recalled(hd_job *j, int *cancelled, MPI_Status *st, int *rc)
+{
+    int done = 0;
+    hd_mpi_lock(j->comm->session);
+    if (hd_message_matched(j)) {
+        *rc = hd_message_test(j, &done, st);
+    } else {
+        *rc = MPI_Test(&j->req, &done, st);
+        if (!*rc && done)
+            MPI_Test_cancelled(st, cancelled);
+        if (!*rc && done && !*cancelled)
+            *rc = hd_message_arrived(j, &done, st);
+    }
+    hd_mpi_unlock(j->comm->session);
+    return done || *rc;
+}
+
+/* The receive was taken back, or its message arrived at the last moment. */
+static void settle_recalled(hd_job *j, int cancelled, const MPI_Status *st, int rc)
+{
+    if (cancelled) {
+        j->recalled = TAKEN;
+        hd_message_free(j);
+        return;
+    }
+    free(j->text);
+    j->text = NULL;
+    if (j->code != HD_ERR_INTERRUPT)
+        j->code = HD_OK;
+    complete(j, st, rc);
+}
+
 /* With j->mu held. */
 static int test_locked(hd_job *j)
 {
@@ -88,6 +128,14 @@ static int test_locked(hd_job *j)
     int done = 0, rc;
     if (hd_job_state(j) == HD_DONE)
         return 1;
+    if (j->recalled) {
+        int cancelled = 0;
+        if (!look_at_recalled(j, &cancelled, &st, &rc))
+            return 0;
+        settle_recalled(j, cancelled, &st, rc);
+        hd_job_finish(j);
+        return 1;
+    }
     hd_mpi_lock(j->comm->session);
     rc = hd_message_test(j, &done, &st);
     hd_mpi_unlock(j->comm->session);
@@ -110,39 +158,30 @@ int hd_p2p_test(hd_job *j)
     return done;
 }
 
-/* A receive can be taken back unless it has matched; a send cannot: its buffer stays owned for ever. */
-static void end_request(hd_job *j)
+/* With j->mu held. A receive can be taken back unless it has matched: then its message, which is on its way, is waited
+ * for. A send cannot: its buffer stays owned for ever. 1: MPI is done with it, 0: not within so many seconds. */
+static int end_request(hd_job *j, double seconds)
 {
-    int done = 0, cancelled = 0, rc = MPI_SUCCESS;
-    const int64_t until = hd_now() + 500000000;
+    const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
+    int cancelled = 0, rc = MPI_SUCCESS, looks = 0;
     MPI_Status st;
     if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
-        return;
-    hd_mpi_lock(j->comm->session);
-    if (!hd_message_matched(j)) {
+        return j->req == MPI_REQUEST_NULL;
+    if (!j->recalled && !hd_message_matched(j)) {
+        hd_mpi_lock(j->comm->session);
         MPI_Cancel(&j->req);
-        for (int k = 0; k < 1000 && !done; k++) {
-            if (MPI_Test(&j->req, &done, &st))
-                break;
-        }
-        if (done)
-            MPI_Test_cancelled(&st, &cancelled);
-        if (done && !cancelled)
-            rc = hd_message_arrived(j, &done, &st);
+        hd_mpi_unlock(j->comm->session);
     }
-    /* The rest of a long message is on its way: half a second, then it keeps the tensor. */
-    while (!rc && !done && hd_message_matched(j) && hd_now() < until)
-        rc = hd_message_test(j, &done, &st);
-    if (cancelled)
-        hd_message_free(j);
-    hd_mpi_unlock(j->comm->session);
-    if (done && !cancelled) { /* it arrived at the last moment */
-        free(j->text);
-        j->text = NULL;
-        if (j->code != HD_ERR_INTERRUPT)
-            j->code = HD_OK;
-        complete(j, &st, rc);
+    j->recalled = ASKED;
+    while (!look_at_recalled(j, &cancelled, &st, &rc)) {
+        if (++looks < 1000)
+            continue;
+        if (hd_now() > until)
+            return 0;
+        sched_yield();
     }
+    settle_recalled(j, cancelled, &st, rc);
+    return 1;
 }
 
 /* With j->mu held: the deadline of the group has passed. */
@@ -169,7 +208,7 @@ static void time_out(hd_job *j)
             hd_session_report(c->session, c->node_slot[r], &t);
         }
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-    end_request(j);
+    end_request(j, PATIENCE);
     hd_job_finish(j);
 }
 
@@ -218,6 +257,18 @@ static int peer_gone(hd_job *j)
     return all;
 }
 
+/* With j->mu held: the group is being destroyed. */
+static void end_closed(hd_job *j)
+{
+    hd_fail(j, HD_ERR_CLOSED, "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of %d%s%s)",
+            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag, j->comm->rank, j->comm->size,
+            j->site[0] ? ", called at " : "", j->site);
+    end_request(j, PATIENCE);
+    hd_job_finish(j);
+}
+
+static int closed(const hd_comm *c) { return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) >= 2; }
+
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 {
     hd_comm *c = j->comm;
@@ -240,10 +291,13 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
             }
             pthread_mutex_lock(&j->mu);
             if (hd_job_state(j) != HD_DONE) {
-                if (!test_locked(j) && ((j->kind == HD_RECV && other_dtype(j)) || peer_gone(j))) {
-                    end_request(j);
+                if (test_locked(j)) {
+                } else if (closed(c)) {
+                    end_closed(j);
+                } else if ((j->kind == HD_RECV && other_dtype(j)) || peer_gone(j)) {
+                    end_request(j, PATIENCE);
                     hd_job_finish(j);
-                } else if (hd_job_state(j) != HD_DONE && expired(j)) {
+                } else if (expired(j)) {
                     time_out(j);
                 }
             }
@@ -258,27 +312,37 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
     return j->code;
 }
 
-int hd_p2p_take_back(hd_job *j)
+int hd_p2p_take_back(hd_job *j, double seconds)
 {
     int taken = 0;
     pthread_mutex_lock(&j->mu);
-    if (!test_locked(j)) {
+    if (test_locked(j)) {
+        taken = j->recalled == TAKEN;
+    } else {
         hd_fail(j, HD_ERR_BACKEND, "%s from rank %d, tag %d, of group '%s' was cancelled", j->api, j->peer, j->tag,
                 j->comm->name);
-        end_request(j);
-        taken = j->code != HD_OK; /* else it arrived at the last moment */
-        hd_job_finish(j);
+        if (end_request(j, seconds)) {
+            taken = j->recalled == TAKEN;
+            hd_job_finish(j);
+        } else if (expired(j)) {
+            time_out(j);
+        } else if (closed(j->comm)) {
+            end_closed(j);
+        } else if (peer_gone(j)) {
+            hd_job_finish(j);
+        } else {
+            taken = -1;
+        }
     }
     pthread_mutex_unlock(&j->mu);
     return taken;
 }
 
-void hd_p2p_cancel(hd_job *j)
+void hd_p2p_give_up(hd_job *j)
 {
     pthread_mutex_lock(&j->mu);
     if (hd_job_state(j) != HD_DONE) {
         j->code = HD_ERR_INTERRUPT;
-        end_request(j);
         hd_job_finish(j);
     }
     pthread_mutex_unlock(&j->mu);
@@ -365,7 +429,6 @@ static void start_poller(void)
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    poller.stop = 0;
     if (pthread_create(&poller.thread, NULL, poller_main, NULL) == 0)
         __atomic_store_n(&poller.started, 1, __ATOMIC_RELEASE);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -380,7 +443,7 @@ void hd_p2p_watch(hd_job *j)
     if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) && !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
         return;
     pthread_mutex_lock(&poller.mu);
-    if (!poller.started && threads)
+    if (!poller.started && threads && !poller.stop)
         start_poller();
     if (!poller.started)
         sweep();
@@ -388,33 +451,62 @@ void hd_p2p_watch(hd_job *j)
     pthread_mutex_unlock(&poller.mu);
 }
 
+static int in_flight(const hd_comm *c)
+{
+    int left = c ? __atomic_load_n(&c->inside, __ATOMIC_SEQ_CST) : __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&poller.mu);
+    sweep();
+    for (hd_job *j = poller.list; j; j = j->next)
+        left += !c || j->comm == c;
+    pthread_mutex_unlock(&poller.mu);
+    return left;
+}
+
 int hd_p2p_drain(hd_comm *c, double seconds)
 {
     const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
-    for (;;) {
+    while (in_flight(c)) {
         struct timespec nap = {0, 100000};
-        int left = 0;
-        pthread_mutex_lock(&poller.mu);
-        sweep();
-        for (hd_job *j = poller.list; j; j = j->next)
-            left += !c || j->comm == c;
-        pthread_mutex_unlock(&poller.mu);
-        if (!left)
-            return 1;
         if (hd_now() > until)
             return 0;
         nanosleep(&nap, NULL);
     }
+    return 1;
 }
 
-void hd_p2p_shutdown(void)
+int hd_p2p_close(hd_comm *c)
 {
-    if (!poller.started)
-        return;
+    int unfinished = 0;
     pthread_mutex_lock(&poller.mu);
-    poller.stop = 1;
+    take_in();
+    for (hd_job *j = poller.list; j; j = j->next) {
+        if (j->comm != c)
+            continue;
+        pthread_mutex_lock(&j->mu);
+        if (!test_locked(j))
+            end_closed(j);
+        pthread_mutex_unlock(&j->mu);
+        unfinished += hd_p2p_unfinished(j);
+    }
+    pthread_mutex_unlock(&poller.mu);
+    return hd_p2p_drain(c, CLOSING) && !unfinished;
+}
+
+int hd_p2p_shutdown(void)
+{
+    struct timespec until;
+    int started;
+    pthread_mutex_lock(&poller.mu);
+    poller.stop = 1; /* and none is started again */
+    started = poller.started;
     pthread_cond_signal(&poller.cv);
     pthread_mutex_unlock(&poller.mu);
-    pthread_join(poller.thread, NULL);
+    if (!started)
+        return 1;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 3; /* it may be inside a long call of MPI's */
+    if (pthread_timedjoin_np(poller.thread, NULL, &until))
+        return 0;
     poller.started = 0;
+    return 1;
 }

@@ -135,12 +135,16 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
     cdef hd_comm* c = comm.c
     cdef int code
     try:
-        check_alive(comm)
+        check_alive(None if j.closing else comm)
     except BaseException:
         hd_job_clear(j)
         raise
     if not async_op or hd_session_serialized(c.session):
         if hd_lane_try(c):
+            if c.closing and not j.closing:  # it was set after check_alive(), by a thread that waits for this lane
+                hd_lane_leave(c)
+                hd_job_clear(j)
+                raise DistError(DESTROYED)
             c.seq += 1
             j.seq = c.seq
             j.inline_ = 1
@@ -180,6 +184,8 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
     rc = hd_lane_submit(comm.c, job)
     if rc:
         unref(job)
+        if rc < 0:
+            raise DistError(DESTROYED)
         raise DistBackendError(f"the lane's thread could not be started (error {rc}): too many processes or threads?")
     return work
 
@@ -213,10 +219,7 @@ cdef str peer_text(hd_job* j):
 
 cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device):
     """Starts a send or a receive and leaves it to the poller if it does not end at once."""
-    cdef hd_job* job
     cdef hd_buf b
-    cdef Work work
-    begun = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
     if b.strides != 0:
@@ -224,13 +227,25 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
     if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
         raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
     route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
+    come_in(comm.c, True)
+    try:
+        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device)
+    finally:
+        hd_comm_exit(comm.c)
+
+
+cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer, int tag, int kind, Api api,
+                     bint on_device):
+    cdef hd_job* job
+    cdef Work work
+    begun = None
     if orphans != NULL:
         bury(NULL)
     job = <hd_job*> malloc(sizeof(hd_job))
     if job == NULL:
         raise MemoryError("no memory for an operation")
     begin(job, comm, kind, api)
-    aim(job, &b, peer, tag, kind)
+    aim(job, b, peer, tag, kind)
     job.on_device = on_device
     note_line(job)
     work = adopt(comm, job, keep, [tensor])
@@ -313,20 +328,62 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     j.inline_ = 1
     if profiled():
         begun = begin_range(range_name(&j, peer_text(&j)))
+    come_in(comm.c, True)
     with nogil:
         hd_p2p_start(comm.c, &j)
         code = hd_p2p_wait(&j, -1, 1)
-        if code == HD_ERR_INTERRUPT:
-            hd_p2p_cancel(&j)
+        if code != HD_ERR_INTERRUPT:
+            hd_comm_exit(comm.c)
+    if code == HD_ERR_INTERRUPT:
+        try:
+            error = interrupted(&j)
+        finally:
+            hd_comm_exit(comm.c)
     if begun is not None:
         end_range(begun)
     if code == HD_OK:
         return j.source
     if hd_p2p_unfinished(&j):
         Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
-    error = None if code == HD_ERR_INTERRUPT else error_of(code, j.text)
+    if code != HD_ERR_INTERRUPT:
+        error = error_of(code, j.text)
     hd_job_clear(&j)
-    if error is None:
-        propagate()
-        raise KeyboardInterrupt
     raise error
+
+
+cdef object interrupted(hd_job* j):
+    """Ends a message in which a signal handler raised: the exception, with a note of what became of the message.
+
+    A receive is taken back, or its message has come and is received to its end. So no message is lost, unless a
+    second signal cuts that short, or the message's time is over.
+    """
+    cdef int taken = -1
+    try:
+        propagate()
+        error = KeyboardInterrupt()
+    except BaseException as raised:
+        error = raised
+    if j.kind == HD_SEND:
+        hd_p2p_give_up(j)
+        note = "the send goes on: the tensor must not be changed" if hd_p2p_unfinished(j) else "the tensor was sent"
+    else:
+        try:
+            while taken < 0:
+                with nogil:
+                    taken = hd_p2p_take_back(j, 0.05)
+                PyErr_CheckSignals()
+        except BaseException as second:
+            second.__context__ = error
+            error = second
+        if taken < 0:
+            hd_p2p_give_up(j)
+            note = "its message was on its way and is lost: the tensor must not be used"
+        elif taken:
+            note = "nothing was received: the message, when it comes, is for the next receive"
+        elif j.code == HD_OK:
+            note = f"the receive is complete: {j.count} elements from rank {j.source} are in the tensor"
+        else:
+            note = error_of(j.code, j.text).args[0]
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"[hpcdist] interrupted in {j.api.decode()} of group '{j.comm.name.decode()}': {note}")
+    return error

@@ -130,8 +130,9 @@ cdef class Work:
     cdef bint done(self):
         if self.j == NULL:
             return True
-        if self.j.kind >= HD_SEND:
-            return hd_p2p_test(self.j) != 0
+        if self.j.kind >= HD_SEND and not hd_forked and hd_comm_enter(self.j.comm, 0):
+            hd_p2p_test(self.j)
+            hd_comm_exit(self.j.comm)
         return hd_job_state(self.j) == HD_DONE
 
     def wait(self, timeout=None):
@@ -176,16 +177,22 @@ cdef class Work:
         cdef double step, waited = 0
         cdef int rc = 0
         cdef hd_job* j = self.j
-        if j.kind >= HD_SEND:
+        if hd_job_state(j) == HD_DONE:  # also where the group has been destroyed since
+            rc = j.code
+        elif j.kind >= HD_SEND:
+            come_in(j.comm, False)
             with nogil:
                 rc = hd_p2p_wait(j, limit, 1)
+                hd_comm_exit(j.comm)
             if rc == HD_ERR_INTERRUPT and PyErr_Occurred() != NULL:
                 propagate()
         else:
             while True:
                 step = 0.05 if limit < 0 or limit - waited > 0.05 else limit - waited
+                come_in(j.comm, False)
                 with nogil:
                     rc = hd_job_wait(j, step if step > 0 else 0)
+                    hd_comm_exit(j.comm)
                 PyErr_CheckSignals()
                 if rc:
                     rc = j.code
@@ -220,6 +227,7 @@ cdef class Work:
         -------
         bool
         """
+        check_alive(None)
         return self.done() and self.failure() is None
 
     def exception(self):
@@ -230,6 +238,7 @@ cdef class Work:
         Exception or None
             None while it runs and when it succeeded.
         """
+        check_alive(None)
         return self.failure() if self.done() else None
 
     def result(self):
@@ -250,6 +259,7 @@ cdef class Work:
         int
             Rank in the group; this rank for a send; -1 for a collective.
         """
+        check_alive(None)
         return self.j.source if self.j != NULL and self.done() else -1
 
     _source_rank = source_rank   # torch's other name for it
@@ -267,12 +277,18 @@ cdef class Work:
         ValueError
             For anything but a receive: other operations cannot be taken back.
         """
-        cdef int taken
+        cdef int taken = -1
         check_alive(None)
         if self.j == NULL or self.j.kind != HD_RECV:
             raise ValueError("only a receive can be cancelled")
-        with nogil:
-            taken = hd_p2p_take_back(self.j)
+        if hd_job_state(self.j) == HD_DONE:
+            taken = 0
+        while taken < 0:  # while its message is on its way
+            come_in(self.j.comm, False)
+            with nogil:
+                taken = hd_p2p_take_back(self.j, 0.05)
+                hd_comm_exit(self.j.comm)
+            PyErr_CheckSignals()
         self.j.seen = 1
         return bool(taken)
 
@@ -324,6 +340,8 @@ cdef class Work:
     def __repr__(self):
         if self.j == NULL:
             return "<hpcdist.Work, complete>"
+        if hd_forked:
+            return f"<hpcdist.Work {self.j.api.decode()}, of the process that this one was forked from>"
         state = "running" if not self.done() else "complete" if self.failure() is None else "failed"
         return f"<hpcdist.Work {self.j.api.decode()} of group '{self.j.comm.name.decode()}', {state}>"
 
