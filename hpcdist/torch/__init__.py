@@ -18,6 +18,7 @@ from hpcdist.torch import (  # noqa: E402
     elsewhere,
     flight_recorder,
     functional,
+    join,
     process_group,
     refused,
     rendezvous,
@@ -32,6 +33,7 @@ __all__ = ["dump_flight_recorder", "group", "init_process_group", "to_torch"]
 backend.register()
 rendezvous.register()
 functional.register()
+join.register()
 for _module in (
     process_group,
     arguments,

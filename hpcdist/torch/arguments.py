@@ -49,7 +49,11 @@ def one(tensors: Any) -> Any:
 
 def every(items: Sequence[Any]) -> list[Any]:
     """Give the list of tensors in a list of one list, or in a list that is it already."""
-    tensors = items[0] if items and not isinstance(items[0], torch.Tensor) else items
+    tensors = items
+    if items and not isinstance(items[0], torch.Tensor):
+        if len(items) != 1:
+            raise ValueError(f"one list of tensors is expected, not {len(items)}")
+        tensors = items[0]
     return [plain(tensor) for tensor in tensors]
 
 

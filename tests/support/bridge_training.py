@@ -109,6 +109,14 @@ def DDP_join(folder: str) -> dict:
 
 
 @case
+def DDP_join_divided_by_those_present(folder: str) -> dict:
+    model = DDP(branches(), bucket_cap_mb=0.0005)
+    with model.join(divide_by_initial_world_size=False):
+        train(model, 2 + 2 * td.get_rank())
+    return state(model)
+
+
+@case
 def DDP_error_in_join(folder: str) -> dict:
     """Who asks for it is told on all ranks that the inputs were uneven."""
     model = DDP(branches())

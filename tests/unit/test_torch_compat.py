@@ -240,3 +240,11 @@ def test_the_oldest_torch_is_the_same_everywhere() -> None:
     oldest, newest = (".".join(map(str, each)) for each in (compat.OLDEST, compat.NEWEST))
     assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
     assert f"PyTorch {oldest} to {newest}" in (ROOT / "README.md").read_text()
+
+
+def test_lists_that_would_be_dropped_are_refused(bridge: BridgeGroup) -> None:
+    with pytest.raises(ValueError, match="one list of tensors is expected, not 2"):
+        bridge.allgather([pair(), pair()], [torch.zeros(2)])
+    with pytest.raises(ValueError, match="one list of tensors is expected, not 2"):
+        bridge.reduce_scatter([torch.zeros(2)], [pair(), pair()])
+    assert not bridge._comm.calls
