@@ -181,8 +181,7 @@ class SharedFile:
                     self._judge()
                 elif not self._fits():
                     return False
-            host = f"{socket.gethostname()}:{os.getpid()}"
-            self._append([(journal.OPEN, self._id, host.encode())])
+            self._append([(journal.OPEN, self._id, self._host().encode())])
             if not locks.try_lock(self._fd, locks.ALIVE, shared=True):
                 raise DistStoreError(f"FileStore {self.path}: a lock was taken away")
             return True
@@ -231,13 +230,18 @@ class SharedFile:
                 "job a file of its own"
             )
         if 0 < self._header.world_size <= self._opened:
-            return False
+            return self._host() in self._members.values()  # opened again, as torch allows
         if self._header.world_size != self._world_size:
             raise DistStoreError(
                 f"FileStore {self.path}: this process says world_size={self._world_size}, those "
                 f"that have joined said {self._header.world_size} ({self._member_text()})"
             )
         return True
+
+    @staticmethod
+    def _host() -> str:
+        """This process, as its members are named in the file."""
+        return f"{socket.gethostname()}:{os.getpid()}"
 
     def _member_text(self) -> str:
         names = sorted(self._members.values())

@@ -117,6 +117,17 @@ def test_the_last_to_leave_deletes_the_file(folder):
         two.get("k")
 
 
+def test_a_process_may_open_its_store_again(folder):
+    one = hpcdist.FileStore(folder / "f", 1)
+    one.set("k", "v")
+    again = hpcdist.FileStore(folder / "f", 1, timeout=5)
+    assert again.get("k") == b"v" and again.add("n", 1) == 1
+    one.close()
+    assert again.get("n") == b"1" and (folder / "f").exists()
+    again.close()
+    assert not (folder / "f").exists()
+
+
 def test_without_a_fixed_size_the_keys_stay(folder):
     for turn in range(3):
         store = hpcdist.FileStore(folder / "f")
@@ -150,16 +161,35 @@ def test_a_file_of_another_job(folder, monkeypatch):
 
 def test_a_job_waits_until_the_one_before_has_gone(folder):
     """Processes that end slowly are not taken for this job's."""
-    old = [hpcdist.FileStore(folder / "f", 2) for _ in range(2)]
-    old[0].set("address", "old")
-    began = time.monotonic()
-    with pytest.raises(StoreTimeoutError, match=f"2 members have joined .*:{os.getpid()}"):
-        hpcdist.FileStore(folder / "f", 2, timeout=0.2)
-    assert 0.15 < time.monotonic() - began < 0.7
-    old[0].close()
-    with pytest.raises(StoreTimeoutError):
-        hpcdist.FileStore(folder / "f", 2, timeout=0.1)
-    old[1].close()
+    code = f"""
+        import sys, hpcdist
+        old = [hpcdist.FileStore({str(folder / "f")!r}, 2) for _ in range(2)]
+        old[0].set("address", "old")
+        for each in old:
+            print("here", flush=True)
+            sys.stdin.readline()
+            each.close()
+        print("gone", flush=True)
+        sys.stdin.readline()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        try:
+            for _ in range(2):
+                assert other.stdout.readline() == "here\n"
+                began = time.monotonic()
+                with pytest.raises(StoreTimeoutError, match=f"2 members have .*:{other.pid}"):
+                    hpcdist.FileStore(folder / "f", 2, timeout=0.2)
+                assert 0.15 < time.monotonic() - began < 0.7
+                other.stdin.write("\n")
+                other.stdin.flush()
+            assert other.stdout.readline() == "gone\n"
+        finally:
+            other.stdin.close()
     assert hpcdist.FileStore(folder / "f", 2, timeout=0.1).num_keys() == 0
 
 
