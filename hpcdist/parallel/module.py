@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpcdist import group as _group
 from hpcdist.parallel import arguments
+from hpcdist.parallel.attached import Attached
 from hpcdist.parallel.bucket import API
 from hpcdist.parallel.buffers import Buffers
 from hpcdist.parallel.delayed import DelayedReduction
@@ -25,6 +26,7 @@ from hpcdist.parallel.settings import Settings
 from hpcdist.parallel.shadow import Uneven
 from hpcdist.parallel.stats import Stats
 from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.parallel.sync_batchnorm import take_over
 from hpcdist.parallel.verify import describe, verify_same
 
 __all__ = ["DistributedDataParallel"]
@@ -218,6 +220,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
 
     def _set_up(self) -> None:
         """Make what belongs to this process: the reducer and its hooks."""
+        take_over(self.module)
         module, group = self.module, self.process_group
         delayed = {name for name, _ in self._delayed_parameters}
         named = [(n, p) for n, p in module.named_parameters() if n not in self.parameters_to_ignore]
@@ -254,11 +257,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 self.reducer.set_static()
             # The hooks keep the reducer alive; with this object gone, another one can take over.
             weakref.finalize(self, self.reducer.detach).atexit = False
-            if any(hasattr(p, "_in_backward_optimizers") for _, p in trained):
-                from hpcdist.parallel.comm_hooks import optimizer  # few need hooks
-
-                state = optimizer.OptimizerInBackward.attached([p for _, p in trained], group)
-                self.register_comm_hook(state, optimizer.optimizer_in_backward_hook)
+            self._attached = Attached([p for _, p in trained])
+            self._attached.take(self)
         self._delayed = None
         if delayed:
             assert self._delay_trigger is not None
@@ -317,6 +317,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             self._check_frozen()
             self._stats.forward_begins()
             if self.reducer is not None:
+                self._attached.take(self)
                 self.reducer.rebuild()
         self._sync_buffers("PRE_FORWARD", root)
         if self._inputs_to is not None:
@@ -443,6 +444,7 @@ _OF_THIS_PROCESS = (
     "_buffers_of_module",
     "_precision",
     "_delayed",
+    "_attached",
 )
 
 

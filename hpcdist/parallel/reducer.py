@@ -246,9 +246,12 @@ class Reducer:
         if left:
             self._not_ready(index, left)
             return
-        self._left[index] = 0
         if self._order is not None:
             self._order.append(index)
+        if parameter.grad is None and self._pipeline.tracks:
+            self._leave_out([index])  # its gradient is not defined: as one that does not come
+            return
+        self._left[index] = 0
         self._ready(index, parameter)
 
     def _begin(self, index: int, parameter: torch.Tensor) -> bool:
@@ -260,7 +263,7 @@ class Reducer:
                 return False
             self._arm()
         if self._creates_graph:
-            raise DistError(texts.create_graph())
+            raise self._error(texts.create_graph())
         self._begin_pass()
         return True
 
@@ -288,11 +291,11 @@ class Reducer:
             self._left[index] = left
         elif self._static is not None:
             before = self._static[index]
-            raise DistError(texts.changed(self._names[index], before, "more"))
+            raise self._error(texts.changed(self._names[index], before, "more"))
         elif index in self._usage.unreached:
-            raise DistError(texts.outside(self._names[index]))
+            raise self._error(texts.outside(self._names[index]))
         else:
-            raise DistError(texts.twice(self._names[index]))
+            raise self._error(texts.twice(self._names[index]))
 
     def _leave_out(self, indices: Sequence[int]) -> None:
         """Count parameters as ready that get no gradient in this pass on this rank."""
@@ -320,7 +323,7 @@ class Reducer:
                 self._leave_out(missing)
             else:
                 self._abandon()
-                raise DistError(self._unfinished(missing))
+                raise self._error(self._unfinished(missing))
         self._finish()
 
     def _end_recording(self) -> None:
@@ -358,7 +361,8 @@ class Reducer:
         """Take a joined rank's part in the others' backward pass: zeros everywhere.
 
         All ranks that have run out of data must call it once per backward pass of the others. The
-        averages become this rank's gradients too, for an optimizer that shadows the others' steps.
+        averages become this rank's gradients too, for an optimizer that shadows the others' steps,
+        until :meth:`restore`.
         """
         counted = self._pipeline.tracks or self._static is not None
         try:
@@ -369,6 +373,19 @@ class Reducer:
             raise
         self._rebuild = self._may_rebuild
         self._reset()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Copies of this rank's gradients, and None where there are none."""
+        return [None if p.grad is None else p.grad.clone() for p in self._parameters]
+
+    def restore(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Put gradients back; those that lie in buckets stay there."""
+        with torch.no_grad():
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                if gradient is None or parameter.grad is None or gradient.is_sparse:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.copy_(gradient)
 
     # -- when something went wrong -------------------------------------------------------------
 
@@ -400,6 +417,12 @@ class Reducer:
         if self._order is not None:
             self._order = []
         self._pipeline.reset()
+
+    def _error(self, text: str) -> DistError:
+        """An error of this rank's own, which the logging data keep."""
+        error = DistError(text)
+        self.stats.failed(error)
+        return error
 
     def _unfinished(self, missing: list[int]) -> str:
         if self._static is not None:

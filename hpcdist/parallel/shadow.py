@@ -99,6 +99,8 @@ class DDPJoinHook(JoinHook):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
+        # The gradients of this rank's own last step: the others' averages are for shadowing only.
+        self._own: list[torch.Tensor | None] | None = None
 
     def main_hook(self) -> None:
         """Make the collectives of one forward and backward of the others."""
@@ -111,11 +113,16 @@ class DDPJoinHook(JoinHook):
             ddp._buffers_of_module.sync("PRE_FORWARD", step.root)
         ddp.require_forward_param_sync = step.averages
         if step.averages:
+            if self._own is None:
+                self._own = reducer.gradients()
             reducer.shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the parameters and buffers of a rank that trained to the end to all others."""
         group = self._ddp.process_group
+        if self._own is not None:
+            self._ddp._the_reducer("join").restore(self._own)
+            self._own = None
         root = np.array([group.rank() if is_last_joiner else -1], np.int64)
         group._comm.all_reduce(root, ReduceOp.MAX, api=API)
         named = self._ddp._synced(self._ddp.forward_sync_buffers)

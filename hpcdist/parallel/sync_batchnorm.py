@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hpcdist import group as _group
 from hpcdist.work import ReduceOp
 
-__all__ = ["SyncBatchNorm"]
+__all__ = ["SyncBatchNorm", "take_over"]
 
 API = "SyncBatchNorm"
 
@@ -157,6 +157,39 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             if replaced is not child:
                 setattr(module, name, replaced)
         return module
+
+
+def take_over(module: torch.nn.Module) -> None:
+    """Let torch's SyncBatchNorm layers share statistics between hpcdist's ranks.
+
+    They ask torch.distributed for the ranks. Where that is not initialised, each rank would
+    normalise by itself, without a word.
+
+    Local to this process.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Such layers in it become hpcdist's, in place: whoever holds one holds it still.
+
+    Raises
+    ------
+    ValueError
+        For a class that derives from torch's, which may count on torch.distributed.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    for name, layer in module.named_modules():
+        if not isinstance(layer, torch.nn.SyncBatchNorm) or isinstance(layer, SyncBatchNorm):
+            continue
+        if type(layer) is not torch.nn.SyncBatchNorm:
+            raise ValueError(
+                f"{name or 'the module'} is a {type(layer).__name__}, which derives from torch's "
+                "SyncBatchNorm and would normalise each rank by itself, because torch.distributed "
+                "is not initialised: derive it from hpcdist.parallel.SyncBatchNorm, or initialise "
+                "torch.distributed too, by hpcdist.torch.init_process_group()"
+            )
+        layer.__class__ = SyncBatchNorm
 
 
 class _Normalize(Function):

@@ -258,6 +258,11 @@ def test_figures_of_a_failure_and_of_unused_parameters() -> None:
     parallel_assert("fail" in found["comm_hook"])
     with parallel_raises(dist.DistError, match="an earlier backward pass failed"):
         model(data(1)[0])
+    model = DDP(Part())  # a part of it is not used
+    with parallel_raises(dist.DistError, match="find_unused_parameters"):
+        loss(model, data(1)[0]).backward()
+    found = model._get_ddp_logging_data()
+    parallel_assert(found["has_error"] == 1 and "find_unused_parameters" in found["error"])
 
 
 def test_sampling() -> None:

@@ -265,6 +265,37 @@ def test_an_optimizer_in_backward(kind: str, as_view: bool) -> None:
         parallel_assert(distance(model, alone) <= 1e-6, f"off by {distance(model, alone)}")
 
 
+def test_optimizers_attached_after_wrapping() -> None:
+    net, alone = Net(), Net()
+    trained = list(net.parameters())
+    model = DDP(net, bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    for step, x in enumerate(data(4)):
+        if step in (1, 2):  # before the first step the parameters are averaged only
+            some = trained[:2] if step == 1 else trained[2:]
+            _apply_optimizer_in_backward(torch.optim.SGD, some, {"lr": 0.05})
+        squares(model, mine(x)).backward()
+        squares(alone, x).backward()
+        if step == 0:
+            model.zero_grad()
+        else:
+            named = zip(trained, alone.parameters(), strict=True)
+            frozen = [p.detach().clone() for p in alone.parameters()] if step == 1 else []
+            optimizer.step()
+            with torch.no_grad():
+                for index, (own, other) in enumerate(named):
+                    if step == 1 and index >= 2:
+                        other.copy_(frozen[index])
+                        own.grad = None
+        optimizer.zero_grad()
+        parallel_assert(distance(model, alone) <= 1e-6, f"step {step}: {distance(model, alone)}")
+    other = DDP(Net())
+    other.register_comm_hook(None, comm_hooks.allreduce_hook)
+    _apply_optimizer_in_backward(torch.optim.SGD, other.module.parameters(), {"lr": 0.05})
+    with parallel_raises(RuntimeError, match="give it one of the two"):
+        other(mine(data(1)[0]))
+
+
 # --- buffers -----------------------------------------------------------------------------------
 
 

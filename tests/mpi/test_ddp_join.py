@@ -199,3 +199,32 @@ def test_what_it_does_not_shadow_is_refused() -> None:
     model._register_buffer_comm_hook(None, lambda _state, _buffers: None)
     with parallel_raises(ValueError, match="nor buffer hooks"):
         model.join()
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_others_gradients_do_not_stay(set_to_none: bool, as_view: bool) -> None:
+    """What a rank that ran out has in .grad is of its own last step, as in torch."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    layer = nn.Linear(1, 1, bias=False)
+    model = DDP(layer, gradient_as_bucket_view=as_view)
+    x = torch.full((1, 1), 10.0)
+    for zero_first in (True, False):
+        model.zero_grad(set_to_none)
+        with model.join():
+            for _ in range(1 + rank):
+                if zero_first:
+                    model.zero_grad(set_to_none)
+                model(x).sum().backward()
+                if not zero_first:
+                    own = layer.weight.grad.item()
+                    model.zero_grad(set_to_none)
+        if zero_first:
+            # in step k all ranks from k on take part; each rank keeps its own last step's
+            parallel_assert(layer.weight.grad.item() == pytest.approx(10 * (size - rank) / size))
+        else:
+            parallel_assert(own == pytest.approx(10 * (size - rank) / size))
+            left = layer.weight.grad
+            parallel_assert(left is None if set_to_none else left.item() == 0, f"{left}")
+    model(x).sum().backward()
+    parallel_assert(layer.weight.grad.item() == pytest.approx(10.0), f"{layer.weight.grad}")

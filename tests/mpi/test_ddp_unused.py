@@ -370,3 +370,43 @@ def test_rank_0_decides_about_the_order() -> None:
         F.mse_loss(model(torch.ones(2, 64)), torch.zeros(2, 64)).backward()
     members = [bucket.members[0] for bucket in model.reducer.buckets]
     parallel_assert(members == [0, 1, 2, 3, 4], str(members))
+
+
+class Undefined(torch.autograd.Function):
+    """Uses its second input in forward and has no gradient for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x + 0 * weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_a_gradient_that_is_not_defined_stays_none(as_view: bool) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(8)
+            self.used, self.shown = nn.Linear(3, 2), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor, defined: bool) -> torch.Tensor:
+            out = self.used(x)
+            return out + self.shown.sum() if defined else Undefined.apply(out, self.shown)
+
+    model = DDP(Half(), find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    x = torch.ones(2, 3)
+    for _ in range(2):
+        model.zero_grad()
+        model(x, False).sum().backward()
+        parallel_assert(model.module.shown.grad is None, str(model.module.shown.grad))
+        parallel_assert(model.module.used.weight.grad.eq(2).all())
+    # where another rank has one, all get the average
+    first = dist.get_rank() == 0
+    model.zero_grad()
+    model(x, first).sum().backward()
+    parallel_assert(
+        torch.allclose(model.module.shown.grad, torch.tensor(4.0 / dist.get_world_size()))
+    )

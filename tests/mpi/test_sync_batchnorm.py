@@ -173,3 +173,38 @@ def test_disagreement_and_second_derivatives_are_errors():
     (first,) = torch.autograd.grad(SyncBatchNorm(2)(x).square().sum(), x, create_graph=True)
     with parallel_raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["the module", "within"])
+def test_torchs_own_in_a_module_for_ddp(monkeypatch, wrapped):
+    """It asks torch.distributed for the ranks, which is not initialised."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)  # others' gloo
+    me, size = dist.get_rank(), dist.get_world_size()
+    layer = nn.SyncBatchNorm(2, momentum=1.0)
+    net = nn.Sequential(nn.Linear(2, 2), layer) if wrapped else layer
+    held = layer
+    model = dist.DistributedDataParallel(net)
+    assert (net[1] if wrapped else net) is held
+    x = torch.full((3, 2), float(me))
+    x[0] += 1
+    if wrapped:
+        with torch.no_grad():
+            net[0].weight.copy_(torch.eye(2))
+            net[0].bias.zero_()
+    model(x).sum().backward()
+    wanted = sum(r + 1 / 3 for r in range(size)) / size
+    parallel_assert(
+        close(held.running_mean, torch.full((2,), wanted), 1e-5), f"{held.running_mean}"
+    )
+
+
+def test_a_class_derived_from_torchs_own_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+
+    class Mine(nn.SyncBatchNorm):
+        pass
+
+    with parallel_raises(
+        ValueError, match=r"1 is a Mine, .* derive it from hpcdist.parallel.SyncBatchNorm"
+    ):
+        dist.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), Mine(2)))
