@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -91,7 +92,7 @@ def _of_the_end(drawn: Episode, ended: Ended, well: bool) -> list[str]:
     tail = ended.text[-2500:]
     if ended.hang:
         problems.append(f"HANG: {ended.hang}")
-    if ended.crash:
+    if ended.crash and not mpi_without_memory(drawn, ended.crash):
         problems.append(f"CRASH: {ended.crash}\n{tail}")
     if ended.left:
         problems.append("LEFT BEHIND: " + ", ".join(ended.left))
@@ -114,6 +115,12 @@ def may_end(drawn: Episode) -> bool:
     """
     between_nodes = drawn.env.get("HPCDIST_CHECK_TRANSPORT") == "mpi"
     return drawn.row.may_end or (between_nodes and min(drawn.timeouts) < LONG)
+
+
+def mpi_without_memory(drawn: Episode, crash: str) -> bool:
+    """Whether a crash is MPI's own: both touch their segments in /dev/shm without reserving them."""
+    return bool(drawn.shm) and all(re.search(r"\b[Bb]us error|: 7\b", line)
+                                   for line in crash.splitlines())  # fmt: skip
 
 
 def describe(drawn: Episode) -> str:
