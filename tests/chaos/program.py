@@ -206,6 +206,8 @@ def _step(
     if not plain and op in COLLECTIVES and rng.random() < row.odd and drawn.ranks > 1:
         size = max(2, size)
         odd = _mistake(rng, drawn.ranks, op, row.tensors)
+    if op == "train" and rng.random() < row.odd:
+        odd = (rng.randrange(drawn.ranks), "raises in backward")
         mode = "async" if mode == "dropped" else mode
     if op == "train":
         dtype = "float32"

@@ -18,6 +18,11 @@ from chaos.board import VOTE
 from chaos.cases import compare, values
 from chaos.program import Step
 
+
+class Boom(Exception):
+    """What a rank's hook raises in the middle of backward."""
+
+
 #: Elements of the parameters: several buckets of `CAP` MiB.
 SIZES = [70_000, 3, 500, 20_000, 1, 90_000]
 CAP = 0.2
@@ -46,7 +51,7 @@ class Trainer:
     def __init__(self, runner: Any, group: Any) -> None:
         self.runner, self.group = runner, group
         self.model: Any = None
-        self.nap = 0.0
+        self.nap, self.raises = 0.0, False
 
     def build(self, step: Step) -> None:
         """Wrap a new model, with time enough: after an error the group must be good for that."""
@@ -66,6 +71,8 @@ class Trainer:
 
     def hook(self, grad: torch.Tensor) -> torch.Tensor:
         time.sleep(self.nap)
+        if self.raises:
+            raise Boom
         return grad
 
     def step(self, step: Step) -> None:
@@ -76,6 +83,7 @@ class Trainer:
         if self.model is None:
             return
         late = step.late.get(rank, 0.0)
+        self.raises = step.odd is not None and step.odd[0] == rank
         in_backward = step.number % 2 == 1
         self.nap = late if in_backward else 0.0
         time.sleep(0.0 if in_backward else late)
@@ -86,6 +94,8 @@ class Trainer:
             self.model(mine).backward()
 
         kind, began, text = runner.attempt(step, make, None, self.group)
+        if text.startswith("Boom"):
+            kind = "own"
         if kind == "ok":
             kind, text = runner.judge(lambda: self.check(step))
         runner.write(step.number, BACKWARD, kind, began, text)
