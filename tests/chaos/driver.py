@@ -118,7 +118,7 @@ def may_end(drawn: Episode) -> bool:
 
 
 def mpi_without_memory(drawn: Episode, crash: str) -> bool:
-    """Whether a crash is MPI's own: both touch their segments in /dev/shm without reserving them."""
+    """Whether a crash is MPI's own: it touches its segments in /dev/shm without reserving them."""
     return bool(drawn.shm) and all(re.search(r"\b[Bb]us error|: 7\b", line)
                                    for line in crash.splitlines())  # fmt: skip
 

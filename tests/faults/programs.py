@@ -68,6 +68,16 @@ def terminated(rank: int, *how: str) -> None:
     others_wait("idle" in how)
 
 
+def killed_while_sharing(rank: int) -> None:
+    """As if between the making of a file of shared memory and the end of its name."""
+    if rank == 1:
+        name = f"hpcdist-{os.getpid()}-0123456789abcdef"
+        Path("/dev/shm", name).touch()
+        say(f"shm {name}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    others_wait()
+
+
 def killed_at_work(rank: int, victim: str, after: str) -> None:
     """All ranks reduce tensors of all sizes without a pause; one is killed at some moment."""
     if rank == int(victim):

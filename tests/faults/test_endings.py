@@ -77,6 +77,12 @@ def test_a_rank_that_fails_in_the_middle_of_backward(how):
     assert "never waited for" not in ended.text, ended.text
 
 
+def test_a_rank_killed_while_it_makes_shared_memory_leaves_no_file():
+    ended = run_job(2, PROGRAMS, "killed_while_sharing")
+    assert "shm hpcdist-" in ended.text
+    is_failure(ended, AFTER_A_KILL)
+
+
 @deadline(60, long=3600)
 def test_a_rank_killed_in_the_middle_of_all_reduce(count):
     """At random moments, in whatever the others are then: they name the dead rank, and where."""

@@ -1,6 +1,7 @@
 /* The end of the process, and of the job with it: a rank that leaves with an error must not leave the others
  * waiting. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -77,6 +78,21 @@ static void until_read(int fd)
     }
 }
 
+/* Files of shared memory have a name only while ranks open them. A job that ends in between leaves it: whoever
+ * ends the job takes away what is named after the node's ranks. */
+static void unlink_segments(void)
+{
+    DIR *shm = exit_page && exit_same_pids ? opendir("/dev/shm") : NULL;
+    struct dirent *file;
+    unsigned pid;
+    while (shm && (file = readdir(shm)))
+        for (int i = 0; sscanf(file->d_name, "hpcdist-%u-", &pid) == 1 && i < exit_n; i++)
+            if (exit_page[i].pid == pid)
+                unlinkat(dirfd(shm), file->d_name, 0);
+    if (shm)
+        closedir(shm);
+}
+
 static int witness = -1;
 
 void hd_abort_tell(int fd) { witness = fd; }
@@ -110,6 +126,7 @@ void hd_abort(int code, const char *why)
     /* MPI_Abort itself can hang when the library is in a bad state. */
     if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
+    unlink_segments();
     MPI_Initialized(&up);
     MPI_Finalized(&down);
     if (up && !down)
