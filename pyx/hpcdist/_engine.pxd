@@ -9,6 +9,7 @@ cdef extern from "hd_base.h" nogil:
     enum:
         HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_CLOSED
         HD_ERR_INTERRUPT
+    int64_t hd_now()
     uint64_t hd_mix(uint64_t, uint64_t)
     uint64_t hd_hash_text(const char*)
 
@@ -75,6 +76,7 @@ cdef extern from "hd_engine.h" nogil:
         int ndim
         int64_t* dims
         double timeout
+        int64_t begun
         int inline_
         int peer, tag, source, on_device
         uint32_t seq
@@ -102,7 +104,7 @@ cdef extern from "hd_engine.h" nogil:
     int hd_job_wait(hd_job*, double)
     int hd_job_watch(hd_job*)
 
-    int hd_session_open(MPI_Comm, hd_session**, char*, size_t)
+    int hd_session_open(MPI_Comm, double, hd_session**, char*, size_t)
     void hd_session_unref(hd_session*)
     int hd_session_serialized(const hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
@@ -113,6 +115,7 @@ cdef extern from "hd_engine.h" nogil:
     void hd_abort_tell(int)
     void hd_failing(double)
     void hd_arm_exit(int)
+    void hd_arm_early()
     int hd_in_child()
     int hd_pmi_answer(int)
     void hd_pmi_relay_begin()
@@ -135,6 +138,7 @@ cdef extern from "hd_engine.h" nogil:
     void hd_lane_leave(hd_comm*)
     void hd_lane_run(hd_comm*, hd_job*)
     int hd_lane_submit(hd_comm*, hd_job*)
+    void hd_lane_seen(hd_comm*)
     int hd_lane_drain(hd_comm*, double)
 
     int hd_p2p_start(hd_comm*, hd_job*)

@@ -60,3 +60,5 @@ include "engine/submit.pxi"
 include "engine/comm.pxi"
 include "engine/tensors.pxi"
 include "engine/process.pxi"
+
+hd_arm_early()  # from here on, a rank that fails before MPI starts ends the job

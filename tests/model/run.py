@@ -55,6 +55,20 @@ MODELS = (
             "RANKS=3 CHECKS=3 PASSES=1 BLIND",
         ),
     ),
+    Model(
+        name="check_mpi",
+        sizes=(
+            "RANKS=2 CHECKS=4 PASSES=4",
+            "RANKS=3 CHECKS=3 PASSES=1",
+            "RANKS=4 CHECKS=1 PASSES=1",
+        ),
+        long=("RANKS=3 CHECKS=4 PASSES=2", "RANKS=4 CHECKS=2 PASSES=1"),
+        mutations=(
+            "RANKS=2 CHECKS=1 PASSES=0 ONCE",
+            "RANKS=2 CHECKS=2 PASSES=0 LATER",
+            "RANKS=2 CHECKS=1 PASSES=0 FICKLE",
+        ),
+    ),
 )
 
 

@@ -23,7 +23,7 @@ cdef class Comm:
     # ---- life ----
 
     @staticmethod
-    def world(str name, double timeout, int check):
+    def world(str name, double timeout, int check, within=None):
         """Duplicates MPI's world. Collective over all processes of the job.
 
         Parameters
@@ -34,22 +34,29 @@ cdef class Comm:
             Seconds after which an operation gives up.
         check : int
             Entry check: 0 off, 1 on, 2 full.
+        within : float, optional
+            Seconds for all to come; by default `timeout`.
 
         Returns
         -------
         Comm
+
+        Raises
+        ------
+        DistTimeoutError
+            Not all came. It can be called again.
         """
-        return open_root(libmpi.MPI_COMM_WORLD, name, timeout, check)
+        return open_root(libmpi.MPI_COMM_WORLD, name, timeout, check, within)
 
     @staticmethod
-    def from_handle(object handle, str name, double timeout, int check):
+    def from_handle(object handle, str name, double timeout, int check, within=None):
         """Duplicates a communicator of the user's, e.g. mpi4py's ``comm.handle``. Collective over it.
 
         Parameters
         ----------
         handle : int
             The MPI handle as an integer.
-        name, timeout, check
+        name, timeout, check, within
             As for :meth:`world`.
 
         Returns
@@ -57,7 +64,7 @@ cdef class Comm:
         Comm
         """
         # any width and sign: mpi4py gives MPICH's negative int handles as unsigned 64 bit numbers
-        return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check)
+        return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check, within)
 
     def create_group(self, ranks, str name, double timeout, int tag=0):
         """Makes a communicator of some ranks; only they call it.
@@ -111,6 +118,7 @@ cdef class Comm:
         comm.c = made
         comm.c.timeout = timeout
         open_comms[<size_t> made] = comm
+        propagate()  # Ctrl-C while the others were told to go on
         return comm
 
     cdef bint together(self, double seconds) except -1:
@@ -560,24 +568,27 @@ cdef class Comm:
         return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"
 
 
-cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check):
+cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object within):
     cdef char text[512]
     cdef hd_session* session = NULL
     cdef hd_comm* made = NULL
     cdef Comm comm
     cdef int code
+    cdef double limit = timeout if within is None else within
     encoded = name.encode()
     cdef const char* cname = encoded
     check_alive(None)
     init_mpi()
     with nogil:
-        code = hd_session_open(from_, &session, text, sizeof(text))
+        code = hd_session_open(from_, limit, &session, text, sizeof(text))
         if code == HD_OK:
             code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
             hd_session_unref(session)  # the communicator holds it now
     if code:
+        propagate()
         raise error_of(code, text)
     comm = Comm.__new__(Comm)
     comm.c = made
     open_comms[<size_t> made] = comm
+    propagate()  # Ctrl-C while the others were told to go on
     return comm

@@ -18,11 +18,19 @@ int64_t hd_now(void)
     return (int64_t)ts.tv_sec * 1000000000LL + ts.tv_nsec;
 }
 
-uint64_t hd_wall_clock(void)
+int64_t hd_ns(double seconds)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_REALTIME, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ULL + (uint64_t)ts.tv_nsec;
+    return seconds >= 0 && seconds < 9e9 ? (int64_t)(seconds * 1e9) : HD_NEVER;
+}
+
+int64_t hd_later(int64_t from, int64_t ns)
+{
+    return ns > HD_NEVER - from ? HD_NEVER : from + ns;
+}
+
+int64_t hd_until(double seconds)
+{
+    return hd_later(hd_now(), hd_ns(seconds));
 }
 
 void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
@@ -31,11 +39,14 @@ void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
     /* ~50 us of spinning covers a healthy collective; without a spare core every spin steals
      * the time slice of the very peer that is waited for. */
     w->spins = spin ? 2000 : 30;
-    w->start = 0;
-    w->limit = timeout_s < 0 || timeout_s > 1e9 ? -1 : (int64_t)(timeout_s * 1e9);
+    w->start = w->own = 0;
+    w->clock = NULL;
+    w->limit = hd_ns(timeout_s);
     w->next_hook = 0;
     w->naps = 0;
 }
+
+static int64_t *clock_of(hd_waiter *w) { return w->clock ? w->clock : &w->own; }
 
 int hd_waiter_step(hd_waiter *w)
 {
@@ -53,6 +64,8 @@ int hd_waiter_step(hd_waiter *w)
     now = hd_now();
     if (!w->start) {
         w->start = now;
+        if (!*clock_of(w))
+            *clock_of(w) = now;
         w->next_hook = now + 50 * MS;
     }
     events = HD_WAIT_CLOCK;
@@ -60,7 +73,7 @@ int hd_waiter_step(hd_waiter *w)
         w->next_hook = now + 50 * MS;
         events |= HD_WAIT_HOOK;
     }
-    if (w->limit >= 0 && now - w->start >= w->limit)
+    if (now - *clock_of(w) >= w->limit)
         events |= HD_WAIT_EXPIRED;
     /* A peer that is this late computes: leave it the core. */
     if (w->naps || now - w->start > 3 * MS) {
@@ -75,7 +88,8 @@ int hd_waiter_step(hd_waiter *w)
 
 double hd_waiter_elapsed(const hd_waiter *w)
 {
-    return w->start ? (double)(hd_now() - w->start) * 1e-9 : 0.0;
+    const int64_t since = w->clock ? *w->clock : w->own;
+    return since ? (double)(hd_now() - since) * 1e-9 : 0.0;
 }
 
 void hd_nap_step(hd_nap *n)

@@ -22,8 +22,13 @@ enum hd_code {
 /* Nanoseconds of CLOCK_MONOTONIC: one clock for all processes of a node. */
 int64_t hd_now(void);
 
-/* Nanoseconds of the calendar's clock: about the same on all nodes. */
-uint64_t hd_wall_clock(void);
+/* Seconds in nanoseconds. HD_NEVER: no limit, that is a negative number, none at all, or more than the clock counts. */
+#define HD_NEVER INT64_MAX
+int64_t hd_ns(double seconds);
+/* A moment of hd_now(), that many ns after another one, or HD_NEVER. */
+int64_t hd_later(int64_t from, int64_t ns);
+/* The moment so many seconds from now, or HD_NEVER. */
+int64_t hd_until(double seconds);
 
 /* Tells the processor that this is a spin loop. */
 static inline void hd_pause(void)
@@ -40,12 +45,17 @@ static inline void hd_pause(void)
  *   hd_waiter w;
  *   hd_waiter_init(&w, spin, timeout_s);
  *   while (!done) { int ev = hd_waiter_step(&w); ... }
+ *
+ * The limit counts from the first look at the clock, or, where the wait is part of something longer, from the
+ * beginning of that: `clock` points at it. It may still be 0, not begun; then it begins here.
  */
 typedef struct hd_waiter {
     unsigned n;        /* steps so far */
     unsigned spins;    /* steps before the first yield */
     int64_t start;     /* ns, 0 until the spinning is over: a short wait reads no clock */
-    int64_t limit;     /* ns from start; negative: none */
+    int64_t own;       /* ns, the clock of a wait that is part of nothing */
+    int64_t *clock;    /* ns, NULL: its own */
+    int64_t limit;     /* ns; HD_NEVER: none */
     int64_t next_hook; /* ns */
     int naps;          /* set after init: sleep in place of yielding, see hd_nap */
 } hd_waiter;
@@ -56,7 +66,7 @@ void hd_waiter_init(hd_waiter *w, int spin, double timeout_s);
 /* One step. The answer holds HD_WAIT_CLOCK when time was read (a moment to make MPI progress),
  * HD_WAIT_HOOK every 50 ms (a moment to look at signals), HD_WAIT_EXPIRED past the limit. */
 int hd_waiter_step(hd_waiter *w);
-double hd_waiter_elapsed(const hd_waiter *w); /* seconds */
+double hd_waiter_elapsed(const hd_waiter *w); /* seconds on the clock that the limit is for */
 
 /* Short sleeps between looks at MPI, on a core that a computing thread wants. Who sleeps and wakes is scheduled
  * at once; who yields waits until the other has used up its slice, 3 ms of Linux 6.6 and newer. The naps grow

@@ -187,7 +187,7 @@ static int look_around(visit *v, int r)
     if (!j->inline_ || j->code != HD_OK)
         return HD_OK;
     hd_session_blocked(c->session, c, v->n,
-                       v->wait.limit < 0 ? 1e9 : (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
+                       (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
     other = hd_session_crossed(c->session, c, c->node_slot[r], &where);
     if (other && other == v->seen && (code = cross(v, r, other, where))) /* seen twice: 50 ms apart */
         return code;
@@ -311,7 +311,7 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
 
     if (j->refusal)
         return refuse(c, j, n);
-    hd_waiter_init(&v.wait, hd_session_spin(c->session, !j->inline_), j->timeout);
+    hd_job_waiter(&v.wait, hd_session_spin(c->session, !j->inline_), j);
     if (c->decided != n - 1 && (code = wait_to_publish(&v)))
         return code;
     publish(c, j, par, hash, agreed);

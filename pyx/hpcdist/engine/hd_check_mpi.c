@@ -1,308 +1,430 @@
-/* The entry check of a group that spans nodes: the fingerprints meet in a nonblocking all-reduce on a
- * communicator of their own, polled under the deadline.
+/* The entry check of a group that spans nodes, on a communicator of its own.
  *
- * A rank that gives up cannot take its contribution back. It leaves the request behind, and tells the
- * others by a message. Who completes the all-reduce looks for such a message before it goes on to the
- * data, so a late rank finds the check abandoned, on all ranks alike, and the group stays in order. The
- * votes carry the time of entry: where somebody has waited long, it looks for 20 ms, far longer than a
- * message takes. (Should one be missed all the same, the watchdog ends the job with a report.) The same messages tell who is there: a rank that has waited for half its
- * time announces itself, and those inside the same check answer; at the deadline the silent ones are
- * missing. */
+ * Two nonblocking all-reduces, the rounds, make a check. In the first the fingerprints meet. It ends when all ranks
+ * have come, and until then a rank may give up: its time is over, a signal handler raised, a peer has gone. In the
+ * second each rank says whether it has seen the first one end, and nobody gives up any more: all ranks are in this
+ * check, or have given it up, and both have said so already or will at once. The call goes on if all have seen it.
+ *
+ *   If a rank goes on, all ranks have said yes, so none has given up; each of them goes on when it hears so.
+ *   If a rank has given up, it says no, so no rank goes on.
+ *
+ * Ranks that give up, or are too late, take part in both rounds, so that these stay in order, but do not wait for
+ * their end: the requests are left to MPI with their memory. (For such a request to end, MPI may need each rank's
+ * help, and ranks that have given up do something else.) So nothing waits for the rounds of an abandoned check: who
+ * gives up says so by a note to all, and a note that says that its sender has left this check without an outcome
+ * ends it for its reader. Notes inform and hasten; which checks succeed is up to the rounds.
+ *
+ * A rank that refuses its own arguments, or cannot make the call, does as one that gives up at once, and its note
+ * has the reason.
+ *
+ * Notes also tell who is there: a rank that has waited for half its time announces itself, and those in the same
+ * check answer; at the deadline the silent ones are missing.
+ *
+ * What tests/model/check_mpi.pml checks is this protocol. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "hd_engine.h"
+#include "hd_outbox.h"
 
 #define TAG_NOTE 1
-#define LOG 64 /* abandoned checks remembered */
+#define REASON_S 0.5 /* seconds for a note that must be on its way */
+#define FLUSH_S 1.0  /* seconds for one's own notes to be gone */
 
-enum { HERE = 1, GAVE_UP = 2, VOTE = 7 };
+enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, VOTE };
+enum { HERE = 1, GAVE_UP, REFUSED };
 
 typedef struct note {
-    int32_t what;
-    uint32_t check;
+    int32_t what, code; /* code: with what the others' calls end */
+    uint64_t check;
     double after; /* seconds, of GAVE_UP */
+    char text[HD_DESC];
 } note;
 
-/* A contribution that MPI may still read and write. */
-typedef struct vote {
-    uint64_t v[VOTE];
-    MPI_Request req;
-    struct vote *next;
-} vote;
+/* A note that was received, of this check or a later one. */
+typedef struct heard {
+    struct heard *next;
+    int by;
+    note note;
+} heard;
 
-/* Notes on their way. */
-typedef struct mail {
-    note text;
-    int n;
-    struct mail *next;
-    MPI_Request req[];
-} mail;
+/* What MPI may still read and write of one check. */
+typedef struct ballot {
+    struct ballot *next;
+    uint64_t vote[VOTE];
+    uint64_t seen;      /* the first round end: by all, after the second */
+    int said;           /* what it says in the second round is with MPI */
+    MPI_Request req[2]; /* of the rounds */
+} ballot;
 
 typedef struct hd_post {
     MPI_Comm mpi;
-    int64_t unread;       /* notes sent, less those received */
-    vote *vote, *left;    /* the one in use; those given up */
-    mail *sent;
-    uint32_t log[LOG];    /* checks somebody gave up on */
-    int by[LOG];
-    double after[LOG];
-    unsigned nlog;
-    unsigned char *here;  /* who announced itself in check `now` */
-    uint32_t now;
+    int64_t unread;        /* notes sent, less those received */
+    uint64_t now;          /* the check this rank is in */
+    ballot *ballot, *left; /* the one in use; those left behind */
+    hd_outbox sent;
+    heard *heard;
+    int *others;           /* the ranks but this one */
     int announced;
 } hd_post;
+
+static ballot *new_ballot(void)
+{
+    ballot *b = calloc(1, sizeof *b);
+    if (b)
+        b->req[0] = b->req[1] = MPI_REQUEST_NULL;
+    return b;
+}
 
 int hd_post_open(hd_comm *c)
 {
     hd_post *p = calloc(1, sizeof *p);
     if (p) {
-        p->here = calloc((size_t)c->size, 1);
-        p->vote = calloc(1, sizeof *p->vote);
+        p->ballot = new_ballot();
+        p->others = malloc((size_t)c->size * sizeof *p->others);
     }
-    if (!p || !p->here || !p->vote)
+    if (!p || !p->ballot || !p->others)
         return HD_ERR_MEMORY;
+    for (int i = 1; i < c->size; i++)
+        p->others[i - 1] = (c->rank + i) % c->size; /* not all to the same one first */
     c->post = p;
     if (MPI_Comm_dup(c->mpi, &p->mpi))
         return HD_ERR_BACKEND;
-    MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN);
-    return HD_OK;
+    return MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN) ? HD_ERR_BACKEND : HD_OK;
 }
 
-/* Frees what has arrived meanwhile. */
-static void tidy(hd_post *p)
+/* ---- notes ---- */
+
+/* Frees what MPI is done with; under hd_mpi_lock. 1: nothing is left. */
+static int tidy(hd_post *p)
 {
-    for (vote **v = &p->left; *v;) {
-        vote *x = *v;
+    for (ballot **at = &p->left; *at;) {
+        ballot *b = *at;
         int done = 0;
-        MPI_Test(&x->req, &done, MPI_STATUS_IGNORE);
-        if (done) {
-            *v = x->next;
-            free(x);
+        if (!MPI_Testall(2, b->req, &done, MPI_STATUSES_IGNORE) && done) {
+            *at = b->next;
+            free(b);
         } else {
-            v = &x->next;
+            at = &b->next;
         }
     }
-    for (mail **m = &p->sent; *m;) {
-        mail *x = *m;
-        int done = 0;
-        MPI_Testall(x->n, x->req, &done, MPI_STATUSES_IGNORE);
-        if (done) {
-            *m = x->next;
-            free(x);
-        } else {
-            m = &x->next;
-        }
-    }
+    return hd_outbox_tidy(&p->sent) && !p->left;
 }
 
-static void send_note(hd_comm *c, int what, uint32_t check, double after)
+static void send_note(hd_comm *c, int what, int code, double after, const char *text)
 {
     hd_post *p = c->post;
-    mail *m = malloc(sizeof *m + (size_t)c->size * sizeof(MPI_Request));
-    if (!m)
-        return; /* the others will time out by themselves */
-    m->text = (note){what, check, after};
-    m->n = 0;
+    note n = {.what = what, .code = code, .check = p->now, .after = after};
+    hd_text t;
+    int rc; /* the others time out by themselves */
+    hd_text_init(&t, n.text, sizeof n.text);
+    hd_say(&t, "%s", text);
     hd_mpi_lock(c->session);
-    for (int i = 1; i < c->size; i++)
-        if (!MPI_Isend(&m->text, (int)sizeof m->text, MPI_BYTE, (c->rank + i) % c->size, TAG_NOTE, p->mpi,
-                       &m->req[m->n]))
-            m->n++;
-    p->unread += m->n;
-    m->next = p->sent;
-    p->sent = m;
-    tidy(p);
+    p->unread += hd_outbox_send(&p->sent, p->mpi, &n, offsetof(note, text) + t.used + 1, p->others, c->size - 1,
+                                TAG_NOTE, &rc);
     hd_mpi_unlock(c->session);
+}
+
+/* Until MPI has taken what this rank said: outside hpcdist it may be long before it can. */
+static void flush(hd_comm *c)
+{
+    const int64_t until = hd_until(FLUSH_S);
+    for (;;) {
+        const struct timespec nap = {0, 50000};
+        int gone;
+        hd_mpi_lock(c->session);
+        gone = hd_outbox_tidy(&c->post->sent);
+        hd_mpi_unlock(c->session);
+        if (gone || hd_now() > until)
+            return;
+        nanosleep(&nap, NULL);
+    }
+}
+
+/* Takes in one note; under hd_mpi_lock. 0: there is none. */
+static int read_note(hd_post *p)
+{
+    heard *h;
+    MPI_Message message;
+    MPI_Status st;
+    int there = 0;
+    if (MPI_Improbe(MPI_ANY_SOURCE, TAG_NOTE, p->mpi, &there, &message, &st) || !there)
+        return 0;
+    h = calloc(1, sizeof *h);
+    if (!h || MPI_Mrecv(&h->note, (int)sizeof h->note, MPI_BYTE, &message, MPI_STATUS_IGNORE)) {
+        free(h);
+        return 0;
+    }
+    p->unread--;
+    h->note.text[HD_DESC - 1] = 0;
+    h->by = st.MPI_SOURCE;
+    if (h->note.check < p->now) {
+        free(h);
+    } else {
+        h->next = p->heard;
+        p->heard = h;
+    }
+    return 1;
 }
 
 static void read_notes(hd_comm *c)
 {
-    hd_post *p = c->post;
-    MPI_Status st;
-    int flag = 1;
     hd_mpi_lock(c->session);
-    while (!MPI_Iprobe(MPI_ANY_SOURCE, TAG_NOTE, p->mpi, &flag, &st) && flag) {
-        note in;
-        if (MPI_Recv(&in, (int)sizeof in, MPI_BYTE, st.MPI_SOURCE, TAG_NOTE, p->mpi, MPI_STATUS_IGNORE))
-            break;
-        p->unread--;
-        if (in.what == GAVE_UP) {
-            p->log[p->nlog % LOG] = in.check;
-            p->by[p->nlog % LOG] = st.MPI_SOURCE;
-            p->after[p->nlog++ % LOG] = in.after;
-        } else if (in.check == p->now) {
-            p->here[st.MPI_SOURCE] = 1;
-        }
-    }
+    while (read_note(c->post))
+        ;
     hd_mpi_unlock(c->session);
 }
 
-static int given_up(const hd_post *p, uint32_t n)
+/* Drops the notes of checks before the present one; of all, with 0. */
+static void forget_notes(hd_post *p, uint64_t before)
 {
-    for (unsigned i = 0; i < LOG && i < p->nlog; i++)
-        if (p->log[i] == n)
-            return 1;
-    return 0;
-}
-
-/* Has somebody given up on check n? Fails the job if so. */
-static int abandoned(hd_comm *c, hd_job *j, uint32_t n)
-{
-    const hd_post *p = c->post;
-    for (unsigned i = 0; i < LOG && i < p->nlog; i++) {
-        char buffer[HD_TEXT];
-        hd_text t;
-        if (p->log[i] != n)
-            continue;
-        if (hd_fail_if_gone(c, j))
-            return 1;
-        hd_note_site(j);
-        hd_text_init(&t, buffer, sizeof buffer);
-        hd_say(&t, "rank %d gave up after %.3g s in ", p->by[i], p->after[i]);
-        hd_say_call(&t, c, j);
-        hd_say(&t, " because not all ranks had joined. Nothing was transferred; the group can still be used.");
-        hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-        return 1;
+    for (heard **at = &p->heard; *at;) {
+        heard *h = *at;
+        if (!before || h->note.check < before) {
+            *at = h->next;
+            free(h);
+        } else {
+            at = &h->next;
+        }
     }
+}
+
+static int is_here(const hd_post *p, int rank)
+{
+    for (const heard *h = p->heard; h; h = h->next)
+        if (h->by == rank && h->note.check == p->now && h->note.what == HERE)
+            return 1;
     return 0;
 }
 
-/* The request stays with MPI; a fresh vote serves the next check. */
-static void leave_behind(hd_comm *c, uint32_t n, double after)
+/* A note that tells that the present check is abandoned, the one with the best reason. Its sender gave it up or
+ * refused; or it is in a later check, to which it cannot have come through an outcome of this one as long as this rank
+ * has not said yes. */
+static const heard *who_left(const hd_post *p)
+{
+    const heard *best = NULL;
+    int most = p->ballot->said && p->ballot->seen ? 0 : -1;
+    for (const heard *h = p->heard; h; h = h->next) {
+        const int worth = h->note.check > p->now ? 0 : h->note.what == REFUSED ? 2 : h->note.what == GAVE_UP ? 1 : -1;
+        if (worth > most || (worth == most && best && h->by < best->by)) {
+            most = worth;
+            best = h;
+        }
+    }
+    return best;
+}
+
+/* ---- leaving a check without an outcome ---- */
+
+/* Says no in the second round, unless this rank has spoken there, and leaves the requests to MPI. */
+static void leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
-    vote *fresh = calloc(1, sizeof *fresh);
-    if (p->vote->req != MPI_REQUEST_NULL && fresh) {
-        p->vote->next = p->left;
-        p->left = p->vote;
-        p->vote = fresh;
-    } else {
-        free(fresh);
-    }
-    send_note(c, GAVE_UP, n, after);
+    ballot *b = p->ballot, *fresh = new_ballot();
+    hd_mpi_lock(c->session);
+    if (!b->said)
+        MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, p->mpi, &b->req[1]);
+    b->said = 1;
+    b->next = p->left;
+    p->left = b;
+    p->ballot = fresh; /* without memory the next check tries again */
+    tidy(p);
+    hd_mpi_unlock(c->session);
 }
 
-static int time_out(hd_comm *c, hd_job *j, uint32_t n, const hd_waiter *w)
+static void give_up(hd_comm *c, hd_job *j, double after)
 {
+    char here[HD_DESC];
+    leave_behind(c);
+    hd_describe_here(here, j);
+    send_note(c, GAVE_UP, HD_ERR_TIMEOUT, after, here);
+    flush(c);
+}
+
+static int refuse(hd_comm *c, const hd_job *j)
+{
+    leave_behind(c);
+    send_note(c, REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
+    flush(c);
+    return HD_OK;
+}
+
+/* Another rank has abandoned the check: says which, as far as that is known, and leaves. */
+static int follow(hd_comm *c, hd_job *j)
+{
+    hd_post *p = c->post;
+    const int64_t until = hd_until(REASON_S);
+    const heard *h;
     char buffer[HD_TEXT];
+    int code = HD_ERR_TIMEOUT;
+    hd_text t;
+
+    while (!(h = who_left(p)) && hd_now() < until) {
+        const struct timespec nap = {0, 50000};
+        nanosleep(&nap, NULL);
+        read_notes(c);
+    }
+    leave_behind(c);
+    if (!(h && h->note.what == REFUSED && h->note.check == p->now) && hd_fail_if_gone(c, j))
+        return j->code; /* somebody gave up because a member has gone: say that */
+    hd_note_site(j);
+    hd_text_init(&t, buffer, sizeof buffer);
+    if (h && h->note.check == p->now && h->note.what == REFUSED) {
+        code = h->note.code;
+        hd_say(&t, code == HD_ERR_MISMATCH ? "rank %d refused its arguments: %s; this rank called "
+                                           : "rank %d could not take part: %s; this rank called ", h->by, h->note.text);
+        hd_say_call(&t, c, j);
+        hd_say(&t, ". ");
+    } else {
+        if (h && h->note.check == p->now)
+            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->by, h->note.after, h->note.text);
+        else
+            hd_say(&t, "another rank gave up waiting in ");
+        hd_say_call(&t, c, j);
+        hd_say(&t, ": not all ranks had joined in time. ");
+    }
+    hd_say(&t, "Nothing was transferred; the group can still be used.");
+    hd_fail(j, code, "%s", buffer);
+    return j->code;
+}
+
+static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
+{
     const hd_post *p = c->post;
+    const double after = hd_waiter_elapsed(w);
+    char buffer[HD_TEXT];
     int missing = 0;
     hd_text t;
 
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in ", hd_waiter_elapsed(w));
+    hd_say(&t, "timeout after %.3g s in ", after);
     hd_say_call(&t, c, j);
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !p->here[r])
+        if (r != c->rank && !is_here(p, r))
             hd_say(&t, "%s%d", missing++ ? ", " : ": rank ", r);
     hd_say(&t, "%s not joined.", missing > 1 ? " have" : missing ? " has" : ": some rank has");
     for (int r = 0; r < c->size && t.used < 1200; r++)
         if (r != c->rank) {
             hd_say(&t, "\n  rank %d: ", r);
-            if (p->here[r])
+            if (is_here(p, r))
                 hd_say(&t, "waits in the same call");
             else
                 hd_session_report(c->session, c->node_slot[r], &t);
         }
     hd_say(&t, "\nNothing was transferred; the group can still be used.");
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-    leave_behind(c, n, hd_waiter_elapsed(w));
+    give_up(c, j, after);
     return j->code;
 }
 
-/* Polls req under the job's deadline. n: the check, or 0 where all are known to be inside. */
-static int wait_for(hd_comm *c, hd_job *j, MPI_Request *req, uint32_t n)
+/* ---- the rounds ---- */
+
+/* 1: it has; 0: not yet; -1: MPI failed, and the job with it. */
+static int ended(hd_comm *c, hd_job *j, MPI_Request *req)
 {
-    hd_post *p = c->post;
-    hd_waiter w;
-    const int spin = hd_session_spin(c->session, !j->inline_);
-    hd_waiter_init(&w, spin, j->timeout);
-    w.naps = !spin && !j->inline_; /* a lane beside a thread that computes */
-    for (;;) {
-        int done = 0, ev, rc;
-        hd_mpi_lock(c->session);
-        rc = MPI_Test(req, &done, MPI_STATUS_IGNORE);
-        hd_mpi_unlock(c->session);
-        if (hd_mpi_failed(j, rc, "MPI_Test"))
-            return j->code;
-        if (done)
-            return HD_OK;
-        ev = hd_waiter_step(&w);
-        if ((ev & HD_WAIT_HOOK) && n) {
-            int late = hd_waiter_elapsed(&w) > 0.5 * j->timeout, called = 0;
-            hd_session_note(c->session, j);
-            if (j->inline_ && j->code != HD_ERR_INTERRUPT && hd_py.slow && hd_py.slow(j)) {
-                j->code = HD_ERR_INTERRUPT;
-                leave_behind(c, n, hd_waiter_elapsed(&w));
-                return j->code;
-            }
-            read_notes(c);
-            if (abandoned(c, j, n)) {
-                leave_behind(c, n, hd_waiter_elapsed(&w));
-                return j->code;
-            }
-            for (int r = 0; r < c->size; r++) {
-                const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
-                called |= p->here[r];
-                if (how && !p->here[r]) {
-                    hd_fail_gone(c, j, r, how);
-                    leave_behind(c, n, hd_waiter_elapsed(&w));
-                    return j->code;
-                }
-            }
-            if (!p->announced && !j->closing && (late || called)) {
-                p->announced = 1;
-                send_note(c, HERE, n, 0);
-            }
-        }
-        if (ev & HD_WAIT_EXPIRED) {
-            /* Once more: the last look may lie a nap back. */
-            hd_mpi_lock(c->session);
-            rc = MPI_Test(req, &done, MPI_STATUS_IGNORE);
-            hd_mpi_unlock(c->session);
-            if (!rc && done)
-                return HD_OK;
-            read_notes(c);
-            return n ? time_out(c, j, n, &w) : (hd_fail(j, HD_ERR_MISMATCH, "the ranks of group '%s' disagree about "
-                                                        "collective #%u", c->name, j->seq), j->code);
-        }
-    }
+    int done = 0, rc;
+    hd_mpi_lock(c->session);
+    rc = MPI_Test(req, &done, MPI_STATUS_IGNORE);
+    hd_mpi_unlock(c->session);
+    return hd_mpi_failed(j, rc, "MPI_Test") ? -1 : done;
 }
 
-int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
+/* Whether a signal handler has raised in this call. */
+static int interrupted(hd_job *j)
 {
-    /* A maximum over (x, ~x) tells whether all x are the same. */
-    const uint64_t count = (uint64_t)hd_agreed(j);
-    const uint32_t n = ++c->check_seq;
+    return j->inline_ && j->code != HD_ERR_INTERRUPT && hd_py.slow && hd_py.slow(j);
+}
+
+static void begin_wait(const hd_comm *c, hd_job *j, hd_waiter *w)
+{
+    const int spin = hd_session_spin(c->session, !j->inline_);
+    hd_job_waiter(w, spin, j);
+    w->naps = !spin && !j->inline_; /* a lane beside a thread that computes */
+}
+
+/* Every 50 ms in the first round. 1: this rank has left. */
+static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
+{
     hd_post *p = c->post;
-    vote *v = p->vote;
-    char *texts, *mine;
+    const double after = hd_waiter_elapsed(w);
+    int called = 0;
+
+    hd_session_note(c->session, j);
+    if (interrupted(j)) {
+        j->code = HD_ERR_INTERRUPT;
+        give_up(c, j, after);
+        return 1;
+    }
+    read_notes(c);
+    if (who_left(p))
+        return follow(c, j) != HD_OK;
+    for (int r = 0; r < c->size; r++) {
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]), here = is_here(p, r);
+        called |= here;
+        if (how && !here) {
+            hd_fail_gone(c, j, r, how);
+            give_up(c, j, after);
+            return 1;
+        }
+    }
+    if (!p->announced && !j->closing && (called || after > 0.5 * j->timeout)) {
+        p->announced = 1;
+        send_note(c, HERE, 0, 0, "");
+    }
+    return 0;
+}
+
+/* HD_OK when all ranks have come; else the check is abandoned. */
+static int first_round(hd_comm *c, hd_job *j)
+{
+    MPI_Request *req = &c->post->ballot->req[0];
+    hd_waiter w;
+    int end;
+
+    begin_wait(c, j, &w);
+    while (!(end = ended(c, j, req))) {
+        const int ev = hd_waiter_step(&w);
+        if ((ev & HD_WAIT_HOOK) && look_around(c, j, &w))
+            return j->code;
+        if (!(ev & HD_WAIT_EXPIRED))
+            continue;
+        if ((end = ended(c, j, req))) /* once more: the last look may lie a nap back */
+            break;
+        read_notes(c);
+        return who_left(c->post) ? follow(c, j) : time_out(c, j, &w);
+    }
+    return end > 0 ? HD_OK : j->code;
+}
+
+/* Waits for what ends as soon as all have heard of it. c->post->ballot->seen: whether all said yes. */
+static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
+{
+    hd_waiter w;
+    int end;
+    begin_wait(c, j, &w);
+    w.limit = HD_NEVER; /* the watchdog's affair, as with data */
+    while (!(end = ended(c, j, req))) {
+        if (!(hd_waiter_step(&w) & HD_WAIT_HOOK))
+            continue;
+        hd_session_note(c->session, j);
+        if (interrupted(j))
+            j->code = HD_ERR_INTERRUPT; /* after the operation */
+        read_notes(c);
+        if (who_left(c->post))
+            return follow(c, j);
+    }
+    return end > 0 ? HD_OK : j->code;
+}
+
+/* All are here and disagree: each tells the others what it called. */
+static int quote_all(hd_comm *c, hd_job *j)
+{
+    char *texts = calloc((size_t)c->size + 1, HD_DESC), *mine;
     MPI_Request req;
     int rc;
-
-    memset(p->here, 0, (size_t)c->size);
-    p->now = n;
-    p->announced = 0;
-    memcpy(v->v, (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls, ~hd_wall_clock()}, sizeof v->v);
-    hd_mpi_lock(c->session);
-    rc = MPI_Iallreduce(MPI_IN_PLACE, v->v, VOTE, MPI_UINT64_T, MPI_MAX, p->mpi, &v->req);
-    hd_mpi_unlock(c->session);
-    if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || wait_for(c, j, &v->req, n))
-        return j->code;
-    read_notes(c);
-    if ((double)(hd_wall_clock() - ~v->v[VOTE - 1]) * 1e-9 > 0.5 * j->timeout)
-        for (const int64_t until = hd_now() + 20000000; hd_now() < until && !given_up(p, n);)
-            read_notes(c);
-    if (abandoned(c, j, n))
-        return j->code;
-    if (v->v[0] == ~v->v[1] && (j->pairwise || v->v[2] == ~v->v[3])) {
-        j->uneven = j->pairwise && (v->v[4] || v->v[2] != ~v->v[3]);
-        j->polls = v->v[5] != 0;
-        return HD_OK;
-    }
-    texts = calloc((size_t)c->size + 1, HD_DESC);
     if (!texts) {
         hd_fail(j, HD_ERR_MEMORY, "no memory to describe a mismatch");
         return j->code;
@@ -310,14 +432,74 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     mine = texts + (size_t)c->size * HD_DESC;
     hd_describe_here(mine, j);
     hd_mpi_lock(c->session);
-    rc = MPI_Iallgather(mine, HD_DESC, MPI_CHAR, texts, HD_DESC, MPI_CHAR, p->mpi, &req);
+    rc = MPI_Iallgather(mine, HD_DESC, MPI_CHAR, texts, HD_DESC, MPI_CHAR, c->post->mpi, &req);
     hd_mpi_unlock(c->session);
-    if (!hd_mpi_failed(j, rc, "MPI_Iallgather") && !wait_for(c, j, &req, 0)) {
+    if (!hd_mpi_failed(j, rc, "MPI_Iallgather") && !second_round(c, j, &req)) {
         hd_fail_mismatch(c, j, texts, HD_DESC);
         free(texts);
     } /* else MPI may still write there */
     return j->code;
 }
+
+static int begin_round(hd_comm *c, hd_job *j, uint64_t *what, int n, MPI_Op op, MPI_Request *req)
+{
+    int rc;
+    hd_mpi_lock(c->session);
+    rc = MPI_Iallreduce(MPI_IN_PLACE, what, n, MPI_UINT64_T, op, c->post->mpi, req);
+    hd_mpi_unlock(c->session);
+    return hd_mpi_failed(j, rc, "MPI_Iallreduce");
+}
+
+/* From the first round's end on nobody can give up, so a peer that dies or is stopped is the watchdog's. */
+static int conclude(hd_comm *c, hd_job *j, ballot *b)
+{
+    const uint64_t *v = b->vote;
+    b->seen = b->said = 1;
+    if (begin_round(c, j, &b->seen, 1, MPI_MIN, &b->req[1]) || second_round(c, j, &b->req[1]))
+        return j->code;
+    if (!b->seen)
+        return follow(c, j);
+    if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
+        j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
+        j->polls = v[POLLS] != 0;
+        return HD_OK;
+    }
+    return quote_all(c, j);
+}
+
+int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
+{
+    const uint64_t count = j->refusal ? 0 : (uint64_t)hd_agreed(j);
+    hd_post *p = c->post;
+    ballot *b = p->ballot ? p->ballot : (p->ballot = new_ballot());
+    int code;
+
+    if (!b) {
+        hd_fail(j, HD_ERR_MEMORY, "no memory for the entry check");
+        return j->code;
+    }
+    p->now++;
+    p->announced = 0;
+    forget_notes(p, p->now);
+    b->seen = b->said = 0;
+    /* a maximum over (x, ~x) tells whether all x are the same */
+    memcpy(b->vote, (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls, !!j->refusal},
+           sizeof b->vote);
+    if (begin_round(c, j, b->vote, VOTE, MPI_MAX, &b->req[0]))
+        return j->code;
+    if (j->refusal)
+        return refuse(c, j);
+    if ((code = first_round(c, j)))
+        return code;
+    if (b->vote[REFUSES])
+        return follow(c, j);
+    hd_data_begin(c, j);
+    code = conclude(c, j, b);
+    hd_data_end(c);
+    return code;
+}
+
+/* ---- the end ---- */
 
 int64_t hd_post_unread(hd_comm *c)
 {
@@ -330,18 +512,19 @@ int64_t hd_post_unread(hd_comm *c)
 int hd_post_close(hd_comm *c, int together)
 {
     hd_post *p = c->post;
-    int clean;
+    int clean = 0;
     if (!p)
         return 1;
-    for (int k = 0; k < 1000 && (p->left || p->sent); k++)
-        tidy(p);
-    read_notes(c);
-    clean = !p->left && !p->sent;
+    hd_mpi_lock(c->session);
+    for (int k = 0; k < 1000 && !clean; k++)
+        clean = tidy(p);
+    if (clean && together)
+        MPI_Comm_free(&p->mpi);
+    hd_mpi_unlock(c->session);
     if (clean) {
-        if (together)
-            MPI_Comm_free(&p->mpi);
-        free(p->vote);
-        free(p->here);
+        forget_notes(p, 0);
+        free(p->ballot);
+        free(p->others);
         free(p);
         c->post = NULL;
     }

@@ -74,12 +74,14 @@ struct hd_job {
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout;       /* seconds */
+    int64_t begun;        /* ns, when it was submitted; 0: it runs inline and has not waited yet */
     int inline_;          /* runs on the caller's thread: signals and the Python stack can be looked at */
     int tiny;             /* bytes, when the entry check itself reduces them; else 0 */
     const char *own;      /* ... this rank's */
     uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
     const char *refusal;  /* why this rank cannot make the call: it only tells the others; or NULL */
     int refusal_code;     /* with what their calls end; 0: HD_ERR_MISMATCH, it refused its own arguments */
+    char *cause;          /* malloc'ed: the failure of an earlier operation that it was queued behind; or NULL */
     /* point to point */
     int peer, tag;
     MPI_Request req;
@@ -152,13 +154,18 @@ struct hd_comm {
     int busy;             /* atomic: an inline job runs */
     int stop, started;
     pthread_t thread;
+    char *cause;          /* the first failure in the lane; what was queued behind it fails as well */
+    int cause_code;
+    uint32_t cause_upto;  /* operations that were begun before the program saw it ... */
+    int cause_unseen;     /* ... which it has not yet */
 
     uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
     const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
     uint32_t cur_seq;
+    int64_t cur_until;    /* ns, its end at the latest; 0: cur_timeout from when the watchdog saw it */
     double cur_timeout;   /* the operation's: the group's may be another by now */
     uint64_t wd_phase;    /* watchdog's memory */
-    int64_t wd_since;
+    int64_t wd_since, wd_slept;
 
     hd_comm *next;        /* session's list */
 };
@@ -172,6 +179,11 @@ void hd_job_describe(hd_text *t, const hd_job *j);      /* "all_reduce(float32[4
 int hd_job_state(const hd_job *j);
 void hd_job_finish(hd_job *j);                          /* publishes HD_DONE and wakes waiters */
 void hd_job_unref(hd_job *j);                           /* by the engine, without the GIL */
+/* The clock of a job runs from its submission. */
+void hd_job_waiter(hd_waiter *w, int spin, hd_job *j); /* a wait under the job's deadline */
+double hd_job_elapsed(const hd_job *j);                 /* seconds; 0: it runs inline and has not waited yet */
+/* When its data must have moved: the deadline, or a few seconds from now if all ranks have met just before it. */
+int64_t hd_job_data_until(const hd_job *j, int64_t now);
 /* Waits up to seconds for a queued job: 1 done, 0 not yet. */
 int hd_job_wait(hd_job *j, double seconds);
 
@@ -192,7 +204,8 @@ typedef struct hd_hooks {
 extern hd_hooks hd_py;
 
 /* ---- session ---- */
-int hd_session_open(MPI_Comm comm, hd_session **out, char *text, size_t room);
+/* Of all ranks of a communicator; they have `timeout` seconds to come. */
+int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room);
 void hd_session_ref(hd_session *s);
 void hd_session_unref(hd_session *s);
 uint64_t hd_session_node(const hd_session *s, int *slot); /* identity of this node, and this rank's slot */
@@ -222,6 +235,9 @@ void hd_abort(int code, const char *why);
 void hd_abort_tell(int fd);                          /* where the reason goes besides stderr; -1: nowhere */
 void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
 void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
+void hd_until_read(void);                             /* the launcher has read this process's output */
+void hd_arm_early(void);                              /* the same for a rank that ends before MPI starts */
+int hd_end_job_early(int status);                     /* 1: the launcher was told to; see hd_early.c */
 void hd_exit_watch(void);                             /* ends this process if it waits in its end for a dead one */
 int hd_pmi_answer(int fd);                            /* from now on a thread answers MPI's requests on fd */
 int hd_pmi_active(void);                              /* 1 after that: the job has no launcher */
@@ -288,6 +304,9 @@ int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member 
 
 /* ---- running a job ---- */
 void hd_exec(hd_comm *c, hd_job *j);         /* check + data; fills code and text */
+/* Around what all ranks have met for and cannot be cancelled: the watchdog ends the job if it takes too long. */
+void hd_data_begin(hd_comm *c, const hd_job *j);
+void hd_data_end(hd_comm *c);
 /* What the entry check compares beside the fingerprint: the count, and of pairwise calls also shape and strides. */
 int64_t hd_agreed(const hd_job *j);
 int hd_verify_pairs(hd_comm *c, hd_job *j);  /* uneven counts: what I send is what you expect */
@@ -300,6 +319,7 @@ int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now
 void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
 void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
 int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like; -1: the group is being destroyed */
+void hd_lane_seen(hd_comm *c);               /* the program has seen a failure: what it begins now may run */
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
 extern int hd_lanes_busy;                    /* atomic: threads of lanes that run a job */

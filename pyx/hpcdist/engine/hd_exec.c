@@ -120,6 +120,20 @@ static int tiny(const hd_comm *c, const hd_job *j)
                : 0;
 }
 
+void hd_data_begin(hd_comm *c, const hd_job *j)
+{
+    c->cur_api = j->api;
+    c->cur_seq = j->seq;
+    c->cur_timeout = j->timeout;
+    c->cur_until = j->begun ? hd_job_data_until(j, hd_now()) : 0; /* one that did not wait reads no clock */
+    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+}
+
+void hd_data_end(hd_comm *c)
+{
+    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+}
+
 void hd_exec(hd_comm *c, hd_job *j)
 {
     char scaled[HD_TINY];
@@ -143,13 +157,10 @@ void hd_exec(hd_comm *c, hd_job *j)
     if (j->tiny) {
         hd_scale_after(c, j, j->out[0].ptr, j->out[0].n);
     } else {
-        c->cur_api = j->api;
-        c->cur_seq = j->seq;
-        c->cur_timeout = j->timeout;
-        __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+        hd_data_begin(c, j);
         if (!(c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j)))
             data(c, j);
-        __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+        hd_data_end(c);
     }
     if (c->check >= 2 && c->size > 1 && !c->on_device)
         check_result(c, j);

@@ -93,6 +93,12 @@ static void unlink_segments(void)
         closedir(shm);
 }
 
+void hd_until_read(void)
+{
+    until_read(STDOUT_FILENO);
+    until_read(STDERR_FILENO);
+}
+
 static int witness = -1;
 
 void hd_abort_tell(int fd) { witness = fd; }
@@ -116,8 +122,7 @@ void hd_abort(int code, const char *why)
             dprintf(witness, "%s\n", why);
     }
     fflush(stderr);
-    until_read(STDOUT_FILENO);
-    until_read(STDERR_FILENO);
+    hd_until_read();
     until_read(witness);
     if (code <= 0 || code > 255)
         code = 1;
@@ -131,6 +136,8 @@ void hd_abort(int code, const char *why)
     MPI_Finalized(&down);
     if (up && !down)
         MPI_Abort(MPI_COMM_WORLD, code);
+    else if (!up)
+        hd_end_job_early(code);
     _exit(code);
 }
 

@@ -10,6 +10,7 @@
 
 #include "hd_engine.h"
 
+#define DATA_LEAST 5.0 /* seconds for the data, or the timeout if that is shorter */
 #define DDP "DistributedDataParallel" /* how the names of its operations begin */
 
 hd_hooks hd_py;
@@ -41,9 +42,11 @@ void hd_job_clear(hd_job *j)
     if (j->out != &j->out1)
         free(j->out);
     free(j->text);
+    free(j->cause);
     j->in = &j->in1;
     j->out = &j->out1;
     j->text = NULL;
+    j->cause = NULL;
 }
 
 void hd_fail(hd_job *j, int code, const char *fmt, ...)
@@ -129,6 +132,24 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checksum);
 }
 
+void hd_job_waiter(hd_waiter *w, int spin, hd_job *j)
+{
+    hd_waiter_init(w, spin, j->timeout);
+    w->clock = &j->begun;
+}
+
+double hd_job_elapsed(const hd_job *j)
+{
+    return j->begun ? (double)(hd_now() - j->begun) * 1e-9 : 0.0;
+}
+
+int64_t hd_job_data_until(const hd_job *j, int64_t now)
+{
+    const int64_t limit = hd_ns(j->timeout), least = hd_ns(DATA_LEAST);
+    const int64_t until = hd_later(j->begun ? j->begun : now, limit), soon = hd_later(now, limit < least ? limit : least);
+    return until > soon ? until : soon;
+}
+
 int hd_job_state(const hd_job *j)
 {
     return __atomic_load_n(&j->state, __ATOMIC_ACQUIRE);
@@ -157,7 +178,7 @@ int hd_job_wait(hd_job *j, double seconds)
 {
     hd_comm *c = j->comm;
     struct timespec until;
-    int64_t ns;
+    int64_t end;
     int spins;
 
     if (hd_job_state(j) == HD_DONE) /* the group may have been destroyed since, and has no session then */
@@ -169,10 +190,8 @@ int hd_job_wait(hd_job *j, double seconds)
             return 1;
         hd_pause();
     }
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    ns = until.tv_nsec + (int64_t)(seconds * 1e9);
-    until.tv_sec += ns / 1000000000;
-    until.tv_nsec = ns % 1000000000;
+    end = hd_until(seconds);
+    until = (struct timespec){end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&c->mu);
     while (hd_job_state(j) != HD_DONE)
         if (pthread_cond_timedwait(&c->done_cv, &c->mu, &until) == ETIMEDOUT)

@@ -5,6 +5,9 @@
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -64,6 +67,65 @@ static void ask_for_short_slices(void)
     }
 }
 
+/* ---- what is queued behind a failure ----
+ *
+ * Operations in flight may build on each other: a second all_reduce of the tensor that a first one has left as it
+ * was would end well, with a wrong number. And each would wait for the peer that did not come to the first. So when
+ * one ends by a timeout or for want of a peer, those behind it do, at once, until the program has seen the failure.
+ * In the entry check such an operation tells the others its reason, and waits for nobody: all ranks stay in step.
+ * (After a mismatch they are in step anyway, and all of them have come.) */
+
+static int begun_before_seen(const hd_comm *c, const hd_job *j)
+{
+    return c->cause && (c->cause_unseen || (int32_t)(j->seq - c->cause_upto) <= 0);
+}
+
+/* With c->mu held. */
+static void pass_on_cause(hd_comm *c, hd_job *j)
+{
+    if (!begun_before_seen(c, j) || j->refusal)
+        return;
+    j->cause = malloc(HD_TEXT);
+    j->refusal = "it was queued behind an operation that failed";
+    j->refusal_code = c->cause_code;
+    if (!j->cause)
+        return;
+    snprintf(j->cause, HD_TEXT, "%s #%u of group '%s' (this is rank %d of %d) was queued behind %s", j->api, j->seq,
+             c->name, c->rank, c->size, c->cause);
+    j->refusal = j->cause;
+}
+
+/* With c->mu held. The one that failed first, before the program saw any, is the cause. */
+static void keep_cause(hd_comm *c, const hd_job *j)
+{
+    if ((j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_FAILED) || !c->check || begun_before_seen(c, j))
+        return;
+    if (!c->cause && !(c->cause = malloc(HD_TEXT)))
+        return;
+    snprintf(c->cause, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq, j->text ? j->text : "no memory to say why");
+    c->cause_code = j->code;
+    c->cause_unseen = 1;
+}
+
+/* With c->mu held, when nothing is left in the lane that was begun before the failure was seen. */
+static void forget_cause(hd_comm *c)
+{
+    free(c->cause);
+    c->cause = NULL;
+}
+
+void hd_lane_seen(hd_comm *c)
+{
+    pthread_mutex_lock(&c->mu);
+    if (c->cause && c->cause_unseen) {
+        c->cause_unseen = 0;
+        c->cause_upto = c->seq;
+        if (!__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST))
+            forget_cause(c);
+    }
+    pthread_mutex_unlock(&c->mu);
+}
+
 static void *lane_main(void *arg)
 {
     hd_comm *c = arg;
@@ -82,11 +144,19 @@ static void *lane_main(void *arg)
             c->tail = NULL;
         j->next = NULL;
         __atomic_store_n(&j->state, HD_RUNNING, __ATOMIC_RELEASE);
+        pass_on_cause(c, j);
         pthread_mutex_unlock(&c->mu);
 
         __atomic_add_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         hd_exec(c, j);
         __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
+        if (j->cause)
+            hd_fail(j, j->refusal_code, "%s", j->cause);
+        pthread_mutex_lock(&c->mu);
+        keep_cause(c, j);
+        if (c->cause && !c->cause_unseen && !c->head)
+            forget_cause(c);
+        pthread_mutex_unlock(&c->mu);
         __atomic_sub_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);
         hd_job_unref(j);
@@ -126,7 +196,7 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
 
 int hd_lane_drain(hd_comm *c, double seconds)
 {
-    const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
+    const int64_t until = hd_until(seconds);
     while (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) || __atomic_load_n(&c->busy, __ATOMIC_SEQ_CST)) {
         struct timespec nap = {0, 200000};
         if (hd_now() > until)

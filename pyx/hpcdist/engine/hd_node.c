@@ -130,9 +130,12 @@ int64_t hd_node_bytes(const hd_comm *c) { return c->node ? (int64_t)c->node->byt
 
 /* ---- waiting ---- */
 
-static int64_t deadline(const hd_job *j)
+static int64_t deadline(hd_job *j)
 {
-    return j->timeout < 0 || j->timeout > 1e9 ? INT64_MAX : hd_now() + (int64_t)(j->timeout * 1e9);
+    const int64_t now = hd_now();
+    if (!j->begun)
+        j->begun = now;
+    return hd_job_data_until(j, now);
 }
 
 static uint64_t said_out(const line *of) { return __atomic_load_n(&of->out, __ATOMIC_ACQUIRE) & ((1ull << VETO) - 1); }
@@ -234,7 +237,7 @@ static int give_up(const run *r, int out, uint64_t n, double after)
 }
 
 /* Every 50 ms: signals, and whether the rank that is waited for has gone. */
-static int look_around(run *r, int rank, int out, uint64_t n, const hd_waiter *w)
+static int look_around(run *r, int rank, int out, uint64_t n)
 {
     hd_comm *c = r->c;
     hd_job *j = r->j;
@@ -244,7 +247,7 @@ static int look_around(run *r, int rank, int out, uint64_t n, const hd_waiter *w
         j->code = HD_ERR_INTERRUPT; /* raised when all are through, or nothing comes any more */
     how = hd_session_gone(c->session, c->node_slot[rank]);
     if (how && behind(r->node->at, rank, out, n)) { /* read in this order */
-        const int by = break_off(r, out, hd_waiter_elapsed(w));
+        const int by = break_off(r, out, hd_job_elapsed(j));
         if (by)
             return by == c->rank + 1 ? hd_fail_gone(c, j, rank, how) : fail_broken(r, by);
     }
@@ -265,10 +268,10 @@ static int wait_slowly(run *r, int rank, int out, uint64_t n)
         if ((by = broken(r->node)))
             return fail_broken(r, by);
         hd_session_progress(r->c->session);
-        if ((ev & HD_WAIT_HOOK) && (code = look_around(r, rank, out, n, &w)))
+        if ((ev & HD_WAIT_HOOK) && (code = look_around(r, rank, out, n)))
             return code;
         if (hd_now() > r->until || (r->j->code == HD_ERR_INTERRUPT && hd_waiter_elapsed(&w) > PATIENCE))
-            return give_up(r, out, n, hd_waiter_elapsed(&w));
+            return give_up(r, out, n, hd_job_elapsed(r->j));
     }
     return HD_OK;
 }

@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "hd_meet.h"
 #include "hd_session.h"
 
 #ifndef SYS_pidfd_open
@@ -175,15 +176,18 @@ static void fill_page(hd_session *s, MPI_Comm node)
     hd_exit_follow(s);
 }
 
-int hd_session_open(MPI_Comm comm, hd_session **out, char *text, size_t room)
+int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room)
 {
     hd_session *s = calloc(1, sizeof *s);
     MPI_Comm node = MPI_COMM_NULL;
     int rc, level = MPI_THREAD_SINGLE;
+    char said[256];
+    hd_text t;
 
     *out = NULL;
+    hd_text_init(&t, text, room);
     if (!s) {
-        snprintf(text, room, "no memory for a session");
+        hd_say(&t, "no memory for a session");
         return HD_ERR_MEMORY;
     }
     s->refs = 1;
@@ -191,14 +195,20 @@ int hd_session_open(MPI_Comm comm, hd_session **out, char *text, size_t room)
     pthread_mutex_init(&s->mpi_mu, NULL);
     MPI_Query_thread(&level);
     s->serialized = level < MPI_THREAD_MULTIPLE;
-    if ((rc = MPI_Comm_dup(comm, &s->ctl)) == MPI_SUCCESS) {
-        MPI_Comm_set_errhandler(s->ctl, MPI_ERRORS_RETURN);
-        MPI_Comm_rank(s->ctl, &s->rank);
-        MPI_Comm_size(s->ctl, &s->size);
-        rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, &node);
+    if ((rc = hd_meet(from, hd_until(timeout), &s->ctl, said, sizeof said))) {
+        if (rc == HD_ERR_TIMEOUT)
+            hd_say(&t, "timeout after %.3g s in init_process_group: ", timeout);
+        else
+            hd_say(&t, "init_process_group: ");
+        hd_say(&t, "%s. All ranks must call it; it may be called again.", said);
+        free(s);
+        return rc;
     }
+    MPI_Comm_rank(s->ctl, &s->rank);
+    MPI_Comm_size(s->ctl, &s->size);
+    rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, &node);
     if (rc != MPI_SUCCESS) {
-        snprintf(text, room, "MPI could not duplicate the communicator (error %d)", rc);
+        hd_say(&t, "MPI_Comm_split_type failed (error %d)", rc);
         free(s);
         return HD_ERR_BACKEND;
     }

@@ -14,6 +14,8 @@
 #include "hd_session.h"
 
 #define TICK_MS 100
+#define GRACE 500000000   /* ns after the deadline: waits that can end by themselves go first */
+#define STOPPED 1000000000 /* ns: this thread did not run for so long, the process was stopped */
 
 static void say_prefix(hd_text *t, const hd_session *s)
 {
@@ -60,7 +62,8 @@ static void mourn(hd_session *s, int slot)
     hd_abort(71, buffer); /* EX_OSERR */
 }
 
-static void look_at_comms(hd_session *s, int64_t now)
+/* slept: ns for which this process was stopped before this look. */
+static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
 {
     pthread_mutex_lock(&s->mu);
     for (hd_comm *c = s->comms; c; c = c->next) {
@@ -68,9 +71,12 @@ static void look_at_comms(hd_session *s, int64_t now)
         if (phase != c->wd_phase) {
             c->wd_phase = phase;
             c->wd_since = now;
-        } else if ((phase & 1) && c->cur_timeout > 0 &&
-                   (double)(now - c->wd_since) * 1e-9 > c->cur_timeout + 0.5) {
-            stuck(s, c, (double)(now - c->wd_since) * 1e-9);
+            c->wd_slept = 0;
+        } else if (phase & 1) {
+            int64_t until = c->cur_until ? c->cur_until : hd_later(c->wd_since, hd_ns(c->cur_timeout));
+            c->wd_slept += slept; /* a stop of the whole job is no fault of its ranks */
+            if (now > hd_later(until, GRACE + c->wd_slept))
+                stuck(s, c, (double)(now - c->wd_since) * 1e-9);
         }
     }
     pthread_mutex_unlock(&s->mu);
@@ -90,10 +96,11 @@ static void *watchdog_main(void *arg)
     hd_session *s = arg;
     const int n = s->page ? s->node_n : 0;
     struct pollfd *fds = calloc((size_t)n + 1, sizeof *fds);
+    int64_t last = 0; /* ns, when it looked */
 
     prctl(PR_SET_NAME, "hpcdist-watch");
     for (;;) {
-        int64_t now;
+        int64_t now, slept;
         if (fds) {
             fds[n] = (struct pollfd){s->wake[0], POLLIN, 0};
             for (int i = 0; i < n; i++)
@@ -106,6 +113,8 @@ static void *watchdog_main(void *arg)
         if (__atomic_load_n(&s->stop, __ATOMIC_ACQUIRE))
             break;
         now = hd_now();
+        slept = last && now - last > STOPPED ? now - last : 0;
+        last = now;
         if (s->page) {
             entry *me = &s->page[s->slot];
             uint64_t phase = __atomic_load_n(&me->phase, __ATOMIC_ACQUIRE);
@@ -127,7 +136,7 @@ static void *watchdog_main(void *arg)
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 mourn(s, i);
         }
-        look_at_comms(s, now);
+        look_at_comms(s, now, slept);
     }
     free(fds);
     return NULL;

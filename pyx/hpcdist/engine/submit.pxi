@@ -179,6 +179,7 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
     comm.c.seq += 1
     j.seq = comm.c.seq
     note_line(j)
+    j.begun = hd_now()
     move(job, j)
     work = adopt(comm, job, keep, outputs)
     rc = hd_lane_submit(comm.c, job)

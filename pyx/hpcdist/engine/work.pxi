@@ -125,6 +125,8 @@ cdef class Work:
         if self.j == NULL or self.j.code == HD_OK:
             return None
         self.j.seen = 1
+        if self.j.kind < HD_SEND and not self.j.comm.freed:
+            hd_lane_seen(self.j.comm)
         return error_of(self.j.code, self.j.text)
 
     cdef bint done(self):

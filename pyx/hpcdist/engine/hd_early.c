@@ -1,0 +1,97 @@
+/* A rank that ends before MPI has started. The others wait for it in MPI_Init, where nothing can be raised, and
+ * MPICH's launcher ends a job only for ranks that have come to MPI_Init, or that a signal has killed. So who ends
+ * with an error before says so to the launcher, in the words of its protocol (PMI-1): "abort". Open MPI's mpirun and
+ * srun end the job by themselves. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "hd_engine.h"
+
+static pid_t early_pid;
+
+/* The connection to MPICH's launcher, hydra, or -1. MPI_LOCALRANKID: Slurm sets PMI_FD as well, and speaks another
+ * protocol there. */
+static int hydra(void)
+{
+    const char *fd = getenv("PMI_FD");
+    struct stat st;
+    if (!fd || !getenv("PMI_RANK") || !getenv("MPI_LOCALRANKID") || fstat(atoi(fd), &st) || !S_ISSOCK(st.st_mode))
+        return -1;
+    return atoi(fd);
+}
+
+static void read_line(const char *file, pid_t pid, char *to, size_t room)
+{
+    char path[64];
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    to[0] = 0;
+    if ((f = fopen(path, "re"))) {
+        if (!fgets(to, (int)room, f))
+            to[0] = 0;
+        fclose(f);
+    }
+}
+
+/* A program that a rank has started inherits the rank's variables, and is none. Between a rank and the launcher there
+ * may be shells, but no Python. */
+static int is_rank(void)
+{
+    char own[256] = "", line[256], exe[64];
+    pid_t pid = getppid();
+    if (readlink("/proc/self/exe", own, sizeof own - 1) < 0)
+        return 0;
+    for (int k = 0; k < 16 && pid > 1; k++) {
+        char other[256] = "", *at;
+        int parent = 0;
+        read_line("comm", pid, line, sizeof line);
+        if (strncmp(line, "hydra", 5) == 0 || strncmp(line, "mpiexec", 7) == 0)
+            return 1;
+        snprintf(exe, sizeof exe, "/proc/%d/exe", (int)pid);
+        if (readlink(exe, other, sizeof other - 1) > 0 && strcmp(other, own) == 0)
+            return 0;
+        read_line("stat", pid, line, sizeof line);
+        if (!(at = strrchr(line, ')')) || sscanf(at + 1, " %*c %d", &parent) != 1)
+            return 0;
+        pid = (pid_t)parent;
+    }
+    return 0;
+}
+
+int hd_end_job_early(int status)
+{
+    char line[64];
+    const int fd = hydra();
+    int n;
+    if (fd < 0 || !is_rank())
+        return 0;
+    n = snprintf(line, sizeof line, "cmd=abort exitcode=%d\n", status > 0 && status < 256 ? status : 1);
+    return write(fd, line, (size_t)n) == n;
+}
+
+static void at_exit(int status, void *arg)
+{
+    int up = 0;
+    (void)arg;
+    status &= 0xff;
+    MPI_Initialized(&up);
+    if (up || !status || early_pid != getpid() || !is_rank())
+        return;
+    fprintf(stderr, "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: ending the job\n",
+            getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(), status);
+    fflush(stderr);
+    hd_until_read();
+    hd_end_job_early(status);
+}
+
+void hd_arm_early(void)
+{
+    if (early_pid || hydra() < 0)
+        return;
+    early_pid = getpid();
+    on_exit(at_exit, NULL);
+}
