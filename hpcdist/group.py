@@ -12,6 +12,8 @@ path of an operation has no branch for the unusual cases.
 from __future__ import annotations
 
 import logging
+import math
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -203,13 +205,16 @@ def add(pg: ProcessGroup) -> None:
         )
 
 
-def remove(pg: ProcessGroup) -> None:
-    """Take a group out of the registry and free it; a later use raises."""
+def remove(pg: ProcessGroup, end: float = math.inf) -> None:
+    """Take a group out of the registry and free it; a later use raises.
+
+    `end`, of ``time.monotonic``, is when its outstanding operations are waited for at the latest.
+    """
     world.groups.pop(pg, None)
     _log.info("group %r is being destroyed", pg._name)
     # what was made over another before that other
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
-    drain = min(pg._comm.timeout, DRAIN)
+    drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
     pg._backends = {}
     problem: Exception | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.parallel.bounded import bounded
 from hpcdist.parallel.sync import broadcast_tensors
 
 __all__ = ["BufferCommHookLocation", "Buffers"]
@@ -96,7 +97,11 @@ class Buffers:
         if when != location:
             return []
         with torch.no_grad():
-            futures = list(hook(state, self.named()) or ())
+            what = "DistributedDataParallel's buffer hook"
+            futures = [
+                bounded(future, self._group._comm, what)
+                for future in hook(state, self.named()) or ()
+            ]
         if when == "POST_FORWARD":
             return futures
         for future in futures:  # forward is about to use them

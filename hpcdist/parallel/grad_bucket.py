@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from hpcdist.parallel.bounded import bounded
 
 if TYPE_CHECKING:
     from hpcdist.parallel.bucket import Bucket
@@ -28,21 +30,37 @@ class GradBucket:
         Whether it is the last one of this backward pass.
     buffer : torch.Tensor, optional
         Another tensor in place of the bucket's buffer, of the same number of elements.
+    comm : object, optional
+        The communicator whose timeout counts for what the hook returns.
 
     Notes
     -----
     Local. Source: ``torch.distributed.GradBucket``.
     """
 
-    __slots__ = ("_bucket", "_buffer", "_index", "_is_last")
+    __slots__ = ("_bucket", "_buffer", "_comm", "_index", "_is_last")
 
     def __init__(
-        self, bucket: Bucket, index: int, is_last: bool, buffer: torch.Tensor | None = None
+        self,
+        bucket: Bucket,
+        index: int,
+        is_last: bool,
+        buffer: torch.Tensor | None = None,
+        comm: Any = None,
     ) -> None:
         self._bucket = bucket
         self._index = index
         self._is_last = is_last
         self._buffer = bucket.buffer if buffer is None else buffer
+        self._comm = comm
+
+    def _bounded(self, future: Any) -> Any:
+        """What a hook returned for this bucket, to be waited for under the group's timeout."""
+        if self._comm is None:
+            return future
+        return bounded(
+            future, self._comm, f"DistributedDataParallel's hook for bucket {self._index}"
+        )
 
     def index(self) -> int:
         """Place of the bucket among all buckets, from 0.

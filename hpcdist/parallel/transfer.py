@@ -77,13 +77,14 @@ class Transfer:
         if self._hook is None:
             return bucket.reduce(self.comm, self.divisor, self.passes)
         state, hook = self._hook
-        work = hook(state, GradBucket(bucket, index, last))
+        given = GradBucket(bucket, index, last, comm=self.comm)
+        work = hook(state, given)
         if not callable(getattr(work, "wait", None)):
             raise TypeError(
                 f"the communication hook must return a torch.futures.Future of a tensor, not "
                 f"{type(work).__name__}"
             )
-        return work
+        return given._bounded(work)
 
     def run(self, bucket: Any) -> None:
         """Reduce a packed bucket here and now."""

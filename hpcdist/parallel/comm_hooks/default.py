@@ -137,7 +137,7 @@ def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
     def in_half(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
         buffer = dense_buffer(bucket, "the compress wrapper")
         bucket.set_buffer(buffer.to(dtype))
-        inner = hook(state, bucket)
+        inner = bucket._bounded(hook(state, bucket))
 
         def decompress() -> torch.Tensor:
             buffer.copy_(inner.wait())

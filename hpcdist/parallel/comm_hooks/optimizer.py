@@ -265,7 +265,7 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
     """
 
     def hook_and_step(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        future = hook(state, bucket)
+        future = bucket._bounded(hook(state, bucket))
 
         def step() -> torch.Tensor:
             result = future.wait()

@@ -30,7 +30,7 @@ class _Stepper:
             self._waiting, self._sent = [], []
         if self._interleaved:
             self._step_upto(None)
-        self._waiting.append((bucket, self._hook(state, bucket)))
+        self._waiting.append((bucket, bucket._bounded(self._hook(state, bucket))))
         return Driven(lambda: self._finish(bucket))
 
     def _finish(self, bucket: GradBucket) -> torch.Tensor:

@@ -1,0 +1,77 @@
+"""Waiting for futures of the user's, which nobody else gives a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+
+from hpcdist.errors import DistTimeoutError
+
+__all__ = ["Bounded", "bounded"]
+
+# Event.wait takes no more; 50 days.
+_LONGEST = threading.TIMEOUT_MAX / 2
+
+
+class Bounded:
+    """A future that is waited for until a deadline.
+
+    Parameters
+    ----------
+    future : torch.futures.Future
+        It may be completed by anybody, or never.
+    comm : object
+        The communicator whose timeout counts, from now on.
+    what : str
+        What the future is of, for the message.
+    """
+
+    def __init__(self, future: torch.futures.Future[Any], comm: Any, what: str) -> None:
+        self._future = future
+        self._comm = comm
+        self._what = what
+        self._seconds = float(comm.timeout)
+        self._began = time.monotonic()
+
+    def wait(self) -> Any:
+        """Its value.
+
+        Raises
+        ------
+        DistTimeoutError
+            If it is not complete in time.
+        """
+        if not self._future.done():
+            over = threading.Event()
+            self._future.add_done_callback(lambda _: over.set())
+            while not over.wait(self._left()):
+                if self._left() == 0.0:
+                    raise self._timeout()
+        return self._future.wait()
+
+    def _left(self) -> float:
+        if self._seconds < 0:
+            return _LONGEST
+        left = self._began + self._seconds - time.monotonic()
+        return min(max(left, 0.0), _LONGEST)
+
+    def _timeout(self) -> DistTimeoutError:
+        after = time.monotonic() - self._began
+        return DistTimeoutError(
+            f"timeout after {after:.3g} s in {self._what} (group {self._comm.name!r}, this is rank "
+            f"{self._comm.rank} of {self._comm.size}): nobody has completed the future that the "
+            "hook returned"
+        )
+
+
+def bounded(work: Any, comm: Any, what: str) -> Any:
+    """The same to wait for, under the group's timeout if it is a plain future.
+
+    What the engine returns, and what runs in the thread that waits, has deadlines of its own.
+    """
+    if type(work) is torch.futures.Future:
+        return Bounded(work, comm, what)
+    return work
