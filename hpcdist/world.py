@@ -9,7 +9,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import _engine, _nccl_loader, config, launchers, levels, log, start, topology
+from hpcdist import (
+    _engine,
+    _nccl_loader,
+    attendance,
+    config,
+    launchers,
+    levels,
+    log,
+    start,
+    topology,
+)
 from hpcdist import group as _group
 from hpcdist.backends import base, mpi
 from hpcdist.backends.nccl import device
@@ -98,7 +108,9 @@ def init_process_group(
         On all ranks that came, if two are the same rank, or they disagree on the world size or the
         backend.
     DistTimeoutError
-        On all ranks that came, if others do not come within the timeout; it names them.
+        On all ranks that came, if others do not come within the timeout; it names those of this
+        node. Where MPI waits for them while it starts, nothing can be raised, and the job ends with
+        the same words.
 
     Notes
     -----
@@ -144,6 +156,8 @@ def init_process_group(
             server = None
             if meeting is not None and met_size > 1 and alone:
                 server = starting.enter_context(start.manager(meeting, end))
+            else:
+                starting.enter_context(attendance.Watch(max(end - time.monotonic(), 1.0)))
             rank_of_mpi, size_of_mpi = start.start_mpi(server, met_size)
             if over_mpi or store is None:
                 # what the caller stated is compared with MPI; a launcher's word is looked at below
@@ -161,6 +175,7 @@ def init_process_group(
             limit,
             name,
             device=base.device_index(device_id),
+            end=end,
         )
         backends = base.create(wanted, about, pg_options)
     comm = next(iter(backends.values()))
@@ -185,11 +200,11 @@ def init_process_group(
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free a group, or all groups.
 
-    All members must call it. It waits for outstanding operations, for the group's timeout or 30
-    seconds, whichever is shorter, and up to a second for the other members: where they do not come,
-    or a message was sent that nobody received, MPI's communicator is kept, because MPI would take
-    what is still on its way for messages of the next group. MPI itself stays up, so that
-    :func:`init_process_group` may be called again.
+    All members must call it. It waits for outstanding operations, of all groups together for the
+    group's timeout or 30 seconds, whichever is shorter, and up to a second for the other members:
+    where they do not come, or a message was sent that nobody received, MPI's communicator is kept,
+    because MPI would take what is still on its way for messages of the next group. MPI itself stays
+    up, so that :func:`init_process_group` may be called again.
 
     Parameters
     ----------
@@ -217,10 +232,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         _group.remove(pg)
         return
     problem: Exception | None = None
+    end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
     # the youngest first: members made their groups in the same order, so they free them in the same
     for each in reversed(list(_group.world.groups)):
         try:
-            _group.remove(each)
+            _group.remove(each, end)
         except Exception as error:  # the others must be freed all the same
             problem = problem or error
     _group.world.forget()

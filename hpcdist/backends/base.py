@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -48,6 +49,8 @@ class BackendOptions:
     device : int or None
         Index of the GPU this process works on, where it has been told: what can be made for it
         should be made now.
+    end : float
+        When the world's start must be over, of ``time.monotonic``; infinity: `timeout` from now.
     """
 
     store: Any
@@ -62,6 +65,7 @@ class BackendOptions:
     divides: bool = False
     shrinks: int | None = None
     device: int | None = None
+    end: float = math.inf
 
 
 class GroupBackend:

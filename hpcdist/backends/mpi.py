@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -166,10 +167,11 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
     start()
     level = _LEVELS[pg_options.check or levels.check_level()]
     handle = pg_options.handle
+    within = min(seconds, max(options.end - time.monotonic(), 1.0))
     if handle is None:
-        comm = _engine.Comm.world(options.group_id, seconds, level)
+        comm = _engine.Comm.world(options.group_id, seconds, level, within)
     else:
-        comm = _engine.Comm.from_handle(handle, options.group_id, seconds, level)
+        comm = _engine.Comm.from_handle(handle, options.group_id, seconds, level, within)
     comm.node_limit = node_limit
     return comm
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from hpcdist import _engine, config, start
+from hpcdist import _engine, attendance, config, start
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
 from hpcdist.store import TCPStore
@@ -96,9 +96,10 @@ def meet(
     """
     if start.alone():
         _refuse(start.expected_size("env://", -1))
-    rank, size = mpi.start()
     limit = timeout or timedelta(seconds=config.get("timeout"))
-    comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)
+    with attendance.Watch(limit.total_seconds()):
+        rank, size = mpi.start()
+        comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)
     try:
         one_node = len(comm.node_ranks) == size
         place = np.zeros(_LENGTH, np.uint8)

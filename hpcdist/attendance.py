@@ -1,0 +1,239 @@
+"""Who has come to the start, and the end of a start that waits for somebody who does not.
+
+MPI_Init waits for all processes of the job and cannot be left by an exception. So a thread looks at
+the clock, and at the launcher's other processes on this node; when the time is over, or one of them
+has ended, it says so and ends the job.
+
+A process that starts MPI shows it by a Unix socket in Linux's abstract namespace, whose name tells
+the job and the rank: nothing to clean up, and nothing left after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from hpcdist import _engine, launchers
+from hpcdist.errors import DistBackendError, DistTimeoutError
+
+__all__ = ["Watch"]
+
+#: Exit status, as of the engine's own watchdog.
+_STATUS = 70
+#: Beginnings of the names of processes whose children are the ranks of a node.
+_PARENTS = ("hydra", "prte", "orted", "mpirun")
+#: Seconds between two looks at the other processes.
+_TICK = 0.25
+#: Seconds after the deadline: what can raise comes first.
+_GRACE = 0.5
+
+_claim: socket.socket | None = None
+_shown: socket.socket | None = None  # also after a start that failed: the others look for it
+
+
+class Watch:
+    """Watches over one start of the default group; a context manager.
+
+    Parameters
+    ----------
+    seconds : float
+        How long the start may take.
+
+    Raises
+    ------
+    DistBackendError
+        On entry, if another process is this rank of the job already.
+    DistTimeoutError
+        On exit, in place of one that was raised: the same with the names of who is missing.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._over = threading.Event()
+        self._launch = launchers.detect() if launchers.starts_mpi() else None
+        self._job = _job() if self._launch is not None else None
+
+    def __enter__(self) -> Watch:
+        global _shown
+        if _shown is not None:
+            _shown.close()
+            _shown = None
+        if self._launch is None or (self._launch.size or 1) < 2:
+            return self
+        if self._job is not None:
+            if _engine.mpi_state() == "none":
+                _claim_rank(self._job, self._launch.rank)
+            _shown = _bind(self._name(f"{self._launch.rank}/start"))
+        thread = threading.Thread(target=self._run, name="hpcdist-attendance", daemon=True)
+        thread.calls_no_operation = True  # type: ignore[attr-defined]  # for the engine
+        thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _shown
+        self._over.set()
+        if error is None and _shown is not None:
+            _shown.close()
+            _shown = None
+        if isinstance(error, DistTimeoutError):
+            raise DistTimeoutError(f"{error} {self._missing()}".rstrip()) from None
+
+    def _name(self, what: str) -> str:
+        return f"hpcdist-{self._job}/{what}"
+
+    def _run(self) -> None:
+        end = time.monotonic() + self.seconds
+        ended: list[int] | None = None
+        missing = ""
+        while not self._over.wait(_TICK):
+            if _engine.mpi_state() != "none":
+                # from here on exceptions can be raised; this is for what blocks all the same
+                if time.monotonic() > end + 4 * _GRACE:
+                    self._end_job(f"timeout after {self.seconds:.3g} s. {self._missing()}")
+                continue
+            before, ended = ended, self._ended()
+            if ended is not None and before == ended:
+                who = f"rank {ended[0]}" if ended else "a rank of this node"
+                self._end_job(f"{who} has ended before it called init_process_group.")
+            if time.monotonic() > end:
+                missing = missing or self._missing()  # before the others end the job, too
+            if time.monotonic() > end + _GRACE:
+                self._end_job(f"timeout after {self.seconds:.3g} s. {missing}")
+
+    def _end_job(self, why: str) -> None:
+        launch = self._launch
+        assert launch is not None
+        if self._over.is_set():
+            return
+        _engine.abort(
+            _STATUS,
+            f"[hpcdist rank {launch.rank} of {launch.size}, {socket.gethostname()} pid "
+            f"{os.getpid()}] init_process_group: {why} MPI cannot be told to give up here: ending "
+            "the job",
+        )
+
+    def _missing(self) -> str:
+        """A sentence on who has not come, as far as this node shows it."""
+        launch = self._launch
+        if launch is None or self._job is None or not launch.size:
+            return "Some rank has not called it."
+        here = self._ranks_here()
+        if launch.local_size != launch.size:
+            there = ", ".join(map(str, sorted(here)))
+            return f"Of {launch.local_size or '?'} processes on this node, rank {there} has come."
+        absent = [rank for rank in range(launch.size) if rank not in here]
+        if not absent:
+            return ""
+        plural = "ranks {} have" if len(absent) > 1 else "rank {} has"
+        return f"On this node, {plural.format(', '.join(map(str, absent)))} not called it."
+
+    def _ranks_here(self) -> set[int]:
+        begin, end = f"@{self._name('')}", "/start"
+        found = set()
+        with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
+            for line in lines:
+                name = line.rpartition(" ")[2].strip()
+                if name.startswith(begin) and name.endswith(end):
+                    found.add(int(name[len(begin) : -len(end)]))
+        return found
+
+    def _ended(self) -> list[int] | None:
+        """Ranks of this node whose process has ended; None: none has, or it cannot be known.
+
+        MPICH's launcher ends a job for no such rank, Open MPI's for those that fail.
+        """
+        launch = self._launch
+        parent = os.getppid()
+        if launch is None or not launch.local_size or not _comm(parent).startswith(_PARENTS):
+            return None
+        try:
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            alive = [rank for rank in map(_rank_of, children) if rank is not None]
+        except OSError:
+            return None
+        if len(alive) >= launch.local_size:
+            return None
+        if launch.local_size != launch.size:
+            return []
+        return [rank for rank in range(launch.size) if rank not in alive]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def _rank_of(pid: str) -> int | None:
+    """The rank of a process that runs; None for others."""
+    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+        return None
+    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        if entry.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")):
+            return int(entry.partition(b"=")[2])
+    return None
+
+
+def _job() -> str | None:
+    """A word for this job, the same in all its processes of a node; None if there is none."""
+    env = os.environ
+    if "PMIX_NAMESPACE" in env:
+        key = env["PMIX_NAMESPACE"]
+    elif "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
+        key = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
+    else:
+        pid = os.getpid()
+        while pid > 1 and not _comm(pid).startswith("hydra"):
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+            except OSError:
+                return None
+            pid = int(stat.rpartition(")")[2].split()[1])
+        if pid <= 1:
+            return None
+        key = f"hydra-{pid}"
+    return hashlib.sha256(f"{os.getuid()} {key}".encode()).hexdigest()[:16]
+
+
+def _bind(name: str) -> socket.socket | None:
+    """Take an abstract name; None if it cannot be had."""
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        taken.bind(f"\0{name}")
+    except OSError:
+        taken.close()
+        return None
+    return taken
+
+
+def _claim_rank(job: str, rank: int | None) -> None:
+    """Take this rank's place for the life of the process.
+
+    Raises
+    ------
+    DistBackendError
+        If another process has it: this one was started by a rank, and has its variables.
+    """
+    global _claim
+    name = f"hpcdist-{job}/{rank}"
+    if _claim is None:
+        _claim = _bind(name)
+    if _claim is None and f"@{name}\n" in Path("/proc/net/unix").read_text():
+        raise DistBackendError(
+            f"another process has started MPI as rank {rank} of this job; this one (pid "
+            f"{os.getpid()}, a child of {os.getppid()}) inherited that rank's variables, and MPI "
+            "would wait for ever here. Only the processes that the launcher started can call "
+            "init_process_group: have the child call it, or its parent, not both"
+        )

@@ -1,0 +1,133 @@
+"""The programs that test_starts_that_wait.py starts under mpirun: rank 1 spoils the start.
+
+mpirun -n 3 python start_programs.py NAME
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+
+import hpcdist as dist
+from hpcdist import launchers
+
+LIMIT = timedelta(seconds=3)
+
+
+def say(text: str) -> None:
+    """Print a line in one piece."""
+    os.write(1, f"{text}\n".encode())
+
+
+def start() -> None:
+    """Make the default group, and say how long that took."""
+    began = time.monotonic()
+    try:
+        dist.init_process_group(timeout=LIMIT)
+    except dist.DistError as error:
+        say(f"after {time.monotonic() - began:.2f} s: {type(error).__name__}: {error}")
+        raise
+
+
+def absent(rank: int) -> None:
+    """One never comes."""
+    if rank == 1:
+        time.sleep(60)
+    start()
+
+
+def raises(rank: int) -> None:
+    """One fails before it comes."""
+    if rank == 1:
+        time.sleep(0.5)
+        raise ValueError("boom")
+    start()
+
+
+def exits(rank: int) -> None:
+    """One leaves with a status before it comes."""
+    if rank == 1:
+        sys.exit(3)
+    start()
+
+
+def leaves(rank: int) -> None:
+    """One leaves in order before it comes."""
+    if rank == 1:
+        sys.exit(0)
+    start()
+
+
+def again(rank: int) -> None:
+    """One comes late to a second start; the others try again."""
+    start()
+    dist.destroy_process_group()
+    if rank == 1:
+        time.sleep(4.5)
+    for _ in range(3):
+        try:
+            start()
+            break
+        except dist.DistTimeoutError:
+            continue
+    total = np.ones(1)
+    dist.all_reduce(total)
+    say(f"up with {int(total[0])}")
+    dist.destroy_process_group()
+
+
+def mpi_is_up(rank: int) -> None:
+    """The same where something else has started MPI."""
+    from mpi4py import MPI
+
+    if rank == 1:
+        time.sleep(4.5)
+    for _ in range(3):
+        try:
+            start()
+            break
+        except dist.DistTimeoutError:
+            continue
+    total = np.ones(1)
+    dist.all_reduce(total)
+    say(f"up with {int(total[0])} of {MPI.COMM_WORLD.size}")
+    dist.destroy_process_group()
+
+
+def child(rank: int) -> None:
+    """A process that a rank has started calls init_process_group, too."""
+    dist.init_process_group(timeout=timedelta(seconds=30))
+    if rank == 1:
+        code = (
+            "import hpcdist; from datetime import timedelta; "
+            "hpcdist.init_process_group(timeout=timedelta(seconds=3))"
+        )
+        began = time.monotonic()
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        say(f"child ended with {ended.returncode} after {time.monotonic() - began:.2f} s")
+        say(ended.stderr.splitlines()[-1] if ended.stderr else "in silence")
+    dist.barrier()
+    dist.destroy_process_group()
+    say("went on")
+
+
+def failing_tool(rank: int) -> None:
+    """A program of a rank's that fails, and that imports hpcdist, does not end the job."""
+    if rank == 1:
+        os.system(f"{sys.executable} -c 'import hpcdist, sys; sys.exit(3)'")
+    dist.init_process_group(timeout=timedelta(seconds=30))
+    dist.barrier()
+    dist.destroy_process_group()
+    say("went on")
+
+
+if __name__ == "__main__":
+    say(f"began {time.time():.6f}")
+    place = launchers.detect()
+    assert place is not None and place.rank is not None
+    globals()[sys.argv[1]](place.rank)

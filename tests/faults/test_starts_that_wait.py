@@ -1,0 +1,66 @@
+"""A start that a rank does not come to ends in time, and says who is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+
+PROGRAMS = str(Path(__file__).with_name("start_programs.py"))
+#: Seconds: the start's timeout in the programs, and what the launcher and a busy machine add.
+LIMIT, SLACK = 3.0, 8.0
+
+
+def test_a_rank_that_never_comes_is_named():
+    ended = run_job(3, PROGRAMS, "absent")
+    assert ended.code != 0, ended.text
+    assert ended.seconds < LIMIT + SLACK, (ended.seconds, ended.text)
+    assert "init_process_group: timeout after" in ended.text, ended.text
+    assert "rank 1 has not called it" in ended.text, ended.text
+    assert not ended.orphans, ended.text
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("raises", "ValueError: boom"),
+        ("exits", ""),
+        ("leaves", "rank 1 has ended before it called"),
+    ],
+)
+def test_a_rank_that_ends_before_it_comes_ends_the_job(program, says):
+    ended = run_job(3, PROGRAMS, program)
+    assert ended.code != 0, ended.text
+    assert ended.seconds < SLACK, (ended.seconds, ended.text)
+    assert says in ended.text, ended.text
+    assert not ended.orphans, ended.text
+
+
+@pytest.mark.parametrize("program", ["again", "mpi_is_up"])
+def test_where_mpi_is_up_a_rank_that_does_not_come_is_an_error(program):
+    ended = run_job(3, PROGRAMS, program)
+    assert ended.code == 0, ended.text
+    said = re.findall(r"after ([0-9.]+) s: DistTimeoutError: timeout after (.*)", ended.text)
+    assert len(said) == 2, ended.text
+    for seconds, text in said:
+        assert LIMIT - 0.2 < float(seconds) < LIMIT + 2, ended.text
+        assert "rank 1 has not called it" in text, ended.text
+    assert ended.text.count("up with 3") == 3, ended.text
+
+
+def test_a_child_that_starts_a_group_is_told():
+    """Open MPI would wait for ever in it; MPICH's MPI_Init fails or finds a world of one."""
+    ended = run_job(2, PROGRAMS, "child")
+    assert ended.code == 0, ended.text
+    told = re.search(r"child ended with (-?\d+) after ([0-9.]+) s", ended.text)
+    assert told and int(told[1]) != 0 and float(told[2]) < LIMIT + SLACK, ended.text
+    assert "another process has started MPI as rank 1 of this job" in ended.text, ended.text
+    assert ended.text.count("went on") == 2, ended.text
+
+
+def test_a_tool_of_a_rank_may_fail():
+    ended = run_job(2, PROGRAMS, "failing_tool")
+    assert ended.code == 0, ended.text
+    assert ended.text.count("went on") == 2, ended.text
