@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel.comm_hooks import fp16_compress_wrapper
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.mpi
@@ -93,3 +96,27 @@ def test_hooks_that_are_refused() -> None:
     model.register_comm_hook(None, average)
     with parallel_raises(RuntimeError, match="register_comm_hook can only be called once"):
         model.register_comm_hook(None, average)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_future_that_nobody_completes_is_a_timeout(wrapped: bool) -> None:
+    """All buckets' together take one timeout, and the group goes on."""
+
+    def never(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future()
+
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    model = DDP(layers(), process_group=group, bucket_cap_mb=0)
+    model.register_comm_hook(None, fp16_compress_wrapper(never) if wrapped else never)
+    began, text = time.monotonic(), ""
+    try:
+        model(batch()).square().sum().backward()
+    except dist.DistTimeoutError as error:
+        text = str(error)
+    spent = time.monotonic() - began
+    parallel_assert("timeout after 1" in text and "hook for bucket 0" in text, lambda: text)
+    parallel_assert(0.9 < spent < 4.0, lambda: f"{spent:.2f} s")
+    total = torch.ones(2)
+    dist.all_reduce(total, group=group)
+    parallel_assert(bool((total == dist.get_world_size()).all()))
+    dist.destroy_process_group(group)
