@@ -93,6 +93,19 @@ def extensions(table: dict[str, Native]) -> list[NativeExtension]:
     ]
 
 
+def general_flags(given: str) -> list[str]:
+    """The flags of every C file, without those for which CFLAGS has its own.
+
+    Parameters
+    ----------
+    given : str
+        The variable CFLAGS: a level of optimization or of debugging in it wins.
+    """
+    words = given.split()
+    kinds = [kind for kind in ("-O", "-g") if any(word.startswith(kind) for word in words)]
+    return [flag for flag in C_FLAGS if not flag.startswith(tuple(kinds))]
+
+
 def file_flags(source: Path, machine: str | None = None) -> list[str]:
     """The instruction-set flags a C file asks for by its name, e.g. ``hd_sum_avx2.c``.
 
@@ -200,8 +213,9 @@ class BuildExt(build_ext):
     def _compile(self, task: tuple[Path, bool]) -> str:
         """Compile one C file unless its object is newer than it and every header."""
         source, mpi = task
-        flags = [*C_FLAGS, *file_flags(source), *self._prefix_map()]
-        identity = [self._compiler(mpi).compiler_so, flags, os.environ.get("CFLAGS", "")]
+        given = os.environ.get("CFLAGS", "")
+        flags = [*general_flags(given), *file_flags(source), *self._prefix_map()]
+        identity = [self._compiler(mpi).compiler_so, flags, given]
         if mpi:
             # Not the wrapper's own flags: in an isolated build its folder changes every time.
             flags += self._mpi_compile_args

@@ -261,6 +261,14 @@ def test_instruction_set_flags_follow_the_file_name():
     assert extensions.file_flags(Path("kernels/hd_sum.c"), "x86_64") == []
 
 
+def test_levels_of_cflags_win():
+    usual = extensions.general_flags("")
+    assert {"-O3", "-g0", "-ffp-contract=off"} <= set(usual)
+    ours = extensions.general_flags("-O1 -g -fsanitize=address")
+    assert not {"-O3", "-g0"} & set(ours) and len(ours) == len(usual) - 2
+    assert "-O3" in extensions.general_flags("-ggdb") and "-g0" in extensions.general_flags("-O0")
+
+
 def test_every_pyx_is_an_extension(monkeypatch):
     monkeypatch.chdir(ROOT)
     table = {"_ops": extensions.Native(c=("kernels/*.c",), leave_out=("kernels/hd_mpi_ops.c",))}
