@@ -69,6 +69,18 @@ MODELS = (
             "RANKS=2 CHECKS=1 PASSES=0 FICKLE",
         ),
     ),
+    Model(
+        name="node",
+        sizes=(
+            "R=2 OPS=3 PIECES=2 CHECKED=1",
+            "R=2 OPS=3 PIECES=2 CHECKED=0",
+            "R=3 OPS=2 PIECES=2 CHECKED=1",
+            "R=3 OPS=2 PIECES=2 CHECKED=0",
+            "R=4 OPS=1 PIECES=1 CHECKED=1",
+        ),
+        long=("R=4 OPS=2 PIECES=1 CHECKED=1", "R=4 OPS=2 PIECES=1 CHECKED=0"),
+        mutations=tuple(f"R=2 OPS=2 PIECES=2 CHECKED=0 MUTANT={n}" for n in range(1, 7)),
+    ),
 )
 
 

@@ -140,6 +140,35 @@ PROGRAMS = (
         long=("threads", "3", "200000"),
         slow=("threads", "3", "2000"),
     ),
+    Program(
+        name="lane",
+        sources=(
+            "tests/stress/threads.c",
+            *BASE,
+            "pyx/hpcdist/engine/hd_lane.c",
+            "pyx/hpcdist/engine/hd_notify.c",
+        ),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "10000"),
+        long=("8", "1000000"),
+        slow=("4", "2000"),
+    ),
+    Program(
+        name="p2p",
+        sources=("tests/stress/p2p.c", *BASE, "pyx/hpcdist/engine/hd_p2p.c"),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "5000"),
+        long=("8", "300000"),
+        slow=("4", "1000"),
+    ),
+    Program(
+        name="store",
+        sources=("tests/stress/store.c", "pyx/hpcdist/store/hd_*.c"),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("6", "5000"),
+        long=("12", "300000"),
+        slow=("6", "1000"),
+    ),
 )
 
 

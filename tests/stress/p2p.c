@@ -1,0 +1,152 @@
+/* Point to point (hd_p2p.c): requests that the poller, those who wait and those who cancel look at together.
+ *
+ *   p2p SEED THREADS MESSAGES
+ *
+ * The messages are a stand-in for MPI's: each arrives after a random while, or never. Threads post them, leave them
+ * to the poller, and wait for them, test them, take them back or drop them. Each ends once, with the outcome that it
+ * must have, and in the end no job is left but those that were never received and could not be taken back. */
+#include <pthread.h>
+#include <string.h>
+
+#include "harness.h"
+#include "hd_p2p.h"
+
+enum { THREADS = 16 };
+
+struct stub_request {
+    int64_t arrives; /* ns; INT64_MAX: never */
+    int cancelled;
+};
+
+static hd_comm group;
+static int slots[2];
+static uint64_t seed, messages, wrong, made, freed, late;
+static __thread chance luck;
+
+/* ---- MPI's part ---- */
+
+int hd_message_begin(hd_comm *c, hd_job *j)
+{
+    struct stub_request *r = calloc(1, sizeof *r);
+    (void)c;
+    r->arrives = draw(&luck, 8) ? hd_now() + (int64_t)draw(&luck, 300000) : INT64_MAX;
+    if (j->kind == HD_SEND && r->arrives == INT64_MAX)
+        r->arrives = hd_now();
+    j->req = r;
+    return MPI_SUCCESS;
+}
+
+int hd_message_test(hd_job *j, int *done, MPI_Status *st)
+{
+    *done = hd_now() >= j->req->arrives;
+    st->MPI_SOURCE = 1;
+    if (*done) {
+        j->got = j->count;
+        free(j->req);
+        j->req = MPI_REQUEST_NULL;
+    }
+    return MPI_SUCCESS;
+}
+
+int hd_message_arrived(hd_job *j, int *done, MPI_Status *st) { return (void)st, j->got = j->count, *done = 1, 0; }
+int hd_p2p_unfinished(const hd_job *j) { return j->req != MPI_REQUEST_NULL; }
+int hd_message_matched(const hd_job *j) { return (void)j, 0; }
+void hd_message_free(hd_job *j) { (void)j; }
+int MPI_Cancel(MPI_Request *req) { return (*req)->cancelled = 1, 0; }
+int MPI_Test_cancelled(const MPI_Status *st, int *flag) { return *flag = st->cancelled, 0; }
+int MPI_Test(MPI_Request *req, int *done, MPI_Status *st)
+{
+    st->cancelled = hd_now() < (*req)->arrives;
+    st->MPI_SOURCE = 1;
+    *done = 1;
+    free(*req);
+    *req = MPI_REQUEST_NULL;
+    return 0;
+}
+int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *flag, MPI_Status *st)
+{
+    return (void)from, (void)tag, (void)comm, (void)st, *flag = 0, 0;
+}
+
+/* ---- threads ---- */
+
+static void dispose(hd_job *j)
+{
+    if (hd_job_state(j) != HD_DONE || (j->code != HD_OK && j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_BACKEND))
+        __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+    if (j->code)
+        __atomic_add_fetch(&late, 1, __ATOMIC_RELAXED);
+    hd_job_clear(j);
+    free(j);
+    __atomic_add_fetch(&freed, 1, __ATOMIC_RELAXED);
+}
+
+static void let_go(hd_job *j)
+{
+    if (__atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL) == 0)
+        dispose(j);
+}
+
+static void *user(void *arg)
+{
+    luck = chance_of(seed, (uint64_t)(intptr_t)arg);
+    for (uint64_t i = 0; i < messages; i++) {
+        hd_job *j = malloc(sizeof *j);
+        hd_job_init(j, &group, draw(&luck, 3) ? HD_RECV : HD_SEND, "message");
+        j->dtype = HD_UINT8;
+        j->peer = 1;
+        j->count = 8;
+        j->timeout = 0.003;
+        j->refs = 2;
+        __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+        hd_p2p_start(&group, j);
+        if (hd_job_state(j) == HD_DONE)
+            let_go(j);
+        else
+            hd_p2p_watch(j);
+        switch (draw(&luck, 5)) {
+        case 0: break;
+        case 1: hd_p2p_test(j); break;
+        case 2:
+            if (j->kind == HD_RECV) {
+                hd_p2p_take_back(j, 0.5);
+                break;
+            } /* fall through */
+        default: hd_p2p_wait(j, 1e-6 * (double)draw(&luck, 6000), 0);
+        }
+        let_go(j);
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t all[THREADS];
+    pthread_condattr_t attr;
+    int n;
+    if (argc != 4 || (n = atoi(argv[2])) < 1 || n > THREADS) {
+        fprintf(stderr, "usage: p2p SEED THREADS MESSAGES\n");
+        return 2;
+    }
+    seed = strtoull(argv[1], NULL, 10);
+    messages = strtoull(argv[3], NULL, 10);
+    hd_py.release = dispose;
+    pthread_mutex_init(&group.mu, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&group.done_cv, &attr);
+    group.size = 2;
+    group.node_slot = slots;
+    for (int i = 0; i < n; i++)
+        pthread_create(&all[i], NULL, user, (void *)(intptr_t)i);
+    for (int i = 0; i < n; i++)
+        pthread_join(all[i], NULL);
+    if (!hd_p2p_drain(&group, 60))
+        wrong++;
+    hd_p2p_shutdown();
+    if (made != freed)
+        wrong++;
+    printf("%d threads, %llu messages, %llu not received, %llu wrong\n", n, (unsigned long long)made,
+           (unsigned long long)late, (unsigned long long)wrong);
+    return wrong ? 1 : 0;
+}
