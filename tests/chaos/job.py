@@ -22,7 +22,7 @@ from chaos.program import Episode
 
 TESTS = Path(__file__).resolve().parents[1]
 #: Seconds that a job may take to start; that it may go on after its episode.
-STARTS, AFTER = 120.0, 50.0
+STARTS, AFTER = 120.0, 100.0
 #: Seconds beyond a deadline after which a call counts as a hang.
 HANGS = 15.0
 

@@ -68,13 +68,13 @@ def terminated(rank: int, *how: str) -> None:
     others_wait("idle" in how)
 
 
-def killed_while_sharing(rank: int) -> None:
+def ended_while_sharing(rank: int) -> None:
     """As if between the making of a file of shared memory and the end of its name."""
     if rank == 1:
         name = f"hpcdist-{os.getpid()}-0123456789abcdef"
         Path("/dev/shm", name).touch()
         say(f"shm {name}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
     others_wait()
 
 
@@ -468,6 +468,7 @@ PROGRAMS = {
         killed,
         terminated,
         killed_at_work,
+        ended_while_sharing,
         unhandled_ctrl_c,
         interrupted,
         multiprocessing_fork,

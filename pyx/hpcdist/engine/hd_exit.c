@@ -115,6 +115,7 @@ void hd_abort(int code, const char *why)
 {
     pthread_t t;
     int up = 0, down = 0;
+    unlink_segments();
     fflush(stdout);
     if (why && why[0]) {
         fprintf(stderr, "%s\n", why);
@@ -131,7 +132,6 @@ void hd_abort(int code, const char *why)
     /* MPI_Abort itself can hang when the library is in a bad state. */
     if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
-    unlink_segments();
     MPI_Initialized(&up);
     MPI_Finalized(&down);
     if (up && !down)
