@@ -27,7 +27,7 @@ __all__ = [
     "version",
 ]
 
-#: The oldest and the newest torch that hpcdist was run with.
+#: The oldest torch that is taken, and the newest that hpcdist was run with.
 OLDEST = (2, 10)
 NEWEST = (2, 15)
 
