@@ -9,6 +9,7 @@ import operator
 import os
 import sys
 import threading
+import time
 import warnings
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred

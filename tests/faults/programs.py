@@ -394,6 +394,27 @@ def ends_anyhow(rank: int, *states: str) -> None:
     say(f"rank {rank} ends")
 
 
+def ends_with_messages(rank: int, how: str) -> None:
+    """Ends while receives are unmatched, a thread waits for a message, or a callback runs."""
+    other = 1 - rank
+    if how == "callback":
+        work = dist.irecv(np.zeros(1, np.float32), rank)
+        slow = work.get_future()
+        slow.then(lambda _: [time.sleep(0.01) for _ in range(50)])
+        dist.isend(np.ones(1, np.float32), rank)
+        time.sleep(0.1)
+    elif how == "thread":
+        wait = threading.Thread(
+            target=dist.recv, args=(np.zeros(1, np.float32), other), daemon=True
+        )
+        wait.start()
+        time.sleep(0.1)
+    else:
+        for _ in range(20):
+            dist.irecv(np.zeros(1, np.float32), other)
+    say("ends")
+
+
 def stopped(rank: int) -> None:
     """Rank 1 is stopped (SIGSTOP) for a while; rank 0 names it in time."""
     if rank == 1:
@@ -475,6 +496,7 @@ PROGRAMS = {
         data_loader,
         in_backward,
         ends_anyhow,
+        ends_with_messages,
         outstanding,
         forgotten,
         unseen,

@@ -53,6 +53,30 @@ void hd_exit_unfollow(hd_session *s)
         munmap(s->page, s->page_bytes);
 }
 
+/* A thread of ours that is inside MPI while MPI ends crashes the process, or lets it hang. */
+static int threads_out_of_mpi(void)
+{
+    const int64_t until = hd_now() + 3000000000LL;
+    if (!hd_p2p_shutdown())
+        return 0;
+    while (__atomic_load_n(&hd_lanes_busy, __ATOMIC_SEQ_CST) || __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
+        struct timespec ts = {0, 1000000};
+        if (hd_now() > until)
+            return 0;
+        nanosleep(&ts, NULL);
+    }
+    return 1;
+}
+
+/* MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else, whoever calls it. */
+static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
+{
+    (void)comm, (void)key, (void)value, (void)extra;
+    if (!hd_in_child() && !threads_out_of_mpi())
+        hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting the job");
+    return MPI_SUCCESS;
+}
+
 static void *abort_fallback(void *code)
 {
     struct timespec ts = {3, 0};
@@ -111,27 +135,36 @@ static int is_stderr(int fd)
            one.st_ino == other.st_ino;
 }
 
+/* A pipe that nobody reads is full at some time, and a write to it waits for ever: half a second is all. */
+static void tell(int fd, const char *why)
+{
+    char line[HD_TEXT + 2];
+    struct pollfd room = {fd, POLLOUT, 0};
+    const int n = snprintf(line, sizeof line, "%s\n", why);
+    if (n > 0 && poll(&room, 1, 500) == 1 && (room.revents & POLLOUT))
+        (void)!write(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1); /* below PIPE_BUF: it fits */
+}
+
 void hd_abort(int code, const char *why)
 {
     pthread_t t;
     int up = 0, down = 0;
-    unlink_segments();
-    fflush(stdout);
-    if (why && why[0]) {
-        fprintf(stderr, "%s\n", why);
-        if (witness >= 0 && !is_stderr(witness))
-            dprintf(witness, "%s\n", why);
-    }
-    fflush(stderr);
-    hd_until_read();
-    until_read(witness);
     if (code <= 0 || code > 255)
         code = 1;
-    if (hd_pmi_active() && exit_page) /* no launcher ends the others: their watchdogs do */
-        __atomic_store_n(&exit_page[exit_slot].state, ABORTED, __ATOMIC_RELEASE);
-    /* MPI_Abort itself can hang when the library is in a bad state. */
+    /* First: what follows may wait for a reader of stdout, and MPI_Abort itself can hang. */
     if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
+    unlink_segments();
+    if (why && why[0]) {
+        tell(STDERR_FILENO, why);
+        if (witness >= 0 && !is_stderr(witness))
+            tell(witness, why);
+    }
+    fflush(stdout);
+    hd_until_read();
+    until_read(witness);
+    if (hd_pmi_active() && exit_page) /* no launcher ends the others: their watchdogs do */
+        __atomic_store_n(&exit_page[exit_slot].state, ABORTED, __ATOMIC_RELEASE);
     MPI_Initialized(&up);
     MPI_Finalized(&down);
     if (up && !down)
@@ -249,10 +282,13 @@ static void at_exit(int status, void *arg)
 
 void hd_arm_exit(int owns_mpi)
 {
+    int key = MPI_KEYVAL_INVALID;
     armed_owner = owns_mpi;
     if (armed && armed_pid == getpid())
         return;
     armed = 1;
     armed_pid = getpid();
     on_exit(at_exit, NULL);
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &key, NULL) == MPI_SUCCESS)
+        MPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
 }

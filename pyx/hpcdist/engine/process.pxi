@@ -183,23 +183,43 @@ def _leave():
             p2p = hd_p2p_drain(NULL, 0.5)
         if not p2p:
             print("[hpcdist] the program ends with sends or receives that were never matched", file=sys.stderr)
-            for c in comms:
-                hd_session_poisoned((<Comm> c).c.session)
     if not owned and comms and (failed is not None or (exit_status is not None and exit_status != 0)):
         # Whoever owns MPI would now finalize it, and wait for ranks that wait for this one.
         why = f"[hpcdist rank {comms[0].rank} of {comms[0].size}] exits with an error: aborting the job".encode()
         hd_abort(exit_status if isinstance(exit_status, int) else 1, <const char*> why)
-    hd_notify_stop()
+    finish_callbacks(patience)
     for c in comms:
         hd_session_set_leaving((<Comm> c).c.session)
-    if failed is None and ended and p2p:
+    p2p = 1
+    for c in comms:  # who still waits for a message leaves MPI
+        comm = c
+        with nogil:
+            hd_comm_close(comm.c, 2)
+            if not hd_p2p_close(comm.c):
+                p2p = 0
+                hd_session_poisoned(comm.c.session)
+    with nogil:
         hd_p2p_shutdown()
+    if failed is None and p2p:
         for c in reversed(comms):
-            try:
-                c.free(0.5, False)
-            except DistError as err:
-                print(f"[hpcdist] {err}", file=sys.stderr)
+            comm = c
+            open_comms.pop(<size_t> comm.c, None)
+            with nogil:
+                hd_comm_free(comm.c, 1, 0)
         hd_mpi_ops_free()
+
+
+cdef int finish_callbacks(double patience) except -1:
+    """Waits for callbacks of futures: Python ends the thread of one that still runs, and torch then the process."""
+    hd_notify_stop()
+    until = time.monotonic() + patience
+    for thread in list(notifiers.values()):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                why = b"[hpcdist] the program ends while a callback of a future runs: aborting the job"
+                hd_abort(1, <const char*> why)
+    return 0
 
 
 def mpi_state():

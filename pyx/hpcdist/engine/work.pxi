@@ -22,7 +22,7 @@ cdef extern from * nogil:
 cdef void dispose(hd_job* j) noexcept:
     """Frees a job and lets go of its tensors; with the GIL."""
     cdef PyObject* keep = <PyObject*> j.keep
-    if j.code != HD_OK and j.code != HD_ERR_INTERRUPT and not j.seen and j.text != NULL:
+    if j.code not in (HD_OK, HD_ERR_INTERRUPT, HD_ERR_CLOSED) and not j.seen and j.text != NULL:
         PySys_WriteStderr(
             b"[hpcdist rank %d of %d] an operation failed and its Work was never waited for: %.600s\n",
             j.comm.rank, j.comm.size, j.text,
