@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hpcdist import log
+from hpcdist.errors import DistError
 from hpcdist.process_group import ProcessGroup, short
 
 __all__ = [
@@ -205,11 +206,25 @@ def add(pg: ProcessGroup) -> None:
         )
 
 
+def waits_on(problem: BaseException | None) -> bool:
+    """Whether to go on waiting after an error: not after what a signal handler raised."""
+    return problem is None or isinstance(problem, DistError)
+
+
+def leave_handler(pg: ProcessGroup) -> None:
+    """Raise in a signal handler that interrupted an operation of this group, before it is ended."""
+    for backend in pg._backends.values():
+        refuse = getattr(backend, "leave_handler", None)
+        if refuse is not None:
+            refuse()
+
+
 def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     """Take a group out of the registry and free it; a later use raises.
 
     `end`, of ``time.monotonic``, is when its outstanding operations are waited for at the latest.
     """
+    leave_handler(pg)
     world.groups.pop(pg, None)
     _log.info("group %r is being destroyed", pg._name)
     # what was made over another before that other
@@ -217,11 +232,11 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
     pg._backends = {}
-    problem: Exception | None = None
+    problem: BaseException | None = None
     for backend in backends:
         try:
-            backend.free(drain)
-        except Exception as error:  # the other one must be freed all the same
+            backend.free(drain if waits_on(problem) else 0.0)
+        except BaseException as error:  # the other one must be freed all the same, after Ctrl-C too
             problem = problem or error
     if problem is not None:
         raise problem

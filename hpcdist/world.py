@@ -231,13 +231,15 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     if pg is not _group.world.pg:
         _group.remove(pg)
         return
-    problem: Exception | None = None
+    for each in _group.world.groups:
+        _group.leave_handler(each)
+    problem: BaseException | None = None
     end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
     # the youngest first: members made their groups in the same order, so they free them in the same
     for each in reversed(list(_group.world.groups)):
         try:
-            _group.remove(each, end)
-        except Exception as error:  # the others must be freed all the same
+            _group.remove(each, end if _group.waits_on(problem) else 0.0)
+        except BaseException as error:  # the others must be freed all the same, after Ctrl-C too
             problem = problem or error
     _group.world.forget()
     log.set_rank(None)

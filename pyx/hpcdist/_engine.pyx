@@ -4,6 +4,7 @@ Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. Th
 (``engine/*.c``) and run without the GIL; here are the Python objects on top: validation, ownership, exceptions.
 """
 
+import _signal
 import atexit
 import operator
 import os
@@ -12,7 +13,7 @@ import threading
 import time
 import warnings
 
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
 from libc.stdint cimport intptr_t
 from libc.stdlib cimport calloc, free, malloc
@@ -36,6 +37,7 @@ cdef extern from "Python.h":
     int look_at_signals "PyErr_CheckSignals"() noexcept
     void PySys_WriteStderr(const char*, ...)
     int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) nogil
+    int add_raising_call "Py_AddPendingCall"(int (*func)(void*) except -1, void* arg)
 
 cdef extern from "hd_engine.h" nogil:
     MPI_Comm comm_from_int "(MPI_Comm)(intptr_t)"(intptr_t)
@@ -55,6 +57,7 @@ cdef class Comm
 cdef class Work
 
 include "engine/errors.pxi"
+include "engine/signals.pxi"
 include "engine/ranges.pxi"
 include "engine/work.pxi"
 include "engine/submit.pxi"

@@ -125,11 +125,13 @@ cdef class Comm:
         """Whether all ranks free the group now, and no message is left that nobody received."""
         cdef hd_job j
         cdef hd_buf b
-        cdef bint all_left
+        cdef int left
         if self.c.page != NULL:
             with nogil:
-                all_left = hd_page_leave(self.c, seconds)
-            return all_left
+                left = hd_page_leave(self.c, seconds)
+            if left < 0:
+                propagate()
+            return left > 0
         if not self.c.check:
             return True
         import numpy
@@ -148,6 +150,36 @@ cdef class Comm:
         except DistError:
             return False
         return unread[0] == 0
+
+    def leave_handler(self):
+        """Refuses to be destroyed in a signal handler that runs while this thread waits in the group.
+
+        Raises
+        ------
+        DistError
+            That is so.
+        """
+        if not hd_forked and self.c != NULL:
+            refuse_in_handler(self, DESTROY.name)
+
+    cdef bint drained(self, double seconds) except -1:
+        """Waits until nothing is in flight, and looks at signals meanwhile."""
+        cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9)
+        cdef double left, step
+        cdef bint empty
+        cdef int down = 0
+        libmpi.MPI_Finalized(&down)
+        while not down and not hd_in_child():
+            left = <double> (until - hd_now()) * 1e-9
+            step = 0 if left < 0 else 0.05 if left > 0.05 else left
+            with nogil:
+                empty = hd_lane_drain(self.c, step) and hd_p2p_drain(self.c, step)
+            PyErr_CheckSignals()
+            if empty or left <= 0:
+                break
+        with nogil:
+            empty = hd_comm_drain(self.c, 0)
+        return empty
 
     def free(self, double drain=5.0, bint agree=True):
         """Waits for what is in flight and frees the communicator. Every member calls it; may be repeated.
@@ -169,14 +201,14 @@ cdef class Comm:
             Operations did not end in time; nothing is freed, and they keep their tensors.
         """
         cdef int code
-        cdef bint drained, together
+        cdef bint drained = False, together = False
         if hd_forked or self.c == NULL or self.c.freed or self.c.closing:
             return
+        refuse_in_handler(self, DESTROY.name)
         hd_comm_close(self.c, 1)
-        with nogil:
-            drained = hd_comm_drain(self.c, drain)
-        together, raised = False, None
+        raised = None
         try:
+            drained = self.drained(drain)
             together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
         except BaseException as error:  # of a signal handler; half a group would be left
             raised = error
@@ -184,10 +216,11 @@ cdef class Comm:
         with nogil:
             code = hd_comm_free(self.c, drained, together)
         bury(NULL)
+        if code:
+            lost_comms.append(self)
         if raised is not None:
             raise raised
         if code:
-            lost_comms.append(self)
             raise DistTimeoutError(
                 f"group '{self.name}' had operations that did not end within {drain:.3g} s ({self.c.pending} collectives "
                 "queued): its communicator is kept"

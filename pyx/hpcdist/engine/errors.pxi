@@ -53,41 +53,14 @@ cdef object calling_line():
     return ""
 
 
-cdef void note_line(hd_job* j):
-    if j == NULL or j.site[0] != 0:
+cdef void note_line(hd_job* j) noexcept:
+    if j == NULL or j.site[0] != 0 or PyErr_Occurred() != NULL:
         return
     try:
-        line = calling_line().encode()
+        line = calling_line().encode(errors="replace")
         strncpy(j.site, <const char*> line, HD_SITE - 1)
-    except Exception:
-        pass  # a message without its line is better than another error
-
-
-cdef void site_hook(hd_job* j) noexcept with gil:
-    note_line(j)
-
-
-cdef int slow_hook(hd_job* j) noexcept with gil:
-    note_line(j)
-    if PyErr_Occurred() != NULL:
-        return 1
-    return look_at_signals() != 0
-
-
-cdef int alone_hook() noexcept with gil:
-    """Whether this thread is the only one that can call an operation."""
-    try:
-        quiet = sum(
-            getattr(thread, "calls_no_operation", False)
-            or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
-            for thread in threading.enumerate()
-        )
-        # threads of the futures call what the user chained to them, but only when there are some
-        if not watched and not completing:
-            quiet += sum(thread.is_alive() for thread in list(notifiers.values()))
-        return len(sys._current_frames()) == 1 + quiet
-    except Exception:
-        return 0
+    except BaseException as error:
+        raise_later(error)  # a message without its line is better than none
 
 
 cdef int propagate() except -1:

@@ -216,7 +216,7 @@ int hd_session_serialized(const hd_session *s);
 int hd_session_spin(const hd_session *s, int lane);
 void hd_session_cpus(const hd_session *s, int *own, int *node);
 void hd_session_progress(hd_session *s);              /* lets MPI move messages; cheap */
-void hd_session_enter(hd_session *s, hd_job *j);      /* the status page: this rank is in j */
+void hd_session_enter(hd_session *s, const hd_job *j);      /* the status page: this rank is in j */
 void hd_session_leave(hd_session *s);
 void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
 int hd_session_gone(hd_session *s, int slot);         /* 0 running, 1 left in order, 2 died, 3 failed */
@@ -278,7 +278,8 @@ void hd_comm_close(hd_comm *c, int how);     /* sets `closing` */
 
 /* ---- the entry check ---- */
 size_t hd_page_size(int nranks);
-/* Waits for all members to free the group, for some seconds; 1: they do, and no message is left. */
+/* Waits for all members to free the group, for some seconds; 1: they do, and no message is left; -1: a signal
+ * handler raised. */
 int hd_page_leave(hd_comm *c, double seconds);
 int hd_page_open(hd_comm *c);                /* collective over the group; leaves page NULL where it cannot be */
 void hd_page_close(hd_comm *c);

@@ -163,6 +163,8 @@ int hd_page_leave(hd_comm *c, double seconds)
     for (int r = 0; r < c->size; r++) {
         while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {
             const int ev = hd_waiter_step(&w);
+            if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(NULL))
+                return -1;
             if ((ev & HD_WAIT_EXPIRED) || ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
                 return 0;
         }

@@ -7,7 +7,7 @@
 
 /* The fast path: a few plain stores into this rank's own entry, no clock. Two threads of a rank may
  * overwrite each other's; the entry only informs. */
-void hd_session_enter(hd_session *s, hd_job *j)
+void hd_session_enter(hd_session *s, const hd_job *j)
 {
     s->last_api = j->api;
     s->last_seq = j->seq;
@@ -35,6 +35,8 @@ void hd_session_note(hd_session *s, const hd_job *j)
     if (!s->page)
         return;
     e = &s->page[s->slot];
+    if (!(e->phase & 1)) /* what a signal handler called meanwhile has ended */
+        hd_session_enter(s, j);
     k = !(e->text_phase & 1);
     hd_text_init(&t, e->text[k], sizeof e->text[k]);
     if (j->kind == HD_SEND || j->kind == HD_RECV)

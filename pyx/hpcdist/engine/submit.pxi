@@ -160,6 +160,11 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
                 propagate()
                 raise KeyboardInterrupt
             raise error
+        try:
+            refuse_in_handler(comm, j.api)
+        except BaseException:
+            hd_job_clear(j)
+            raise
     work = queue(comm, j, keep, outputs)
     if async_op:
         return work

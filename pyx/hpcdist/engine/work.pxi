@@ -189,6 +189,8 @@ cdef class Work:
             if rc == HD_ERR_INTERRUPT and PyErr_Occurred() != NULL:
                 propagate()
         else:
+            if waiting != NULL and not self.done():
+                refuse_in_handler(self.comm, b"wait")
             while True:
                 step = 0.05 if limit < 0 or limit - waited > 0.05 else limit - waited
                 come_in(j.comm, False)

@@ -10,7 +10,7 @@
 STUB int hd_session_serialized(const hd_session *s) { return (void)s, 0; }
 STUB int hd_session_spin(const hd_session *s, int lane) { return (void)s, (void)lane, 0; }
 STUB void hd_session_progress(hd_session *s) { (void)s; }
-STUB void hd_session_enter(hd_session *s, hd_job *j) { (void)s, (void)j; }
+STUB void hd_session_enter(hd_session *s, const hd_job *j) { (void)s, (void)j; }
 STUB void hd_session_leave(hd_session *s) { (void)s; }
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
 STUB int hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, 0; }
