@@ -64,12 +64,11 @@ def ready(call: Callable) -> Callable:
     return lambda group: lambda: call(torch.ones(3), group)
 
 
+LONG = torch.ones(99999)
 #: Name -> what all ranks prepare together, which returns the call that waits.
 CALLS = {
     "all_reduce": ready(lambda t, g: dist.all_reduce(t, group=g)),
-    "all_reduce of a long tensor": lambda group: (
-        lambda t=torch.ones(99999): dist.all_reduce(t, group=group)
-    ),
+    "all_reduce of a long tensor": ready(lambda t, g: dist.all_reduce(LONG, group=g)),
     "all_reduce_coalesced": ready(lambda t, g: dist.all_reduce_coalesced([t, t * 2], group=g)),
     "all_reduce and wait": ready(lambda t, g: dist.all_reduce(t, group=g, async_op=True).wait()),
     "reduce": ready(lambda t, g: dist.reduce(t, 0, group=g)),
