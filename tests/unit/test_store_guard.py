@@ -292,6 +292,52 @@ def test_strangers_do_not_keep_the_others_out(monkeypatch):
     assert worst < 1.0
 
 
+def test_strangers_take_all_descriptors():
+    """Hundreds that say nothing to a server with 128 descriptors: a client behind them comes in."""
+    text = """
+        import resource, sys, hpcdist
+        store = hpcdist.TCPStore("127.0.0.1", 0, None, True, timeout=30)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        print(store.port, flush=True)
+        sys.stdin.read()
+    """
+    with program(text) as child:
+        port = int(child.stdout.readline())
+        strangers = [socket.socket() for _ in range(400)]
+        for each in strangers:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        began = time.monotonic()
+        store = hpcdist.TCPStore("127.0.0.1", port, timeout=20, auth_key=KEY)
+        store.set("k", "v")
+        assert store.get("k") == b"v"
+        spent = time.monotonic() - began
+        for each in strangers:
+            each.close()
+    assert spent < 3.0, f"{spent:.1f} s"
+
+
+def test_a_large_multi_get_does_not_block_others():
+    """Values of 4 KiB and more are sent from where they lie, in turns with other clients."""
+    store = master()
+    keys, value = [str(n) for n in range(40_000)], b"x" * 4096
+    for at in range(0, len(keys), 4000):
+        store.multi_set(keys[at : at + 4000], [value] * 4000)
+    reader, other = client(store), client(store)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(reader.multi_get(keys)))
+    thread.start()
+    worst = 0.0
+    while thread.is_alive():
+        began = time.monotonic()
+        other.add("n", 1)
+        worst = max(worst, time.monotonic() - began)
+        time.sleep(0.001)
+    thread.join()
+    assert got == [value] * len(keys)
+    assert worst < 1.0, f"another client waited for {worst:.2f} s"
+
+
 def test_a_foreign_server():
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]

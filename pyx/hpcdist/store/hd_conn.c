@@ -10,8 +10,10 @@
 enum {
     SMALL = 4096,         /* values from here on are sent from where they lie */
     UNCHECKED = 1 << 16,  /* messages up to this size are always read */
-    TURN = 4              /* pieces of HD_SCRATCH bytes that one connection may send at a time */
 };
+
+/* Bytes that one connection may send before others have their turn. */
+#define TURN (4 * (uint64_t)HD_SCRATCH)
 
 hd_conn *hd_conn_new(hd_server *s, int fd)
 {
@@ -286,6 +288,7 @@ void hd_reply_begin(hd_server *s)
 {
     s->build_size = HD_HEAD;
     s->build_piece_count = 0;
+    s->build_own = 0;
 }
 
 static int build_room(hd_server *s, uint64_t size)
@@ -324,15 +327,8 @@ static int add_piece(hd_server *s, hd_bytes *in, uint64_t begin, uint64_t size)
         s->build_piece_room = room;
     }
     s->build_pieces[s->build_piece_count++] = (hd_piece){in, begin, size};
+    s->build_own += in ? 0 : size;
     return 0;
-}
-
-static uint64_t own_begin(const hd_server *s)
-{
-    uint64_t begin = 0;
-    for (uint32_t i = 0; i < s->build_piece_count; i++)
-        begin += s->build_pieces[i].in ? 0 : s->build_pieces[i].size;
-    return begin;
 }
 
 int hd_reply_value(hd_server *s, const hd_value *v)
@@ -343,8 +339,7 @@ int hd_reply_value(hd_server *s, const hd_value *v)
         return -1;
     hd_store64(s->build + s->build_size, v->size);
     s->build_size += 8;
-    uint64_t begin = own_begin(s);
-    if (add_piece(s, NULL, begin, s->build_size - begin) ||
+    if (add_piece(s, NULL, s->build_own, s->build_size - s->build_own) ||
         add_piece(s, v->in, v->begin, v->size))
         return -1;
     return 0;
@@ -370,14 +365,13 @@ void hd_conn_writable(hd_conn *c)
         hd_close(c, 1);
         return;
     }
-    for (int turn = 0; turn < TURN && c->piece < c->piece_count;) {
+    for (uint64_t turn = 0; turn < TURN && c->piece < c->piece_count;) {
         hd_piece *p = &c->pieces[c->piece];
         uint8_t *at = (p->in ? p->in->at : c->out->at) + p->begin;
         uint64_t n = p->size - c->sent;
-        if (n > HD_SCRATCH) {
+        if (n > HD_SCRATCH)
             n = HD_SCRATCH;
-            turn++;
-        }
+        turn += n;
         if (c->sealed < c->sent + n) {
             if (c->piece == c->piece_count - 1)
                 hd_mac_final(&c->out_mac, at);
@@ -476,8 +470,7 @@ void hd_reply_finish(hd_conn *c, int status, int64_t number, uint32_t items)
         send_small(c);
         return;
     }
-    uint64_t begin = own_begin(s);
-    if ((begin < s->build_size && add_piece(s, NULL, begin, s->build_size - begin)) ||
+    if ((s->build_own < s->build_size && add_piece(s, NULL, s->build_own, s->build_size - s->build_own)) ||
         add_piece(s, NULL, s->build_size, HD_TAG) ||
         keep(c, s->build_size + HD_TAG, s->build_pieces, s->build_piece_count) ||
         hd_watch(c, EPOLLOUT)) {

@@ -209,10 +209,15 @@ static void accept_some(hd_server *s, int listener)
         if (fd < 0) {
             if (errno == EINTR || errno == ECONNABORTED)
                 continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return;
+            /* No descriptors left: a stranger's is free at once. One for each pause would let hundreds that say
+             * nothing hold up a client behind them for a minute. */
+            if (!hd_link_alone(&s->strangers)) {
                 drop_oldest(s);
-                pause_listening(s, 1);
+                continue;
             }
+            pause_listening(s, 1);
             return;
         }
         s->stats.accepted++;

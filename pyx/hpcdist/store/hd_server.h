@@ -113,6 +113,7 @@ struct hd_server {
     uint8_t *scratch;       /* what was just received */
     uint8_t *build;         /* the reply being built */
     uint64_t build_room, build_size;
+    uint64_t build_own;     /* bytes of it that are in pieces already */
     hd_piece *build_pieces;
     uint32_t build_piece_count, build_piece_room;
     hd_item *items;
