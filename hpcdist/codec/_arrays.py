@@ -160,7 +160,8 @@ def split_tensor(tensor: Any) -> tuple[str, int, tuple[int, ...], memoryview]:
     data = tensor.detach().resolve_conj().resolve_neg().contiguous()
     raw = memoryview(b"")
     if data.numel():  # empty tensors may have strides that forbid the view
-        raw = memoryview(data.reshape(-1).view(torch.uint8).numpy())
+        # of one element the stride may be anything, and the view takes none but 1
+        raw = memoryview(data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy())
     return torch_dtype_name(tensor.dtype), flags, tuple(tensor.shape), raw
 
 

@@ -19,6 +19,10 @@ from hpcdist.codec._format import CodecError
 
 _UNFINISHED = object()
 
+#: Keys from which on their hashes are counted, and how many of them may have the same.
+_FEW = 1000
+_ALIKE = 100
+
 
 class _Unknown(CodecError):
     """The payload is sound, but holds what this process cannot make."""
@@ -179,10 +183,29 @@ def _packed(reader: _Reader, depth: int) -> Any:
     return values if container == f.TUPLE else list(values)
 
 
+def _counts_hashes(n: int) -> Callable[[Any], None]:
+    """Look out for keys of one hash: n of them take n^2 steps, an hour for some megabytes.
+
+    Numbers are hashed without a secret, so a payload can be made of such keys.
+    """
+    found: dict[int, int] = {}
+
+    def count(key: Any) -> None:
+        number = hash(key)
+        found[number] = times = found.get(number, 0) + 1
+        if times > _ALIKE:
+            raise CodecError(f"more than {_ALIKE} of {n} keys have the same hash")
+
+    return count
+
+
 def _fill(reader: _Reader, depth: int, target: dict[Any, Any]) -> dict[Any, Any]:
     n = reader.count(2)
+    count = _counts_hashes(n) if n > _FEW else None
     for _ in range(n):
         key = reader.key(depth)
+        if count is not None:
+            count(key)
         target[key] = reader.value(depth)
     if len(target) != n:
         raise CodecError("a dict has the same key twice")
@@ -199,7 +222,13 @@ def _ordered_dict(reader: _Reader, depth: int) -> dict[Any, Any]:
 
 def _set(reader: _Reader, depth: int) -> set[Any]:
     n = reader.count()
-    elements = {reader.key(depth) for _ in range(n)}
+    count = _counts_hashes(n) if n > _FEW else None
+    elements: set[Any] = set()
+    for _ in range(n):
+        key = reader.key(depth)
+        if count is not None:
+            count(key)
+        elements.add(key)
     if len(elements) != n:
         raise CodecError("a set has the same element twice")
     return elements

@@ -260,6 +260,15 @@ def test_large_arrays_are_not_copied_item_by_item():
     assert len(encode(list(range(10_000)))) < 8 * 10_000 + 100
 
 
+def test_one_element_with_a_stride():
+    """A tensor of one element counts as contiguous whatever its stride is."""
+    for tensor in (torch.arange(4.0)[::2][:1], torch.arange(6).reshape(3, 2)[1:2, :1]):
+        back = decode(encode(tensor))
+        assert torch.equal(back, tensor) and back.shape == tensor.shape
+    array = np.arange(8.0)[::-3][:1]
+    assert np.array_equal(decode(encode(array)), array)
+
+
 def test_codec_needs_no_torch():
     """An object without torch in it travels in a process that never imports torch."""
     code = (
