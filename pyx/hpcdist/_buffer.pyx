@@ -15,11 +15,11 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from hpcdist cimport dlpack
-from hpcdist.dlpack cimport DLPackExchangeAPI, DLTensor
+from hpcdist.dlpack cimport DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor
 
 cdef extern from "hd_base.h" nogil:
     uint64_t hd_mix(uint64_t, uint64_t)
@@ -30,6 +30,9 @@ cdef extern from "hd_types.h":
         HD_FLOAT16, HD_BFLOAT16, HD_FLOAT32, HD_FLOAT64, HD_COMPLEX64, HD_COMPLEX128
         HD_FLOAT8_E4M3FN, HD_FLOAT8_E5M2, HD_FLOAT8_E4M3FNUZ, HD_FLOAT8_E5M2FNUZ, HD_FLOAT8_E8M0FNU
         HD_NDTYPES
+
+# Below it an address may be the offset into a storage without memory; nearly all of a process's memory lies above.
+cdef uintptr_t LOW = <uintptr_t> 1 << 40
 
 # The last tensor type seen and its exchange function: training uses one or two types.
 cdef object known_type = None
@@ -202,13 +205,50 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
+    if <uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b):
+        return refuse(obj, role)
     return obj
+
+
+cdef bint nowhere(object obj, hd_buf* b) except -1:
+    """Whether a tensor at a low address has no memory: then the address is its offset."""
+    return <uintptr_t> b.ptr == <uintptr_t> obj.storage_offset() * hd_itemsize(b.dtype)
+
+
+cdef str without_memory(object torch, object obj):
+    """What a torch tensor is that has no memory of its own which could be sent; None if it has."""
+    wrapped = torch._C._functorch
+    if wrapped.is_batchedtensor(obj):
+        return "is inside torch.vmap, which no operation between processes can be part of: make the call outside of it"
+    if wrapped.is_gradtrackingtensor(obj):
+        return "is inside a transform of torch.func: make the call outside of it, or use hpcdist.nn.functional"
+    if torch._is_functional_tensor(obj):
+        return "is a functionalized tensor, as in tracing: it has no memory of its own"
+    if obj.is_nested:
+        return "is a nested tensor: its parts have shapes of their own; pass one dense tensor, e.g. its values()"
+    if interprets(torch, type(obj)):
+        return (f"is a {type(obj).__name__}, a class that carries out operations itself (__torch_dispatch__), so its "
+                f"memory is not known; pass the tensor that it stands for (of a DTensor: to_local())")
+    if obj.layout != torch.strided or obj.device.type == "meta":
+        return None
+    if obj._is_zerotensor():
+        return "is a tensor of zeros without memory (torch._efficientzerotensor): pass its clone()"
+    if obj.numel() and not obj.untyped_storage().nbytes():
+        return "has no memory: its storage was freed (resized to 0)"
+    return None
+
+
+cdef bint interprets(object torch, object tp) except -1:
+    return tp.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 cdef object refuse(object obj, str role):
     """Says why a tensor cannot be used."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
+        why = without_memory(torch, obj)
+        if why is not None:
+            raise TypeError(f"{role} {why}")
         if obj.layout != torch.strided:
             raise TypeError(f"{role} is a {obj.layout} tensor; pass a dense one, e.g. {role}.to_dense()")
         if obj.device.type == "meta":
@@ -275,7 +315,24 @@ cdef object fill_attributes(object obj, hd_buf* b, bint writable, str role):
     b.ptr = <char*> <uintptr_t> obj.data_ptr()
     if layout_of(b, ndim, shape, strides, 1) < 0:
         raise gaps(role, obj)
+    if <uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b):
+        return refuse(obj, role)
     return obj
+
+
+cdef int read_only(object obj, str role) except -1:
+    """DLPack 1.0 tells that memory must not be written to; what knows an older one only tells nothing."""
+    cdef DLManagedTensorVersioned* managed
+    try:
+        capsule = obj.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return 0
+    if not PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        return 0
+    managed = <DLManagedTensorVersioned*> PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+    if managed.flags & dlpack.DLPACK_FLAG_BITMASK_READ_ONLY:
+        raise ValueError(f"{role} is read-only, and this operation writes to it")
+    return 0
 
 
 cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
@@ -284,10 +341,12 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
     tp = type(obj)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
+        if tp not in functions:
+            if interprets(torch, tp):
+                return refuse(obj, role)
+            functions[tp] = find_function(tp)
         if obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
             return refuse(obj, role)
-        if tp not in functions:
-            functions[tp] = find_function(tp)
         address = functions[tp]
         if address == 0:
             return fill_attributes(obj, b, writable, role)
@@ -299,7 +358,11 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
     if hasattr(obj, "__dlpack__"):
         import torch
         try:
+            if writable:
+                read_only(obj, role)
             view = torch.from_dlpack(obj)
+        except ValueError:
+            raise
         except Exception as err:
             raise TypeError(f"{role} ({type(obj).__name__}) offers DLPack, but not on the host: {err}") from None
         return fill_slow(view, b, writable, role)
@@ -327,7 +390,9 @@ cdef int fill_plain(object obj, hd_buf* b, bint writable, int kind) except -2:
                                   or (writable and obj.requires_grad)):
         return -1
     b.ptr = <char*> t.data + t.byte_offset
-    return t.device.device_id if layout_of(b, t.ndim, t.shape, t.strides, 1) == 0 else -1
+    if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0 or (<uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b)):
+        return -1
+    return t.device.device_id
 
 
 cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1:
@@ -348,7 +413,9 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     tp = type(obj)
     if torch is None or not isinstance(obj, torch.Tensor):
         raise TypeError(f"{role} is a {tp.__name__}; this process group moves torch tensors on {name} only")
-    if obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or obj.device.type == "meta":
+    if interprets(torch, tp) or obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or (
+        obj.device.type == "meta"
+    ):
         refuse(obj, role)
     if obj.device.type != name:
         raise ValueError(f"{role} is on {obj.device}; this process group moves tensors on {name} only, pass "
@@ -369,6 +436,8 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
+    if <uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b):
+        refuse(obj, role)
     known_on_device = tp
     function_on_device = <dlpack.tensor_from_object> address
     known_device = obj.device

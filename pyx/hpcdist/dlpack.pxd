@@ -24,6 +24,13 @@ ctypedef struct DLPackVersion:
     uint32_t major
     uint32_t minor
 
+ctypedef struct DLManagedTensorVersioned:
+    DLPackVersion version
+    void* manager_ctx
+    void* deleter
+    uint64_t flags
+    DLTensor dl_tensor
+
 ctypedef int (*tensor_from_object)(void* obj, DLTensor* out) except? -1
 
 ctypedef struct DLPackExchangeAPI:
@@ -34,6 +41,9 @@ ctypedef struct DLPackExchangeAPI:
     void* managed_tensor_to_py_object_no_sync
     tensor_from_object dltensor_from_py_object_no_sync
     void* current_work_stream
+
+cdef enum:
+    DLPACK_FLAG_BITMASK_READ_ONLY = 1
 
 cdef enum:
     kDLCPU = 1

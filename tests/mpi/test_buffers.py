@@ -55,6 +55,61 @@ def test_layouts_that_differ_between_ranks(rng):
             call()
 
 
+def test_tensors_inside_a_transform_are_named():
+    """torch.vmap and torch.func hand out tensors that stand for others."""
+    check = Check()
+
+    def inside(says):
+        def call(x):
+            try:
+                dist.all_reduce(x.detach())
+            except TypeError as error:
+                check.that(says in str(error), f"{says}: {error}")
+            else:
+                check.that(False, f"{says}: no error")
+            return x.sum()
+
+        return call
+
+    torch.vmap(inside("torch.vmap"))(torch.ones(3, 2))
+    torch.func.grad(inside("torch.func"))(torch.ones(3))
+    jagged = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)
+    inside("nested tensor")(jagged)
+    check.done()
+
+
+def test_a_plain_subclass_is_a_tensor():
+    """Without __torch_dispatch__ a subclass has memory like any other."""
+
+    class Plain(torch.Tensor):
+        pass
+
+    tensor = torch.ones(3).as_subclass(Plain)
+    dist.all_reduce(tensor)
+    parallel_assert(tensor.tolist() == [dist.get_world_size()] * 3)
+
+
+def test_read_only_memory_behind_dlpack():
+    """DLPack 1.0 says so."""
+
+    class Shown:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **arguments):
+            return self.array.__dlpack__(**arguments)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    array = np.ones(3)
+    dist.all_reduce(Shown(array))
+    parallel_assert(array.tolist() == [dist.get_world_size()] * 3)
+    array.flags.writeable = False
+    with parallel_raises(ValueError, match="read-only"):
+        dist.all_reduce(Shown(array))
+
+
 def test_gaps_and_overlaps_are_refused():
     rank, size = here()
     base = torch.zeros(6, 6)
