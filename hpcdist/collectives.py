@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist._engine import complex_among
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.work import ReduceOp, Work
 
 __all__ = ["Collectives"]
@@ -42,21 +44,25 @@ def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | N
     Called while the TypeError is handled: so a dense tensor pays nothing for it.
     """
     if not getattr(tensor, "is_sparse", False):
-        raise  # noqa: PLE0704
+        raise  # noqa: PLE0704  # the others have heard
     from hpcdist import sparse
 
     sparse.all_reduce(comm, tensor, op, async_op)
     return None
 
 
-def reals_or_raise(comm: Any, tensors: Any, op: Any, async_op: bool) -> Work | None:
+def reals_or_raise(
+    comm: Any, tensors: Any, op: Any, async_op: bool, error: TypeError
+) -> Work | None:
     """Reduce a list that was refused for complex tensors among real ones; else raise again.
 
     Called while the TypeError is handled. Complex tensors count as pairs of real ones.
     """
     views = _as_reals(tensors, op)
     if views is None:
-        raise  # noqa: PLE0704
+        if complex_among(tensors):  # else the others have heard
+            agreeing(comm, tensors).refuse(error, api="all_reduce_coalesced")
+        raise error
     work: Work | None = comm.all_reduce_coalesced(views, op, async_op)
     return work
 
@@ -72,36 +78,33 @@ class Collectives:
     # of ProcessGroup
     _comm: Any
     _name: str
-    _check_rank: Any
+    _root: Any
+
+    def _listed(self, api: str, tensor: Any, given: Any, root: int, role: str) -> bool:
+        """Whether this rank is the root, which has a list and nobody else."""
+        comm = self._comm
+        here = bool(comm.rank == root)
+        if here is bool(given):
+            return here
+        if here:
+            where = f"rank (rank {root} of the group {self._name!r}, which this process is)"
+        else:
+            where = (
+                f"rank only (rank {root} of the group {self._name!r}; this process is rank "
+                f"{comm.rank})"
+            )
+        error = ValueError(f"{api}_list must be given on the {role} {where}")
+        agreeing(comm, tensor).refuse(error, api=api)
+        raise error
 
     def _gather(self, tensor: Any, gather_list: Any, root: int, async_op: bool) -> Work | None:
         """Gather with the list where it belongs, and nowhere else."""
-        here = self._comm.rank == root
-        if here and not gather_list:
-            raise ValueError(
-                f"gather_list must be given on the destination rank (rank {root} of the group "
-                f"{self._name!r}, which this process is)"
-            )
-        if gather_list and not here:
-            raise ValueError(
-                f"gather_list must be given on the destination rank only (rank {root} of the group "
-                f"{self._name!r}; this process is rank {self._comm.rank})"
-            )
+        here = self._listed("gather", tensor, gather_list, root, "destination")
         return self._comm.gather(tensor, gather_list if here else None, root, async_op)
 
     def _scatter(self, tensor: Any, scatter_list: Any, root: int, async_op: bool) -> Work | None:
         """Scatter with the list where it belongs, and nowhere else."""
-        here = self._comm.rank == root
-        if here and not scatter_list:
-            raise ValueError(
-                f"scatter_list must be given on the source rank (rank {root} of the group "
-                f"{self._name!r}, which this process is)"
-            )
-        if scatter_list and not here:
-            raise ValueError(
-                f"scatter_list must be given on the source rank only (rank {root} of the group "
-                f"{self._name!r}; this process is rank {self._comm.rank})"
-            )
+        here = self._listed("scatter", tensor, scatter_list, root, "source")
         return self._comm.scatter(tensor, scatter_list if here else None, root, async_op)
 
     def all_reduce(
@@ -154,8 +157,8 @@ class Collectives:
         listed = as_list(tensors)
         try:
             return self._comm.all_reduce_coalesced(listed, op, async_op)
-        except TypeError:
-            return reals_or_raise(self._comm, listed, op, async_op)
+        except TypeError as error:
+            return reals_or_raise(self._comm, listed, op, async_op, error)
 
     def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
         """Copy the tensor of one rank to all.
@@ -176,7 +179,8 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._comm.broadcast(tensor, self._check_rank(group_src, "group_src"), async_op)
+        root = self._root("broadcast", tensor, None, group_src, "src")
+        return self._comm.broadcast(tensor, root, async_op)
 
     def reduce(
         self, tensor: Any, group_dst: int, op: Any = ReduceOp.SUM, async_op: bool = False
@@ -201,7 +205,8 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._comm.reduce(tensor, self._check_rank(group_dst, "group_dst"), op, async_op)
+        root = self._root("reduce", tensor, None, group_dst, "dst")
+        return self._comm.reduce(tensor, root, op, async_op)
 
     def all_gather(self, tensor_list: Any, tensor: Any, async_op: bool = False) -> Work | None:
         """Collect a tensor of each rank in a list on all ranks; sizes may differ between ranks.
@@ -293,7 +298,8 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._gather(tensor, gather_list, self._check_rank(group_dst, "group_dst"), async_op)
+        root = self._root("gather", tensor, None, group_dst, "dst")
+        return self._gather(tensor, gather_list, root, async_op)
 
     def scatter(
         self, tensor: Any, scatter_list: Any = None, group_src: int = 0, async_op: bool = False
@@ -318,9 +324,8 @@ class Collectives:
         Work or None
             A handle if `async_op` is true, else None.
         """
-        return self._scatter(
-            tensor, scatter_list, self._check_rank(group_src, "group_src"), async_op
-        )
+        root = self._root("scatter", tensor, None, group_src, "src")
+        return self._scatter(tensor, scatter_list, root, async_op)
 
     def reduce_scatter(
         self, output: Any, input_list: Any, op: Any = ReduceOp.SUM, async_op: bool = False

@@ -97,6 +97,9 @@ class _NonMember(int):
 
     _peer = _place
 
+    def _root(self, *args: Any) -> int:
+        return -1
+
     def _gather(self, *args: Any) -> None:
         self._comm.report("gather", 4)
 

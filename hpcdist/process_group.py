@@ -178,6 +178,16 @@ class ProcessGroup(Collectives):
                 f"whose ranks of the world are {short(self._ranks)}"
             ) from None
 
+    def _root(
+        self, api: str, tensor: Any, rank: int | None, group_rank: int | None, what: str
+    ) -> int:
+        """The same as :meth:`_place` for a collective: the others hear what is wrong with it."""
+        try:
+            return self._place(rank, group_rank, what)
+        except Exception as error:
+            dispatch.agreeing(self._comm, tensor).refuse(error, api=api)
+            raise
+
     def isend(self, tensor: Any, group_dst: int, tag: int = 0) -> Work:
         """Begin to send to one rank.
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.refusal import refusing
 from hpcdist.work import ReduceOp
 
 __all__ = ["SparseReduction", "all_reduce"]
@@ -53,9 +55,11 @@ class SparseReduction:
         self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
-        values, places = self._tensor._values().contiguous(), self._tensor._indices().T.contiguous()
-        all_places = places.new_empty(sum(counts), dims)
-        all_values = values.new_empty(sum(counts), *shape[dims:])
+        with refusing(agreeing(self._comm, self._tensor), "all_reduce of a sparse tensor"):
+            values = self._tensor._values().contiguous()
+            places = self._tensor._indices().T.contiguous()
+            all_places = places.new_empty(sum(counts), dims)
+            all_values = values.new_empty(sum(counts), *shape[dims:])
         self._comm.all_gather(list(all_places.split(counts)), places)
         self._comm.all_gather(list(all_values.split(counts)), values)
         total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)
@@ -89,14 +93,18 @@ def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False)
     DistError
         If a rank does not take part, or has another shape.
     """
-    if op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise ValueError(f"all_reduce of a sparse tensor has SUM and AVG, not {op}")
-    if async_op:
-        raise ValueError("all_reduce of a sparse tensor takes two rounds: async_op must be False")
+    with refusing(agreeing(comm, tensor), "all_reduce"):
+        if op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(f"all_reduce of a sparse tensor has SUM and AVG, not {op}")
+        if async_op:
+            raise ValueError(
+                "all_reduce of a sparse tensor takes two rounds: async_op must be False"
+            )
     shape = f"{tuple(tensor.shape)} {tensor.sparse_dim()} {tensor.dtype}"
     divisor = comm.size if op == ReduceOp.AVG else 1
     with torch.no_grad():
-        own = tensor.coalesce()
+        with refusing(agreeing(comm, tensor), "all_reduce"):
+            own = tensor.coalesce()
         total = SparseReduction(
             comm, own, divisor, "all_reduce of a sparse tensor", zlib.crc32(shape.encode())
         )

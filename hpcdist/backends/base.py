@@ -197,6 +197,17 @@ class GroupBackend:
         """Wait until all ranks are here."""
         return self._refuse("barrier")
 
+    @property
+    def agreed_on(self) -> Any:
+        """On what its ranks agree about each collective: itself, or another backend."""
+        return self
+
+    def refuse(self, error: Exception, *, api: str | None = None) -> None:
+        """Tell the others, who come to the next collective, why this rank does not make it.
+
+        A backend without an agreement before each operation cannot: they wait for their timeout.
+        """
+
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
         """Begin to send; returns a Work."""
         return self._refuse("isend")

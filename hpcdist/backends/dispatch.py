@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .base import batch
+from .base import GroupBackend, batch
 
-__all__ = ["Dispatch", "over", "serving"]
+__all__ = ["Dispatch", "agreeing", "over", "serving"]
 
 
 def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
@@ -113,6 +113,26 @@ def serving(backend: Any, tensor: Any) -> Any:
         A tensor, or an array on the host.
     """
     return backend._of(tensor) if isinstance(backend, Dispatch) else backend
+
+
+def agreeing(backend: Any, tensors: Any = None) -> Any:
+    """On what the ranks agree about a collective: there a rank says why it does not make it.
+
+    Parameters
+    ----------
+    backend : object
+        A backend, or the :class:`Dispatch` of several.
+    tensors : tensor or list of tensor, optional
+        What the collective is about; None for objects and barriers.
+    """
+    if isinstance(backend, Dispatch):
+        while isinstance(tensors, (list, tuple)):
+            tensors = tensors[0] if tensors else None
+        try:
+            backend = backend._of(tensors)
+        except ValueError:  # on a device that nobody serves
+            backend = backend._host
+    return backend.agreed_on if isinstance(backend, GroupBackend) else backend
 
 
 def over(backends: dict[str, Any]) -> Any:

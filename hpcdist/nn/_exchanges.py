@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 
+@nodes.collective
 def gather(
     tensor: torch.Tensor, dst: int = 0, group: ProcessGroup | None = None
 ) -> tuple[torch.Tensor, ...]:
@@ -53,6 +54,7 @@ def gather(
     return tuple(nodes.Gather.apply(tensor, pg._place(dst, None, "dst"), pg))
 
 
+@nodes.collective
 def scatter(
     tensors: Sequence[torch.Tensor], src: int = 0, group: ProcessGroup | None = None
 ) -> torch.Tensor:
@@ -93,6 +95,7 @@ def scatter(
     return nodes.Scatter.apply(pg._place(src, None, "src"), pg, *tensors)
 
 
+@nodes.collective
 def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> tuple[torch.Tensor, ...]:
     """Collect all ranks' tensors on all ranks.
 
@@ -123,6 +126,7 @@ def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> tuple
     return tuple(nodes.AllGather.apply(tensor, None, [tensor.shape] * pg.size(), pg))
 
 
+@nodes.collective
 def all_gather_single(
     output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None
 ) -> torch.Tensor:
@@ -157,6 +161,7 @@ def all_gather_single(
     return nodes.AllGather.apply(input, [output], None, member(group))
 
 
+@nodes.collective
 def all_to_all(
     output_tensor_list: Sequence[torch.Tensor],
     input_tensor_list: Sequence[torch.Tensor],
@@ -195,6 +200,7 @@ def all_to_all(
     return tuple(nodes.AllToAll.apply(outputs, None, pg, *inputs))
 
 
+@nodes.collective
 def all_to_all_single(
     output: torch.Tensor,
     input: torch.Tensor,

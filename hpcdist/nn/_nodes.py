@@ -6,12 +6,17 @@ times. All ranks run backward in the same order, because they built the same gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import Function
 
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.group import member
+from hpcdist.refusal import refusing
 from hpcdist.work import ReduceOp
 
 __all__ = [
@@ -27,11 +32,26 @@ __all__ = [
     "ReduceScatter",
     "ReduceScatterSingle",
     "Scatter",
+    "collective",
     "one_per_rank",
     "scale_of",
 ]
 
 Shapes = Sequence[torch.Size]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def collective(function: _Function) -> _Function:
+    """Let the other ranks hear what a function refuses before it calls the engine."""
+    place = list(inspect.signature(function).parameters).index("group")
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        group = args[place] if len(args) > place else named.get("group")
+        with refusing(agreeing(member(group)._comm, args[0] if args else None), function.__name__):
+            return function(*args, **named)
+
+    return call  # type: ignore[return-value]
 
 
 def scale_of(op: ReduceOp, size: int) -> float:

@@ -31,6 +31,7 @@ def _op(op: Any, *tensors: torch.Tensor) -> ReduceOp:
     return op
 
 
+@nodes.collective
 def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> torch.Tensor:
     """Give all ranks one rank's tensor.
 
@@ -64,6 +65,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None)
     return nodes.Broadcast.apply(tensor, pg._place(src, None, "src"), pg)
 
 
+@nodes.collective
 def all_reduce(
     tensor: torch.Tensor, op: Any = _SUM, group: ProcessGroup | None = None
 ) -> torch.Tensor:
@@ -106,6 +108,7 @@ def all_reduce(
     return nodes.AllReduce.apply(tensor, op, pg)
 
 
+@nodes.collective
 def reduce(
     tensor: torch.Tensor,
     dst: int,
@@ -152,6 +155,7 @@ def reduce(
     return nodes.Reduce.apply(tensor, root, op, pg)
 
 
+@nodes.collective
 def reduce_scatter(
     output: torch.Tensor,
     input_list: Sequence[torch.Tensor],
@@ -195,6 +199,7 @@ def reduce_scatter(
     return _exchanged(output, inputs, op, pg)
 
 
+@nodes.collective
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,

@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcdist import codec
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.errors import DistError
+from hpcdist.refusal import refusing
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
 
@@ -82,7 +84,7 @@ def check_list(value: Any, name: str) -> int:
 
 def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int:
     """Return the group rank meant by `src` or `dst`, by default world rank 0."""
-    return pg._place(0 if rank is None and group_rank is None else rank, group_rank, what)
+    return int(pg._place(0 if rank is None and group_rank is None else rank, group_rank, what))
 
 
 def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
@@ -92,7 +94,8 @@ def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
     comm.all_gather_into_tensor(sizes, own, api=part.api, extra=extra)
     found: list[int] = sizes.tolist()
     if min(found) < 0:
-        texts = [np.empty(max(0, -size), np.uint8) for size in found]
+        with refusing(agreeing(comm), part.api):
+            texts = [np.empty(max(0, -size), np.uint8) for size in found]
         comm.all_gather(texts, part.data if part.error else part.data[:0], api=part.api)
         part.fail([text for text in texts if text.nbytes])
     return found

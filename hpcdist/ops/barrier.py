@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.group import ProcessGroup
 from hpcdist.group import comm_of as _comm_of
 from hpcdist.group import world as _world
+from hpcdist.refusal import refusing
 from hpcdist.work import Work
 
 __all__ = ["barrier"]
@@ -52,14 +54,15 @@ def barrier(
     -----
     Source: ``torch.distributed.barrier``.
     """
-    if device_ids is not None and not isinstance(device_ids, list):
-        raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
     comm = _world.comm if group is None else _comm_of(group)
-    if timeout is None:
+    if timeout is None and device_ids is None or comm.rank < 0:
         return comm.barrier(async_op)
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
-    if comm.rank < 0:
+    with refusing(agreeing(comm), "barrier"):
+        if device_ids is not None and not isinstance(device_ids, list):
+            raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
+    if timeout is None:
         return comm.barrier(async_op)
     # an operation takes the group's timeout with it when it begins
     usual = comm.timeout

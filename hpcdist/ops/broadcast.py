@@ -56,4 +56,5 @@ def broadcast(
     Source: ``torch.distributed.broadcast``.
     """
     pg = _resolve(group)
-    return pg._comm.broadcast(tensor, pg._place(src, group_src, "src"), async_op)
+    root = pg._root("broadcast", tensor, src, group_src, "src")
+    return pg._comm.broadcast(tensor, root, async_op)

@@ -191,4 +191,5 @@ def gather(
     pg = _resolve(group)
     if dst is None and group_dst is None:
         dst = 0
-    return pg._gather(tensor, gather_list, pg._place(dst, group_dst, "dst"), async_op)
+    root = pg._root("gather", tensor, dst, group_dst, "dst")
+    return pg._gather(tensor, gather_list, root, async_op)

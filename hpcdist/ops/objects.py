@@ -16,10 +16,12 @@ import numpy as np
 
 from hpcdist import codec
 from hpcdist._engine import op_range
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.errors import DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, buffer, check_list, decode, gather_sizes, root_of
 from hpcdist.ops.objects_p2p import recv_object_list, send_object_list
+from hpcdist.refusal import refusing
 
 __all__ = [
     "all_gather_object",
@@ -80,8 +82,9 @@ def broadcast_object_list(
     if comm.rank < 0:
         comm.broadcast_object_list()
         return
-    root = root_of(pg, src, group_src, "src")
-    length = check_list(object_list, "object_list")
+    with refusing(agreeing(comm), api):
+        root = root_of(pg, src, group_src, "src")
+        length = check_list(object_list, "object_list")
     part = Part(api, root)
     here = comm.rank == root
     if here:
@@ -90,7 +93,8 @@ def broadcast_object_list(
     with op_range(api, pg._name):
         comm.broadcast(header, root, api=api, extra=length)
         size, root_length = header.tolist()
-        data = part.data if here else np.empty(abs(size), np.uint8)
+        with refusing(agreeing(comm), api):
+            data = part.data if here else np.empty(abs(size), np.uint8)
         comm.broadcast(data, root, api=api, extra=length)
     if size < 0:
         part.fail([data])
@@ -143,7 +147,8 @@ def all_gather_object(
     if comm.rank < 0:
         comm.all_gather_object()
         return
-    length = check_list(object_list, "object_list")
+    with refusing(agreeing(comm), api):
+        length = check_list(object_list, "object_list")
     part = Part(api, comm.rank)
     if length < comm.size:
         part.refuse(
@@ -152,7 +157,8 @@ def all_gather_object(
     part.encode(obj, pickle)
     with op_range(api, pg._name):
         sizes = gather_sizes(comm, part, length)
-        parts = [np.empty(size, np.uint8) for size in sizes]
+        with refusing(agreeing(comm), api):
+            parts = [np.empty(size, np.uint8) for size in sizes]
         comm.all_gather(parts, part.data, api=api)
     # first all, then the list: an error leaves it as it was
     object_list[: comm.size] = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
@@ -208,7 +214,8 @@ def gather_object(
     if comm.rank < 0:
         comm.gather_object()
         return
-    root = root_of(pg, dst, group_dst, "dst")
+    with refusing(agreeing(comm), api):
+        root = root_of(pg, dst, group_dst, "dst")
     here = comm.rank == root
     part = Part(api, comm.rank)
     if here and (not isinstance(object_gather_list, list) or len(object_gather_list) < comm.size):
@@ -223,7 +230,8 @@ def gather_object(
     part.encode(obj, pickle)
     with op_range(api, pg._name):
         sizes = gather_sizes(comm, part, 0)
-        parts = [np.empty(size, np.uint8) for size in sizes] if here else None
+        with refusing(agreeing(comm), api):
+            parts = [np.empty(size, np.uint8) for size in sizes] if here else None
         comm.gather(part.data, parts, root, api=api)
     if parts is not None and object_gather_list is not None:
         objects = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
@@ -280,7 +288,8 @@ def scatter_object_list(
     if comm.rank < 0:
         comm.scatter_object_list()
         return
-    root = root_of(pg, src, group_src, "src")
+    with refusing(agreeing(comm), api):
+        root = root_of(pg, src, group_src, "src")
     part = Part(api, root)
     header = np.zeros(comm.size + 1, np.int64)
     inputs = None
@@ -291,10 +300,12 @@ def scatter_object_list(
     with op_range(api, pg._name):
         comm.broadcast(header, root, api=api)
         if header[0] < 0:
-            text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
+            with refusing(agreeing(comm), api):
+                text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
             comm.broadcast(text, root, api=api)
             part.fail([text])
-        data = np.empty(int(header[1 + comm.rank]), np.uint8)
+        with refusing(agreeing(comm), api):
+            data = np.empty(int(header[1 + comm.rank]), np.uint8)
         comm.scatter(data, inputs, root, api=api)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(f"{api}: scatter_object_output_list must be a list of at least one item")

@@ -109,8 +109,8 @@ def all_reduce_coalesced(
     listed = as_list(tensors)
     try:
         return comm.all_reduce_coalesced(listed, op, async_op)
-    except TypeError:
-        return reals_or_raise(comm, listed, op, async_op)
+    except TypeError as error:
+        return reals_or_raise(comm, listed, op, async_op, error)
 
 
 def reduce(
@@ -159,7 +159,7 @@ def reduce(
     Source: ``torch.distributed.reduce``.
     """
     pg = _resolve(group)
-    return pg._comm.reduce(tensor, pg._place(dst, group_dst, "dst"), op, async_op)
+    return pg._comm.reduce(tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op)
 
 
 def reduce_scatter(

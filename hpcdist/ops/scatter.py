@@ -62,4 +62,5 @@ def scatter(
     pg = _resolve(group)
     if src is None and group_src is None:
         src = 0
-    return pg._scatter(tensor, scatter_list, pg._place(src, group_src, "src"), async_op)
+    root = pg._root("scatter", tensor, src, group_src, "src")
+    return pg._scatter(tensor, scatter_list, root, async_op)

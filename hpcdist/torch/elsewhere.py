@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcdist.backends.dispatch import Dispatch, agreeing
+from hpcdist.refusal import refusing
 from hpcdist.torch.compat import NAMES
 
 __all__ = ["Elsewhere", "by_device"]
@@ -27,20 +29,30 @@ _OTHERS: dict[str, list[str]] = {}
 for _renamed in NAMES:
     _OTHERS.setdefault(_renamed.ours, []).append(_renamed.other)
 
+#: What concerns two ranks alone.
+_MESSAGES = ("send", "recv", "recv_anysource")
 
-def _device_of(arguments: Iterable[Any]) -> torch.device | None:
-    """Where the first tensor among some arguments, or lists of them, is; None if there is none."""
+
+def _first(arguments: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor among some arguments, or lists of them; None if there is none."""
     for each in arguments:
         while isinstance(each, (list, tuple)) and each:
             each = each[0]
         if isinstance(each, torch.Tensor):
-            return each.device
+            return each
     return None
+
+
+def _device_of(arguments: Iterable[Any]) -> torch.device | None:
+    """Where the first tensor among some arguments, or lists of them, is; None if there is none."""
+    tensor = _first(arguments)
+    return None if tensor is None else tensor.device
 
 
 def by_device(method: _Method) -> _Method:
     """Let a method of a group's go to the backend of its tensors' device."""
     name = method.__name__
+    message = name in _MESSAGES
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -52,7 +64,13 @@ def by_device(method: _Method) -> _Method:
                 device = _device_of(args) or _device_of(named.values())
                 if device is not None and elsewhere.has(device):
                     return elsewhere.call(name, device, args, named)
-        return method(self, *args, **named)
+        if message:
+            return method(self, *args, **named)
+        comm = self._comm
+        if isinstance(comm, Dispatch):
+            comm = agreeing(comm, _first(args))
+        with refusing(comm, name):
+            return method(self, *args, **named)
 
     return call  # type: ignore[return-value]
 

@@ -73,6 +73,8 @@ cdef extern from "hd_engine.h" nogil:
         hd_seg* in_ "in"
         hd_seg* out
         hd_seg in1, out1
+        char* apart
+        const char* refusal
         int ndim
         int64_t* dims
         double timeout
@@ -96,6 +98,13 @@ cdef extern from "hd_engine.h" nogil:
         void (*notify)(hd_job*) noexcept nogil
 
     hd_hooks hd_py
+
+    ctypedef struct hd_own:
+        int first, step, exact
+
+    int hd_overlap(const hd_seg*, int, int64_t, int*, int*)
+    int hd_input_in_output(const hd_seg*, int, const hd_seg*, int, int64_t, hd_own, int*, int*)
+    int hd_keep_apart(const hd_comm*, hd_job*)
 
     void hd_job_init(hd_job*, hd_comm*, int kind, const char* api)
     void hd_job_clear(hd_job*)

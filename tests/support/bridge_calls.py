@@ -98,6 +98,31 @@ def collectives(folder: str) -> dict:
 
 
 @case
+def tensors_that_share_memory(folder: str) -> dict:
+    """An input that lies in an output, wherever gloo gets it right."""
+    rank, size = td.get_rank(), td.get_world_size()
+    found = {}
+    for place in range(size):
+        flat = poisoned(size, 3)
+        outs = list(flat)
+        outs[place].copy_(own(3))
+        td.all_gather(outs, outs[place])
+        found[f"all_gather {place}"] = flat
+        flat = poisoned(size, 3)
+        flat[place].copy_(own(3))
+        td.all_gather_into_tensor(flat, flat[place])
+        found[f"all_gather_into_tensor {place}"] = flat
+        flat = poisoned(size, 3)
+        flat[place].copy_(own(3))
+        td.gather(flat[place], list(flat) if rank == 0 else None, dst=0)
+        found[f"gather {place}"] = flat
+        flat = own(size, 3)
+        td.reduce_scatter_tensor(flat[place], flat)
+        found[f"reduce_scatter_tensor {place}"] = flat[place]
+    return found
+
+
+@case
 def objects(folder: str) -> dict:
     rank, size = td.get_rank(), td.get_world_size()
     mine = {"rank": rank, "list": list(range(rank)), "tensor": own(2)}

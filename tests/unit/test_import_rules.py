@@ -48,6 +48,7 @@ ROOMS = {
     "config": "leaves",
     "log": "leaves",
     "layout": "leaves",
+    "refusal": "leaves",
     "recorder": "recorder",
     "levels": "levels",
     "_loader": "loader",

@@ -108,6 +108,11 @@ class Core(GroupBackend):
         """Group ranks on this rank's node."""
         return tuple(self._comm.node_ranks)
 
+    @property
+    def agreed_on(self) -> Any:
+        """The communicator of host tensors."""
+        return self._comm
+
     # --- agreement ---------------------------------------------------------------------------
 
     def _agree(self, api: str, call: str, direct: bool, later: bool) -> Callable[[], int]:

@@ -350,11 +350,15 @@ cdef class Comm:
         """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`."""
         cdef hd_job j
         cdef hd_buf b
-        keep = fill(tensor, &b, True, "tensor")
         begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE if api is None else api_named(api, ALL_REDUCE))
-        subject(&j, &b, True)
-        reduces(&j, as_reduce_op(op))
-        j.extra = extra
+        try:
+            keep = fill(tensor, &b, True, "tensor")
+            subject(&j, &b, True)
+            reduces(&j, as_reduce_op(op))
+            j.extra = extra
+        except BaseException as error:
+            refused(self, &j, error, getattr(tensor, "is_sparse", False))
+            raise
         j.nout = 1
         j.out1.ptr = b.ptr
         j.out1.n = b.n
@@ -365,31 +369,34 @@ cdef class Comm:
         cdef hd_job j
         cdef hd_buf b
         cdef Py_ssize_t i
-        tensors = list(tensors)
-        if not tensors:
-            raise ValueError("tensors is empty")
         begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE_COALESCED)
         try:
+            tensors = list(tensors)
+            if not tensors:
+                raise ValueError("tensors is empty")
             j.out = segments(len(tensors))
             j.listed = 1
             keep = collect(&j, tensors, j.out, True, "tensors")
             j.nout = len(tensors)
             reduces(&j, as_reduce_op(op))
-        except BaseException:
-            hd_job_clear(&j)
+        except BaseException as error:
+            refused(self, &j, error, isinstance(error, TypeError) and complex_among(tensors))
             raise
         return run(self, &j, async_op, keep, tensors)
 
-    def reduce(self, tensor, int root, op=ReduceOp.SUM, object async_op=False):
+    def reduce(self, tensor, object root, op=ReduceOp.SUM, object async_op=False):
         """Reduces a tensor to one rank. See :func:`hpcdist.reduce`."""
         cdef hd_job j
         cdef hd_buf b
-        root_in_range(self, root, "root")
-        keep = fill(tensor, &b, self.c.rank == root, "tensor")
         begin(&j, self, HD_REDUCE, REDUCE)
-        subject(&j, &b, True)
-        reduces(&j, as_reduce_op(op))
-        j.root = root
+        try:
+            j.root = root_in_range(self, root, "root")
+            keep = fill(tensor, &b, self.c.rank == j.root, "tensor")
+            subject(&j, &b, True)
+            reduces(&j, as_reduce_op(op))
+        except BaseException as error:
+            refused(self, &j, error, False)
+            raise
         j.nin = j.nout = 1
         j.in1.ptr = j.out1.ptr = b.ptr
         j.in1.n = j.out1.n = b.n
@@ -399,11 +406,11 @@ cdef class Comm:
         """Reduces a list and leaves one entry on each rank. See :func:`hpcdist.reduce_scatter`."""
         cdef hd_job j
         cdef hd_buf b
-        inputs = list(inputs)
-        whole_list(self, inputs, "input_list")
-        out = fill(output, &b, True, "output")
         begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER)
         try:
+            inputs = list(inputs)
+            whole_list(self, inputs, "input_list")
+            out = fill(output, &b, True, "output")
             j.in_ = segments(len(inputs))
             j.listed = 1
             keep = collect(&j, inputs, j.in_, False, "input_list")
@@ -418,8 +425,9 @@ cdef class Comm:
             j.nout = 1
             j.out1.ptr = b.ptr
             j.out1.n = b.n
-        except BaseException:
-            hd_job_clear(&j)
+            kept_apart(&j)
+        except BaseException as error:
+            refused(self, &j, error, False)
             raise
         return run(self, &j, async_op, (out, keep), [output])
 
@@ -427,46 +435,54 @@ cdef class Comm:
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
         cdef hd_job j
         cdef hd_buf b, o
-        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-        same_dtype(b.dtype, o.dtype, "output", "input")
-        if b.n != o.n * self.c.size:
-            raise ValueError(
-                f"input has {b.n} elements; it must have {self.c.size} (the group's size) times output's {o.n}"
-            )
-        contiguous(&b, "input")
-        contiguous(&o, "output")
         begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
-        subject(&j, &b, True)
-        reduces(&j, as_reduce_op(op))
-        j.nin = j.nout = 1
-        j.in1.ptr = b.ptr
-        j.in1.n = b.n
-        j.out1.ptr = o.ptr
-        j.out1.n = o.n
+        try:
+            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+            same_dtype(b.dtype, o.dtype, "output", "input")
+            if b.n != o.n * self.c.size:
+                raise ValueError(
+                    f"input has {b.n} elements; it must have {self.c.size} (the group's size) times output's {o.n}"
+                )
+            contiguous(&b, "input")
+            contiguous(&o, "output")
+            subject(&j, &b, True)
+            reduces(&j, as_reduce_op(op))
+            j.nin = j.nout = 1
+            j.in1.ptr = b.ptr
+            j.in1.n = b.n
+            j.out1.ptr = o.ptr
+            j.out1.n = o.n
+            kept_apart(&j)
+        except BaseException as error:
+            refused(self, &j, error, False)
+            raise
         return run(self, &j, async_op, keep, [output])
 
     # ---- one to all, all to one ----
 
-    def broadcast(self, tensor, int root, object async_op=False, *, api=None, extra=0):
+    def broadcast(self, tensor, object root, object async_op=False, *, api=None, extra=0):
         """Copies the root's tensor to all ranks. See :func:`hpcdist.broadcast`."""
         cdef hd_job j
         cdef hd_buf b
-        root_in_range(self, root, "root")
-        keep = fill(tensor, &b, self.c.rank != root, "tensor")
         begin(&j, self, HD_BROADCAST, api_named(api, BROADCAST))
-        subject(&j, &b, True)
-        j.root = root
-        j.extra = extra
+        try:
+            j.root = root_in_range(self, root, "root")
+            keep = fill(tensor, &b, self.c.rank != j.root, "tensor")
+            subject(&j, &b, True)
+            j.extra = extra
+        except BaseException as error:
+            refused(self, &j, error, False)
+            raise
         j.nout = 1
         j.out1.ptr = b.ptr
         j.out1.n = b.n
         return run(self, &j, async_op, keep, [tensor])
 
-    def gather(self, tensor, gather_list, int root, object async_op=False, *, api=None, extra=0):
+    def gather(self, tensor, gather_list, object root, object async_op=False, *, api=None, extra=0):
         """Collects one tensor from each rank at the root. See :func:`hpcdist.gather`."""
         return rooted(self, HD_GATHER, api_named(api, GATHER), tensor, gather_list, root, async_op, extra)
 
-    def scatter(self, tensor, scatter_list, int root, object async_op=False, *, api=None, extra=0):
+    def scatter(self, tensor, scatter_list, object root, object async_op=False, *, api=None, extra=0):
         """Hands one tensor of the root's list to each rank. See :func:`hpcdist.scatter`."""
         return rooted(self, HD_SCATTER, api_named(api, SCATTER), tensor, scatter_list, root, async_op, extra)
 
@@ -474,40 +490,39 @@ cdef class Comm:
 
     def all_gather(self, outputs, tensor, object async_op=False, *, api=None):
         """Collects every rank's tensor on all ranks. See :func:`hpcdist.all_gather`."""
-        return gather_lists(self, api_named(api, ALL_GATHER), [list(outputs)], [tensor], async_op)
+        return gather_lists(self, api_named(api, ALL_GATHER), outputs, [tensor], False, async_op)
 
     def all_gather_coalesced(self, output_lists, inputs, object async_op=False):
         """Collects several tensors under one agreement. See :func:`hpcdist.all_gather_coalesced`.
 
         output_lists has one list per rank, each with one tensor per input.
         """
-        by_rank, inputs = [list(o) for o in output_lists], list(inputs)
-        whole_list(self, by_rank, "output_tensor_lists")
-        if any(len(outputs) != len(inputs) for outputs in by_rank):
-            raise ValueError(f"each of output_tensor_lists must have {len(inputs)} tensors, one per input")
-        by_input = [[outputs[i] for outputs in by_rank] for i in range(len(inputs))]
-        return gather_lists(self, ALL_GATHER_COALESCED, by_input, inputs, async_op)
+        return gather_lists(self, ALL_GATHER_COALESCED, output_lists, inputs, True, async_op)
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
         """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
         cdef hd_job j
         cdef hd_buf b, o
-        cdef char* own
-        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-        same_dtype(b.dtype, o.dtype, "output", "input")
-        if o.n != b.n * self.c.size:
-            raise ValueError(
-                f"output has {o.n} elements; it must have {self.c.size} (the group's size) times input's {b.n}"
-            )
-        contiguous(&b, "input")
-        contiguous(&o, "output")
-        own = o.ptr + <int64_t> self.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
-        if b.ptr != own and overlap(&b, &o):
-            raise ValueError("input lies inside output, but not where this rank's block goes: they would overwrite "
-                             "each other")
         begin(&j, self, HD_ALL_GATHER, api_named(api, ALL_GATHER_INTO))
-        subject(&j, &b, True)
-        j.extra = extra
+        try:
+            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+            same_dtype(b.dtype, o.dtype, "output", "input")
+            if o.n != b.n * self.c.size:
+                raise ValueError(
+                    f"output has {o.n} elements; it must have {self.c.size} (the group's size) times input's {b.n}"
+                )
+            contiguous(&b, "input")
+            contiguous(&o, "output")
+            if self.c.on_device and overlap(&b, &o) and (
+                b.ptr != o.ptr + <int64_t> self.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
+            ):
+                raise ValueError("input lies in output, but not where this rank's block goes; pass a separate tensor, "
+                                 "e.g. input.clone()")
+            subject(&j, &b, True)
+            j.extra = extra
+        except BaseException as error:
+            refused(self, &j, error, False)
+            raise
         j.nin = j.nout = 1
         j.in1.ptr = b.ptr
         j.in1.n = b.n
@@ -518,12 +533,13 @@ cdef class Comm:
     def all_to_all(self, outputs, inputs, object async_op=False):
         """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""
         cdef hd_job j
+        cdef hd_own own
         cdef int r, dtype
-        outputs, inputs = list(outputs), list(inputs)
-        whole_list(self, outputs, "output_list")
-        whole_list(self, inputs, "input_list")
         begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL)
         try:
+            outputs, inputs = list(outputs), list(inputs)
+            whole_list(self, outputs, "output_list")
+            whole_list(self, inputs, "input_list")
             j.in_ = segments(len(inputs))
             j.out = segments(len(outputs))
             j.listed = j.pairwise = 1
@@ -537,8 +553,19 @@ cdef class Comm:
             for r in range(self.c.size):
                 j.uneven |= j.in_[r].n != j.count or j.in_[r].form != j.in_[0].form
                 j.uneven |= j.out[r].n != j.count or j.out[r].form != j.in_[0].form
-        except BaseException:
-            hd_job_clear(&j)
+            r = self.c.rank
+            if unverified(self):
+                if j.in_[r].n != j.out[r].n:
+                    raise ValueError(
+                        f"input_list[{r}], which stays here, has {j.in_[r].n} elements, but output_list[{r}] has "
+                        f"{j.out[r].n}"
+                    )
+                same_order(j.in_[r].strides, j.out[r].strides, "this rank's tensor of input_list", "output_list", r)
+            own.step = self.c.size + 1
+            own.first, own.exact = r - r * own.step, True  # of the others none
+            apart(&j, j.out, j.nout, own, "input_list", "output_list")
+        except BaseException as error:
+            refused(self, &j, error, False)
             raise
         return run(self, &j, async_op, keep, outputs)
 
@@ -547,14 +574,14 @@ cdef class Comm:
         cdef hd_job j
         cdef hd_buf b, o
         cdef int r
-        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-        same_dtype(b.dtype, o.dtype, "output", "input")
-        contiguous(&b, "input")
-        contiguous(&o, "output")
-        if overlap(&b, &o):
-            raise ValueError("output and input overlap; all_to_all_single needs two separate tensors")
         begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL_SINGLE)
         try:
+            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+            same_dtype(b.dtype, o.dtype, "output", "input")
+            contiguous(&b, "input")
+            contiguous(&o, "output")
+            if overlap(&b, &o):
+                raise ValueError("output and input overlap; all_to_all_single needs two separate tensors")
             j.in_ = segments(self.c.size)
             j.out = segments(self.c.size)
             subject(&j, &b, False)
@@ -568,8 +595,8 @@ cdef class Comm:
                 j.in_[r].form = j.out[r].form = row_form(&b)  # the inputs of all ranks have rows of one shape
             if self.c.check == 0 and (input_splits or output_splits):
                 j.uneven = 1  # unchecked, the ranks cannot agree on the even form
-        except BaseException:
-            hd_job_clear(&j)
+        except BaseException as error:
+            refused(self, &j, error, False)
             raise
         return run(self, &j, async_op, keep, [output])
 
@@ -578,6 +605,23 @@ cdef class Comm:
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
         return run(self, &j, async_op, None, [])
+
+    def refuse(self, object error, *, api=None):
+        """Takes part in the next collective with the reason why this rank does not make it.
+
+        The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all stay in step. Does
+        not wait for them. The operations themselves do so for whatever is wrong with their arguments.
+
+        Parameters
+        ----------
+        error : Exception
+            The reason.
+        api : str, optional
+            Public name of the operation.
+        """
+        cdef hd_job j
+        begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
+        refused(self, &j, error, False)
 
     # ---- point to point ----
 

@@ -71,6 +71,7 @@ struct hd_job {
     int nin, nout;
     hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
+    char *apart;          /* where the result is made that would overwrite its own input, or NULL: malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout;       /* seconds */
@@ -302,6 +303,19 @@ void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC byte
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride); /* one text a rank */
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as hd_session_gone */
 int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member that has gone, if one has */
+
+/* ---- tensors of one call that share memory ---- */
+/* Whether two segments of a list overlap, and which; -1: no memory to find out. */
+int hd_overlap(const hd_seg *list, int n, int64_t item, int *one, int *other);
+/* The output that input i may lie in: first + i * step; with `exact` it must begin where that begins. */
+typedef struct hd_own {
+    int first, step, exact;
+} hd_own;
+/* Whether an input lies in an output that is not its own, and which; the outputs do not overlap. -1 as above. */
+int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item, hd_own own, int *one,
+                       int *other);
+/* Memory for a reduce_scatter whose output lies in its input: HD_OK, or HD_ERR_MEMORY. Before the ranks agree. */
+int hd_keep_apart(const hd_comm *c, hd_job *j);
 
 /* ---- running a job ---- */
 void hd_exec(hd_comm *c, hd_job *j);         /* check + data; fills code and text */

@@ -43,10 +43,10 @@ void hd_job_clear(hd_job *j)
         free(j->out);
     free(j->text);
     free(j->cause);
+    free(j->apart);
     j->in = &j->in1;
     j->out = &j->out1;
-    j->text = NULL;
-    j->cause = NULL;
+    j->text = j->cause = j->apart = NULL;
 }
 
 void hd_fail(hd_job *j, int code, const char *fmt, ...)
@@ -84,6 +84,10 @@ void hd_job_describe(hd_text *t, const hd_job *j)
     hd_say(t, "%s(", j->api);
     if (j->closing) {
         hd_say(t, ")");
+        return;
+    }
+    if (j->refusal) {
+        hd_say(t, "...), and refused its arguments: %s", j->refusal);
         return;
     }
     if (j->dtype >= 0) {

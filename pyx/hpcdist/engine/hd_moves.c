@@ -139,7 +139,8 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
         if (!s || gatherv(c, j, in, out, s))
             return j->code;
         for (int r = 0; r < c->size; r++) {
-            memcpy(out[r].ptr, s, (size_t)(out[r].n * item));
+            if (in.ptr != out[r].ptr && out[r].n)
+                memcpy(out[r].ptr, s, (size_t)(out[r].n * item));
             s += out[r].n * item;
         }
         return HD_OK;
@@ -156,12 +157,25 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
     return j->text ? j->code : HD_OK;
 }
 
+/* An input may lie in any of the outputs. So it goes to its own place before anything comes in, and is sent from
+ * there. (Of device memory it lies in its own place or in none.) */
+static hd_seg put_in_place(const hd_comm *c, const hd_job *j, hd_seg in, hd_seg own)
+{
+    if (c->on_device)
+        return in;
+    copy(j, own, in);
+    return own;
+}
+
 int hd_all_gather(hd_comm *c, hd_job *j)
 {
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    hd_seg in = j->in[0];
 
     if (j->listed) { /* nin tensors, each gathered into `size` of the outputs */
+        for (int i = 0; i < j->nin; i++) /* all first: one may lie in an output of another */
+            j->in[i] = put_in_place(c, j, j->in[i], j->out[(int64_t)i * c->size + c->rank]);
         for (int i = 0; i < j->nin; i++)
             if (all_gather_list(c, j, j->in[i], j->out + (int64_t)i * c->size))
                 return j->code;
@@ -176,16 +190,16 @@ int hd_all_gather(hd_comm *c, hd_job *j)
             return j->code;
         }
         for (int r = 0; r < c->size; r++)
-            out[r] = (hd_seg){j->out[0].ptr + r * j->in[0].n * item, j->in[0].n};
-        all_gather_list(c, j, j->in[0], out);
+            out[r] = (hd_seg){j->out[0].ptr + r * in.n * item, in.n};
+        all_gather_list(c, j, put_in_place(c, j, in, out[c->rank]), out);
         free(out);
         return j->text ? j->code : HD_OK;
     }
-    if (j->in[0].ptr == j->out[0].ptr + c->rank * j->in[0].n * item)
-        CALL(c, j, Allgather, Iallgather, MPI_IN_PLACE, 0, type, j->out[0].ptr, (int)j->in[0].n, type, c->mpi);
+    in = put_in_place(c, j, in, (hd_seg){j->out[0].ptr + c->rank * in.n * item, in.n});
+    if (in.ptr == j->out[0].ptr + c->rank * in.n * item)
+        CALL(c, j, Allgather, Iallgather, MPI_IN_PLACE, 0, type, j->out[0].ptr, (int)in.n, type, c->mpi);
     else
-        CALL(c, j, Allgather, Iallgather, j->in[0].ptr, (int)j->in[0].n, type, j->out[0].ptr, (int)j->in[0].n, type,
-             c->mpi);
+        CALL(c, j, Allgather, Iallgather, in.ptr, (int)in.n, type, j->out[0].ptr, (int)in.n, type, c->mpi);
     return HD_OK;
 }
 
@@ -195,9 +209,14 @@ static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
     hd_seg *mine;
     int rc;
 
-    if (c->rank == j->root && !c->on_device) {
-        copy(j, to_root ? list[c->rank] : one, to_root ? one : list[c->rank]);
-        return exchange(c, j, to_root ? list : NULL, to_root ? NULL : list);
+    if (c->rank == j->root && !c->on_device) { /* one may lie in any place of the list: it is read first, written last */
+        if (to_root)
+            copy(j, list[c->rank], one);
+        if (exchange(c, j, to_root ? list : NULL, to_root ? NULL : list))
+            return j->code;
+        if (!to_root)
+            copy(j, one, list[c->rank]);
+        return HD_OK;
     }
     mine = calloc((size_t)c->size, sizeof *mine);
     if (!mine) {

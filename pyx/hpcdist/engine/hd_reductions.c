@@ -120,37 +120,48 @@ static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
     return HD_OK;
 }
 
+/* Whether all blocks go by one call. */
+static int goes_whole(const hd_comm *c, const hd_job *j)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), n = j->out[0].n;
+    double factor;
+    return !j->listed && c->size > 1 && !hd_scales_first(c, j, &factor) && c->size * n * item <= SCATTER_WHOLE &&
+           c->size * n <= INT_MAX;
+}
+
+int hd_keep_apart(const hd_comm *c, hd_job *j)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), bytes = j->out[0].n * item;
+    const char *to = j->out[0].ptr, *own = j->listed ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * bytes;
+    int clash = 0;
+
+    /* Block by block the result may be written over the own block of the input, when that is no other rank's too. */
+    for (int r = 0; r < j->nin; r++)
+        clash |= j->in[r].ptr < to + bytes && to < j->in[r].ptr + j->in[r].n * item &&
+                 (j->listed ? r != c->rank || own != to : own != to || goes_whole(c, j));
+    if (!clash || !bytes)
+        return HD_OK;
+    j->apart = malloc((size_t)bytes);
+    return j->apart ? HD_OK : HD_ERR_MEMORY;
+}
+
 int hd_reduce_scatter(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
     const int list = j->listed;
     const hd_seg out = j->out[0];
-    char *to = out.ptr, *own = list ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * out.n * item;
-    double factor;
-    const int whole = !list && c->size > 1 && !hd_scales_first(c, j, &factor) &&
-                      c->size * out.n * item <= SCATTER_WHOLE && c->size * out.n <= INT_MAX;
-    int clash = 0;
+    char *to = j->apart ? j->apart : out.ptr;
 
     if (out.n == 0 && !list)
         return HD_OK;
-    for (int r = 0; r < j->nin; r++)
-        clash |= j->in[r].ptr < out.ptr + out.n * item && out.ptr < j->in[r].ptr + j->in[r].n * item;
-    /* Only the block-by-block form may write its result over its own block of the input. */
-    clash = clash && (whole || own != out.ptr);
-    if (clash && !(to = malloc((size_t)(out.n * item)))) {
-        hd_fail(j, HD_ERR_MEMORY, "no memory for an output of %lld elements", (long long)out.n);
-        return j->code;
-    }
-    if (whole) {
+    if (goes_whole(c, j)) {
         reduce_scatter_whole(c, j, to, out.n);
     } else {
         for (int r = 0; r < c->size && !j->text; r++)
             reduce_block(c, j, r, list ? j->in[r].ptr : j->in[0].ptr + r * out.n * item, to,
                          list ? j->in[r].n : out.n);
     }
-    if (clash) {
+    if (j->apart && !j->text)
         memcpy(out.ptr, to, (size_t)(out.n * item));
-        free(to);
-    }
     return j->text ? j->code : HD_OK;
 }

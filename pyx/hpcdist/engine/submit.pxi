@@ -102,9 +102,65 @@ cdef hd_seg* segments(Py_ssize_t n) except NULL:
     return list
 
 
-cdef int root_in_range(Comm comm, int root, str name) except -1:
+cdef int root_in_range(Comm comm, object rank, str name) except -1:
+    cdef int root = rank
     if root < 0 or root >= comm.c.size:
         raise ValueError(f"{name}={root} is not a rank of group '{comm.c.name.decode()}' of {comm.c.size} ranks")
+    return root
+
+
+def complex_among(object tensors):
+    """Whether some of a list's tensors are complex: such a list may be reduced as pairs of real numbers.
+
+    Parameters
+    ----------
+    tensors : iterable of tensor
+        Anything.
+
+    Returns
+    -------
+    bool
+        Of a list that is refused with a TypeError the other ranks have not heard then.
+    """
+    return isinstance(tensors, (list, tuple)) and any(
+        getattr(getattr(t, "dtype", None), "is_complex", False)
+        or getattr(getattr(t, "dtype", None), "kind", "") == "c"
+        for t in tensors
+    )
+
+
+cdef int refused(Comm comm, hd_job* j, object error, bint another_way) except -1:
+    """Clears a job whose arguments were refused, and tells the other ranks why, who wait in it or will.
+
+    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal: nothing was
+    begun, and a handler may make the call again.
+    """
+    cdef hd_job r
+    cdef hd_comm* c = comm.c
+    hd_job_clear(j)
+    if another_way or hd_forked or c == NULL or c.freed or not c.check or c.size == 1:
+        return 0
+    if not isinstance(error, Exception):
+        return 0
+    try:
+        reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+        hd_job_init(&r, c, HD_BARRIER, j.api)
+        r.refusal = reason
+        r.seen = 1  # it is no news to this rank
+        if hd_lane_try(c):
+            if c.closing:
+                hd_lane_leave(c)
+                return 0
+            c.seq += 1
+            r.seq = c.seq
+            r.inline_ = 1
+            with nogil:
+                hd_lane_run(c, &r)
+            hd_job_clear(&r)
+        else:
+            queue(comm, &r, reason, [])
+    except Exception:
+        pass  # the others wait until their timeout; this rank's error is told
     return 0
 
 
@@ -113,8 +169,8 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
     cdef bint async_op
     try:
         async_op = asynchronous
-    except BaseException:
-        hd_job_clear(j)
+    except BaseException as error:
+        refused(comm, j, error, False)
         raise
     # Called through a name of its own, hpcdist itself decides who waits, for instance in DDP.
     j.later = async_op and not j.either and asynchronous is not either
@@ -122,8 +178,8 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
         return run_now(comm, j, async_op, keep, outputs)
     try:
         begun = begin_range(range_name(j, ", async" if async_op else ""))
-    except BaseException:
-        hd_job_clear(j)
+    except BaseException as error:
+        refused(comm, j, error, False)
         raise
     try:
         return run_now(comm, j, async_op, keep, outputs)
@@ -165,7 +221,12 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
         except BaseException:
             hd_job_clear(j)
             raise
-    work = queue(comm, j, keep, outputs)
+    try:
+        work = queue(comm, j, keep, outputs)
+    except BaseException as error:
+        hd_job_init(j, c, HD_BARRIER, j.api)
+        refused(comm, j, error, False)
+        raise
     if async_op:
         return work
     (<Work> work).wait()
@@ -189,6 +250,7 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
     work = adopt(comm, job, keep, outputs)
     rc = hd_lane_submit(comm.c, job)
     if rc:
+        comm.c.seq -= 1
         unref(job)
         if rc < 0:
             raise DistError(DESTROYED)

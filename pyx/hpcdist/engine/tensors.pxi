@@ -21,7 +21,36 @@ cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str ro
         list[i].strides = b.strides
         h = hd_mix(hd_mix(h, b.shape), b.strides)
     j.layout = h
+    if writable:
+        separate(j, list, len(tensors), role)
     return keep
+
+
+cdef int separate(hd_job* j, hd_seg* list, int n, str role) except -1:
+    cdef int one = 0, other = 0
+    cdef int found = hd_overlap(list, n, hd_itemsize(j.dtype), &one, &other)
+    if found < 0:
+        raise MemoryError(f"no memory to look at the {n} tensors of {role}")
+    if found:
+        raise ValueError(
+            f"{role}[{one}] and {role}[{other}] overlap in memory, and both are written to; pass separate tensors"
+        )
+    return 0
+
+
+cdef int apart(hd_job* j, hd_seg* outputs, int nout, hd_own own, str role, str places) except -1:
+    """Inputs that lie in outputs where the data could not be moved without a copy."""
+    cdef int one = 0, other = 0
+    cdef int found = hd_input_in_output(j.in_, j.nin, outputs, nout, hd_itemsize(j.dtype), own, &one, &other)
+    if found < 0:
+        raise MemoryError(f"no memory to look at the {nout} tensors of {places}")
+    if found:
+        name = f"{role}[{one}]" if j.nin > 1 else role
+        raise ValueError(
+            f"{name} lies in {places}[{other}], which is written to before it has been read; pass a separate tensor, "
+            f"e.g. {name}.clone()"
+        )
+    return 0
 
 
 cdef int whole_list(Comm comm, list tensors, str role) except -1:
@@ -51,6 +80,11 @@ cdef int same_order(uint64_t one, uint64_t other, str role, str places, int plac
     return 0
 
 
+cdef bint unverified(Comm comm) noexcept:
+    """Whether nobody compares, pair by pair, what is sent with where it goes: see hd_verify_pairs."""
+    return comm.c.size == 1 or not comm.c.check
+
+
 cdef uint64_t row_form(hd_buf* b) noexcept:
     cdef uint64_t h = <uint64_t> b.ndim
     cdef int i
@@ -64,22 +98,33 @@ cdef bint overlap(hd_buf* a, hd_buf* b):
     return a.n > 0 and b.n > 0 and a.ptr < b.ptr + b.n * item and b.ptr < a.ptr + a.n * item
 
 
-cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, int root, object async_op, extra):
+cdef int kept_apart(hd_job* j) except -1:
+    """Of a reduce_scatter: memory for a result that would overwrite its input."""
+    if hd_keep_apart(j.comm, j):
+        raise MemoryError(f"no memory for an output of {j.out1.n} elements that lies in the input")
+    if j.apart != NULL and j.comm.on_device:
+        raise ValueError("output lies in the input; pass a separate tensor")
+    return 0
+
+
+cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, object at, object async_op, extra):
     """gather and scatter: a list at the root, one tensor everywhere."""
     cdef hd_job j
     cdef hd_buf b
     cdef hd_seg* list = NULL
-    cdef bint mine = comm.c.rank == root
-    cdef int r
+    cdef bint mine
+    cdef int r, root
+    cdef hd_own own
     name = "gather_list" if kind == HD_GATHER else "scatter_list"
-    root_in_range(comm, root, "root")
-    if mine and items is None:
-        raise ValueError(f"the root must pass {name}")
-    if not mine and items:
-        raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
-    keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
     begin(&j, comm, kind, api)
     try:
+        root = root_in_range(comm, at, "root")
+        mine = comm.c.rank == root
+        if mine and items is None:
+            raise ValueError(f"the root must pass {name}")
+        if not mine and items:
+            raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
+        keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
         if mine:
             tensors = [*items]
             whole_list(comm, tensors, name)
@@ -94,6 +139,8 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
             same_dtype(b.dtype, j.dtype, name, "tensor")
             if list[root].n != b.n:
                 raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
+            if unverified(comm):
+                same_order(b.strides, list[root].strides, "tensor", name, root)
             for r in range(comm.c.size):
                 j.uneven |= list[r].n != b.n or list[r].form != form_of(&b)
         subject(&j, &b, False)
@@ -111,8 +158,14 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
             j.out1.n = b.n
             j.out1.form = form_of(&b)
         j.listed = mine
-    except BaseException:
-        hd_job_clear(&j)
+        if mine and comm.c.on_device:
+            own.first, own.step, own.exact = root if kind == HD_GATHER else -root, 1, True
+            if kind == HD_GATHER:
+                apart(&j, j.out, j.nout, own, "tensor", name)
+            else:
+                apart(&j, j.out, j.nout, own, name, "tensor")
+    except BaseException as error:
+        refused(comm, &j, error, False)
         raise
     if kind == HD_GATHER:
         outputs = [*items] if mine else []
@@ -121,26 +174,38 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, in
     return run(comm, &j, async_op, keep, outputs)
 
 
-cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, object async_op):
+cdef list turned(Comm comm, object output_lists, list inputs):
+    """From one list per rank to one per input."""
+    by_rank = [list(o) for o in output_lists]
+    whole_list(comm, by_rank, "output_tensor_lists")
+    if any(len(outputs) != len(inputs) for outputs in by_rank):
+        raise ValueError(f"each of output_tensor_lists must have {len(inputs)} tensors, one per input")
+    return [[outputs[i] for outputs in by_rank] for i in range(len(inputs))]
+
+
+cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bint several, object async_op):
+    """all_gather: a list with a tensor per rank, or, of several tensors, a list per rank."""
     cdef hd_job j
-    cdef hd_buf b
-    cdef Py_ssize_t i, n = len(inputs)
+    cdef Py_ssize_t i, n
     cdef int size = comm.c.size, dtype
     cdef hd_seg* mine
-    if not n:
-        raise ValueError("no input tensor")
-    if len(output_lists) != n:
-        raise ValueError(f"{len(output_lists)} output lists for {n} input tensors")
-    for outputs in output_lists:
-        whole_list(comm, outputs, "tensor_list")
+    cdef hd_seg* places = NULL
+    cdef hd_own own
     begin(&j, comm, HD_ALL_GATHER, api)
     try:
+        inputs = list(tensors)
+        n = len(inputs)
+        output_lists = turned(comm, outputs, inputs) if several else [list(outputs)]
+        if not n:
+            raise ValueError("no input tensor")
+        for each in output_lists:
+            whole_list(comm, each, "tensor_list")
         j.in_ = segments(n)
         j.out = segments(n * size)
         j.listed = 1
         keep = [collect(&j, inputs, j.in_, False, "tensor")]
         dtype = j.dtype
-        flat = [t for outputs in output_lists for t in outputs]
+        flat = [t for each in output_lists for t in each]
         keep.append(collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
         same_dtype(dtype, j.dtype, "tensor_list", "tensor")
         for i in range(n):
@@ -152,9 +217,20 @@ cdef object gather_lists(Comm comm, Api api, list output_lists, list inputs, obj
             same_order(j.in_[i].strides, mine.strides, "tensor", "tensor_list", comm.c.rank)
         j.nin = n
         j.nout = n * size
-    except BaseException:
-        hd_job_clear(&j)
+        if comm.c.on_device:
+            own.first, own.step, own.exact = comm.c.rank, size, True
+            apart(&j, j.out, j.nout, own, "tensor", "tensor_list")
+        elif n > 1:  # each goes to its own place before anything is sent
+            places = segments(n)
+            for i in range(n):
+                places[i] = j.out[i * size + comm.c.rank]
+            own.first, own.step, own.exact = 0, 1, False
+            apart(&j, places, n, own, "tensor", "the places of this rank's tensors")
+    except BaseException as error:
+        refused(comm, &j, error, False)
         raise
+    finally:
+        free(places)
     return run(comm, &j, async_op, keep, flat)
 
 
