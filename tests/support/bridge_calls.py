@@ -102,23 +102,24 @@ def tensors_that_share_memory(folder: str) -> dict:
     """An input that lies in an output, wherever gloo gets it right."""
     rank, size = td.get_rank(), td.get_world_size()
     found = {}
+
+    def filled(place: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        whole = poisoned(size * 3)
+        parts = list(whole.split(3))
+        parts[place].copy_(own(3))
+        return whole, parts
+
     for place in range(size):
-        flat = poisoned(size, 3)
-        outs = list(flat)
-        outs[place].copy_(own(3))
-        td.all_gather(outs, outs[place])
-        found[f"all_gather {place}"] = flat
-        flat = poisoned(size, 3)
-        flat[place].copy_(own(3))
-        td.all_gather_into_tensor(flat, flat[place])
-        found[f"all_gather_into_tensor {place}"] = flat
-        flat = poisoned(size, 3)
-        flat[place].copy_(own(3))
-        td.gather(flat[place], list(flat) if rank == 0 else None, dst=0)
-        found[f"gather {place}"] = flat
-        flat = own(size, 3)
-        td.reduce_scatter_tensor(flat[place], flat)
-        found[f"reduce_scatter_tensor {place}"] = flat[place]
+        found[f"all_gather {place}"], parts = filled(place)
+        td.all_gather(parts, parts[place])
+        whole, parts = filled(place)
+        td.all_gather_into_tensor(whole, parts[place])
+        found[f"all_gather_into_tensor {place}"] = whole
+        found[f"gather {place}"], parts = filled(place)
+        td.gather(parts[place], parts if rank == 0 else None, dst=0)
+        whole = own(size * 3)
+        found[f"reduce_scatter_tensor {place}"] = part = whole.split(3)[place]
+        td.reduce_scatter_tensor(part, whole)
     return found
 
 
