@@ -80,12 +80,10 @@ class Failure:
         comm = serving(self._transfer.comm, buckets[0].buffer)
         if self._barriers is not None:
             return
-        self._barriers = []
+        barriers = self._barriers = []
         if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
             for _ in buckets[started:]:
-                self.settle(
-                    lambda: self._barriers.append(comm.barrier(async_op=True, api=API_ABANDON))
-                )
+                self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))
         elif started < len(buckets) and comm.size > 1:
             self.note(
                 DistError(
