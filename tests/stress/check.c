@@ -9,17 +9,13 @@
  * For each check either all ranks that return a result return the right one, or every rank returns an error. A rank
  * whose signal handler raised returns neither. */
 #define _GNU_SOURCE
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "harness.h"
 #include "hd_kernels.h"
 #include "hd_page.h"
+#include "ranks.h"
 
-enum { RANKS = 8, PER_ROUND = 2000 };
+enum { PER_ROUND = 2000 };
 enum { NOTHING, RESULT, ERROR, RAISED };
 
 typedef struct world {
@@ -168,34 +164,6 @@ static void *rank_main(void *arg)
 
 /* ---- the whole ---- */
 
-static int run_processes(void)
-{
-    pid_t pids[RANKS];
-    int bad = 0, status;
-    for (int r = 0; r < w->ranks; r++)
-        if ((pids[r] = fork()) == 0) {
-            rank_main((void *)(intptr_t)r);
-            _exit(0);
-        }
-    stop_ranks(pids, w->ranks, w->seed, &w->over);
-    for (int r = 0; r < w->ranks; r++) {
-        wait(&status);
-        bad |= status;
-    }
-    return bad;
-}
-
-static int run_threads(void)
-{
-    pthread_t all[RANKS];
-    for (int r = 0; r < w->ranks; r++)
-        if (pthread_create(&all[r], NULL, rank_main, (void *)(intptr_t)r))
-            return 1;
-    for (int r = 0; r < w->ranks; r++)
-        pthread_join(all[r], NULL);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int bad;
@@ -213,7 +181,8 @@ int main(int argc, char **argv)
     for (int r = 0; r < w->ranks; r++) /* as if START checks had been decided */
         ((hd_page *)page)->slots[r].word = (uint64_t)w->start << 32 | 1u << 31 | ((w->start - 1) & 0x7fffffff);
     hd_py.slow = raises;
-    bad = w->threads ? run_threads() : run_processes();
+    bad = w->threads ? run_threads(w->ranks, rank_main)
+                     : run_processes(w->ranks, w->seed, &w->over, rank_main);
     printf("%d ranks, %llu checks, %llu failed, %llu exceptions, %llu wrong or mixed\n", w->ranks,
            (unsigned long long)w->done, (unsigned long long)w->failed, (unsigned long long)w->raised,
            (unsigned long long)w->wrong);

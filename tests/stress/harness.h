@@ -2,12 +2,10 @@
 #ifndef HARNESS_H
 #define HARNESS_H
 
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/types.h>
 #include <time.h>
 
 typedef struct chance {
@@ -60,22 +58,6 @@ static inline void meet(meeting *m, uint32_t n)
     for (int k = 0; __atomic_load_n(&m->round, __ATOMIC_ACQUIRE) == round; k++)
         if (k > 100)
             nap_us(20);
-}
-
-/* Stops one or two ranks at a time, mostly for a few milliseconds, until the run is over. */
-static inline void stop_ranks(const pid_t *pids, int ranks, uint64_t seed, const int *over)
-{
-    chance c = chance_of(seed, 99);
-    while (!__atomic_load_n(over, __ATOMIC_ACQUIRE)) {
-        const int many = 1 + (int)draw(&c, 2);
-        pid_t stopped[2];
-        for (int i = 0; i < many; i++)
-            kill(stopped[i] = pids[draw(&c, (uint64_t)ranks)], SIGSTOP);
-        nap_us((long)draw(&c, draw(&c, 40) ? 4000 : 200000));
-        for (int i = 0; i < many; i++)
-            kill(stopped[i], SIGCONT);
-        nap_us((long)draw(&c, draw(&c, 4) ? 2000 : 50000));
-    }
 }
 
 #endif

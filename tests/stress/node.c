@@ -10,17 +10,12 @@
  * For each operation either all ranks got the right numbers, or all got an error; and whether the group takes MPI
  * from then on is what all of them say. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "harness.h"
 #include "hd_data.h"
+#include "ranks.h"
 
-enum { RANKS = 8, PER_ROUND = 400, LONGEST = 8192, SEGMENT = 8 << 20 };
+enum { PER_ROUND = 400, LONGEST = 8192, SEGMENT = 8 << 20 };
 enum { NOTHING, RIGHT, ERROR, BY_MPI };
 
 typedef struct world {
@@ -192,36 +187,6 @@ static void *rank_main(void *arg)
 
 /* ---- the whole ---- */
 
-static int processes(void)
-{
-    pid_t pids[RANKS];
-    int left = w->ranks, bad = 0;
-    for (int r = 0; r < w->ranks; r++)
-        if ((pids[r] = fork()) == 0) {
-            rank_main((void *)(intptr_t)r);
-            _exit(0);
-        }
-    stop_ranks(pids, w->ranks, w->seed, &w->over);
-    while (left) {
-        int status;
-        wait(&status);
-        bad |= status;
-        left--;
-    }
-    return bad;
-}
-
-static int threads(void)
-{
-    pthread_t all[RANKS];
-    for (int r = 0; r < w->ranks; r++)
-        if (pthread_create(&all[r], NULL, rank_main, (void *)(intptr_t)r))
-            return 1;
-    for (int r = 0; r < w->ranks; r++)
-        pthread_join(all[r], NULL);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     int bad;
@@ -236,7 +201,8 @@ int main(int argc, char **argv)
     w->ranks = atoi(argv[3]);
     w->wanted = strtoull(argv[4], NULL, 10);
     hd_py.slow = raises;
-    bad = w->threads ? threads() : processes();
+    bad = w->threads ? run_threads(w->ranks, rank_main)
+                     : run_processes(w->ranks, w->seed, &w->over, rank_main);
     printf("%d ranks, %llu operations, %llu times given up, %llu wrong or mixed\n", w->ranks,
            (unsigned long long)w->done, (unsigned long long)w->broken, (unsigned long long)w->wrong);
     return bad || w->wrong ? 1 : 0;
