@@ -87,7 +87,7 @@ def test_what_cannot_be_captured_is_refused_and_breaks_nothing(monkeypatch):
     dist.all_reduce(data, group=alone)
     standin.Stream(0).synchronize()
     data.fill_(1.0)
-    stream.kernel(0.1)
+    stream.kernel(0.5)
     with standin.on(stream):
         before = dist.all_reduce(gpu(torch.ones(1)), async_op=True)
     with standin.Graph(stream) as graph:
