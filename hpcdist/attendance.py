@@ -30,6 +30,9 @@ _STATUS = 70
 _PARENTS = ("hydra", "prte", "orted", "mpirun")
 #: Seconds between two looks at the other processes.
 _TICK = 0.25
+#: Seconds for which a process must be missing before it counts as ended: a launcher on a busy node
+#: may take long from one process to the next.
+_PATIENCE = 5.0
 #: Seconds after the deadline: what can raise comes first.
 _GRACE = 0.5
 
@@ -95,6 +98,7 @@ class Watch:
     def _run(self) -> None:
         end = time.monotonic() + self.seconds
         ended: list[int] | None = None
+        since = time.monotonic()
         missing = ""
         while not self._over.wait(_TICK):
             if _engine.mpi_state() != "none":
@@ -103,7 +107,9 @@ class Watch:
                     self._end_job(f"timeout after {self.seconds:.3g} s. {self._missing()}")
                 continue
             before, ended = ended, self._ended()
-            if ended is not None and before == ended:
+            if before != ended:
+                since = time.monotonic()
+            if ended is not None and time.monotonic() - since > _PATIENCE:
                 who = f"rank {ended[0]}" if ended else "a rank of this node"
                 self._end_job(f"{who} has ended before it called init_process_group.")
             if time.monotonic() > end:
@@ -158,9 +164,11 @@ class Watch:
         if launch is None or not launch.local_size or not _comm(parent).startswith(_PARENTS):
             return None
         try:
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            children = _children(parent)
             alive = [rank for rank in map(_rank_of, children) if rank is not None]
         except OSError:
+            return None
+        if str(os.getpid()) not in children:
             return None
         if len(alive) >= launch.local_size:
             return None
@@ -174,6 +182,12 @@ def _comm(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return ""
+
+
+def _children(pid: int) -> list[str]:
+    """The processes that any thread of a process has started, and that are left."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [child for each in threads for child in (each / "children").read_text().split()]
 
 
 def _rank_of(pid: str) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from jobs import find_mpirun
 from long_form import LONG, deadline, size
 
-#: The short form runs rows in which nothing is known to fail; docs/reliability.md tells of the rest.
+#: The short form runs rows in which nothing is known to fail; docs/reliability.md has the rest.
 ROWS = [] if LONG else ["--rows", "calm", "late", "threads", "queue"]
 CHAOS = Path(__file__).resolve().parents[1] / "chaos.py"
 

@@ -27,14 +27,15 @@ def test_a_rank_that_never_comes_is_named():
     [
         ("raises", "ValueError: boom"),
         ("exits", ""),
-        ("leaves", "rank 1 has ended before it called"),
+        # of hpcdist's, or of Open MPI's launcher where that is faster
+        ("leaves", r"rank 1 has ended before it called|process rank 1 .*exiting\s+improperly"),
     ],
 )
 def test_a_rank_that_ends_before_it_comes_ends_the_job(program, says):
     ended = run_job(3, PROGRAMS, program)
     assert ended.code != 0, ended.text
-    assert ended.seconds < SLACK, (ended.seconds, ended.text)
-    assert says in ended.text, ended.text
+    assert ended.seconds < LIMIT + SLACK, (ended.seconds, ended.text)
+    assert re.search(says, ended.text), ended.text
     assert not ended.orphans, ended.text
 
 

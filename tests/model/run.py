@@ -138,7 +138,7 @@ def check_all(models: tuple[Model, ...], long: bool) -> Iterator[str]:
             right = found.errors > 0 if mutated else found.errors == 0 and found.complete
             wanted = "caught" if mutated else "holds"
             print(
-                f"{model.name:8s} {defines:36s} {found.states:12,d} states "
+                f"{model.name:10s} {defines:36s} {found.states:12,d} states "
                 f"{time.monotonic() - began:6.1f} s  {wanted if right else 'FAILED'}",
                 flush=True,
             )
