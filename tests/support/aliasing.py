@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,12 @@ def overlaps(operation: Operation, rank: int, size: int, n: int) -> Iterator[Ove
             yield Overlap("outputs", k, k - 1, shift) if k < outs else Overlap("apart")
 
 
+@cache
+def filled(seed: int, room: int) -> np.ndarray:
+    """Random whole numbers; not to be written to."""
+    return np.random.default_rng(seed).integers(0, 1000, room).astype(np.float64)
+
+
 @dataclass
 class Case:
     """The tensors of one rank in one case."""
@@ -201,7 +208,7 @@ class Case:
         """Lay out and fill a rank's tensors."""
         shape = operation.shape(rank, size, n)
         room = sum(shape.ins) + sum(shape.outs) + 2 * n
-        memory = np.random.default_rng(1000 * rank + n).integers(0, 1000, room).astype(np.float64)
+        memory = filled(1000 * rank + n, room).copy()
         ends_out, ends_in = np.cumsum([0, *shape.outs]), np.cumsum([0, *shape.ins])
         out_at = [int(at) for at in ends_out[:-1]]
         in_at = [int(at) + int(ends_out[-1]) + n for at in ends_in[:-1]]
