@@ -162,7 +162,7 @@ int hd_p2p_test(hd_job *j)
  * for. A send cannot: its buffer stays owned for ever. 1: MPI is done with it, 0: not within so many seconds. */
 static int end_request(hd_job *j, double seconds)
 {
-    const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
+    const int64_t until = hd_until(seconds);
     int cancelled = 0, rc = MPI_SUCCESS, looks = 0;
     MPI_Status st;
     if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
@@ -464,7 +464,7 @@ static int in_flight(const hd_comm *c)
 
 int hd_p2p_drain(hd_comm *c, double seconds)
 {
-    const int64_t until = hd_now() + (int64_t)(seconds * 1e9);
+    const int64_t until = hd_until(seconds);
     while (in_flight(c)) {
         struct timespec nap = {0, 100000};
         if (hd_now() > until)
