@@ -234,7 +234,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     if (c->freed)
         return HD_OK;
     c->freed = 1;
-    hd_comm_close(c, 2); /* nobody comes in any more, and who has come leaves */
+    hd_comm_close(c, 2); /* no caller comes in any more, and those inside leave */
     if (!drained || !hd_p2p_drain(c, 1.0)) {
         hd_session_poisoned(c->session);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */

@@ -137,7 +137,7 @@ struct hd_comm {
     uint32_t check_seq;   /* checks begun */
     uint32_t decided;     /* the last check that all ranks have joined */
     int freed;
-    int closing;          /* atomic: 1 no new operations, 2 who waits leaves with an error: the group is being destroyed */
+    int closing;          /* atomic: 1 no new operations, 2 waiting callers leave with an error: the group is being destroyed */
     int inside;           /* atomic: callers that use the session or MPI; while there are any neither is freed */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
