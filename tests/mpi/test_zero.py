@@ -62,6 +62,8 @@ def test_same_as_the_undivided_optimizer_and_as_torch(rng, kind, as_view):
     options = {"lr": 0.01, "weight_decay": 0.01}
     if kind is torch.optim.SGD:
         options["momentum"] = 0.9
+    else:  # gloo adds in another order: what is left of a gradient near 0 must not become a step
+        options["eps"] = 1e-3
     data = batches(rng)
 
     def run(wrap, make):
@@ -82,7 +84,6 @@ def test_same_as_the_undivided_optimizer_and_as_torch(rng, kind, as_view):
         lambda m: TorchZero(groups(m), kind, parameters_as_bucket_view=as_view, **options),
     )
     parallel_assert(off(mine, plain) == 0, lambda: f"off by {off(mine, plain)}")
-    # gloo adds in another order, and AdamW makes a whole step of what is left of a gradient near 0
     bound = 1e-6 if kind is torch.optim.SGD else 1e-5
     parallel_assert(off(mine, theirs) <= bound, lambda: f"off by {off(mine, theirs)}")
     # Each rank keeps its share of the state only, the same share as torch's.
