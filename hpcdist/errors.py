@@ -70,3 +70,12 @@ class DistMismatchError(DistError):
 
 class RankFailedError(DistError):
     """A process of the group died or can no longer be reached."""
+
+
+def forked_error(library: str) -> DistError:
+    """Make the error of a child that was forked after a library (MPI, NCCL) had been started."""
+    return DistError(
+        f"hpcdist was started before this process was forked; {library} does not survive a fork. "
+        "Start worker processes with multiprocessing's 'spawn' or 'forkserver', or fork before "
+        "init_process_group"
+    )

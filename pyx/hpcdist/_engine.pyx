@@ -30,6 +30,7 @@ from hpcdist.errors import (
     DistMismatchError,
     DistTimeoutError,
     RankFailedError,
+    forked_error,
 )
 
 cdef extern from "Python.h":

@@ -22,7 +22,7 @@ import threading
 import time
 
 from hpcdist._nccl_loader import version_text
-from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, RankFailedError
+from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, RankFailedError, forked_error
 
 cdef extern from "hd_types.h":
     enum:
@@ -35,7 +35,7 @@ cdef extern from "hd_types.h":
 
 cdef extern from "hd_nccl_watch.h" nogil:
     enum:
-        HD_WATCH_LATE, HD_WATCH_CUDA, HD_WATCH_RUNS, HD_WATCH_DONE, HD_WATCH_FAILED, HD_WATCH_CAPTURED
+        HD_WATCH_LATE, HD_WATCH_CUDA, HD_WATCH_ABORTED, HD_WATCH_RUNS, HD_WATCH_DONE, HD_WATCH_FAILED, HD_WATCH_CAPTURED
         HD_START_MEMORY, HD_START_OTHER_CAPTURES
     ctypedef struct hd_guard:
         int inside
@@ -69,6 +69,9 @@ cdef extern from "hd_nccl_watch.h" nogil:
     void hd_guard_leave(hd_guard*)
     int hd_guard_take(hd_guard*)
     int hd_guard_failed(hd_guard*)
+    int hd_guard_taken(hd_guard*)
+    int hd_guard_empty(hd_guard*)
+    void hd_guard_lose(hd_guard*, int, const char*, const char*)
     void hd_guard_name(hd_guard*, const char*)
     hd_gpu* hd_gpu_of(const hd_cuda*, void*, int)
     int hd_start(hd_gpu*, hd_guard*, void*, void*, hd_watched**, const char**)
@@ -80,6 +83,8 @@ cdef extern from "hd_nccl_watch.h" nogil:
     int hd_watch_listed(hd_watched*)
     void hd_watch_take(hd_watched*)
     void hd_watch_put(hd_watched*)
+    int hd_watch_forks()
+    int hd_watch_forked()
     void hd_watch_stop()
 
 cdef extern from *:
@@ -90,6 +95,13 @@ cdef extern from *:
     int hd_nccl_depth
 
 include "nccl/tables.pxi"
+
+
+cdef int unforked() except -1:
+    """Nothing of NCCL's may be used in a child that was forked after a group or a communicator was made."""
+    if hd_watch_forked():
+        raise forked_error("NCCL")
+    return 0
 
 
 def unique_id():
@@ -103,6 +115,7 @@ def unique_id():
     cdef const hd_nccl* nccl = functions()
     cdef hd_nccl_id made
     cdef int rc
+    unforked()
     with nogil:
         rc = nccl.get_unique_id(&made)
     if rc != HD_NCCL_SUCCESS:
@@ -121,6 +134,7 @@ def mem_alloc(size_t nbytes):
     cdef const hd_nccl* nccl = functions()
     cdef void* made = NULL
     cdef int rc
+    unforked()
     if nccl.mem_alloc == NULL:
         raise too_old("ncclMemAlloc", "2.19")
     with nogil:
@@ -148,6 +162,7 @@ def group_start():
     global hd_nccl_depth
     cdef const hd_nccl* nccl = functions()
     cdef int rc
+    unforked()
     with nogil:
         rc = nccl.group_start()
     if rc != HD_NCCL_SUCCESS:
@@ -172,19 +187,29 @@ def group_end(comms=(), double timeout=1800.0):
     DistTimeoutError
         If they are still in progress then.
     """
+    end_group()
+    settle_group(comms, timeout)
+
+
+cdef int end_group() except -1:
     global hd_nccl_depth
     cdef const hd_nccl* nccl = functions()
     cdef int rc
+    unforked()
     hd_nccl_depth -= 1
     with nogil:
         rc = nccl.group_end()
     if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
         raise failure("ncclGroupEnd", rc, last_words(NULL))
+    return 0
+
+
+cdef int settle_group(object comms, double timeout) except -1:
     end = time.monotonic() + timeout
-    if hd_nccl_depth > 0:
-        return  # the outermost starts them
-    for comm in comms:
-        (<Communicator?> comm).settle("ncclGroupEnd", end)
+    if hd_nccl_depth == 0:  # the outermost has started them
+        for comm in comms:
+            (<Communicator?> comm).settle("ncclGroupEnd", end)
+    return 0
 
 
 cdef int configure(hd_nccl_config* config, bint blocking) except -1:
@@ -215,17 +240,24 @@ class Group:
         self.comms = comms
 
     def __enter__(self):
+        cdef Communicator comm
         group_start()
+        for comm in self.comms:  # to its end: what was collected refers to them
+            hd_guard_enter(comm.guard)
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is None:
-            group_end(self.comms, max([comm.timeout for comm in self.comms], default=1800.0))
-            return
+        cdef Communicator comm
         try:
-            group_end()
+            end_group()
         except DistBackendError:
-            pass  # the first error is the one that tells
+            if kind is None:
+                raise  # else the first error is the one that tells
+        finally:
+            for comm in self.comms:
+                hd_guard_leave(comm.guard)
+        if kind is None:
+            settle_group(self.comms, max([comm.timeout for comm in self.comms], default=1800.0))
 
 
 include "nccl/launch.pxi"
@@ -267,6 +299,7 @@ cdef object adopt(ncclComm_t comm, int rc, str what, int size, int rank, bint bl
         raise failure(what, rc, last_words(NULL))
     made.nccl = nccl
     made.comm = comm
+    hd_watch_forks()
     made.guard = hd_guard_new(nccl, comm)
     if made.guard == NULL:
         raise MemoryError("there is no memory for a communicator")

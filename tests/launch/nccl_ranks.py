@@ -2,6 +2,7 @@
 
 ``faults``: every fault that leaves the processes alive. ``die``: one rank after the other dies in
 an operation, and the survivors make a new group. ``killed``: the last rank dies, under mpirun.
+``forked``: a child uses what it inherited.
 Without MPI the ranks meet over a store, with torchrun's variables.
 """
 
@@ -81,6 +82,73 @@ def killed() -> None:
     time.sleep(60.0)  # whatever this rank was told, mpirun has to end it
 
 
+def forked() -> None:
+    """A child uses every public name of what it inherited; the parent's operations go on."""
+    size = dist.get_world_size()
+    dist.all_reduce(gpu(torch.ones(1)))  # makes the communicator
+    backend = dist.group.WORLD._comm
+    tensors = [gpu(torch.ones(4)) for _ in range(2)]
+    with standin.fault(f"delay:{size - 1}:{backend.seq + 1}:1.0"):
+        works = [dist.all_reduce(each, async_op=True) for each in tensors]
+    began = standin.library().standin_calls()
+    child = os.fork()
+    if not child:
+        problem = in_child(works[0], backend)
+        if standin.library().standin_calls() != began:
+            problem = "a function of NCCL was called"
+        print(f"\nchild: {problem or 'told'}", flush=True)
+        os._exit(bool(problem))
+    ended = os.waitpid(child, 0)[1]
+    assert ended == 0, ended
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert bool((cpu(tensor) == size).all())
+    dist.barrier()
+
+
+def in_child(work: object, backend: object) -> str:
+    """What is wrong about the handles of the process that this one was forked from."""
+    told = set()
+    text = repr(work)
+    if "forked from" not in text:
+        return text
+    comm = next(iter(backend._comms.values()))
+    for thing in (work, comm):
+        for name in dir(type(thing)):
+            if name.startswith("_"):
+                continue
+            try:
+                found = getattr(thing, name)
+                if callable(found):
+                    found()
+            except dist.DistError as error:
+                if "NCCL does not survive a fork" not in str(error):
+                    return f"{name}: {error}"
+                told.add(name)
+            except (TypeError, ValueError):
+                pass  # of a call without its arguments
+    calls = {"wait", "is_completed", "is_success", "exception", "source_rank", "get_future"}
+    missing = (calls | {"abort", "destroy", "finalize", "async_error", "device"}) - told
+    if missing:
+        return f"not refused: {sorted(missing)}"
+    for operation in (
+        lambda: dist.all_reduce(gpu(torch.ones(4))),
+        lambda: dist.barrier(),
+        lambda: dist.all_gather_object([None] * dist.get_world_size(), 1),
+        lambda: dist.isend(gpu(torch.ones(4)), (dist.get_rank() + 1) % dist.get_world_size()),
+        backend.abort,
+    ):
+        try:
+            operation()
+        except dist.DistError as error:
+            if "does not survive a fork" not in str(error):
+                return str(error)
+        else:
+            return "an operation was not refused"
+    dist.destroy_process_group()  # as over MPI: nothing here is this process's
+    return ""
+
+
 def main(case: str, *more: str) -> None:
     standin.load()
     device.use(standin.Runtime())
@@ -93,8 +161,11 @@ def main(case: str, *more: str) -> None:
             os._exit(0)  # the world's group has lost its members
         if case == "killed":
             killed()
+        if case == "forked":
+            forked()
         everything()
-        faults()
+        if case == "faults":
+            faults()
         dist.destroy_process_group()
     print(f"\nrank {os.environ['RANK']}: fine", flush=True)
 

@@ -81,6 +81,11 @@ def test_ranks_die_one_after_the_other(size, first, count):
     count(size - 1, max(late))
 
 
+def test_a_forked_child_does_not_touch_nccl():
+    for rank, (code, text) in enumerate(run(2, "forked")):
+        assert code == 0 and "child: told" in text and f"rank {rank}: fine" in text, text
+
+
 def test_mpirun_ends_a_job_of_which_a_rank_died(count):
     done = jobs.run_job(2, PROGRAM, "killed")
     assert done.code != 0 and not done.orphans, done

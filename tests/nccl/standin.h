@@ -80,6 +80,7 @@ typedef struct {
 
 typedef struct ncclComm {
     _Atomic int refs, stop, async, busy; /* busy: operations on streams */
+    _Atomic int calls, freed;            /* calls that are inside; whether it has been destroyed or aborted */
     int rank, size, blocking, children;
     uint64_t control, number, launched;
     _Atomic uint64_t ran; /* of what was launched, in that order, whatever its streams */

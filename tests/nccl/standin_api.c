@@ -49,6 +49,62 @@ __attribute__((format(printf, 2, 3))) static int refuse(int code, const char *te
     return code;
 }
 
+/* What would be a use of freed memory in NCCL: counted, and told. */
+static _Atomic int misuses, calls;
+static _Atomic int64_t slow; /* ns that each call takes */
+
+static int misused(const char *what)
+{
+    atomic_fetch_add(&misuses, 1);
+    fprintf(stderr, "stand-in for NCCL: %s\n", what);
+    return INTERNAL;
+}
+
+PUBLIC int standin_misuses(void) { return atomic_load(&misuses); }
+PUBLIC int standin_calls(void) { return atomic_load(&calls); } /* of functions of a communicator */
+PUBLIC void standin_slow(double seconds) { atomic_store(&slow, (int64_t)(seconds * 1e9)); }
+
+/* Around each function of a communicator. */
+static int come_in(comm *c, const char *function)
+{
+    if (!c)
+        return refuse(ARGUMENT, "the communicator is NULL");
+    atomic_fetch_add(&c->calls, 1);
+    atomic_fetch_add(&calls, 1);
+    if (atomic_load(&slow))
+        nap(atomic_load(&slow));
+    if (!atomic_load(&c->freed))
+        return OK;
+    atomic_fetch_sub(&c->calls, 1);
+    return misused(function);
+}
+
+static int go_out(comm *c, int rc)
+{
+    if (atomic_load(&c->freed))
+        misused("a call was inside while its communicator was freed");
+    atomic_fetch_sub(&c->calls, 1);
+    return rc;
+}
+
+#define WITHIN(c, call) \
+    do { \
+        int entered = come_in(c, __func__); \
+        return entered != OK ? entered : go_out(c, call); \
+    } while (0)
+
+static int freed(comm *c, const char *function)
+{
+    if (!c)
+        return refuse(ARGUMENT, "the communicator is NULL");
+    atomic_fetch_add(&calls, 1);
+    if (atomic_exchange(&c->freed, 1))
+        return misused(function);
+    if (atomic_load(&c->calls))
+        misused("a communicator is freed while a call is inside");
+    return OK;
+}
+
 PUBLIC const char *ncclGetErrorString(int code)
 {
     static const char *texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
@@ -57,7 +113,12 @@ PUBLIC const char *ncclGetErrorString(int code)
     return code >= 0 && code < 8 ? texts[code] : "unknown result code";
 }
 
-PUBLIC const char *ncclGetLastError(comm *c) { return c && c->error[0] ? c->error : last; }
+PUBLIC const char *ncclGetLastError(comm *c)
+{
+    if (c && come_in(c, __func__) == OK)
+        go_out(c, OK);
+    return c && c->error[0] ? c->error : last;
+}
 
 PUBLIC int ncclGetVersion(int *version)
 {
@@ -146,14 +207,13 @@ static int usable(comm *c)
 
 PUBLIC int ncclCommGetAsyncError(comm *c, int *state)
 {
-    *state = atomic_load(&c->async);
-    return OK;
+    WITHIN(c, (*state = atomic_load(&c->async), OK));
 }
-PUBLIC int ncclCommCount(comm *c, int *n) { return *n = c->size, OK; }
-PUBLIC int ncclCommUserRank(comm *c, int *n) { return *n = c->rank, OK; }
-PUBLIC int ncclCommCuDevice(comm *c, int *n) { return *n = c->rank, OK; }
+PUBLIC int ncclCommCount(comm *c, int *n) { WITHIN(c, (*n = c->size, OK)); }
+PUBLIC int ncclCommUserRank(comm *c, int *n) { WITHIN(c, (*n = c->rank, OK)); }
+PUBLIC int ncclCommCuDevice(comm *c, int *n) { WITHIN(c, (*n = c->rank, OK)); }
 
-PUBLIC int ncclCommSplit(comm *c, int color, int key, comm **to, const config *cfg)
+static int divide(comm *c, int color, int key, comm **to, const config *cfg)
 {
     int blocking, size = 0, rank = 0, rc = usable(c);
     char name[sizeof c->name];
@@ -178,7 +238,12 @@ PUBLIC int ncclCommSplit(comm *c, int color, int key, comm **to, const config *c
     return begin(comm_new(name, size, rank, blocking), to);
 }
 
-PUBLIC int ncclCommFinalize(comm *c)
+PUBLIC int ncclCommSplit(comm *c, int color, int key, comm **to, const config *cfg)
+{
+    WITHIN(c, divide(c, color, key, to, cfg));
+}
+
+static int finalize(comm *c)
 {
     int rc = usable(c);
     if (rc != OK)
@@ -187,6 +252,8 @@ PUBLIC int ncclCommFinalize(comm *c)
         nap(50000);
     return atomic_load(&c->async);
 }
+
+PUBLIC int ncclCommFinalize(comm *c) { WITHIN(c, finalize(c)); }
 
 static void leave(comm *c)
 {
@@ -197,6 +264,9 @@ static void leave(comm *c)
 
 PUBLIC int ncclCommDestroy(comm *c)
 {
+    int rc = freed(c, __func__);
+    if (rc != OK)
+        return rc;
     while (atomic_load(&c->busy) && !atomic_load(&c->async))
         nap(50000);
     leave(c);
@@ -205,13 +275,16 @@ PUBLIC int ncclCommDestroy(comm *c)
 
 PUBLIC int ncclCommAbort(comm *c)
 {
+    int rc = freed(c, __func__);
+    if (rc != OK)
+        return rc;
     atomic_store(&c->stop, 1);
     leave(c);
     return OK;
 }
 
 #ifndef STANDIN_OLD
-PUBLIC int ncclCommShrink(comm *c, int *gone, int n, comm **to, const config *cfg, int flags)
+static int shrink(comm *c, int *gone, int n, comm **to, const config *cfg, int flags)
 {
     int blocking, rank = c->rank, rc = checked(cfg, c->blocking, &blocking);
     char name[sizeof c->name];
@@ -230,15 +303,20 @@ PUBLIC int ncclCommShrink(comm *c, int *gone, int n, comm **to, const config *cf
     return begin(comm_new(name, c->size - n, rank, blocking), to);
 }
 
+PUBLIC int ncclCommShrink(comm *c, int *gone, int n, comm **to, const config *cfg, int flags)
+{
+    WITHIN(c, shrink(c, gone, n, to, cfg, flags));
+}
+
 PUBLIC int ncclCommRegister(comm *c, void *data, size_t size, void **handle)
 {
     *handle = data;
-    return size && data ? usable(c) : refuse(ARGUMENT, "there is nothing to register");
+    WITHIN(c, size && data ? usable(c) : refuse(ARGUMENT, "there is nothing to register"));
 }
-PUBLIC int ncclCommDeregister(comm *c, void *handle) { return handle ? usable(c) : ARGUMENT; }
+PUBLIC int ncclCommDeregister(comm *c, void *handle) { WITHIN(c, handle ? usable(c) : ARGUMENT); }
 
 /* All ranks register a window together, of one size. */
-PUBLIC int ncclCommWindowRegister(comm *c, void *data, size_t size, void **window, int flags)
+static int window_register(comm *c, void *data, size_t size, void **window, int flags)
 {
     int rc = usable(c);
     if (rc != OK || !size || !data || flags < 0 || flags > 1)
@@ -254,9 +332,13 @@ PUBLIC int ncclCommWindowRegister(comm *c, void *data, size_t size, void **windo
     *window = data;
     return atomic_load(&c->async);
 }
-PUBLIC int ncclCommWindowDeregister(comm *c, void *window) { return window ? usable(c) : ARGUMENT; }
+PUBLIC int ncclCommWindowRegister(comm *c, void *data, size_t size, void **window, int flags)
+{
+    WITHIN(c, window_register(c, data, size, window, flags));
+}
+PUBLIC int ncclCommWindowDeregister(comm *c, void *window) { WITHIN(c, window ? usable(c) : ARGUMENT); }
 
-PUBLIC int ncclCommRevoke(comm *c, int flags)
+static int take_back(comm *c, int flags)
 {
     int rc = usable(c);
     if (rc != OK || flags)
@@ -264,6 +346,7 @@ PUBLIC int ncclCommRevoke(comm *c, int flags)
     comm_fail(c, USAGE, "the communicator was revoked");
     return OK;
 }
+PUBLIC int ncclCommRevoke(comm *c, int flags) { WITHIN(c, take_back(c, flags)); }
 
 PUBLIC int ncclMemAlloc(void **made, size_t size)
 {
@@ -288,7 +371,7 @@ PUBLIC int ncclCommInitRankScalable(comm **to, int size, int rank, int n, unique
 }
 #endif
 
-PUBLIC int ncclRedOpCreatePreMulSum(int *made, void *scalar, int type, int residence, comm *c)
+static int premul_sum(int *made, void *scalar, int type, int residence, comm *c)
 {
     int rc = usable(c);
     if (rc != OK)
@@ -300,8 +383,14 @@ PUBLIC int ncclRedOpCreatePreMulSum(int *made, void *scalar, int type, int resid
     *made = OPS + c->nfactors++;
     return OK;
 }
+PUBLIC int ncclRedOpCreatePreMulSum(int *made, void *scalar, int type, int residence, comm *c)
+{
+    WITHIN(c, premul_sum(made, scalar, type, residence, c));
+}
 PUBLIC int ncclRedOpDestroy(int made, comm *c)
 {
+    if (atomic_load(&c->freed))
+        return misused(__func__);
     if (made < OPS || made >= OPS + c->nfactors || c->factor_type[made - OPS] < 0)
         return refuse(ARGUMENT, "there is no operation %d", made);
     c->factor_type[made - OPS] = -1;
@@ -354,6 +443,11 @@ static int start(void)
         struct pending *p = group;
         group = p->next;
         comm *c = p->first->comm;
+        if (atomic_load(&c->freed)) {
+            rc = misused("a group of operations ends after its communicator was freed");
+            free(p);
+            continue;
+        }
         if (stream_captures(p->stream)) {
             for (op *o = p->first; o; o = o->next)
                 atomic_fetch_sub(&o->comm->busy, 1);
@@ -411,7 +505,7 @@ static void fault_of(op *o)
     o->seconds = seconds;
 }
 
-static int enqueue(comm *c, int kind, const void *send, void *recv, size_t count, int type, int how, int root,
+static int take_in(comm *c, int kind, const void *send, void *recv, size_t count, int type, int how, int root,
                    int peer, void *stream)
 {
     int rc = usable(c);
@@ -460,6 +554,12 @@ static int enqueue(comm *c, int kind, const void *send, void *recv, size_t count
     }
     p->last = o;
     return depth ? OK : start();
+}
+
+static int enqueue(comm *c, int kind, const void *send, void *recv, size_t count, int type, int how, int root,
+                   int peer, void *stream)
+{
+    WITHIN(c, take_in(c, kind, send, recv, count, type, how, root, peer, stream));
 }
 
 PUBLIC int ncclAllReduce(const void *s, void *r, size_t n, int type, int how, comm *c, void *stream)

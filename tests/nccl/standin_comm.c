@@ -46,7 +46,7 @@ void comm_put(comm *c)
         return;
     if (c->mem)
         munmap(c->mem, sizeof *c->mem);
-    free(c);
+    c->mem = NULL; /* the rest stays, so that a later use is found out and breaks nothing */
 }
 
 /* Whether a rank is alive; a process that has ended and not been waited for is not. */

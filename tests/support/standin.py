@@ -76,6 +76,9 @@ def library() -> ctypes.CDLL:
     for name, arguments, result in (
         ("stream_create", [], pointer),
         ("stream_synchronize", [pointer], None),
+        ("misuses", [], number),
+        ("calls", [], number),
+        ("slow", [ctypes.c_double], None),
         ("kernel", [pointer, pointer, pointer, size, number, ctypes.c_double], None),
         ("event_create", [ctypes.POINTER(pointer), ctypes.c_uint], number),
         ("event_destroy", [pointer], None),
@@ -433,6 +436,21 @@ class Graph:
     def replay(self) -> None:
         """Enqueue all of it on the stream."""
         library().standin_replay(self._handle, self._stream.handle)
+
+
+@contextlib.contextmanager
+def slow_calls(seconds: float) -> Iterator[None]:
+    """Let every call of a communicator take so long, so that other threads come in its way."""
+    library().standin_slow(seconds)
+    try:
+        yield
+    finally:
+        library().standin_slow(0.0)
+
+
+def misuses() -> int:
+    """How often a communicator was used after it was freed, or freed while a call was inside."""
+    return library().standin_misuses()
 
 
 @contextlib.contextmanager

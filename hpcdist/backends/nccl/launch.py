@@ -13,7 +13,7 @@ from hpcdist import _nccl, _nccl_loader, config, log
 from hpcdist._engine import disordered
 from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
-from hpcdist.errors import DistBackendError, DistError, DistTimeoutError
+from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, forked_error
 from hpcdist.recorder import NCCL, Entry, Where, recorder
 
 from . import device
@@ -221,7 +221,10 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
         def init() -> Communicator:
             return Communicator.init(unique, size, rank, blocks, limit)
 
-        return self._own(self.in_time(index, init, "ncclCommInitRankConfig"))
+        made = self._own(self.in_time(index, init, "ncclCommInitRankConfig"))
+        if self._aborted:  # by another thread meanwhile
+            made.abort()
+        return made
 
     def in_time(self, index: int, call: Callable[[], Any], what: str) -> Any:
         """Make a call that waits for the other ranks, with the group's timeout."""
@@ -304,6 +307,8 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
             What went wrong in flight, if no call has raised it yet.
         """
         lost = None
+        if _nccl.forked():
+            return  # what it has belongs to the parent
         with self._lock:
             if self._freed:
                 return
@@ -342,7 +347,13 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
         comm.destroy()
 
     def abort(self) -> None:
-        """Abort the communicators on this rank, without the others; the group cannot be used on."""
+        """Abort the communicators on this rank, without the others; the group cannot be used on.
+
+        Any thread may call it. Operations in flight have no result: their handles raise.
+        """
+        if _nccl.forked():
+            raise forked_error("NCCL")
+        self._aborted = True
         for comm in [*self._comms.values(), *self._pairs.values()]:
             comm.abort()
 

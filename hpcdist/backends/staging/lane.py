@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpcdist import _engine, log
+from hpcdist import log
 from hpcdist._nccl import StreamWork
-from hpcdist.errors import DistTimeoutError
+from hpcdist.errors import DistTimeoutError, forked_error
 
 __all__ = ["Job", "Lane", "Lanes", "StagedWork", "refuse_forked"]
 
@@ -27,7 +27,7 @@ MANY = 64
 def refuse_forked(pid: int) -> None:
     """Raise in a process that was forked from the one of that number: its threads are not here."""
     if os.getpid() != pid:
-        _engine.init_mpi()  # it raises what all of MPI's operations do then
+        raise forked_error("MPI")
 
 
 class Job:
@@ -260,6 +260,7 @@ class StagedWork(StreamWork):
 
     def exception(self) -> Any:
         """What went wrong, if anything has."""
+        refuse_forked(self._job.pid)
         if not self._job.over.is_set():
             return None
         self._job.seen = True
@@ -271,6 +272,7 @@ class StagedWork(StreamWork):
 
     def source_rank(self) -> int:
         """Group rank that a receive is from; -1 for other operations."""
+        refuse_forked(self._job.pid)
         return self._source[0] if self._source and self._job.over.is_set() else -1
 
     def get_future(self) -> Any:

@@ -19,10 +19,7 @@ cdef object error_of(int code, const char* text):
 
 cdef int check_alive(Comm comm) except -1:
     if hd_forked:
-        raise DistError(
-            "hpcdist was started before this process was forked; MPI does not survive a fork. Start worker processes "
-            "with multiprocessing's 'spawn' or 'forkserver', or fork before init_process_group"
-        )
+        raise forked_error("MPI")
     if comm is not None and (comm.c == NULL or comm.c.freed or comm.c.closing):
         raise DistError(DESTROYED)
     return 0

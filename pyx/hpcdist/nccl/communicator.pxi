@@ -4,8 +4,9 @@
 cdef class Communicator:
     """A communicator of NCCL; made by :meth:`init`, :meth:`split` and :meth:`shrink`.
 
-    One thread at a time may use it, except for :meth:`abort` and :meth:`async_error`. It is not freed with the object:
-    NCCL would wait for the other ranks. Call :meth:`destroy` or :meth:`abort`.
+    One thread at a time may use it, except for :meth:`abort`, :meth:`destroy` and :meth:`async_error`. It is not freed
+    with the object: NCCL would wait for the other ranks. Call :meth:`destroy` or :meth:`abort`; they let calls of other
+    threads come out of NCCL first, and what is called later raises.
 
     Attributes
     ----------
@@ -92,13 +93,21 @@ cdef class Communicator:
         return adopt(comm, rc, what, size, rank, blocking, timeout)
 
     cdef int alive(self) except -1:
-        if self.guard != NULL and hd_guard_failed(self.guard):
-            self.comm = NULL
+        unforked()
+        if self.failed:
             self.state = "aborted"
             raise trouble(self.guard, "")
-        if self.comm == NULL or self.state == "finalized":
+        if self.state != "ready":
             raise DistBackendError(f"this communicator of NCCL (rank {self.rank} of {self.size}) has been {self.state}")
         return 0
+
+    cdef str words(self):
+        """What NCCL says about its last error."""
+        text = ""
+        if hd_guard_enter(self.guard) == 0:
+            text = last_words(self.comm)
+        hd_guard_leave(self.guard)
+        return text
 
     cdef int settle(self, str what, double end) except -1:
         """Wait until it is not in progress; with blocking=1 it never is."""
@@ -115,7 +124,7 @@ cdef class Communicator:
             if state == HD_NCCL_SUCCESS:
                 return 0
             if state != HD_NCCL_IN_PROGRESS:
-                raise failure(what, state, last_words(self.comm))
+                raise failure(what, state, self.words())
             PyErr_CheckSignals()
             if left <= 0:
                 raise DistTimeoutError(
@@ -132,7 +141,7 @@ cdef class Communicator:
             return 0
         self.alive()
         self.guard.told = 1
-        raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+        raise failure(f"{what} (rank {self.rank} of {self.size})", rc, self.words())
 
     def named(self, str where):
         """Say whose it is, for messages: "of the group 'world' on rank 0"."""
@@ -219,7 +228,7 @@ cdef class Communicator:
 
     cdef int after_making(self, str what, int rc, double end) except -1:
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
-            raise failure(f"{what} (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+            raise failure(f"{what} (rank {self.rank} of {self.size})", rc, self.words())
         self.settle(what, end)
         return 0
 
@@ -232,36 +241,46 @@ cdef class Communicator:
             None also while a communicator with blocking=0 is in progress.
         """
         cdef int state = HD_NCCL_SUCCESS, rc
-        cdef ncclComm_t comm = self.comm
-        if comm == NULL:
-            return None
+        unforked()
         with nogil:
             rc = hd_guard_enter(self.guard)
             if rc == 0:
-                rc = self.nccl.async_error(comm, &state)
+                rc = self.nccl.async_error(self.comm, &state)
             hd_guard_leave(self.guard)
-        if hd_guard_failed(self.guard):
+        if self.failed:
             return trouble(self.guard, "")
+        if hd_guard_taken(self.guard):
+            return None
         if rc == HD_NCCL_SUCCESS:
             rc = state
         if rc == HD_NCCL_SUCCESS or rc == HD_NCCL_IN_PROGRESS:
             return None
-        return failure(f"an operation in flight (rank {self.rank} of {self.size})", rc, last_words(comm))
+        return failure(f"an operation in flight (rank {self.rank} of {self.size})", rc, self.words())
 
     def abort(self):
-        """Stop what is in flight and free the communicator, without the other ranks. Any thread may call it."""
-        cdef ncclComm_t comm = self.comm
-        cdef int rc
-        if comm == NULL:
-            return
-        self.comm = NULL
-        self.state = "aborted"
+        """Stop what is in flight and free the communicator, without the other ranks. Any thread may call it.
+
+        What was in flight has no result: its handles raise.
+        """
+        unforked()
         if not hd_guard_take(self.guard):
-            return  # the watchdog has
+            if hd_guard_failed(self.guard):
+                self.state = "aborted"
+            return  # another thread has, or the watchdog
+        self.state = "aborted"
+        self.end()
+
+    cdef int end(self) except -1:
+        """Abort what this thread has taken."""
+        cdef int rc
+        self.guard.told = 1
         with nogil:
-            rc = self.nccl.abort(comm)
+            hd_guard_lose(self.guard, HD_WATCH_ABORTED, b"", b"this process has aborted its communicator")
+            hd_guard_empty(self.guard)  # one that does not come out waits for another rank: abort() wakes it
+            rc = self.nccl.abort(self.comm)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
             raise failure(f"ncclCommAbort (rank {self.rank} of {self.size})", rc)
+        return 0
 
     def finalize(self, double timeout=1800.0):
         """Wait for all operations on all ranks; all of them call it. Nothing can be started afterwards.
@@ -279,50 +298,68 @@ cdef class Communicator:
                 rc = self.nccl.finalize(self.comm)
             hd_guard_leave(self.guard)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
-            raise failure(f"ncclCommFinalize (rank {self.rank} of {self.size})", rc, last_words(self.comm))
+            raise failure(f"ncclCommFinalize (rank {self.rank} of {self.size})", rc, self.words())
         self.settle("ncclCommFinalize", time.monotonic() + timeout)
         self.state = "finalized"
 
     def destroy(self):
-        """Free the communicator on this rank. Safe to call again."""
-        cdef ncclComm_t comm = self.comm
-        cdef int rc
-        if comm == NULL:
-            return
-        if self.state == "ready":
-            for made in self.premul.values():
-                self.nccl.op_destroy(made, comm)
-        self.comm = NULL
-        self.state = "destroyed"
+        """Free the communicator on this rank. Safe to call again.
+
+        Raises
+        ------
+        DistTimeoutError
+            If another thread's call does not come out of NCCL; the communicator has been aborted then.
+        """
+        cdef int rc, left
+        cdef bint ready = self.state == "ready"
+        unforked()
         if not hd_guard_take(self.guard):
-            self.state = "aborted"
-            return
+            if hd_guard_failed(self.guard):
+                self.state = "aborted"
+            return  # another thread has, or the watchdog
+        self.state = "destroyed"
         with nogil:
-            rc = self.nccl.destroy(comm)
+            left = hd_guard_empty(self.guard)
+        if left:
+            self.state = "aborted"
+            self.end()
+            raise DistTimeoutError(
+                f"this communicator of NCCL (rank {self.rank} of {self.size}) was destroyed while another thread was "
+                "inside a call of it that did not return: it has been aborted. Wait for what other threads do first"
+            )
+        if ready:
+            for made in self.premul.values():
+                self.nccl.op_destroy(made, self.comm)
+        with nogil:
+            rc = self.nccl.destroy(self.comm)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
             raise failure(f"ncclCommDestroy (rank {self.rank} of {self.size})", rc)
 
     @property
     def failed(self):
         """Whether the watchdog has aborted it."""
-        return bool(hd_guard_failed(self.guard))
+        return hd_guard_failed(self.guard) not in (0, HD_WATCH_ABORTED)
 
     @property
     def unheard(self):
         """Whether the watchdog has aborted it, and no call has raised an error of it so far."""
-        return bool(hd_guard_failed(self.guard)) and not self.guard.told
+        return self.failed and not self.guard.told
 
     @property
     def handle(self):
         """The ncclComm_t as an integer; 0 when there is none any more."""
-        return <uintptr_t> self.comm
+        return 0 if hd_guard_taken(self.guard) or hd_guard_failed(self.guard) else <uintptr_t> self.comm
 
     @property
     def device(self):
         """Index of the CUDA device it was made on."""
-        cdef int found = -1
+        cdef int found = -1, rc
         self.alive()
-        self.after("ncclCommCuDevice", self.nccl.device(self.comm, &found))
+        rc = hd_guard_enter(self.guard)
+        if rc == 0:
+            rc = self.nccl.device(self.comm, &found)
+        hd_guard_leave(self.guard)
+        self.after("ncclCommCuDevice", rc)
         return found
 
     def premul_sum(self, double factor, int dtype):
@@ -348,13 +385,20 @@ cdef class Communicator:
         if found is None:
             data = scalar_of(factor, dtype)
             memcpy(scalar, <const char*> data, len(data))
-            rc = self.nccl.premul_sum(&made, scalar, dtype, 1, self.comm)
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.premul_sum(&made, scalar, dtype, 1, self.comm)
+            hd_guard_leave(self.guard)
             self.after("ncclRedOpCreatePreMulSum", rc)
             found = made
         self.premul[(factor, dtype)] = found
         if len(self.premul) > _PREMUL_KEPT and hd_nccl_depth == 0:
             oldest = next(iter(self.premul))
-            self.after("ncclRedOpDestroy", self.nccl.op_destroy(self.premul.pop(oldest), self.comm))
+            rc = hd_guard_enter(self.guard)
+            if rc == 0:
+                rc = self.nccl.op_destroy(self.premul.pop(oldest), self.comm)
+            hd_guard_leave(self.guard)
+            self.after("ncclRedOpDestroy", rc)
         return found
 
     def all_reduce(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, uintptr_t stream):

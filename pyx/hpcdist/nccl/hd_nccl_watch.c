@@ -17,7 +17,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, the devices and their spare events */
 static hd_watched *flight;
 static hd_gpu *devices;
-static int running, stopped;
+static int running, stopped, forked;
 
 static int load(const int *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
@@ -53,11 +53,9 @@ void hd_guard_put(hd_guard *guard)
 
 void hd_guard_name(hd_guard *guard, const char *where) { snprintf(guard->where, sizeof guard->where, "%s", where); }
 
-void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text)
+void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text)
 {
     static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
-    int64_t end = now() + (int64_t)(PATIENCE * 1e9);
-
     pthread_mutex_lock(&first); /* the first failure is the one that tells */
     if (!load(&guard->failed)) {
         snprintf(guard->what, sizeof guard->what, "%s", what);
@@ -65,8 +63,25 @@ void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text
         __atomic_store_n(&guard->failed, code, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&first);
-    while (load(&guard->inside) && now() < end)
-        rest(1000000);
+}
+
+int hd_guard_empty(hd_guard *guard)
+{
+    const int64_t end = now() + (int64_t)(PATIENCE * 1e9);
+    int64_t nap = 20000;
+    int left;
+    while ((left = __atomic_load_n(&guard->inside, __ATOMIC_SEQ_CST)) && now() < end) {
+        rest(nap);
+        if (nap < 1000000)
+            nap *= 2;
+    }
+    return left;
+}
+
+void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text)
+{
+    hd_guard_lose(guard, code, what, text);
+    hd_guard_empty(guard);
     if (hd_guard_take(guard))
         guard->nccl->abort(guard->comm);
 }
@@ -76,7 +91,7 @@ static int report(hd_guard *guard, char *text, size_t size)
 {
     int state = HD_NCCL_SUCCESS, rc;
     const char *said;
-    if (hd_guard_enter(guard) || load(&guard->taken)) {
+    if (hd_guard_enter(guard)) {
         hd_guard_leave(guard);
         return 0;
     }
@@ -387,5 +402,17 @@ void hd_watch_put(hd_watched *w)
     w->gpu->spare = w;
     pthread_mutex_unlock(&lock);
 }
+
+static void in_child(void) { forked = 1; }
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+int hd_watch_forks(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    return pthread_once(&once, watch_forks);
+}
+
+int hd_watch_forked(void) { return forked; }
 
 void hd_watch_stop(void) { __atomic_store_n(&stopped, 1, __ATOMIC_RELEASE); }

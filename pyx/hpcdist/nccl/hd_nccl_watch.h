@@ -8,21 +8,22 @@
 
 #include "hd_nccl.h"
 
-/* One communicator. Whoever sets `taken` may abort or destroy it, once. */
+/* One communicator. Whoever sets `taken` may abort or destroy it, once, and lets the calls inside come out first. */
 typedef struct {
     const hd_nccl *nccl;
     ncclComm_t comm;
     int refs;   /* atomic */
     int inside; /* atomic: calls of this process that are in NCCL right now */
     int taken;  /* atomic */
-    int failed; /* atomic: 0, else an HD_NCCL_ code; HD_WATCH_LATE for an operation past its time */
+    int failed; /* atomic: 0, else an HD_NCCL_ code or one of HD_WATCH_LATE and its neighbours */
     int told;   /* an exception has been made of it; by threads that hold the GIL */
     char where[128]; /* "of the group 'world' on rank 0" */
     char what[192];  /* the operation that was in flight */
     char text[512];
 } hd_guard;
 
-enum { HD_WATCH_LATE = -1, HD_WATCH_CUDA = -2 };
+/* An operation was past its time; CUDA reports an error; this process has aborted the communicator itself. */
+enum { HD_WATCH_LATE = -1, HD_WATCH_CUDA = -2, HD_WATCH_ABORTED = -3 };
 enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2, HD_WATCH_CAPTURED = 3 };
 
 /* All that is needed of CUDA, by address: functions of the driver, or a test's. 0 is success; streams, events and
@@ -69,18 +70,26 @@ hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
 void hd_guard_put(hd_guard *guard);
 /* Whose it is, for messages; before its first operation. */
 void hd_guard_name(hd_guard *guard, const char *where);
-/* Around a call of NCCL: not 0 where it has failed and must not be used; leave either way. */
 static inline int hd_guard_failed(hd_guard *guard) { return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE); }
+static inline int hd_guard_taken(hd_guard *guard) { return __atomic_load_n(&guard->taken, __ATOMIC_ACQUIRE); }
+/* Around a call of NCCL: not 0 where the communicator must not be used any more; leave either way. This thread counts
+ * itself before it looks, and whoever frees sets the word before it counts: one of the two sees the other. */
 static inline int hd_guard_enter(hd_guard *guard)
 {
     __atomic_add_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&guard->failed, __ATOMIC_SEQ_CST) ? HD_NCCL_INTERNAL : 0;
+    return __atomic_load_n(&guard->failed, __ATOMIC_SEQ_CST) || __atomic_load_n(&guard->taken, __ATOMIC_SEQ_CST)
+               ? HD_NCCL_INTERNAL
+               : 0;
 }
 static inline void hd_guard_leave(hd_guard *guard) { __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST); }
 /* 1 for the one that may abort or destroy it. */
 static inline int hd_guard_take(hd_guard *guard) { return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST); }
-/* Marks it as failed while an operation was in flight, waits a second at most for calls inside, and aborts it unless
- * that has been done. */
+/* Marks it as failed, unless it is: what was in flight has no result. */
+void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text);
+/* Waits a second at most for calls inside; how many are left. Nobody may come in any more: it is taken, or failed. */
+int hd_guard_empty(hd_guard *guard);
+/* Marks it as failed while an operation was in flight, lets calls inside come out, and aborts it unless that has been
+ * done. */
 void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text);
 
 /* The device of an index, the same one for the same functions; NULL where there is no memory. */
@@ -104,6 +113,9 @@ int hd_watch_wait(hd_watched *w, double seconds);
 void hd_watch_put(hd_watched *w);
 static inline void hd_watch_take(hd_watched *w) { __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL); }
 static inline int hd_watch_listed(hd_watched *w) { return __atomic_load_n(&w->listed, __ATOMIC_ACQUIRE); }
+/* Notices forks from now on. 1 in a child of one: its memory says what the parent did, and it has no watchdog. */
+int hd_watch_forks(void);
+int hd_watch_forked(void);
 /* At the end of the process: looks at nothing any more, because the events go away. */
 void hd_watch_stop(void);
 

@@ -66,6 +66,7 @@ cdef class Launch:
     cdef public dict _comms      # index of a device -> communicator of all ranks
     cdef public dict _pairs      # rank -> communicator of this one and that, for messages
     cdef public bint _freed
+    cdef public bint _aborted
     cdef public bint _checks
     cdef public bint _blocking_wait
     cdef public object _recorder  # what notes operations, or None
@@ -108,6 +109,7 @@ cdef class Launch:
         """Take streams and events from a runtime of :mod:`hpcdist.backends.nccl.device`."""
         cdef uintptr_t address
         cdef dict given = runtime.functions
+        hd_watch_forks()
         self._runtime = runtime
         self.current = runtime.raw
         self.memory = runtime.memory
@@ -185,6 +187,7 @@ cdef class Launch:
         cdef hd_watched* w
         cdef double end = time.monotonic() + seconds
         late = None
+        unforked()
         with self._lock:
             w = self.first
             while w != NULL:
@@ -195,6 +198,7 @@ cdef class Launch:
 
     def forget_all(self):
         """Let go of the tensors of all operations: nothing more happens to them."""
+        unforked()
         with self._lock:
             self.forget()
 
@@ -202,8 +206,9 @@ cdef class Launch:
 
     cdef int ready(self, str api, object facts) except -1:
         """Before an operation, with the lock."""
-        if self._freed:
-            raise DistBackendError(f"the group {self.name!r} over NCCL has been freed")
+        if self._freed or self._aborted:
+            how = "freed" if self._freed else "aborted"
+            raise DistBackendError(f"the group {self.name!r} over NCCL has been {how}")
         self.let_go()
         if self._checks and facts is not None:
             self._compare(api, facts)
@@ -305,6 +310,7 @@ cdef class Launch:
         cdef list held = None
         cdef NcclWork work = None
         entry = None
+        unforked()  # another thread of the parent's may have held the lock
         self.acquire()
         try:
             self.ready(api, facts)
@@ -376,6 +382,7 @@ cdef class Launch:
         cdef hd_watched* w
         cdef NcclWork work = None
         entry = None
+        unforked()
         for part in parts:
             if part.device != index:
                 raise ValueError(f"{api}: the tensors are on several devices: {index}, {part.device}")
@@ -408,6 +415,8 @@ cdef class Launch:
 cdef void drop(hd_watched* w):
     """Out of the queue."""
     cdef void* keep = w.keep
+    if hd_watch_forked():
+        return  # the parent's: its threads may have held locks
     w.keep = NULL
     hd_watch_put(w)
     Py_XDECREF(<PyObject*> keep)

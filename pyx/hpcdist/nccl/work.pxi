@@ -114,7 +114,8 @@ cdef class NcclWork(StreamWork):
         raise TypeError("a NcclWork is made by an operation with async_op=True")
 
     def __dealloc__(self):
-        hd_watch_put(self.w)
+        if not hd_watch_forked():
+            hd_watch_put(self.w)
 
     @property
     def what(self):
@@ -134,6 +135,7 @@ cdef class NcclWork(StreamWork):
         self.tensors = [array for _, array in copies]
 
     cpdef object _wait(self, double seconds):
+        unforked()
         if self.w.state == HD_WATCH_CAPTURED:
             if seconds >= 0 or self.copies is not None:
                 raise self.captured("the host cannot wait for it")
@@ -185,6 +187,7 @@ cdef class NcclWork(StreamWork):
         return 0
 
     cdef object error(self):
+        unforked()
         if self.w.state == HD_WATCH_DONE or not hd_guard_failed(self.w.guard):
             return None
         return trouble(self.w.guard, self.what)
@@ -194,6 +197,7 @@ cdef class NcclWork(StreamWork):
         self.order()
 
     cdef int look(self) except -1:
+        unforked()
         if self.w.state == HD_WATCH_CAPTURED:
             raise self.captured("it cannot be asked whether it is done")
         return hd_watch_wait(self.w, 0)
@@ -216,6 +220,7 @@ cdef class NcclWork(StreamWork):
 
     def source_rank(self):
         """Group rank that a receive is from; -1 for other operations."""
+        unforked()
         return self.source
 
     def get_future(self):
@@ -233,6 +238,8 @@ cdef class NcclWork(StreamWork):
         return self.group._runtime.future(self.place.index, self.place.stream, self.result())
 
     def __repr__(self):
+        if hd_watch_forked():
+            return f"<NcclWork {self.what}, of the process that this one was forked from>"
         return f"<NcclWork {self.what}>"
 
 
@@ -256,6 +263,11 @@ cdef int hold(hd_watched* w, double seconds) except -1:
         PyErr_CheckSignals()
 
 
+def forked():
+    """Whether this process was forked after a group over NCCL was made: then it cannot be used here."""
+    return bool(hd_watch_forked())
+
+
 def stop_watching():
     """At the end of the process: the watchdog looks at nothing any more."""
     hd_watch_stop()
@@ -271,6 +283,8 @@ cdef object trouble(hd_guard* guard, str what):
     if code == HD_WATCH_LATE:
         other = "" if not what or said.startswith(what) else f"{what} is lost, because "
         return DistTimeoutError(f"{other}{said}. {advice}".rstrip())
+    if code == HD_WATCH_ABORTED:
+        return DistBackendError(f"{what} has no result: {said}" if what else said)
     if code == HD_WATCH_CUDA:
         return DistBackendError(f"{name}: {said}. {advice}".rstrip())
     return failure(name, code, said)
