@@ -27,7 +27,7 @@ _WORDS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     (r"Rank (\d+)", r"monitored_barrier: rank\\(s\\) \\[\1\\b.* did not come"),
     (r" \(Timed out\|closed\|timeout\) ", "timeout after"),
-    (r"Timed out waiting 1ms", "timeout after 0.00"),
+    (r"Timed out waiting 1ms", "timeout after 0"),
 ]
 
 

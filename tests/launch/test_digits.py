@@ -19,8 +19,9 @@ def accuracy(text: str) -> float:
     return float(re.search(r"^test accuracy ([\d.]+)% after", text, re.MULTILINE)[1])
 
 
-def test_digits_reach_97_percent_on_two_ranks_in_a_minute() -> None:
-    ended = example(2, "train_digits.py", "--no-progress", limit=60)
+@pytest.mark.deadline(180)
+def test_digits_reach_97_percent_on_two_ranks() -> None:
+    ended = example(2, "train_digits.py", "--no-progress", limit=150)
     rows = ROW.findall(ended.text)
     assert [int(row[0]) for row in rows] == list(range(1, 21))
     assert float(rows[-1][1]) < 0.1 < float(rows[0][1])
