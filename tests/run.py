@@ -1,6 +1,8 @@
 #!/usr/bin/env python
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2, 3 and 4 ranks.
 
+Stages run side by side as far as each rank has a core of its own.
+
     python tests/run.py                  everything
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
@@ -51,11 +53,12 @@ LAST_LINES = 60
 
 @dataclass
 class Stage:
-    """One pytest run and what came of it."""
+    """One pytest run, the number of cores that it keeps busy, and what came of it."""
 
     name: str
     command: list[str]
     env: dict[str, str]
+    cores: int
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -64,6 +67,7 @@ class Stage:
     slowest: list[list] = field(default_factory=list)
     failures: list[bytes] = field(default_factory=list)
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    process: subprocess.Popen | None = None
 
 
 def find_mpirun(given: str | None) -> str:
@@ -110,7 +114,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
-    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base)]
+    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base, 1)]
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -123,19 +127,84 @@ def stages(options: argparse.Namespace) -> list[Stage]:
             inner = pytest_command(options, [TESTS / folder], "--with-mpi")
             command = [mpirun, *arguments, "-n", str(n), *inner]
             name = f"{folder}, {n} rank{'s' if n > 1 else ''}"
-            found.append(Stage(name, command, {**base, **env}))
+            found.append(Stage(name, command, {**base, **env}, n))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
             command = pytest_command(options, [TESTS / folder], *left_out)
-            found.append(Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}))
+            alone = Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
+            found.append(alone)
     return found
 
 
-def run(stage: Stage, timeout: float) -> None:
-    """Run one stage with its output on this terminal, and fill in what came of it."""
+class Terminal:
+    """Standard output of stages side by side: the first one writes, the others' text waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[str, list[bytes]] = {}  # in the order of the stages' starts
+
+    def open(self, stage: Stage) -> None:
+        with self._lock:
+            self._texts[stage.name] = []
+
+    def write(self, stage: Stage, text: bytes) -> None:
+        with self._lock:
+            if stage.name == next(iter(self._texts)):
+                sys.stdout.buffer.write(text)
+                sys.stdout.buffer.flush()
+            else:
+                self._texts[stage.name].append(text)
+
+    def close(self, running: list[Stage]) -> None:
+        """Forget the first stages that have ended, and write what waited for that."""
+        names = {stage.name for stage in running}
+        with self._lock:
+            while self._texts and next(iter(self._texts)) not in names:
+                del self._texts[next(iter(self._texts))]
+                waiting = next(iter(self._texts.values()), [])
+                sys.stdout.buffer.write(b"".join(waiting))
+                sys.stdout.buffer.flush()
+                waiting.clear()
+
+
+def run_all(stages: list[Stage], timeout: float) -> None:
+    """Run stages in their order, side by side as far as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    terminal, change = Terminal(), threading.Condition()
+    running: list[Stage] = []
+
+    def work(stage: Stage) -> None:
+        try:
+            run(stage, timeout, terminal)
+        finally:
+            with change:
+                running.remove(stage)
+                terminal.close(running)
+                change.notify()
+
+    def free(stage: Stage) -> bool:
+        return not running or sum(other.cores for other in running) + stage.cores <= cores
+
+    try:
+        with change:
+            for stage in stages:
+                change.wait_for(lambda stage=stage: free(stage))
+                running.append(stage)
+                terminal.open(stage)
+                threading.Thread(target=work, args=(stage,), daemon=True).start()
+            change.wait_for(lambda: not running)
+    except BaseException:
+        for stage in list(running):
+            if stage.process is not None:
+                end(stage.process)
+        raise
+
+
+def run(stage: Stage, timeout: float, terminal: Terminal) -> None:
+    """Run one stage and fill in what came of it."""
     # Chosen here, so that it is known when a crash takes the ranks' own output along.
     seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
-    print(f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})", flush=True)
+    terminal.write(stage, f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -143,15 +212,16 @@ def run(stage: Stage, timeout: float) -> None:
         # A session of its own, so that a timeout can end mpirun with all it started.
         # Not from the repository's root: `-m` puts the working directory in front of sys.path, and
         # the unbuilt source tree would hide the installed package.
-        process = subprocess.Popen(
+        process = stage.process = subprocess.Popen(
             stage.command,
             env=env,
             cwd=TESTS,
             start_new_session=True,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        echo = threading.Thread(target=show, args=(process.stdout, stage), daemon=True)
+        echo = threading.Thread(target=show, args=(process.stdout, stage, terminal), daemon=True)
         echo.start()
         try:
             code = process.wait(timeout)
@@ -160,9 +230,6 @@ def run(stage: Stage, timeout: float) -> None:
             stage.problem = f"not done after {timeout:g} s"
             end(process)
             code = -1
-        except BaseException:
-            end(process)
-            raise
         stage.seconds = time.monotonic() - began
         if report.exists():
             for name, value in json.loads(report.read_text()).items():
@@ -173,12 +240,11 @@ def run(stage: Stage, timeout: float) -> None:
         stage.problem = f"ended with exit code {code}"
 
 
-def show(output: BinaryIO, stage: Stage) -> None:
+def show(output: BinaryIO, stage: Stage, terminal: Terminal) -> None:
     """Copy a stage's output to this terminal as it comes; remember failures and the last lines."""
     line = b""
     while text := os.read(output.fileno(), 1 << 16):
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        terminal.write(stage, text)
         *lines, line = (line + text).split(b"\n")
         stage.last.extend(lines)
         stage.failures += [found for found in lines if b"FAILED" in found[:12]]
@@ -256,8 +322,7 @@ def main() -> int:
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     done = stages(options)
-    for stage in done:
-        run(stage, options.timeout)
+    run_all(done, options.timeout)
     return summarise(done, bool(options.k))
 
 
