@@ -201,10 +201,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free a group, or all groups.
 
     All members must call it. It waits for outstanding operations, of all groups together for the
-    group's timeout or 30 seconds, whichever is shorter, and up to a second for the other members:
-    where they do not come, or a message was sent that nobody received, MPI's communicator is kept,
-    because MPI would take what is still on its way for messages of the next group. MPI itself stays
-    up, so that :func:`init_process_group` may be called again.
+    group's timeout or 30 seconds, whichever is shorter; where nothing but receives is left whose
+    messages do not come, for three seconds, and then takes those back. And it waits up to a second
+    for the other members: where they do not come, or a message was sent that nobody received, MPI's
+    communicator is kept, because MPI would take what is still on its way for messages of the next
+    group. MPI itself stays up, so that :func:`init_process_group` may be called again.
 
     Parameters
     ----------

@@ -158,6 +158,7 @@ cdef extern from "hd_engine.h" nogil:
     int hd_p2p_take_back(hd_job*, double)
     void hd_p2p_give_up(hd_job*)
     int hd_p2p_drain(hd_comm*, double)
+    void hd_p2p_recall(hd_comm*)
     int hd_p2p_close(hd_comm*)
     int hd_p2p_shutdown()
 

@@ -163,3 +163,39 @@ def test_destroyed_under_calls_of_other_threads(asynchronous: bool) -> None:
         for thread in threads:
             thread.join(10)
     parallel_assert(len(ended) == 10 and all("destroyed" in each for each in ended), f"{ended}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_a_receive_that_nobody_matches_does_not_hold_it_up(count: int) -> None:
+    """A message that comes late is received; one that does not is not waited for until the end."""
+    rank, size = here()
+    group = dist.new_group()
+    sent, got, never = torch.ones(count), torch.zeros(count), torch.full((count,), -1.0)
+    told = []
+
+    def receive() -> None:
+        try:
+            dist.recv(torch.zeros(count), (rank + 1) % size, group=group, tag=9)
+        except dist.DistError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    works = [dist.irecv(got, (rank - 1) % size, group, 1), dist.irecv(never, None, group, 2)]
+    time.sleep(0.2 if rank else 0.7)  # the threads are in their receives then
+    works.append(dist.isend(sent, (rank + 1) % size, group, 1))
+    began = time.monotonic()
+    dist.destroy_process_group(group)
+    took = time.monotonic() - began
+    waiting.join(5)
+    try:
+        works[1].wait()
+    except dist.DistError as error:
+        told.append(str(error))
+    works[0].wait()
+    parallel_assert(
+        took < 8.0 and len(told) == 2 and all("was destroyed before" in each for each in told),
+        lambda: f"{took:.2f} s, {told}",
+    )
+    parallel_assert(bool((got == 1).all()) and bool((never == -1).all()))

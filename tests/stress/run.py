@@ -155,7 +155,12 @@ PROGRAMS = (
     ),
     Program(
         name="p2p",
-        sources=("tests/stress/p2p.c", *BASE, "pyx/hpcdist/engine/hd_p2p.c"),
+        sources=(
+            "tests/stress/p2p.c",
+            *BASE,
+            "pyx/hpcdist/engine/hd_p2p.c",
+            "pyx/hpcdist/engine/hd_poller.c",
+        ),
         variants=("plain", "tsan", "asan", "aarch64"),
         short=("4", "5000"),
         long=("8", "300000"),

@@ -1,6 +1,7 @@
 # Comm: the operations of one group. Ranks are the group's own; hpcdist.group translates.
 
 cdef double CLOSING = 1.0  # seconds that the other ranks have to come and free a group
+cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its message, when nothing else is in flight
 
 
 cdef class Comm:
@@ -164,7 +165,7 @@ cdef class Comm:
 
     cdef bint drained(self, double seconds) except -1:
         """Waits until nothing is in flight, and looks at signals meanwhile."""
-        cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9)
+        cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9), idle = 0
         cdef double left, step
         cdef bint empty
         cdef int down = 0
@@ -173,7 +174,12 @@ cdef class Comm:
             left = <double> (until - hd_now()) * 1e-9
             step = 0 if left < 0 else 0.05 if left > 0.05 else left
             with nogil:
-                empty = hd_lane_drain(self.c, step) and hd_p2p_drain(self.c, step)
+                empty = hd_lane_drain(self.c, step)
+                if empty and not idle:
+                    idle = hd_now()
+                empty = empty and hd_p2p_drain(self.c, step)
+                if not empty and idle and hd_now() - idle > UNMATCHED:
+                    hd_p2p_recall(self.c)
             PyErr_CheckSignals()
             if empty or left <= 0:
                 break

@@ -138,6 +138,7 @@ struct hd_comm {
     uint32_t decided;     /* the last check that all ranks have joined */
     int freed;
     int closing;          /* atomic: 1 no new operations, 2 waiting callers leave with an error: the group is being destroyed */
+    int recalls;          /* atomic: receives whose message has not come are taken back: it is being destroyed */
     int inside;           /* atomic: callers that use the session or MPI; while there are any neither is freed */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
@@ -351,6 +352,8 @@ void hd_p2p_watch(hd_job *j);                /* leave it to the poller thread */
 int hd_p2p_take_back(hd_job *j, double seconds);
 void hd_p2p_give_up(hd_job *j);              /* ends the job, not the request: MPI may use the tensor for ever */
 int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
+/* Takes the receives of c back whose messages have not come, if no send is in flight: it waits for nothing. */
+void hd_p2p_recall(hd_comm *c);
 /* Takes all receives of c back and gives its sends up; 1: MPI is done with all of them. */
 int hd_p2p_close(hd_comm *c);
 int hd_p2p_shutdown(void);                   /* the poller is out of MPI for ever; 1: it is */

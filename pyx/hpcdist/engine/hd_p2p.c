@@ -1,33 +1,17 @@
 /* Point to point: nonblocking MPI from the caller's thread, progressed by whoever waits and by one
- * poller thread, never queued behind a lane.
+ * poller thread (hd_poller.c), never queued behind a lane.
  *
  * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match and
  * cannot misread the bytes; a receive that waits looks for such a message now and then and says so. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <time.h>
 
 #include "hd_p2p.h"
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
-#define CLOSING 1.0  /* seconds for callers to leave a group that is being destroyed */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to come when its receive ends */
-
-int hd_callers;
-
-static struct {
-    pthread_mutex_t mu;
-    pthread_cond_t cv;
-    hd_job *list;
-    hd_job *inbox;        /* atomic: a stack of jobs that are not on the list yet */
-    int started, asleep;  /* atomic */
-    int stop;             /* it has to end, and none may begin */
-    pthread_t thread;
-} poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0};
 
 static int expired(const hd_job *j)
 {
@@ -158,6 +142,14 @@ int hd_p2p_test(hd_job *j)
     return done;
 }
 
+static void cancel(hd_job *j)
+{
+    hd_mpi_lock(j->comm->session);
+    MPI_Cancel(&j->req);
+    hd_mpi_unlock(j->comm->session);
+    j->recalled = ASKED;
+}
+
 /* With j->mu held. A receive can be taken back unless it has matched: then its message, which is on its way, is waited
  * for. A send cannot: its buffer stays owned for ever. 1: MPI is done with it, 0: not within so many seconds. */
 static int end_request(hd_job *j, double seconds)
@@ -167,11 +159,8 @@ static int end_request(hd_job *j, double seconds)
     MPI_Status st;
     if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
         return j->req == MPI_REQUEST_NULL;
-    if (!j->recalled && !hd_message_matched(j)) {
-        hd_mpi_lock(j->comm->session);
-        MPI_Cancel(&j->req);
-        hd_mpi_unlock(j->comm->session);
-    }
+    if (!j->recalled && !hd_message_matched(j))
+        cancel(j);
     j->recalled = ASKED;
     while (!look_at_recalled(j, &cancelled, &st, &rc)) {
         if (++looks < 1000)
@@ -257,17 +246,33 @@ static int peer_gone(hd_job *j)
     return all;
 }
 
-/* With j->mu held: the group is being destroyed. */
-static void end_closed(hd_job *j)
+static int closed(const hd_comm *c) { return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) >= 2; }
+static int recalls(const hd_comm *c) { return __atomic_load_n(&c->recalls, __ATOMIC_ACQUIRE); }
+
+static void fail_closed(hd_job *j)
 {
     hd_fail(j, HD_ERR_CLOSED, "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of %d%s%s)",
             j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag, j->comm->rank, j->comm->size,
             j->site[0] ? ", called at " : "", j->site);
+}
+
+/* With j->mu held: the group is being destroyed. */
+static void end_closed(hd_job *j)
+{
+    fail_closed(j);
     end_request(j, PATIENCE);
     hd_job_finish(j);
 }
 
-static int closed(const hd_comm *c) { return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) >= 2; }
+/* With j->mu held: once its group waits for receives no more, asks MPI for one back, unless its message is on its
+ * way. Whoever looks next finds what came of it. */
+static void recall(hd_job *j)
+{
+    if (j->kind != HD_RECV || j->recalled || !recalls(j->comm) || hd_message_matched(j))
+        return;
+    fail_closed(j);
+    cancel(j);
+}
 
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 {
@@ -299,6 +304,8 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                     hd_job_finish(j);
                 } else if (expired(j)) {
                     time_out(j);
+                } else {
+                    recall(j);
                 }
             }
             pthread_mutex_unlock(&j->mu);
@@ -348,165 +355,28 @@ void hd_p2p_give_up(hd_job *j)
     pthread_mutex_unlock(&j->mu);
 }
 
-/* ---- the poller ----
- *
- * Whoever waits for a message looks after it alone. The poller is for those that nobody waits for yet, so it is in
- * no hurry: where it looks at once, it takes the core from the thread that is about to wait (on two cores that made
- * an irecv cost 30 us in place of 4). */
+/* ---- for the poller ---- */
 
-enum { FIRST_NAP = 100000, LONGEST_NAP = 500000, IDLE_NAPS = 10 }; /* ns, ns, naps before it sleeps for good */
-
-/* With poller.mu held. */
-static void take_in(void)
+int hd_p2p_look_after(hd_job *j)
 {
-    hd_job *j = __atomic_exchange_n(&poller.inbox, NULL, __ATOMIC_ACQ_REL);
-    while (j) {
-        hd_job *next = j->next;
-        j->next = poller.list;
-        poller.list = j;
-        j = next;
-    }
-}
-
-/* Takes finished jobs off the list; with poller.mu held. 1: one of them ended here. */
-static int sweep(void)
-{
-    int progressed = 0;
-    take_in();
-    for (hd_job **p = &poller.list; *p;) {
-        hd_job *j = *p;
-        if (hd_job_state(j) != HD_DONE) {
-            if (!hd_p2p_test(j) && expired(j) && pthread_mutex_trylock(&j->mu) == 0) {
-                if (!test_locked(j))
-                    time_out(j);
-                pthread_mutex_unlock(&j->mu);
-            }
-            progressed |= hd_job_state(j) == HD_DONE;
-        }
-        if (hd_job_state(j) == HD_DONE) {
-            *p = j->next;
-            j->next = NULL;
-            /* A send that was given up still reads its buffer: this reference is never dropped. */
-            if (!hd_p2p_unfinished(j))
-                hd_job_unref(j);
-        } else {
-            p = &j->next;
-        }
-    }
-    return progressed;
-}
-
-static void *poller_main(void *arg)
-{
-    long nap = FIRST_NAP;
-    int idle = 0;
-    (void)arg;
-    prctl(PR_SET_NAME, "hpcdist-poll");
-    pthread_mutex_lock(&poller.mu);
-    while (!poller.stop) {
-        struct timespec ts;
-        if (idle > IDLE_NAPS) {
-            __atomic_store_n(&poller.asleep, 1, __ATOMIC_SEQ_CST); /* then look: hd_p2p_watch does it the other way */
-            while (!poller.stop && !__atomic_load_n(&poller.inbox, __ATOMIC_SEQ_CST))
-                pthread_cond_wait(&poller.cv, &poller.mu);
-            __atomic_store_n(&poller.asleep, 0, __ATOMIC_SEQ_CST);
-            nap = FIRST_NAP;
-            idle = 0;
-        }
-        pthread_mutex_unlock(&poller.mu);
-        ts = (struct timespec){0, nap};
-        nanosleep(&ts, NULL);
-        pthread_mutex_lock(&poller.mu);
-        nap = sweep() ? FIRST_NAP : nap < LONGEST_NAP ? nap * 5 / 4 : nap; /* waiting costs a share of a core */
-        idle = poller.list ? 0 : idle + 1;
-    }
-    pthread_mutex_unlock(&poller.mu);
-    return NULL;
-}
-
-static void start_poller(void)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (pthread_create(&poller.thread, NULL, poller_main, NULL) == 0)
-        __atomic_store_n(&poller.started, 1, __ATOMIC_RELEASE);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-}
-
-void hd_p2p_watch(hd_job *j)
-{
-    const int threads = !hd_session_serialized(j->comm->session);
-    j->next = __atomic_load_n(&poller.inbox, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(&poller.inbox, &j->next, j, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        ;
-    if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) && !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
-        return;
-    pthread_mutex_lock(&poller.mu);
-    if (!poller.started && threads && !poller.stop)
-        start_poller();
-    if (!poller.started)
-        sweep();
-    pthread_cond_signal(&poller.cv);
-    pthread_mutex_unlock(&poller.mu);
-}
-
-static int in_flight(const hd_comm *c)
-{
-    int left = c ? __atomic_load_n(&c->inside, __ATOMIC_SEQ_CST) : __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&poller.mu);
-    sweep();
-    for (hd_job *j = poller.list; j; j = j->next)
-        left += !c || j->comm == c;
-    pthread_mutex_unlock(&poller.mu);
-    return left;
-}
-
-int hd_p2p_drain(hd_comm *c, double seconds)
-{
-    const int64_t until = hd_until(seconds);
-    while (in_flight(c)) {
-        struct timespec nap = {0, 100000};
-        if (hd_now() > until)
-            return 0;
-        nanosleep(&nap, NULL);
-    }
-    return 1;
-}
-
-int hd_p2p_close(hd_comm *c)
-{
-    int unfinished = 0;
-    pthread_mutex_lock(&poller.mu);
-    take_in();
-    for (hd_job *j = poller.list; j; j = j->next) {
-        if (j->comm != c)
-            continue;
-        pthread_mutex_lock(&j->mu);
-        if (!test_locked(j))
-            end_closed(j);
-        pthread_mutex_unlock(&j->mu);
-        unfinished += hd_p2p_unfinished(j);
-    }
-    pthread_mutex_unlock(&poller.mu);
-    return hd_p2p_drain(c, CLOSING) && !unfinished;
-}
-
-int hd_p2p_shutdown(void)
-{
-    struct timespec until;
-    int started;
-    pthread_mutex_lock(&poller.mu);
-    poller.stop = 1; /* and none is started again */
-    started = poller.started;
-    pthread_cond_signal(&poller.cv);
-    pthread_mutex_unlock(&poller.mu);
-    if (!started)
+    if (hd_p2p_test(j))
         return 1;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 3; /* it may be inside a long call of MPI's */
-    if (pthread_timedjoin_np(poller.thread, NULL, &until))
+    if (!(expired(j) || recalls(j->comm)) || pthread_mutex_trylock(&j->mu))
         return 0;
-    poller.started = 0;
-    return 1;
+    if (test_locked(j)) {
+    } else if (expired(j)) {
+        time_out(j);
+    } else {
+        recall(j);
+    }
+    pthread_mutex_unlock(&j->mu);
+    return hd_job_state(j) == HD_DONE;
+}
+
+void hd_p2p_end(hd_job *j)
+{
+    pthread_mutex_lock(&j->mu);
+    if (!test_locked(j))
+        end_closed(j);
+    pthread_mutex_unlock(&j->mu);
 }

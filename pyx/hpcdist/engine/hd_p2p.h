@@ -1,4 +1,4 @@
-/* Inside of point to point: shared by hd_p2p.c and hd_envelope.c only. */
+/* Inside of point to point: shared by hd_p2p.c, hd_poller.c and hd_envelope.c only. */
 #ifndef HD_P2P_H
 #define HD_P2P_H
 
@@ -16,5 +16,8 @@ int hd_message_test(hd_job *j, int *done, MPI_Status *st);
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st); /* the request of a receive is done: what came? */
 int hd_message_matched(const hd_job *j); /* a receive whose message is on its way: it cannot be taken back */
 void hd_message_free(hd_job *j);         /* when MPI is done with it */
+
+int hd_p2p_look_after(hd_job *j); /* a job that nobody waits for: 1 if it has ended, in time or not */
+void hd_p2p_end(hd_job *j);       /* its group is being destroyed */
 
 #endif
