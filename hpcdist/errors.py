@@ -9,6 +9,8 @@ This module is a leaf: it imports nothing of hpcdist, so every other module may 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 __all__ = [
     "DistBackendError",
     "DistError",
@@ -18,15 +20,46 @@ __all__ = [
     "DistTimeoutError",
     "QueueEmptyError",
     "RankFailedError",
+    "Refusal",
     "StoreTimeoutError",
 ]
+
+
+class Refusal(NamedTuple):
+    """Why an operation failed on this rank: others could not make it.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The first 16 of those that gave the same reason, as ranks of the group, in order.
+    reason : str
+        What they said.
+    total : int
+        How many they are.
+    """
+
+    ranks: tuple[int, ...]
+    reason: str
+    total: int
+
+    def __str__(self) -> str:
+        more = f" and {self.total - len(self.ranks)} more" if self.total > len(self.ranks) else ""
+        plural = "s" if self.total > 1 else ""
+        return f"rank{plural} {', '.join(map(str, self.ranks))}{more}"
 
 
 class DistError(RuntimeError):
     """Base of every error that hpcdist raises at run time.
 
     The message says what happened, where (rank, group, operation, sequence number) and what to do.
+
+    Attributes
+    ----------
+    refusal : Refusal or None
+        Which ranks could not make the operation, and why, if it failed because of that.
     """
+
+    refusal: Refusal | None = None
 
 
 class DistBackendError(DistError):

@@ -60,6 +60,12 @@ cdef extern from "hd_engine.h" nogil:
         int64_t node_limit
         int on_device
 
+    enum:
+        HD_REFUSED_RANKS
+    ctypedef struct hd_refused:
+        int n
+        int* ranks
+        char* text
     ctypedef struct hd_job:
         int kind
         const char* api
@@ -75,6 +81,8 @@ cdef extern from "hd_engine.h" nogil:
         hd_seg in1, out1
         char* apart
         const char* refusal
+        int refusal_code
+        hd_refused* refused
         int ndim
         int64_t* dims
         double timeout

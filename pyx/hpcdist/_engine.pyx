@@ -30,6 +30,7 @@ from hpcdist.errors import (
     DistMismatchError,
     DistTimeoutError,
     RankFailedError,
+    Refusal,
     forked_error,
 )
 

@@ -16,6 +16,7 @@ from cases import Check, here
 import hpcdist as dist
 import hpcdist.nn.functional
 from hpcdist import ReduceOp
+from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -219,6 +220,24 @@ def group(request):
     finally:
         os.environ.pop("HPCDIST_CHECK_TRANSPORT", None)
     return made
+
+
+@pytest.mark.mpi(min_size=3)
+def test_ranks_that_refuse_for_the_same_reason_are_all_named(group):
+    rank, size = here()
+    if rank == 0:
+        time.sleep(0.3)  # all others have said why
+    error = attempt(lambda: dist.all_reduce(torch.ones(4) if rank == 0 else [1], group=group))
+    if rank == 0:
+        refusal = getattr(error, "refusal", None)
+        ranks = tuple(range(1, size))
+        good = isinstance(error, dist.DistMismatchError) and refusal is not None
+        good = good and refusal.ranks == ranks and refusal.reason.startswith("TypeError: ")
+        named = f"ranks {', '.join(map(str, ranks))} refused their arguments: TypeError: "
+        good = good and named in str(error) and refusal.reason in str(error)
+    else:
+        good = isinstance(error, TypeError)
+    parallel_assert(good, lambda: repr(error))
 
 
 def test_some_ranks_refuse_their_arguments(group, count):

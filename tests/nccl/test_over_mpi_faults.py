@@ -128,6 +128,29 @@ def test_a_copy_that_fails(runtime, later, count):
     count(cases, slowest)
 
 
+@pytest.mark.mpi(min_size=3)
+def test_copies_of_two_ranks_that_fail_alike(runtime):
+    """The third, who comes later, hears of both of them and of the cause."""
+    rank = dist.get_rank()
+
+    def late(number: int) -> None:
+        if number == 2:
+            time.sleep(0.3)
+
+    with copies(runtime, 2 if rank in (1, 2) else 0, on_copy=late if rank == 0 else None):
+        taken, error = tried(lambda: OPERATIONS["all_reduce"](False))
+    wanted = "DistBackendError: .*because ranks 1, 2 could not go on: RuntimeError: CUDA"
+    refusal = getattr(error, "refusal", None)
+    if rank in (1, 2):
+        good = said(error).startswith(f"RuntimeError: {BROKEN}")
+    elif rank == 0:
+        good = bool(re.match(wanted, said(error), re.DOTALL)) and refusal.ranks == (1, 2)
+    else:
+        good = refusal is not None and set(refusal.ranks) <= {1, 2}
+    parallel_assert(good and taken < SLACK, lambda: f"{taken:.2f} s, {said(error)}")
+    parallel_assert(all_is_well())
+
+
 def test_the_last_copy_that_fails_is_one_ranks_own_affair(runtime):
     victim = dist.get_rank() == VICTIM
     with copies(runtime, 16 if victim else 0):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import threading
 import time
 import weakref
@@ -32,10 +31,6 @@ __all__ = ["Core", "Plan"]
 _TAG = 201
 #: Bytes of a call's description that ranks show each other when they disagree.
 _TEXT = 240
-#: How a rank that cannot go on says so in the place of its next piece.
-_ENDED = "was ended by"
-#: Seconds that it waits there: its peers find what it said also when they come later.
-_TELL = 0.05
 #: Seconds that the end of the program leaves to operations in flight; the engine waits as long.
 _PATIENCE = 3.0
 
@@ -213,13 +208,15 @@ class Core(GroupBackend):
             except BaseException as error:
                 # the others may be elsewhere in the data: all take a new communicator next time
                 self._wanted = age + 1
-                said = _by_another(error)
-                if said is None:
+                refusal = error.refusal if isinstance(error, DistError) else None
+                if refusal is None:
                     raise
-                raise DistBackendError(
+                broken = DistBackendError(
                     f"{api} of CUDA tensors in group {self.name!r} on rank {self.rank} ended in "
-                    f"the middle, because rank {said[0]} could not go on: {said[1]}"
-                ) from error
+                    f"the middle, because {refusal} could not go on: {refusal.reason}"
+                )
+                broken.refusal = refusal
+                raise broken from error
             finally:
                 runtime.enter(before)  # it may be the caller's thread
 
@@ -247,10 +244,10 @@ class Core(GroupBackend):
 
         try:
             return pipeline(ring, ready, pieces, plan.apart, self.timeout, tell)
-        except (DistMismatchError, DistTimeoutError):
-            raise  # before MPI had the buffers
-        except BaseException:
-            rings.drop(ring)
+        except BaseException as error:
+            refused = isinstance(error, DistError) and error.refusal is not None
+            if not refused and not isinstance(error, (DistMismatchError, DistTimeoutError)):
+                rings.drop(ring)  # else MPI has not had the buffers
             raise
 
     def _come_or_tell(self, comm: _engine.Comm, api: str, ready: Any) -> None:
@@ -263,14 +260,10 @@ class Core(GroupBackend):
     def _tell(self, comm: _engine.Comm, api: str, error: BaseException) -> None:
         """Let the others, who count on this rank, know at once that it cannot go on.
 
-        They find another call than their own in the entry check, or one that was given up.
+        Their next piece ends with its reason. The communicator is not used again.
         """
-        if not comm.check or self.size == 1:
-            return
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:_TEXT]
-        comm.timeout = _TELL  # it is not used again
         with contextlib.suppress(DistError):
-            comm.barrier(api=f"{api} (cuda) {_ENDED} {why}")
+            comm.refuse(error, api=f"{api} (cuda)", begun=True)
 
     def _buffers(self) -> Rings:
         with self._lock:
@@ -350,14 +343,3 @@ class Core(GroupBackend):
         self._held.clear()
         if self._made is not None:
             self._made.free(max(until - time.monotonic(), 1.0))
-
-
-def _by_another(error: BaseException) -> tuple[str, str] | None:
-    """Which rank could not go on, and why, if it is that what MPI's entry check said."""
-    if not isinstance(error, (DistMismatchError, DistTimeoutError)):
-        return None
-    found = re.search(rf"rank (\d+)\b[^\n]*? {_ENDED} ([^\n]*)([\s\S]*)", str(error))
-    if found is None:
-        return None
-    part = re.search(r"This was piece .*", found[3])
-    return found[1], found[2] + (f". {part[0]}" if part else "")

@@ -238,9 +238,14 @@ def pipeline(
         with contextlib.suppress(Exception):  # what went wrong first is told
             ring.settle()
         if moved and isinstance(error, DistError):
-            raise type(error)(
-                f"{error} This was piece {moved + 1} of {len(pieces)} of a CUDA tensor: those "
-                "before it are done, and what is written is changed in part."
-            ) from None
+            where = (
+                f"This was piece {moved + 1} of {len(pieces)} of a CUDA tensor: those before it "
+                "are done, and what is written is changed in part."
+            )
+            found = type(error)(f"{error} {where}")
+            if error.refusal is not None:
+                reason = f"{error.refusal.reason}. {where}"
+                found.refusal = error.refusal._replace(reason=reason)
+            raise found from None
         raise
     return ring.end()

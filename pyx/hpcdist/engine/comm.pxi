@@ -612,11 +612,12 @@ cdef class Comm:
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
         return run(self, &j, async_op, None, [])
 
-    def refuse(self, object error, *, api=None):
+    def refuse(self, object error, *, api=None, bint begun=False):
         """Takes part in the next collective with the reason why this rank does not make it.
 
         The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all stay in step. Does
-        not wait for them. The operations themselves do so for whatever is wrong with their arguments.
+        not wait for them. The operations themselves do so for whatever is wrong with their arguments. The reason and
+        the ranks that have it are the exception's ``refusal``.
 
         Parameters
         ----------
@@ -624,10 +625,13 @@ cdef class Comm:
             The reason.
         api : str, optional
             Public name of the operation.
+        begun : bool, optional
+            It is part of something that the ranks have begun together and this one cannot finish: nobody's arguments
+            are wrong, and the others raise :class:`hpcdist.DistBackendError`.
         """
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
-        refused(self, &j, error, False)
+        refused(self, &j, error, False, begun)
 
     # ---- point to point ----
 

@@ -17,6 +17,15 @@ cdef object error_of(int code, const char* text):
     return EXCEPTIONS.get(code, DistError)(message)
 
 
+cdef object error_of_job(hd_job* j):
+    """The exception of a job, with which ranks could not make the call, if that is why."""
+    error = error_of(j.code, j.text)
+    if j.refused != NULL and isinstance(error, DistError):
+        ranks = tuple([j.refused.ranks[i] for i in range(min(j.refused.n, HD_REFUSED_RANKS))])
+        error.refusal = Refusal(ranks, j.refused.text.decode("utf-8", "replace"), j.refused.n)
+    return error
+
+
 cdef int check_alive(Comm comm) except -1:
     if hd_forked:
         raise forked_error("MPI")

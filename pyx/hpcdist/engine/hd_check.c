@@ -60,6 +60,7 @@ static int fail_abandoned(visit *v, int late_rank)
     char buffer[HD_TEXT];
     hd_text t;
     hd_note note = {.code = HD_ERR_TIMEOUT};
+    hd_refused refused;
     int by = -1;
     const int told = hd_page_find_note(c, v->n, &by, &note);
 
@@ -68,8 +69,9 @@ static int fail_abandoned(visit *v, int late_rank)
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (told && note.why == HD_REFUSED) {
-        hd_say(&t, note.code == HD_ERR_MISMATCH ? "rank %d refused its arguments: %s; this rank called "
-                                                : "rank %d could not take part: %s; this rank called ", by, note.text);
+        hd_page_refused(c, v->n, by, &note, &refused);
+        hd_say_refused(&t, j, note.code, &refused);
+        hd_say(&t, "; this rank called ");
     } else if (told) {
         hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "", by, note.after,
                note.text);

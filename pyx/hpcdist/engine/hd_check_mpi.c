@@ -216,6 +216,16 @@ static const heard *who_left(const hd_post *p)
     return best;
 }
 
+/* The ranks that refused the present check for the reason of that note. */
+static void who_refused(const hd_post *p, const heard *like, hd_refused *out)
+{
+    out->n = 0;
+    memcpy(out->text, like->note.text, sizeof out->text);
+    for (const heard *h = p->heard; h; h = h->next)
+        if (h->note.what == REFUSED && h->note.check == p->now && strcmp(h->note.text, out->text) == 0)
+            hd_refused_by(out, h->by);
+}
+
 /* ---- leaving a check without an outcome ---- */
 
 /* Says no in the second round, unless this rank has spoken there, and leaves the requests to MPI. */
@@ -258,6 +268,7 @@ static int follow(hd_comm *c, hd_job *j)
     const int64_t until = hd_until(REASON_S);
     const heard *h;
     char buffer[HD_TEXT];
+    hd_refused refused;
     int code = HD_ERR_TIMEOUT;
     hd_text t;
 
@@ -273,8 +284,9 @@ static int follow(hd_comm *c, hd_job *j)
     hd_text_init(&t, buffer, sizeof buffer);
     if (h && h->note.check == p->now && h->note.what == REFUSED) {
         code = h->note.code;
-        hd_say(&t, code == HD_ERR_MISMATCH ? "rank %d refused its arguments: %s; this rank called "
-                                           : "rank %d could not take part: %s; this rank called ", h->by, h->note.text);
+        who_refused(p, h, &refused);
+        hd_say_refused(&t, j, code, &refused);
+        hd_say(&t, "; this rank called ");
         hd_say_call(&t, c, j);
         hd_say(&t, ". ");
     } else {

@@ -48,6 +48,23 @@ typedef struct hd_seg {
 
 typedef struct hd_comm hd_comm;
 typedef struct hd_session hd_session;
+/* Ranks that could not make a call, in order, and their common reason. */
+#define HD_REFUSED_RANKS 16
+typedef struct hd_refused {
+    int n; /* all of them; the first ones are named */
+    int ranks[HD_REFUSED_RANKS];
+    char text[HD_DESC];
+} hd_refused;
+static inline void hd_refused_by(hd_refused *r, int rank)
+{
+    int at = r->n < HD_REFUSED_RANKS ? r->n : HD_REFUSED_RANKS - 1;
+    if (r->n++ >= HD_REFUSED_RANKS && r->ranks[at] < rank)
+        return;
+    for (; at > 0 && r->ranks[at - 1] > rank; at--)
+        r->ranks[at] = r->ranks[at - 1];
+    r->ranks[at] = rank;
+}
+
 typedef struct hd_job hd_job;
 
 struct hd_job {
@@ -82,6 +99,7 @@ struct hd_job {
     uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
     const char *refusal;  /* why this rank cannot make the call: it only tells the others; or NULL */
     int refusal_code;     /* with what their calls end; 0: HD_ERR_MISMATCH, it refused its own arguments */
+    hd_refused *refused;  /* malloc'ed: why others could not make the call, so that this one failed; or NULL */
     char *cause;          /* malloc'ed: the failure of an earlier operation that it was queued behind; or NULL */
     /* point to point */
     int peer, tag;
@@ -300,6 +318,8 @@ int64_t hd_node_bytes(const hd_comm *c);     /* 0: there is none */
 /* ---- what its errors say ---- */
 void hd_note_site(hd_job *j);                               /* the calling line, if it can be had */
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
+/* "ranks 1, 2 refused their arguments: why": also noted in the job, for who acts on it. The ranks' reasons are equal. */
+void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
 void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC bytes */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride); /* one text a rank */
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as hd_session_gone */

@@ -44,9 +44,11 @@ void hd_job_clear(hd_job *j)
     free(j->text);
     free(j->cause);
     free(j->apart);
+    free(j->refused);
     j->in = &j->in1;
     j->out = &j->out1;
     j->text = j->cause = j->apart = NULL;
+    j->refused = NULL;
 }
 
 void hd_fail(hd_job *j, int code, const char *fmt, ...)

@@ -149,6 +149,18 @@ int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
     return found;
 }
 
+void hd_page_refused(const hd_comm *c, uint32_t n, int by, const hd_note *note, hd_refused *out)
+{
+    hd_note next;
+    out->n = 0;
+    memcpy(out->text, note->text, sizeof out->text);
+    for (int r = 0; r < c->size; r++)
+        if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) && next.why == note->why &&
+            r != by && strcmp(next.text, note->text) == 0)
+            hd_refused_by(out, r);
+    hd_refused_by(out, by); /* whatever has become of its note since */
+}
+
 /* ---- the end of a group ---- */
 
 int hd_page_leave(hd_comm *c, double seconds)

@@ -98,5 +98,7 @@ int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing);
 /* This rank's reason to abandon n, and the best one that any rank has left; 0: there is none. */
 void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after, const char *text);
 int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out);
+/* The ranks that refused n for the reason of that note, which was rank `by`'s. */
+void hd_page_refused(const hd_comm *c, uint32_t n, int by, const hd_note *note, hd_refused *out);
 
 #endif

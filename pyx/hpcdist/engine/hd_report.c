@@ -1,4 +1,5 @@
 /* What the errors of the entry check say: which call, on which ranks, called where. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "hd_engine.h"
@@ -10,6 +11,22 @@ void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j)
     if (j->site[0])
         hd_say(t, ", called at %s", j->site);
     hd_say(t, ")");
+}
+
+void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by)
+{
+    const int many = by->n > 1;
+    if (!j->refused && (j->refused = malloc(sizeof *by)) != NULL)
+        *j->refused = *by;
+    hd_say(t, "rank%s %d", many ? "s" : "", by->ranks[0]);
+    for (int i = 1; i < by->n && i < HD_REFUSED_RANKS; i++)
+        hd_say(t, ", %d", by->ranks[i]);
+    if (by->n > HD_REFUSED_RANKS)
+        hd_say(t, " and %d more", by->n - HD_REFUSED_RANKS);
+    if (code == HD_ERR_MISMATCH)
+        hd_say(t, " refused %s arguments: %s", many ? "their" : "its", by->text);
+    else
+        hd_say(t, " could not take part: %s", by->text);
 }
 
 void hd_note_site(hd_job *j)

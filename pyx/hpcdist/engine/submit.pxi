@@ -129,23 +129,24 @@ def complex_among(object tensors):
     )
 
 
-cdef int refused(Comm comm, hd_job* j, object error, bint another_way) except -1:
+cdef int refused(Comm comm, hd_job* j, object error, bint another_way, bint begun=False) except -1:
     """Clears a job whose arguments were refused, and tells the other ranks why, who wait in it or will.
 
-    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal: nothing was
-    begun, and a handler may make the call again.
+    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal, unless the
+    caller had begun: a handler may make the call again.
     """
     cdef hd_job r
     cdef hd_comm* c = comm.c
     hd_job_clear(j)
     if another_way or hd_forked or c == NULL or c.freed or not c.check or c.size == 1:
         return 0
-    if not isinstance(error, Exception):
+    if not (begun or isinstance(error, Exception)):
         return 0
     try:
         reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
         hd_job_init(&r, c, HD_BARRIER, j.api)
         r.refusal = reason
+        r.refusal_code = HD_ERR_BACKEND if begun else HD_OK
         r.seen = 1  # it is no news to this rank
         if hd_lane_try(c):
             if c.closing:
@@ -210,7 +211,7 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
             if code == HD_OK:
                 hd_job_clear(j)
                 return finished_work(comm, outputs) if async_op else None
-            error = None if code == HD_ERR_INTERRUPT else error_of(code, j.text)
+            error = None if code == HD_ERR_INTERRUPT else error_of_job(j)
             hd_job_clear(j)
             if error is None:
                 propagate()

@@ -127,7 +127,7 @@ cdef class Work:
         self.j.seen = 1
         if self.j.kind < HD_SEND and not self.j.comm.freed:
             hd_lane_seen(self.j.comm)
-        return error_of(self.j.code, self.j.text)
+        return error_of_job(self.j)
 
     cdef bint done(self):
         if self.j == NULL:
