@@ -15,6 +15,8 @@ _Op = Any
 EITHER: Any
 # Bytes.
 DEVICE_LEAST: int
+ANNOUNCEMENT: int
+PIECE: int
 
 def disordered(sends: bool) -> ValueError: ...
 
@@ -184,10 +186,16 @@ class Comm:
         self, error: BaseException, *, api: str | None = None, begun: bool = False
     ) -> None: ...
     def isend(
-        self, tensor: _Tensor, dst: int, tag: int = 0, *, on_device: bool = False
+        self, tensor: _Tensor, dst: int, tag: int = 0, *, on_device: bool = False, tag_kind: int = 0
     ) -> Work: ...
     def irecv(
-        self, tensor: _Tensor, src: int = -1, tag: int = 0, *, on_device: bool = False
+        self,
+        tensor: _Tensor,
+        src: int = -1,
+        tag: int = 0,
+        *,
+        on_device: bool = False,
+        tag_kind: int = 0,
     ) -> Work: ...
     def send(self, tensor: _Tensor, dst: int, tag: int = 0) -> None: ...
     def recv(self, tensor: _Tensor, src: int = -1, tag: int = 0) -> int: ...

@@ -33,6 +33,7 @@ cdef extern from "hd_engine.h" nogil:
 
     enum:
         HD_DEVICE_LEAST
+        HD_ANNOUNCEMENT, HD_PIECE
 
     ctypedef struct hd_seg:
         char* ptr
@@ -88,7 +89,7 @@ cdef extern from "hd_engine.h" nogil:
         double timeout
         int64_t begun
         int inline_
-        int peer, tag, source, on_device
+        int peer, tag, tag_kind, source, on_device
         uint32_t seq
         int code
         char* text

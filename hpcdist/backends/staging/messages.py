@@ -1,8 +1,10 @@
 """Messages of CUDA tensors from rank to rank.
 
 A tensor that fits into one buffer travels as one message, like a host tensor. A longer one is
-announced by a message of its own and follows in pieces, numbered by its sender. Messages between
-the same ranks with the same tag keep their order; others do not wait for each other.
+announced by a message of its own (its bytes, element type, bytes of a piece, and number), and
+follows in pieces, under the number that its sender gave it. Both are of kinds that no tensor of a
+user's matches. Messages between the same ranks with the same tag keep their order; others do not
+wait for each other.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import DEVICE_LEAST, disordered
+from hpcdist._engine import ANNOUNCEMENT, DEVICE_LEAST, PIECE, disordered
 from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
@@ -24,8 +26,6 @@ from .ring import Copy, Ring, come
 
 __all__ = ["Messages"]
 
-#: Announcement: this, bytes, element type, bytes of a piece, number.
-_MAGIC = 0x6870_6364_6375_6461
 #: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
 _SHORT = 64 << 10
 #: Numbers of long messages: fewer than the tags that any MPI has.
@@ -128,7 +128,7 @@ class Messages(Core):
         def send(data: Any) -> None:
             nonlocal begun
             if long:
-                work = self._comm.isend(_piece(data), peer, number)
+                work = self._comm.isend(data, peer, number, tag_kind=PIECE)
             else:
                 work = self._comm.isend(data.view(kind), peer, tag)
             begun += 1
@@ -136,8 +136,8 @@ class Messages(Core):
 
         come(ring.runtime, ready, self.timeout)
         if long:
-            facts = np.array([_MAGIC, part.size, part.dtype.code, size, number], np.int64)
-            self._comm.isend(_marked(facts), peer, tag).wait()
+            facts = np.array([part.size, part.dtype.code, size, number], np.int64)
+            self._comm.isend(facts, peer, tag, tag_kind=ANNOUNCEMENT).wait()
         try:
             filled = {0: ring.load(ring.buffers[0], copies[:1])}
             for place, copy in enumerate(copies):
@@ -161,16 +161,11 @@ class Messages(Core):
             _finish(work)
             ring.store(ring.buffers[0], _copies(part, size))
             return int(work.source_rank())
-        facts = np.zeros(5, np.int64)
-        work = self._comm.irecv(_marked(facts), peer, tag)
+        facts = np.zeros(4, np.int64)
+        work = self._comm.irecv(facts, peer, tag, tag_kind=ANNOUNCEMENT)
         _finish(work)
         source = int(work.source_rank())
-        magic, length, code, theirs, number = facts.tolist()
-        if magic != _MAGIC:
-            raise DistMismatchError(
-                f"a receive of {part} on rank {self.rank} found another message from rank {source} "
-                f"with tag {tag}"
-            )
+        length, code, theirs, number = facts.tolist()
         if (length, code, theirs) != (part.size, part.dtype.code, size):
             self._swallow(source, number, length, theirs)
             raise DistMismatchError(
@@ -184,7 +179,8 @@ class Messages(Core):
             for place, copy in enumerate(_copies(part, size)):
                 buffer = ring.buffers[place % 2]
                 ring.reach(emptied[place % 2])
-                work = self._comm.irecv(_piece(buffer[: copy.length]), source, number)
+                here = buffer[: copy.length]
+                work = self._comm.irecv(here, source, number, tag_kind=PIECE)
                 _finish(work)
                 arrived = copy.start + copy.length
                 emptied[place % 2] = ring.store(buffer, [copy])
@@ -207,7 +203,7 @@ class Messages(Core):
         data = np.empty(min(size, length), np.uint8)
         while length > 0:
             here = data[: min(size, length)]
-            self._comm.irecv(_piece(here), source, number).wait()
+            self._comm.irecv(here, source, number, tag_kind=PIECE).wait()
             length -= len(here)
 
 
@@ -225,20 +221,3 @@ def _copies(part: Part, size: int) -> list[Copy]:
         Copy(part.bytes, start, min(size, part.size - start), 0)
         for start in range(0, max(part.size, 1), size)
     ]
-
-
-def _as(data: Any, name: str) -> Any:
-    """Bytes under an element type that the engine keeps apart from others."""
-    import torch
-
-    if isinstance(data, np.ndarray):
-        data = torch.from_numpy(data)
-    return data.view(torch.uint8).view(getattr(torch, name))
-
-
-def _marked(facts: Any) -> Any:
-    return _as(facts, "float8_e8m0fnu")
-
-
-def _piece(data: Any) -> Any:
-    return _as(data, "float8_e5m2fnuz")

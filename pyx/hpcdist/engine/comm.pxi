@@ -635,13 +635,16 @@ cdef class Comm:
 
     # ---- point to point ----
 
-    def isend(self, tensor, int dst, tag=0, *, bint on_device=False):
-        """Starts a send; on_device: of an address of device memory. See :func:`hpcdist.isend`."""
-        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND, on_device)
+    def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):
+        """Starts a send; on_device: of an address of device memory. See :func:`hpcdist.isend`.
 
-    def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False):
+        A tag_kind of ANNOUNCEMENT or PIECE matches receives of that kind, and none of a user's.
+        """
+        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND, on_device, tag_kind)
+
+    def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False, int tag_kind=0):
         """Starts a receive; src -1 is any rank; on_device as for isend. See :func:`hpcdist.irecv`."""
-        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV, on_device)
+        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV, on_device, tag_kind)
 
     def send(self, tensor, int dst, tag=0):
         """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""

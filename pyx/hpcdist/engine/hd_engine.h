@@ -37,6 +37,9 @@ enum hd_kind {
     HD_RECV,
 };
 
+/* Messages of a layer above that no tensor of a user's can match, of whatever type and tag. */
+enum hd_tag_kind { HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
+
 enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
 
 typedef struct hd_seg {
@@ -103,6 +106,7 @@ struct hd_job {
     char *cause;          /* malloc'ed: the failure of an earlier operation that it was queued behind; or NULL */
     /* point to point */
     int peer, tag;
+    int tag_kind;         /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
     MPI_Request req;
     MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
     struct hd_envelope *envelope; /* Open MPI only: what goes before a long message; see hd_envelope.c */

@@ -50,7 +50,7 @@ _Static_assert(offsetof(struct hd_envelope, rest) < ENVELOPE && sizeof(struct hd
 int hd_message_begin(hd_comm *c, hd_job *j)
 {
     const int64_t bytes = bytes_of(j);
-    const int tag = TAG(j->tag, j->dtype);
+    const int tag = hd_tag(j);
     struct hd_envelope *e;
     MPI_Datatype type;
     int n, rc;
@@ -128,7 +128,7 @@ int hd_message_matched(const hd_job *j)
 
 int hd_message_begin(hd_comm *c, hd_job *j)
 {
-    const int tag = TAG(j->tag, j->dtype);
+    const int tag = hd_tag(j);
     int n;
     const MPI_Datatype type = type_of(j, bytes_of(j), &n);
     if (j->kind == HD_SEND)

@@ -201,24 +201,25 @@ static void time_out(hd_job *j)
     hd_job_finish(j);
 }
 
-/* A message that would match but for its dtype. */
+/* A message that would match but for its dtype, or because it goes in pieces. */
 static int other_dtype(hd_job *j)
 {
     hd_comm *c = j->comm;
-    for (int d = 0; d < HD_NDTYPES; d++) {
+    for (int d = 0; d <= HD_ANNOUNCEMENT && j->tag_kind != HD_PIECE; d++) {
+        const int announced = d == HD_ANNOUNCEMENT;
         MPI_Status st;
         int flag = 0;
-        if (d == j->dtype)
+        if (TAG(j->tag, d) == hd_tag(j) || (d >= HD_NDTYPES && !announced))
             continue;
         hd_mpi_lock(c->session);
         MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
         hd_mpi_unlock(c->session);
         if (flag) {
             hd_fail(j, HD_ERR_MISMATCH,
-                    "rank %d sent elements of %s with tag %d, but rank %d receives %lld elements of %s (group "
+                    "rank %d sent %s%s with tag %d, but rank %d receives %lld elements of %s (group "
                     "'%s'%s%s). The message waits for a matching recv; the group can still be used.",
-                    st.MPI_SOURCE, hd_dtype_name(d), j->tag, c->rank, (long long)j->count, hd_dtype_name(j->dtype),
-                    c->name, j->site[0] ? ", called at " : "", j->site);
+                    st.MPI_SOURCE, announced ? "a long CUDA tensor" : "elements of ", announced ? "" : hd_dtype_name(d),
+                    j->tag, c->rank, (long long)j->count, hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "", j->site);
             return 1;
         }
     }

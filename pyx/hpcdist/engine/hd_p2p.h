@@ -4,10 +4,12 @@
 
 #include "hd_engine.h"
 
-#define TAG(user, dtype) ((user) * 32 + (dtype)) /* dtype codes stay below 30: see there; 31 is the engine's own */
-#define TAG_LONG 30                              /* the rest of a long message, by its number */
+#define TAG(user, kind) ((user) * 32 + (kind)) /* the element type, or one of the engine's own; 31 is not for messages */
+#define TAG_LONG 30                            /* the rest of a long message, by its number */
 
-_Static_assert(HD_NDTYPES <= TAG_LONG, "the dtype code has five bits of the tag");
+_Static_assert((int)HD_NDTYPES <= (int)HD_ANNOUNCEMENT, "the dtype code has five bits of the tag");
+
+static inline int hd_tag(const hd_job *j) { return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype); }
 
 /* One message, as hd_p2p.c sees it: begun, and looked at until it is done. With the lock of MPI held.
  * A receive that is done has its bytes in j->got, and its sender in st. */

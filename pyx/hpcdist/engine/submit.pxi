@@ -31,6 +31,7 @@ EITHER = _Either()
 cdef object either = EITHER
 #: Bytes: messages of device memory that are not longer go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
+ANNOUNCEMENT, PIECE = HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
 
 
 cdef Api api_named(object name, Api default):
@@ -286,7 +287,7 @@ cdef str peer_text(hd_job* j):
     return f", from {j.peer}" if j.peer >= 0 else ", from any"
 
 
-cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device):
+cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device, int tag_kind):
     """Starts a send or a receive and leaves it to the poller if it does not end at once."""
     cdef hd_buf b
     check_alive(comm)
@@ -298,13 +299,13 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
     route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
     come_in(comm.c, True)
     try:
-        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device)
+        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind)
     finally:
         hd_comm_exit(comm.c)
 
 
 cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer, int tag, int kind, Api api,
-                     bint on_device):
+                     bint on_device, int tag_kind):
     cdef hd_job* job
     cdef Work work
     begun = None
@@ -316,6 +317,7 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     begin(job, comm, kind, api)
     aim(job, b, peer, tag, kind)
     job.on_device = on_device
+    job.tag_kind = tag_kind
     note_line(job)
     work = adopt(comm, job, keep, [tensor])
     if profiled():
