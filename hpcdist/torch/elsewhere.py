@@ -103,6 +103,7 @@ class Elsewhere:
         self._config: dict[str, str] | None = None
         self._made: dict[str, Any] = {}
         self._batch: tuple[int, int] = (0, 0)
+        self._coalescing: set[str] = set()  # types of devices
 
     @property
     def nothing(self) -> bool:
@@ -188,14 +189,25 @@ class Elsewhere:
             for found in (getattr(group, each, None) for each in (name, *_OTHERS.get(name, ())))
             if found is not None
         )
-        if name in ("send", "recv") and group._get_backend(device).supports_coalescing:
+        alone = name in ("send", "recv") and device.type not in self._coalescing
+        if alone and group._get_backend(device).supports_coalescing:
             return self._message(group, device, method, args, named)
         return method(*args, **named)
+
+    def start_coalescing(self, device: torch.device) -> None:
+        """Start what follows on a device together; newer versions of torch ask for it."""
+        self.of(device)._start_coalescing(device)
+        self._coalescing.add(device.type)
+
+    def end_coalescing(self, device: torch.device) -> Any:
+        """Return one work for what was called since :meth:`start_coalescing`."""
+        self._coalescing.discard(device.type)
+        return self.of(device)._end_coalescing(device)
 
     def _message(self, group: Any, device: torch.device, method: Any, args: Any, named: Any) -> Any:
         """Start the messages of a batch together.
 
-        torch does so for groups of its own class alone, and calls ours for one message after the
+        A torch that takes ours for no group of its own class calls it for one message after the
         other. Over NCCL two ranks that both send first would wait for each other.
         """
         operations = _batch_of_caller()

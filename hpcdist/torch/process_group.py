@@ -131,8 +131,9 @@ class BridgeGroup(Refusals, ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         device = torch.device(device)
-        other = self._other(device)
-        return self if other is None else other._get_backend(device)
+        if self._elsewhere is None or not self._elsewhere.has(device):
+            return self
+        return self._elsewhere.of(device)._get_backend(device)
 
     def _has_hooks(self) -> bool:
         return False
@@ -250,23 +251,15 @@ class BridgeGroup(Refusals, ProcessGroup):
             self._coalesced.append(work)
         return work
 
-    def _other(self, device: torch.device | None) -> Any:
-        """torch's group for a device, if that is another backend's."""
-        if device is None or self._elsewhere is None or not self._elsewhere.has(device):
-            return None
-        return self._elsewhere.of(device)
-
     def _start_coalescing(self, device: torch.device | None = None) -> None:
-        other = self._other(device)
-        if other is not None:
-            other._start_coalescing(device)
+        if device is not None and self._elsewhere is not None and self._elsewhere.has(device):
+            self._elsewhere.start_coalescing(device)
         else:
             self._coalesced = []
 
     def _end_coalescing(self, device: torch.device | None = None) -> Work:
-        other = self._other(device)
-        if other is not None:
-            return other._end_coalescing(device)
+        if device is not None and self._elsewhere is not None and self._elsewhere.has(device):
+            return self._elsewhere.end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
         return AllOf(works)
 
