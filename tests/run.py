@@ -7,6 +7,7 @@ Stages run side by side as far as each rank has a core of its own.
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
+    python tests/run.py tests/nccl tests/launch/test_starts.py --np 2    these files and folders
 
 mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
 stage and none failed.
@@ -114,7 +115,16 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
-    found = [Stage("unit", pytest_command(options, [TESTS / "unit"], *left_out), base, 1)]
+    found = []
+
+    def add(folder: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
+        files = [path for path in options.files if path.is_relative_to(TESTS / folder)]
+        if files or not options.files:
+            more = ["--with-mpi"] if before else left_out
+            command = [*before, *pytest_command(options, files or [TESTS / folder], *more)]
+            found.append(Stage(name, command, env, cores))
+
+    add("unit", "unit", base, 1)
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -124,15 +134,12 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         for folder in ("mpi", "nccl"):
             # A process has one NCCL. Where torch brings the real one, tests/mpi may open it, and
             # tests/nccl need their stand-in.
-            inner = pytest_command(options, [TESTS / folder], "--with-mpi")
-            command = [mpirun, *arguments, "-n", str(n), *inner]
             name = f"{folder}, {n} rank{'s' if n > 1 else ''}"
-            found.append(Stage(name, command, {**base, **env}, n))
+            add(folder, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
     for folder in OWN_MPIRUN:
         if any((TESTS / folder).glob("test_*.py")):
-            command = pytest_command(options, [TESTS / folder], *left_out)
-            alone = Stage(folder, command, {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
-            found.append(alone)
+            # Alone: what they measure and wait for is time.
+            add(folder, folder, {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
     return found
 
 
@@ -301,6 +308,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
+        "files", type=Path, nargs="*", metavar="FILE", help="only these files or folders of tests"
+    )
+    parser.add_argument(
         "--np", type=int, nargs="+", metavar="N", help="numbers of ranks (default: 1 2 3 4)"
     )
     parser.add_argument("-k", metavar="EXPR", help="only tests that match, as for pytest")
@@ -321,6 +331,10 @@ def main() -> int:
     options.np = options.np or ([2] if options.quick else [1, 2, 3, 4])
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
+    options.files = [path.resolve() for path in options.files]
+    for path in options.files:
+        if not path.exists() or not path.is_relative_to(TESTS) or path == TESTS:
+            parser.error(f"{path} is no file and no folder of tests in {TESTS}")
     done = stages(options)
     run_all(done, options.timeout)
     return summarise(done, bool(options.k))
