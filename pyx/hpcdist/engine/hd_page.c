@@ -107,6 +107,20 @@ static void get(char *to, const char *from)
     }
 }
 
+/* How a slow rank learns that a check was refused whose note others have taken the place of. */
+static void count_refusal(hd_words *own, uint32_t n)
+{
+    const uint64_t old = __atomic_load_n(&own->refused, __ATOMIC_RELAXED);
+    const uint32_t first = old && (uint32_t)old == n - 1 ? (uint32_t)(old >> 32) : n;
+    __atomic_store_n(&own->refused, (uint64_t)first << 32 | n, __ATOMIC_RELEASE);
+}
+
+static int has_refused(const hd_words *of, uint32_t n)
+{
+    const uint64_t range = __atomic_load_n(&of->refused, __ATOMIC_ACQUIRE);
+    return range && hd_reached(n, (uint32_t)(range >> 32)) && hd_reached((uint32_t)range, n);
+}
+
 void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after, const char *text)
 {
     hd_note *note = &hd_words_of(c)[c->rank].notes[n % HD_NOTES];
@@ -120,6 +134,8 @@ void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after,
     __atomic_store(&note->after, &after, __ATOMIC_RELEASE);
     put(note->text, padded);
     __atomic_store_n(&note->check, n, __ATOMIC_RELEASE);
+    if (why == HD_REFUSED)
+        count_refusal(&hd_words_of(c)[c->rank], n);
 }
 
 static int read_note(const hd_note *note, uint32_t n, hd_note *out)
@@ -143,6 +159,13 @@ int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
     for (int r = 0; r < c->size; r++)
         if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) && (!found || next.why > out->why)) {
             *out = next;
+            *rank = r;
+            found = 1;
+        }
+    for (int r = 0; r < c->size && !(found && out->why == HD_REFUSED); r++)
+        if (has_refused(&hd_words_of(c)[r], n)) {
+            *out = (hd_note){.check = n, .why = HD_REFUSED, .code = HD_ERR_MISMATCH,
+                             .text = "its reason is not kept, it has gone on to later calls"};
             *rank = r;
             found = 1;
         }

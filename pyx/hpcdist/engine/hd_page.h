@@ -59,6 +59,7 @@ typedef struct hd_words {
     uint32_t seq[2]; /* the check that text[] belongs to */
     char text[2][HD_DESC];
     hd_note notes[HD_NOTES];
+    uint64_t refused; /* the latest checks in a row that this rank refused: the first (high half) and the last */
     int64_t unread; /* once closed: see hd_comm.unread */
     int32_t closed; /* this rank frees the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
