@@ -1,3 +1,4 @@
+from types import TracebackType
 from typing import Any, TypedDict
 
 class _Described(TypedDict):
@@ -9,3 +10,14 @@ class _Described(TypedDict):
 
 # Any: torch tensors, NumPy arrays, and whatever has the buffer protocol or DLPack on the host.
 def describe(obj: Any) -> _Described: ...
+def limit() -> float: ...
+
+class limited:
+    def __init__(self, seconds: float) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

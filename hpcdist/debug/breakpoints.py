@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from hpcdist import launchers
+from hpcdist._buffer import limited
 from hpcdist.group import _get_default_group, _resolve
 from hpcdist.launchers.hydra import Hydra
 
@@ -77,14 +78,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
 
 
 def _wait(seconds: float) -> None:
-    comm = _get_default_group()._comm
-    usual = comm.timeout
-    # an operation takes the group's timeout with it when it begins
-    comm.timeout = seconds
-    try:
-        comm.barrier(api="breakpoint")
-    finally:
-        comm.timeout = usual
+    with limited(seconds):
+        _get_default_group()._comm.barrier(api="breakpoint")
 
 
 def _debug(frame: types.FrameType, rank: int) -> Any:

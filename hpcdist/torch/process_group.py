@@ -20,6 +20,8 @@ from torch.distributed import ProcessGroup, Work
 
 from hpcdist import group as _group
 from hpcdist import sparse
+from hpcdist._buffer import limit as call_limit
+from hpcdist._buffer import limited
 from hpcdist._engine import EITHER
 from hpcdist.backends.dispatch import serving
 from hpcdist.backends.staging import StagedGroup
@@ -215,10 +217,7 @@ class BridgeGroup(Refusals, ProcessGroup):
     ) -> Work:
         """Run a method of the native group as torch's options say."""
         limit = limit_of(getattr(opts, "timeout", None))
-        if limit is not None:
-            # an operation takes the group's timeout with it when it begins
-            usual, self._comm.timeout = self._comm.timeout, limit
-        try:
+        with limited(0.0 if limit is None else limit.total_seconds()):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
             entry = None
             if self._recorder is not None:
@@ -232,9 +231,6 @@ class BridgeGroup(Refusals, ProcessGroup):
             else:
                 with entry:
                     method(*args)
-        finally:
-            if limit is not None:
-                self._comm.timeout = usual
         return self._collect(_DONE)
 
     def _note(
@@ -244,7 +240,8 @@ class BridgeGroup(Refusals, ProcessGroup):
         assert self._recorder is not None
         native = self.native
         where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
-        return self._recorder.add(where, name, inputs, outputs, self._comm.timeout, peers)
+        limit = call_limit() or self._comm.timeout
+        return self._recorder.add(where, name, inputs, outputs, limit, peers)
 
     def _collect(self, work: Work) -> Work:
         if self._coalesced is not None:

@@ -24,3 +24,6 @@ cdef object fill(object obj, hd_buf* b, bint writable, str role)
 # The same for a torch tensor in the memory of a device: kind as DLPack numbers it, `name` as messages call it. The
 # answer is the index of the device.
 cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1
+
+# Seconds that what this thread begins has, by `limited`; 0: as its group says.
+cdef double call_limit() noexcept nogil

@@ -444,6 +444,46 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     return t.device.device_id
 
 
+# ---- the time that one call has ----
+
+cdef extern from *:
+    """
+    static __thread double hd_limit;
+    """
+    double hd_limit
+
+
+cdef double call_limit() noexcept nogil:
+    return hd_limit
+
+
+class limited:
+    """Give the operations that this thread begins in the block a time of their own, in seconds.
+
+    Other threads, and the group, keep theirs. A number that is not positive changes nothing.
+    """
+
+    __slots__ = ("_before", "_seconds")
+
+    def __init__(self, double seconds):
+        self._seconds = seconds
+
+    def __enter__(self):
+        global hd_limit
+        self._before = hd_limit
+        if self._seconds > 0:
+            hd_limit = self._seconds
+
+    def __exit__(self, kind, error, trace):
+        global hd_limit
+        hd_limit = self._before
+
+
+def limit():
+    """Seconds that the surrounding :class:`limited` gives; 0 if there is none."""
+    return hd_limit
+
+
 def describe(obj):
     """Shows how the engine sees a buffer; for tests and curious users.
 

@@ -20,7 +20,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strncpy
 
 from hpcdist cimport libmpi
-from hpcdist._buffer cimport fill
+from hpcdist._buffer cimport call_limit, fill
 from hpcdist._ops cimport ReduceOp, as_reduce_op
 
 from hpcdist import launchers

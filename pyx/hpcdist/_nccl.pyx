@@ -12,7 +12,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from hpcdist._buffer cimport fill_device, hd_buf
+from hpcdist._buffer cimport call_limit, fill_device, hd_buf
 from hpcdist._nccl_loader cimport functions
 from hpcdist._ops cimport ReduceOp, as_reduce_op
 from hpcdist.libnccl cimport *

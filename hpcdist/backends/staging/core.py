@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist import _engine, config
+from hpcdist import _buffer, _engine, config
 from hpcdist.backends.base import GroupBackend
 from hpcdist.backends.nccl import device
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError, DistTimeoutError
@@ -89,8 +89,8 @@ class Core(GroupBackend):
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a missing peer is an error."""
-        return float(self._comm.timeout)
+        """Seconds after which a missing peer is an error, in this thread's call."""
+        return _buffer.limit() or float(self._comm.timeout)
 
     @timeout.setter
     def timeout(self, value: float) -> None:

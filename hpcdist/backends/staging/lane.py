@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpcdist import log
+from hpcdist import _buffer, log
 from hpcdist._nccl import StreamWork
 from hpcdist.errors import DistTimeoutError, forked_error
 
@@ -37,6 +37,7 @@ class Job:
         self._run: Callable[[], Any] | None = run
         self.what = what
         self.pid = os.getpid()
+        self._limit = _buffer.limit()  # the call's, on whatever thread it runs
         self.over = threading.Event()
         self.event: Any = None
         self.error: BaseException | None = None
@@ -48,7 +49,8 @@ class Job:
         """Run it, on whatever thread this is, and tell those who wait."""
         try:
             assert self._run is not None
-            self.event = self._run()
+            with _buffer.limited(self._limit):
+                self.event = self._run()
         except BaseException as error:
             self.error = error
         self._run = None

@@ -65,7 +65,10 @@ cdef Api DESTROY = Api("destroy_process_group")
 
 
 cdef void begin(hd_job* j, Comm comm, int kind, Api api):
+    cdef double limit = call_limit()
     hd_job_init(j, comm.c, kind, api.name)
+    if limit > 0:
+        j.timeout = limit
     j.api_hash = api.hash
     j.either = api.own
 

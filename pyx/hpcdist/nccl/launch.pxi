@@ -237,7 +237,7 @@ cdef class Launch:
         cdef const char* name
         cdef int rc, code = HD_NCCL_SUCCESS
         cdef bint over = False
-        cdef double limit = self.limit
+        cdef double limit = call_limit() or self.limit
         cdef unsigned long long number
         text = names.get(api)
         if text is None:
