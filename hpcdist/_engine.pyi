@@ -181,9 +181,16 @@ class Comm:
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None: ...
-    def barrier(self, async_op: bool = False, *, api: str | None = None) -> Work | None: ...
+    def barrier(
+        self, async_op: bool = False, *, api: str | None = None, monitored: float | None = None
+    ) -> Work | None: ...
     def refuse(
-        self, error: BaseException, *, api: str | None = None, begun: bool = False
+        self,
+        error: BaseException,
+        *,
+        api: str | None = None,
+        owed: str | None = None,
+        begun: bool = False,
     ) -> None: ...
     def isend(
         self, tensor: _Tensor, dst: int, tag: int = 0, *, on_device: bool = False, tag_kind: int = 0

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.refusal import refusing
+from hpcdist.refusal import parts, refusing
 from hpcdist.work import ReduceOp
 
 __all__ = ["SparseReduction", "all_reduce"]
+
+API = "all_reduce of a sparse tensor"
 
 
 class SparseReduction:
@@ -55,13 +57,13 @@ class SparseReduction:
         self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
-        with refusing(agreeing(self._comm, self._tensor), "all_reduce of a sparse tensor"):
+        with parts(agreeing(self._comm, self._tensor), API, 3, begun=1):
             values = self._tensor._values().contiguous()
             places = self._tensor._indices().T.contiguous()
             all_places = places.new_empty(sum(counts), dims)
             all_values = values.new_empty(sum(counts), *shape[dims:])
-        self._comm.all_gather(list(all_places.split(counts)), places)
-        self._comm.all_gather(list(all_values.split(counts)), values)
+            self._comm.all_gather(list(all_places.split(counts)), places)
+            self._comm.all_gather(list(all_values.split(counts)), values)
         total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)
         total = total.coalesce()
         if self._divisor != 1:
@@ -102,10 +104,7 @@ def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False)
             )
     shape = f"{tuple(tensor.shape)} {tensor.sparse_dim()} {tensor.dtype}"
     divisor = comm.size if op == ReduceOp.AVG else 1
-    with torch.no_grad():
-        with refusing(agreeing(comm, tensor), "all_reduce"):
-            own = tensor.coalesce()
-        total = SparseReduction(
-            comm, own, divisor, "all_reduce of a sparse tensor", zlib.crc32(shape.encode())
-        )
+    with torch.no_grad(), parts(agreeing(comm, tensor), API, 3):
+        own = tensor.coalesce()
+        total = SparseReduction(comm, own, divisor, API, zlib.crc32(shape.encode()))
         tensor.copy_(total.wait())

@@ -19,8 +19,10 @@ import numpy as np
 
 from hpcdist import _engine
 from hpcdist._deadline import EXIT_CODE, deadline
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.group import ProcessGroup, _resolve
 from hpcdist.ops.objects import all_gather_object
+from hpcdist.refusal import parts
 from hpcdist.work import ReduceOp
 
 __all__ = ["EXIT_CODE", "deadline", "last_words", "parallel_assert", "parallel_raises"]
@@ -53,11 +55,12 @@ def _fail_together(
     if comm.rank < 0:
         raise ValueError(f"{api} was called outside the given group")
     count = np.array([problem is not None], np.int64)
-    comm.all_reduce(count, ReduceOp.SUM, api=api)
-    if not count[0]:
-        return
     problems: list[str | None] = [None] * comm.size
-    all_gather_object(problems, problem, pg)
+    with parts(agreeing(comm), api, lambda: 3 if count[0] else 1):
+        comm.all_reduce(count, ReduceOp.SUM, api=api)
+        if not count[0]:
+            return
+        all_gather_object(problems, problem, pg)
     lines = [f"  rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
     failed = AssertionError(
         f"{api} failed on {len(lines)} of {comm.size} ranks of group {pg.name!r}:\n"

@@ -202,7 +202,9 @@ class GroupBackend:
         """On what its ranks agree about each collective: itself, or another backend."""
         return self
 
-    def refuse(self, error: Exception, *, api: str | None = None) -> None:
+    def refuse(
+        self, error: BaseException, *, api: str | None = None, owed: str | None = None
+    ) -> None:
         """Tell the others, who come to the next collective, why this rank does not make it.
 
         A backend without an agreement before each operation cannot: they wait for their timeout.

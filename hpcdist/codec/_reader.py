@@ -28,6 +28,13 @@ class _Unknown(CodecError):
     """The payload is sound, but holds what this process cannot make."""
 
 
+#: What bad bytes can lead to. Anything else comes from a signal handler, and is no damage.
+ORDINARY = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, MemoryError,
+    RuntimeError, TypeError, ValueError, struct.error,
+)  # fmt: skip
+
+
 def read_payload(view: memoryview) -> Any:
     """Return the object of a typed payload whose header was checked; raises CodecError."""
     reader = _Reader(view, f.HEADER_SIZE)
@@ -37,7 +44,7 @@ def read_payload(view: memoryview) -> Any:
         raise CodecError(str(exc)) from exc.__cause__
     except CodecError as exc:
         raise CodecError(f"damaged object payload near byte {reader.at}: {exc}") from exc.__cause__
-    except Exception as exc:
+    except ORDINARY as exc:
         # NumPy, torch and datetime refuse impossible values in their own words.
         raise CodecError(
             f"damaged object payload near byte {reader.at}: {type(exc).__name__}: {exc}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from pickle import PickleError
 from typing import Any, NoReturn
 
 import numpy as np
 
 from hpcdist import codec
-from hpcdist.backends.dispatch import agreeing
+from hpcdist.codec._reader import ORDINARY
 from hpcdist.errors import DistError
-from hpcdist.refusal import refusing
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
 
@@ -59,6 +59,8 @@ class Part:
         if len(texts) > _SHOWN:
             said.append(f"... and {len(texts) - _SHOWN} ranks more")
         message = "\n".join(said)
+        if self.error and not isinstance(self.error, (*ORDINARY, DistError, PickleError)):
+            raise self.error  # of a signal handler while the object was encoded
         raise cls(message) from self.error
 
 
@@ -88,14 +90,16 @@ def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int
 
 
 def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
-    """Tell every rank the size of every rank's part; raise on all when one cannot send."""
+    """Tell every rank the size of every rank's part; raise on all when one cannot send.
+
+    One part of an operation, or two where it raises that.
+    """
     sizes = np.empty(comm.size, np.int64)
     own = np.array([part.size], np.int64)
     comm.all_gather_into_tensor(sizes, own, api=part.api, extra=extra)
     found: list[int] = sizes.tolist()
     if min(found) < 0:
-        with refusing(agreeing(comm), part.api):
-            texts = [np.empty(max(0, -size), np.uint8) for size in found]
+        texts = [np.empty(max(0, -size), np.uint8) for size in found]
         comm.all_gather(texts, part.data if part.error else part.data[:0], api=part.api)
         part.fail([text for text in texts if text.nbytes])
     return found

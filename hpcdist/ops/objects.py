@@ -21,7 +21,7 @@ from hpcdist.errors import DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, buffer, check_list, decode, gather_sizes, root_of
 from hpcdist.ops.objects_p2p import recv_object_list, send_object_list
-from hpcdist.refusal import refusing
+from hpcdist.refusal import parts
 
 __all__ = [
     "all_gather_object",
@@ -82,19 +82,17 @@ def broadcast_object_list(
     if comm.rank < 0:
         comm.broadcast_object_list()
         return
-    with refusing(agreeing(comm), api):
+    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         length = check_list(object_list, "object_list")
-    part = Part(api, root)
-    here = comm.rank == root
-    if here:
-        part.encode(list(object_list), pickle)
-    header = np.array([part.size, length], np.int64)
-    with op_range(api, pg._name):
+        part = Part(api, root)
+        here = comm.rank == root
+        if here:
+            part.encode(list(object_list), pickle)
+        header = np.array([part.size, length], np.int64)
         comm.broadcast(header, root, api=api, extra=length)
         size, root_length = header.tolist()
-        with refusing(agreeing(comm), api):
-            data = part.data if here else np.empty(abs(size), np.uint8)
+        data = part.data if here else np.empty(abs(size), np.uint8)
         comm.broadcast(data, root, api=api, extra=length)
     if size < 0:
         part.fail([data])
@@ -147,21 +145,19 @@ def all_gather_object(
     if comm.rank < 0:
         comm.all_gather_object()
         return
-    with refusing(agreeing(comm), api):
+    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         length = check_list(object_list, "object_list")
-    part = Part(api, comm.rank)
-    if length < comm.size:
-        part.refuse(
-            ValueError(f"object_list has {length} items for the {comm.size} ranks of the group")
-        )
-    part.encode(obj, pickle)
-    with op_range(api, pg._name):
+        part = Part(api, comm.rank)
+        if length < comm.size:
+            part.refuse(
+                ValueError(f"object_list has {length} items for the {comm.size} ranks of the group")
+            )
+        part.encode(obj, pickle)
         sizes = gather_sizes(comm, part, length)
-        with refusing(agreeing(comm), api):
-            parts = [np.empty(size, np.uint8) for size in sizes]
-        comm.all_gather(parts, part.data, api=api)
+        payloads = [np.empty(size, np.uint8) for size in sizes]
+        comm.all_gather(payloads, part.data, api=api)
     # first all, then the list: an error leaves it as it was
-    object_list[: comm.size] = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
+    object_list[: comm.size] = [decode(api, i, data, pickle) for i, data in enumerate(payloads)]
 
 
 def gather_object(
@@ -214,27 +210,19 @@ def gather_object(
     if comm.rank < 0:
         comm.gather_object()
         return
-    with refusing(agreeing(comm), api):
+    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, dst, group_dst, "dst")
-    here = comm.rank == root
-    part = Part(api, comm.rank)
-    if here and (not isinstance(object_gather_list, list) or len(object_gather_list) < comm.size):
-        part.refuse(
-            ValueError(
-                f"object_gather_list must be a list of at least {comm.size} items on the "
-                "destination rank"
-            )
-        )
-    elif object_gather_list and not here:
-        part.refuse(ValueError("object_gather_list must be None on every rank but the destination"))
-    part.encode(obj, pickle)
-    with op_range(api, pg._name):
+        here = comm.rank == root
+        part = Part(api, comm.rank)
+        wrong = _wrong_place(object_gather_list, comm.size, here)
+        if wrong:
+            part.refuse(ValueError(wrong))
+        part.encode(obj, pickle)
         sizes = gather_sizes(comm, part, 0)
-        with refusing(agreeing(comm), api):
-            parts = [np.empty(size, np.uint8) for size in sizes] if here else None
-        comm.gather(part.data, parts, root, api=api)
-    if parts is not None and object_gather_list is not None:
-        objects = [decode(api, i, data, pickle) for i, data in enumerate(parts)]
+        payloads = [np.empty(size, np.uint8) for size in sizes] if here else None
+        comm.gather(part.data, payloads, root, api=api)
+    if payloads is not None and object_gather_list is not None:
+        objects = [decode(api, i, data, pickle) for i, data in enumerate(payloads)]
         object_gather_list[: comm.size] = objects
 
 
@@ -288,28 +276,34 @@ def scatter_object_list(
     if comm.rank < 0:
         comm.scatter_object_list()
         return
-    with refusing(agreeing(comm), api):
+    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
-    part = Part(api, root)
-    header = np.zeros(comm.size + 1, np.int64)
-    inputs = None
-    if comm.rank == root:
-        inputs = _encode_each(part, scatter_object_input_list, comm.size, pickle)
-        header[0] = part.size if part.error else 0
-        header[1:] = [data.nbytes for data in inputs]
-    with op_range(api, pg._name):
+        part = Part(api, root)
+        header = np.zeros(comm.size + 1, np.int64)
+        inputs = None
+        if comm.rank == root:
+            inputs = _encode_each(part, scatter_object_input_list, comm.size, pickle)
+            header[0] = part.size if part.error else 0
+            header[1:] = [data.nbytes for data in inputs]
         comm.broadcast(header, root, api=api)
         if header[0] < 0:
-            with refusing(agreeing(comm), api):
-                text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
+            text = part.data if part.error else np.empty(-int(header[0]), np.uint8)
             comm.broadcast(text, root, api=api)
             part.fail([text])
-        with refusing(agreeing(comm), api):
-            data = np.empty(int(header[1 + comm.rank]), np.uint8)
+        data = np.empty(int(header[1 + comm.rank]), np.uint8)
         comm.scatter(data, inputs, root, api=api)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(f"{api}: scatter_object_output_list must be a list of at least one item")
     scatter_object_output_list[0] = decode(api, root, data, pickle)
+
+
+def _wrong_place(given: Any, size: int, here: bool) -> str:
+    """What is wrong with the list of a gather_object, or an empty text."""
+    if here and (not isinstance(given, list) or len(given) < size):
+        return f"object_gather_list must be a list of at least {size} items on the destination rank"
+    if given and not here:
+        return "object_gather_list must be None on every rank but the destination"
+    return ""
 
 
 def _encode_each(part: Part, objects: Any, size: int, pickle: bool | None) -> list[Any]:

@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.group import ProcessGroup, member
 from hpcdist.log import get_logger
+from hpcdist.refusal import parts
 from hpcdist.subgroups import new_subgroups
 from hpcdist.work import ReduceOp
+
+API = "average_parameters"
 
 __all__ = [
     "HierarchicalModelAverager",
@@ -88,12 +92,12 @@ def average_parameters(
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in params:
         by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
-    with torch.no_grad():
+    with torch.no_grad(), parts(agreeing(group._comm), API, len(by_kind)):
         for tensors in by_kind.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            group._comm.all_reduce(flat, ReduceOp.AVG, api="average_parameters")
-            parts = flat.split([tensor.numel() for tensor in tensors])
-            views = [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+            group._comm.all_reduce(flat, ReduceOp.AVG, api=API)
+            pieces = flat.split([tensor.numel() for tensor in tensors])
+            views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
             torch._foreach_copy_(tensors, views)
 
 

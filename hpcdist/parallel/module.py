@@ -6,7 +6,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from hpcdist import group as _group
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.parallel import arguments
 from hpcdist.parallel.attached import Attached
 from hpcdist.parallel.bucket import API
@@ -25,9 +26,10 @@ from hpcdist.parallel.schedule import piece_size
 from hpcdist.parallel.settings import Settings
 from hpcdist.parallel.shadow import Uneven
 from hpcdist.parallel.stats import Stats
-from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.sync_batchnorm import take_over
-from hpcdist.parallel.verify import describe, verify_same
+from hpcdist.parallel.verify import Comparison, describe
+from hpcdist.refusal import parts
 
 __all__ = ["DistributedDataParallel"]
 
@@ -213,10 +215,21 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             yield from describe("parameter", parameters)
             yield from describe("buffer", self._synced(True)[len(parameters) :])
 
-        verify_same(self.process_group, entries)
-        named = self._synced(buffers)
-        arguments.check_tensors(named)
-        broadcast_tensors(self.process_group, [t for _, t in named], api=API)
+        group, named = self.process_group, self._synced(buffers)
+        comparison = Comparison(group, entries)
+
+        def due() -> int:
+            if not comparison.same():
+                return 2
+            with suppress(Exception):  # of a tensor that cannot be sent, on all ranks
+                return 1 + len(packed(t for _, t in named))
+            return 1
+
+        with parts(agreeing(group._comm), API, due, waits=1):
+            comparison.verify()
+            arguments.check_tensors(named)
+            if group.size() > 1:
+                send(group, packed(t for _, t in named), 0, API)
 
     def _set_up(self) -> None:
         """Make what belongs to this process: the reducer and its hooks."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.parallel.join import Join, Joinable, JoinHook
-from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.parallel.sync import packed, send
+from hpcdist.refusal import parts
 from hpcdist.work import ReduceOp
 
 if TYPE_CHECKING:
@@ -124,9 +126,12 @@ class DDPJoinHook(JoinHook):
             self._ddp._the_reducer("join").restore(self._own)
             self._own = None
         root = np.array([group.rank() if is_last_joiner else -1], np.int64)
-        group._comm.all_reduce(root, ReduceOp.MAX, api=API)
         named = self._ddp._synced(self._ddp.forward_sync_buffers)
-        broadcast_tensors(group, [t for _, t in named], int(root[0]), api=API)
+        packs = packed(t for _, t in named)
+        with parts(agreeing(group._comm), API, 1 + len(packs), waits=1):
+            group._comm.all_reduce(root, ReduceOp.MAX, api=API)
+            if group.size() > 1:
+                send(group, packs, int(root[0]), API)
 
 
 class Uneven(Joinable):

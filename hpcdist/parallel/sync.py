@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.parallel.bucket import MIB, is_dense
+from hpcdist.refusal import parts
 
-__all__ = ["broadcast_tensors"]
+__all__ = ["broadcast_tensors", "packed", "send"]
 
 # From here on a message is so long that packing it costs more than a call of its own.
 _LARGE = MIB
@@ -37,35 +39,46 @@ def broadcast_tensors(
     """
     if group.size() == 1:
         return
+    packs = packed(tensors)
+    with parts(agreeing(group._comm), api, len(packs), waits=0):
+        send(group, packs, root, api)
+
+
+def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Lists of tensors that are sent together; a tensor alone goes as it is."""
+    packs: list[list[torch.Tensor]] = []
+    small: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for tensor in map(torch.Tensor.detach, tensors):
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes == 0:
+            continue
+        if nbytes >= _LARGE and is_dense(tensor):
+            packs.append([tensor])
+            continue
+        key = (tensor.dtype, tensor.device)
+        members, size = small.get(key, ([], 0))
+        members.append(tensor)
+        small[key] = (members, size + nbytes)
+        if size + nbytes >= _FLAT:
+            packs.append(small.pop(key)[0])
+    return packs + [members for members, _ in small.values()]
+
+
+def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
+    """Broadcast each of the lists that :func:`packed` gives, all of them begun at once."""
     comm = group._comm
-    is_root = comm.rank == root
     works: list[Any] = []
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
-    small: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
-
-    def send(members: list[torch.Tensor]) -> None:
-        flat = _flatten_dense_tensors(members)
-        if not is_root:
-            flats.append((flat.clone(), flat, members))
-        works.append(comm.broadcast(flat, root, True, api=api))
-
     with torch.no_grad():
-        for tensor in tensors:
-            tensor = tensor.detach()
-            nbytes = tensor.numel() * tensor.element_size()
-            if nbytes == 0:
+        for members in packs:
+            first = members[0]
+            if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
+                works.append(comm.broadcast(first, root, True, api=api))
                 continue
-            if nbytes >= _LARGE and is_dense(tensor):
-                works.append(comm.broadcast(tensor, root, True, api=api))
-                continue
-            key = (tensor.dtype, tensor.device)
-            members, size = small.get(key, ([], 0))
-            members.append(tensor)
-            small[key] = (members, size + nbytes)
-            if size + nbytes >= _FLAT:
-                send(small.pop(key)[0])
-        for members, _ in small.values():
-            send(members)
+            flat = _flatten_dense_tensors(members)
+            if comm.rank != root:
+                flats.append((flat.clone(), flat, members))
+            works.append(comm.broadcast(flat, root, True, api=api))
         for work in works:
             work.wait()
         for before, after, members in flats:

@@ -11,14 +11,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["describe", "verify_same"]
+__all__ = ["Comparison", "describe"]
 
 API = "DistributedDataParallel"
 
@@ -67,45 +67,58 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_
         yield [kind, name, facts]
 
 
-def verify_same(group: Any, entries: Callable[[], Iterable[_Entry]]) -> None:
-    """Make sure that `entries` gives the same on all ranks of the group.
+class Comparison:
+    """Makes sure that `entries` gives the same on all ranks of the group.
 
     Parameters
     ----------
     group : ProcessGroup
-        All of its ranks must call.
+        All of its ranks must call :meth:`verify`.
     entries : callable
         Gives what :func:`describe` does, and ``["argument", name, {"value": text}]``; the same
         again when called again. Of many parameters this is a lot of text, of which no more than
         one entry is kept in memory unless ranks differ.
-
-    Raises
-    ------
-    DistMismatchError
-        On every rank, with the same text: the ranks that differ from the majority, and for each of
-        them the first entry that differs.
     """
-    digest, length = hashlib.blake2b(digest_size=32), 0
-    for entry in entries():
-        line = _line(entry)
-        digest.update(line)
-        length += len(line)
-    mine = np.frombuffer(bytearray(length.to_bytes(8, "little") + digest.digest()), np.int64)
-    size = group.size()
-    rows = np.empty((size, _WORDS), np.int64)
-    group._comm.all_gather_into_tensor(rows, mine, api=API)
-    if bool((rows == mine).all()):
-        return
 
-    text = b"".join(map(_line, entries()))
-    lengths = rows[:, 0].tolist()
-    longest = max(lengths)
-    padded = np.zeros(longest, np.uint8)
-    padded[: len(text)] = np.frombuffer(text, np.uint8)
-    gathered = np.empty((size, longest), np.uint8)
-    group._comm.all_gather_into_tensor(gathered, padded, api=API)
-    texts = [gathered[r, : lengths[r]].tobytes().decode() for r in range(size)]
-    raise DistMismatchError(_report(texts, group))
+    def __init__(self, group: Any, entries: Callable[[], Iterable[_Entry]]) -> None:
+        self._group, self._entries = group, entries
+        self._mine = np.zeros(_WORDS, np.int64)
+        self._rows = np.zeros((group.size(), _WORDS), np.int64)
+
+    def same(self) -> bool:
+        """Whether the digests that have come are all the same."""
+        return bool((self._rows == self._mine).all())
+
+    def verify(self) -> None:
+        """Compare; one collective, or two where the ranks differ.
+
+        Raises
+        ------
+        DistMismatchError
+            On every rank, with the same text: the ranks that differ from the majority, and for each
+            of them the first entry that differs.
+        """
+        digest, length = hashlib.blake2b(digest_size=32), 0
+        for entry in self._entries():
+            line = _line(entry)
+            digest.update(line)
+            length += len(line)
+        words = length.to_bytes(8, "little") + digest.digest()
+        self._mine[:] = np.frombuffer(words, np.int64)
+        self._group._comm.all_gather_into_tensor(self._rows, self._mine, api=API)
+        if not self.same():
+            self._differ()
+
+    def _differ(self) -> NoReturn:
+        text = b"".join(map(_line, self._entries()))
+        lengths = self._rows[:, 0].tolist()
+        longest, size = max(lengths), len(lengths)
+        padded = np.zeros(longest, np.uint8)
+        padded[: len(text)] = np.frombuffer(text, np.uint8)
+        gathered = np.empty((size, longest), np.uint8)
+        self._group._comm.all_gather_into_tensor(gathered, padded, api=API)
+        texts = [gathered[r, : lengths[r]].tobytes().decode() for r in range(size)]
+        raise DistMismatchError(_report(texts, self._group))
 
 
 def _line(entry: _Entry) -> bytes:

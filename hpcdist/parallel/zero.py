@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.group import ProcessGroup, member
 from hpcdist.ops.objects import gather_object
 from hpcdist.parallel.bucket import is_dense
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.refusal import parts
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -223,7 +225,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             return
         if self.parameters_as_bucket_view:
             comm = self.process_group._comm
-            works = [comm.broadcast(flat, rank, True, api=API) for rank, flat in self._flats]
+            with parts(agreeing(comm), API, len(self._flats), waits=0):
+                works = [comm.broadcast(flat, rank, True, api=API) for rank, flat in self._flats]
             for work in works:
                 work.wait()
         else:

@@ -7,8 +7,8 @@ from hpcdist.libmpi cimport MPI_Comm
 
 cdef extern from "hd_base.h" nogil:
     enum:
-        HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_CLOSED
-        HD_ERR_INTERRUPT
+        HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_UNDONE
+        HD_ERR_CLOSED, HD_ERR_INTERRUPT
     int64_t hd_now()
     uint64_t hd_mix(uint64_t, uint64_t)
     uint64_t hd_hash_text(const char*)
@@ -52,7 +52,7 @@ cdef extern from "hd_engine.h" nogil:
         int check
         int64_t chunk
         int tag_limit
-        uint32_t seq
+        uint32_t seq, agreed
         hd_session* session
         int* node_slot
         int one_node, freed, closing
@@ -75,14 +75,14 @@ cdef extern from "hd_engine.h" nogil:
         double factor
         int64_t count, extra
         uint64_t layout
-        int pairwise, uneven, permuted, listed, either, later, closing
+        int pairwise, uneven, permuted, listed, either, later, closing, monitored
         int nin, nout
         hd_seg* in_ "in"
         hd_seg* out
         hd_seg in1, out1
         char* apart
         const char* refusal
-        int refusal_code
+        int refusal_code, owed
         hd_refused* refused
         int ndim
         int64_t* dims

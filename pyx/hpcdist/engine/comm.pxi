@@ -259,7 +259,7 @@ cdef class Comm:
 
     @property
     def seq(self):
-        """int: collectives begun."""
+        """int: collectives begun, modulo 2^32."""
         return self.c.seq
 
     @property
@@ -606,13 +606,19 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, keep, [output])
 
-    def barrier(self, object async_op=False, *, api=None):
-        """Waits until all ranks have come. See :func:`hpcdist.barrier`."""
+    def barrier(self, object async_op=False, *, api=None, monitored=None):
+        """Waits until all ranks have come. See :func:`hpcdist.barrier`.
+
+        monitored: seconds; for :func:`hpcdist.monitored_barrier`.
+        """
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
+        if monitored is not None:
+            j.monitored = 1
+            j.timeout = monitored
         return run(self, &j, async_op, None, [])
 
-    def refuse(self, object error, *, api=None, bint begun=False):
+    def refuse(self, object error, *, api=None, owed=None, bint begun=False):
         """Takes part in the next collective with the reason why this rank does not make it.
 
         The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all stay in step. Does
@@ -621,17 +627,22 @@ cdef class Comm:
 
         Parameters
         ----------
-        error : Exception
-            The reason.
+        error : BaseException
+            The reason. What is no Exception, such as KeyboardInterrupt, counts only for a part.
         api : str, optional
             Public name of the operation.
         begun : bool, optional
             It is part of something that the ranks have begun together and this one cannot finish: nobody's arguments
             are wrong, and the others raise :class:`hpcdist.DistBackendError`.
+        owed : str, optional
+            For a part of an operation that was begun: ``"if agreed"``, the others come to it if all ranks agreed on
+            the part before; ``"always"``, they come to it in any case. The others raise
+            :class:`hpcdist.DistError` then.
         """
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
-        refused(self, &j, error, False, begun)
+        refused(self, &j, error, False, NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else
+                IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
 
     # ---- point to point ----
 

@@ -87,6 +87,7 @@ struct hd_job {
     int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */
     int permuted;         /* dense but not C-contiguous: for messages */
     int listed;           /* in/out are lists of tensors, even when of length one */
+    int monitored;        /* a barrier that agrees with the check off, too, and names all who are missing on all ranks */
     int closing;          /* the last operation of the group: after it nobody reads what was sent */
     int nin, nout;
     hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
@@ -103,6 +104,7 @@ struct hd_job {
     const char *refusal;  /* why this rank cannot make the call: it only tells the others; or NULL */
     int refusal_code;     /* with what their calls end; 0: HD_ERR_MISMATCH, it refused its own arguments */
     hd_refused *refused;  /* malloc'ed: why others could not make the call, so that this one failed; or NULL */
+    int owed;             /* a refusal that the others meet only if the collective before this one was agreed on */
     char *cause;          /* malloc'ed: the failure of an earlier operation that it was queued behind; or NULL */
     /* point to point */
     int peer, tag;
@@ -147,6 +149,7 @@ struct hd_comm {
     int64_t chunk;        /* bytes of one piece of a long reduction */
     int tag_limit;        /* largest user tag */
     uint32_t seq;         /* collectives begun */
+    uint32_t agreed;      /* atomic: the last collective that all ranks agreed on, so that all go on after it */
     uint32_t mailed;      /* atomic: long messages sent */
     int64_t unread;       /* atomic: messages sent, less those received; summed over all ranks, those nobody received */
     hd_session *session;

@@ -32,7 +32,7 @@ static int barrier(hd_comm *c, hd_job *j)
 static int data(hd_comm *c, hd_job *j)
 {
     switch (j->kind) {
-    case HD_BARRIER: return c->check || c->size == 1 ? HD_OK : barrier(c, j); /* the check was one */
+    case HD_BARRIER: return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j); /* the check was one */
     case HD_ALL_REDUCE: return hd_all_reduce(c, j);
     case HD_REDUCE: return hd_reduce(c, j);
     case HD_REDUCE_SCATTER: return hd_reduce_scatter(c, j);
@@ -81,17 +81,18 @@ static uint64_t nans_alike(uint64_t word, int dtype)
     return word;
 }
 
-/* Level full: what must be the same everywhere is compared after the operation as well. */
+/* Level full: what must be the same everywhere is compared after the operation as well. 1: the others go on. */
 static int check_result(hd_comm *c, hd_job *j)
 {
     const int floats = j->kind == HD_ALL_REDUCE && j->dtype >= HD_FLOAT16 && j->dtype <= HD_COMPLEX128;
     uint64_t h = 1;
     if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
-        return HD_OK;
+        return 1;
     if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) { /* the others compare, and must not wait for this rank */
         j->refusal = "the operation failed there";
         j->refusal_code = j->code;
-        return hd_check(c, j, 0);
+        hd_check(c, j, 0);
+        return 0;
     }
     for (int i = 0; i < j->nout; i++) {
         const int64_t bytes = j->out[i].n * (int64_t)hd_itemsize(j->dtype);
@@ -108,7 +109,7 @@ static int check_result(hd_comm *c, hd_job *j)
     }
     j->checksum = h | 1;
     j->tiny = 0; /* this check carries nothing */
-    return hd_check(c, j, hd_mix(fingerprint(j), j->checksum));
+    return hd_check(c, j, hd_mix(fingerprint(j), j->checksum)) == HD_OK;
 }
 
 /* Few bytes, few ranks: reading every rank's contribution beats any algorithm. */
@@ -141,7 +142,7 @@ void hd_exec(hd_comm *c, hd_job *j)
 
     hd_session_enter(c->session, j);
     if (j->refusal) {
-        if (c->size > 1 && c->check)
+        if (c->size > 1 && c->check && !(j->owed && c->agreed != j->seq - 1))
             hd_check(c, j, 0);
         goto out;
     }
@@ -152,18 +153,23 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_scale_mul(scaled, j->own, j->count, j->dtype, factor);
         j->own = scaled;
     }
-    if (c->size > 1 && (c->check || j->tiny) && hd_check(c, j, fingerprint(j)))
+    if (c->size > 1 && (c->check || j->tiny || j->monitored) && hd_check(c, j, fingerprint(j)))
         goto out;
     if (j->tiny) {
         hd_scale_after(c, j, j->out[0].ptr, j->out[0].n);
     } else {
+        int apart;
         hd_data_begin(c, j);
-        if (!(c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j)))
+        apart = c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j);
+        if (!apart)
             data(c, j);
         hd_data_end(c);
+        if (apart)
+            goto out;
     }
-    if (c->check >= 2 && c->size > 1 && !c->on_device)
-        check_result(c, j);
+    if (c->check >= 2 && c->size > 1 && !c->on_device && !check_result(c, j))
+        goto out;
+    __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
 out:
     hd_session_leave(c->session);
 }

@@ -29,6 +29,8 @@ cdef class _Either:
 #: As `async_op`: asynchronous, where other ranks may make the call synchronously. torch's own calls allow that.
 EITHER = _Either()
 cdef object either = EITHER
+#: Seconds for a monitored barrier that has given up to come to its end.
+cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory that are not longer go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
 ANNOUNCEMENT, PIECE = HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
@@ -133,27 +135,41 @@ def complex_among(object tensors):
     )
 
 
-cdef int refused(Comm comm, hd_job* j, object error, bint another_way, bint begun=False) except -1:
+#: A refusal's place: of a whole operation; of a part that the others come to if they agreed on the one before; of a
+#: part that they come to in any case; of something that this rank cannot finish.
+cdef enum Owed:
+    NOTHING_BEGUN, IF_AGREED, IN_ANY_CASE, NOT_FINISHED
+
+
+cdef bytes reason_of(object error):
+    try:
+        return f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+    except Exception:  # no memory, or a text that cannot be made
+        return b"an error that could not be put into words"
+
+
+cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed=NOTHING_BEGUN) except -1:
     """Clears a job whose arguments were refused, and tells the other ranks why, who wait in it or will.
 
-    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal, unless the
-    caller had begun: a handler may make the call again.
+    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal where nothing
+    was begun: a handler may make the call again.
     """
     cdef hd_job r
     cdef hd_comm* c = comm.c
     hd_job_clear(j)
     if another_way or hd_forked or c == NULL or c.freed or not c.check or c.size == 1:
         return 0
-    if not (begun or isinstance(error, Exception)):
+    if not isinstance(error, Exception) and owed == NOTHING_BEGUN:
         return 0
     try:
-        reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+        reason = reason_of(error)
         hd_job_init(&r, c, HD_BARRIER, j.api)
         r.refusal = reason
-        r.refusal_code = HD_ERR_BACKEND if begun else HD_OK
+        r.refusal_code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
+        r.owed = owed == IF_AGREED
         r.seen = 1  # it is no news to this rank
         if hd_lane_try(c):
-            if c.closing:
+            if c.closing or (owed == IF_AGREED and c.agreed != c.seq):
                 hd_lane_leave(c)
                 return 0
             c.seq += 1
@@ -234,7 +250,14 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
         raise
     if async_op:
         return work
-    (<Work> work).wait()
+    if not j.monitored:
+        (<Work> work).wait()
+    elif not (<Work> work).ended_within(j.timeout + MONITORED_SLACK):
+        (<Work> work).j.seen = 1
+        raise DistTimeoutError(
+            f"timeout after {j.timeout:g} s in {j.api.decode()} of group '{c.name.decode()}' (this is rank {c.rank} of "
+            f"{c.size}): an earlier operation of the group has not ended, which some ranks may not have joined"
+        )
     return None
 
 

@@ -175,6 +175,14 @@ cdef class Work:
         finally:
             end_range(begun)
 
+    cdef bint ended_within(self, double seconds) except -1:
+        try:
+            return self.wait_now(seconds)
+        except DistTimeoutError:
+            if hd_job_state(self.j) == HD_DONE:
+                raise
+            return False
+
     cdef bint wait_now(self, double limit) except -1:
         cdef double step, waited = 0
         cdef int rc = 0
