@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from hpcdist._engine import op_range
-from hpcdist.errors import DistMismatchError
+from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, check_list, decode
 
@@ -16,6 +19,11 @@ __all__ = ["recv_object_list", "send_object_list"]
 #: Tag of object messages between two ranks, so that they never meet a tensor's. The largest that
 #: every MPI leaves: it promises tags up to 32767, and the engine needs five bits of them.
 _TAG = 1022
+
+#: Of each group, by sender: the sizes of a message whose payload has not come, or has come when a
+#: signal handler raised. The next receive goes on from there.
+_begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[int], Any]]]
+_begun = weakref.WeakKeyDictionary()
 
 
 def send_object_list(
@@ -69,8 +77,7 @@ def send_object_list(
     part = Part("send_object_list", comm.rank)
     part.encode(list(object_list), pickle)
     with op_range("send_object_list", pg._name):
-        comm.send(np.array([part.size, length], np.int64), peer, _TAG)
-        comm.send(part.data, peer, _TAG)
+        _send(comm, peer, [np.array([part.size, length], np.int64), part.data])
     if part.error:
         part.fail([part.data])
 
@@ -135,17 +142,69 @@ def recv_object_list(
         peer = pg._peer(src, group_src, "src")
     length = check_list(object_list, "object_list")
     with op_range(api, pg._name):
-        header = np.empty(2, np.int64)
-        peer = comm.recv(header, peer, _TAG)
-        size, sent = header.tolist()
-        data = np.empty(abs(size), np.uint8)
-        comm.recv(data, peer, _TAG)
-    if size < 0:
-        Part(api, comm.rank).fail([data])
-    if sent != length:
-        raise DistMismatchError(
-            f"{api}: rank {peer} sent a list of {sent} objects, rank {comm.rank} receives into a "
-            f"list of {length}"
-        )
-    object_list[:] = decode(api, peer, data, pickle)
+        peer, (size, sent), data = _receive(pg, peer)
+    begun = _begun[pg]
+    try:
+        if size < 0:
+            Part(api, comm.rank).fail([data])
+        if sent != length:
+            raise DistMismatchError(
+                f"{api}: rank {peer} sent a list of {sent} objects, rank {comm.rank} receives into "
+                f"a list of {length}"
+            )
+        objects = decode(api, peer, data, pickle)
+    except (DistError, TypeError, ValueError):
+        begun.pop(peer)
+        raise
+    object_list[:] = objects
+    begun.pop(peer)  # no handler runs between this and the line before
     return int(pg._ranks[peer])
+
+
+# No handler runs inside the call of extend(): what MPI has been given is in the list.
+
+
+def _send(comm: Any, peer: int, messages: list[Any]) -> None:
+    """Send all of them or none, also where a signal handler raises."""
+    works: list[Any] = []
+    works.extend(map(comm.isend, messages, repeat(peer), repeat(_TAG)))
+    for work in works:
+        work.wait()
+
+
+def _receive(pg: Any, peer: int) -> tuple[int, list[int], Any]:
+    """The sender, the sizes and the payload; what came before an exception is kept for the next."""
+    comm, begun = pg._comm, _begun.setdefault(pg, {})
+    if peer < 0:
+        peer = next(iter(begun), peer)
+    if peer not in begun:
+        header = np.empty(2, np.int64)
+
+        def keep(source: int) -> None:
+            begun[source] = (header.tolist(), None)
+
+        peer = _message(comm, header, peer, keep)
+    sizes, data = begun[peer]
+    if data is None:
+        payload = np.empty(abs(sizes[0]), np.uint8)
+
+        def keep_all(source: int) -> None:
+            begun[source] = (sizes, payload)
+
+        _message(comm, payload, peer, keep_all)
+    return (peer, *begun[peer])
+
+
+def _message(comm: Any, array: Any, peer: int, keep: Callable[[int], None]) -> int:
+    """Receive into an array, and keep it if it has come, even where there is an exception."""
+    works: list[Any] = []
+    try:
+        works.extend(map(comm.irecv, (array,), (peer,), (_TAG,)))
+        works[0].wait()
+        source = int(works[0].source_rank())
+        keep(source)
+        return source
+    except BaseException:
+        if works and not works[0].cancel() and works[0].exception() is None:
+            keep(works[0].source_rank())
+        raise

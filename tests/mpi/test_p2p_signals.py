@@ -5,8 +5,12 @@ The message is in the tensor, or the next receive gets it.
 
 from __future__ import annotations
 
+import linecache
 import signal
+import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,3 +59,66 @@ def test_a_message_is_not_lost(count: int) -> None:
     if rank == 1:
         signal.signal(signal.SIGALRM, before)
     parallel_assert(not wrong, f"{wrong}")
+
+
+def breaking(call: Callable[[], object], at: int, begun: Callable[[Any], bool]) -> bool:
+    """Make a call in which the line `at` of objects_p2p.py raises, counted from when it begun."""
+    left = at
+
+    def look(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("objects_p2p.py"):
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and begun(frame) and "no handler runs" not in line:
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise Stop
+        return look
+
+    sys.settrace(look)
+    try:
+        call()
+    except Stop:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_an_exception_at_each_line_loses_no_objects(side: str) -> None:
+    """The objects come once, whole, and before those that are sent after them."""
+    rank, at, wrong, goes_on = here()[0], 0, [], np.ones(1)
+    while goes_on[0]:
+        dist.barrier()
+        if rank == 0:
+            objects = ["first", at]
+            broke = side == "sender" and breaking(
+                lambda: dist.send_object_list(objects, 1),  # noqa: B023
+                at,
+                lambda frame: bool(frame.f_locals.get("works")),
+            )
+            if side == "receiver":
+                dist.send_object_list(objects, 1)
+            dist.send_object_list(["second", at], 1)
+        elif rank == 1:
+            got: list[Any] = [None, None]
+            broke = side == "receiver" and breaking(
+                lambda: dist.recv_object_list(got, 0 if at % 2 else None),  # noqa: B023
+                at,
+                lambda _: True,
+            )
+            if got[0] is None:
+                dist.recv_object_list(got, 0 if at % 3 else None)
+            after: list[Any] = [None, None]
+            dist.recv_object_list(after, 0)
+            if got != ["first", at] or after != ["second", at]:
+                wrong.append((at, got, after))
+        goes_on[0] = broke if rank == (side == "receiver") else 0
+        dist.all_reduce(goes_on)
+        at += 1
+    parallel_assert(not wrong, f"{wrong}")
+    parallel_assert(at > 3, f"only {at} lines")
