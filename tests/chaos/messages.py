@@ -24,6 +24,7 @@ def run(runner: Any, step: Step, group: Any) -> None:
     """Make a step's messages as this rank."""
     if step.op == "ring":
         return _ring(runner, step, group)
+    step = replace(step, size=max(1, step.size))  # one can see that it has come
     ranks, rank = group.size(), group.rank()
     source, to = step.root, (step.root + 1) % ranks
     runner.pause(step)
@@ -65,17 +66,19 @@ def _receive(runner: Any, step: Step, group: Any, source: int, objects: bool) ->
         else:
             dist.recv(into, group=group, tag=_tag(step), group_src=source)
 
-    end = time.monotonic() + PATIENCE
+    end, want = time.monotonic() + PATIENCE, values(step, step.root, step.size)
     while True:
         tries += 1
         kind, began, text = runner.attempt(step, make, None, group)
+        if kind == "own" and (got[0] if objects else not compare(out, want)):
+            kind = "ok"  # it came out of a call that had received
         again = kind == "own" or (kind == "error" and text.startswith("DistTimeoutError"))
         if not again or time.monotonic() > end:
             break
         runner.write(step.number, tries, "own", began, text)
     if kind == "ok":
         right = thing(step, step.root)
-        problem = compare(out, values(step, step.root, step.size)) if not objects else ""
+        problem = compare(out, want) if not objects else ""
         if objects and got != [right]:
             problem = f"{str(got)[:100]}, not {str(right)[:100]}"
         kind, text = ("wrong", problem) if problem else ("ok", "")

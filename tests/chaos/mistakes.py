@@ -65,6 +65,7 @@ def _torch(how: str, array: np.ndarray) -> Any:
     if how == "gaps":
         return tensor.repeat_interleave(2)[::2]
     if how == "resized":
+        tensor = tensor.clone()  # NumPy's memory cannot be resized
         tensor.untyped_storage().resize_(0)
         return tensor
     if how == "meta":

@@ -204,8 +204,9 @@ def _step(
         if not late and drawn.ranks > 1:  # or the call has returned before
             late = {(signal[0] + 1) % drawn.ranks: rng.uniform(0, 2 * after)}
     if not plain and op in COLLECTIVES and rng.random() < row.odd and drawn.ranks > 1:
-        size = max(2, size)
+        size = max(2 * drawn.ranks, size)  # one element has no gaps
         odd = _mistake(rng, drawn.ranks, op, row.tensors)
+        mode = "async" if mode == "dropped" else mode  # nobody would hear of it
     if op == "train" and rng.random() < row.odd:
         odd = (rng.randrange(drawn.ranks), "raises in backward")
         mode = "async" if mode == "dropped" else mode

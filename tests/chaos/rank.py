@@ -126,6 +126,8 @@ class Runner:
             except Interrupted:
                 if work.is_completed():
                     raise
+                if self.alarm:
+                    self.alarm.raised = False  # it came out
 
     def judge(self, check: Any) -> tuple[str, str]:
         problem = check()
