@@ -21,8 +21,7 @@ def isend(
 ) -> Work | None:
     """Begin to send a tensor to one rank.
 
-    That rank must receive it. The tags 1021 and 1022 are taken by
-    :func:`monitored_barrier` and :func:`send_object_list`.
+    That rank must receive it. The tag 1022 is taken by :func:`send_object_list`.
 
     Parameters
     ----------

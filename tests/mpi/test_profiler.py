@@ -67,9 +67,8 @@ def test_every_operation_is_a_range():
         found, _ = recorded(call)
         outer = [each for each in found if each == f"{name} (world)"]
         inner = [each for each in found if " B, world" in each]
-        alone = name == "monitored_barrier" and size == 1  # has nothing to do
-        parallel_assert(len(outer) == (not alone), f"{name}: {found}")
-        parallel_assert(bool(inner) == (not alone), f"{name}: {found}")
+        parallel_assert(len(outer) == 1, f"{name}: {found}")
+        parallel_assert(bool(inner), f"{name}: {found}")
 
 
 def test_an_asynchronous_operation_has_two_ranges():

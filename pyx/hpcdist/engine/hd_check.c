@@ -40,6 +40,15 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
     hd_comm *c = v->c;
     char here[HD_DESC];
     hd_describe_here(here, v->j);
+    if (v->j->monitored) {
+        hd_text t = {.at = here, .room = sizeof here, .used = strlen(here)};
+        const char *before = ", waiting for rank ";
+        for (int r = 0; r < c->size; r++)
+            if (r != c->rank && !hd_page_come(c, r, v->n)) {
+                hd_say(&t, "%s%d", before, r);
+                before = ", ";
+            }
+    }
     hd_page_leave_note(c, v->n, why, code, hd_waiter_elapsed(&v->wait), here);
     if (v->joined)
         return hd_page_veto(c, v->n, missing);

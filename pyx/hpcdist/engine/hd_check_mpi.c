@@ -249,6 +249,15 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     char here[HD_DESC];
     leave_behind(c);
     hd_describe_here(here, j);
+    if (j->monitored) {
+        hd_text t = {.at = here, .room = sizeof here, .used = strlen(here)};
+        const char *before = ", waiting for rank ";
+        for (int r = 0; r < c->size; r++)
+            if (r != c->rank && !is_here(c->post, r)) {
+                hd_say(&t, "%s%d", before, r);
+                before = ", ";
+            }
+    }
     send_note(c, GAVE_UP, HD_ERR_TIMEOUT, after, here);
     flush(c);
 }
@@ -501,6 +510,10 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         return j->code;
     if (j->refusal)
         return refuse(c, j);
+    if (j->monitored) {
+        p->announced = 1;
+        send_note(c, HERE, 0, 0, "");
+    }
     if ((code = first_round(c, j)))
         return code;
     if (b->vote[REFUSES])
