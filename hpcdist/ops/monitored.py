@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from hpcdist._buffer import limited
 from hpcdist._engine import Comm, op_range
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.group import ProcessGroup, _resolve
@@ -63,12 +64,8 @@ def monitored_barrier(
         with op_range(API, pg._name):
             agreed.barrier(api=API, monitored=seconds or (_WAITS if comm.rank else _ASKS))
         return
-    usual = comm.timeout
-    comm.timeout = seconds or _ASKS
-    try:
+    with limited(seconds or _ASKS):
         comm.barrier()
-    finally:
-        comm.timeout = usual
 
 
 def _seconds(timeout: timedelta | float) -> float:
