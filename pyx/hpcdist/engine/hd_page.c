@@ -134,7 +134,7 @@ void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after,
     __atomic_store(&note->after, &after, __ATOMIC_RELEASE);
     put(note->text, padded);
     __atomic_store_n(&note->check, n, __ATOMIC_RELEASE);
-    if (why == HD_REFUSED)
+    if (why == HD_REFUSED && code == HD_ERR_MISMATCH) /* its own arguments */
         count_refusal(&hd_words_of(c)[c->rank], n);
 }
 
