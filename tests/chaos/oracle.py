@@ -217,10 +217,11 @@ class Judge:
 
     def training(self, stream: int, step: Step, found: dict[int, Outcome], timeout: float) -> None:
         """Buckets have a deadline each, and a rank may be late in its own hook, too."""
-        self.collective(step, found, timeout)
         built = self.calls.get((stream, step.number, 1), {})
         if any(each.kind != "ok" for each in built.values()):
             self.problem("A GROUP CANNOT BE TRAINED IN after an error", step, built)
+            return
+        self.collective(step, found, timeout)
         self.on_time(step, found, timeout + max(step.late.values(), default=0.0), 0)
 
     def meeting(self, key: tuple[int, int, int], found: dict[int, Outcome]) -> None:

@@ -25,6 +25,9 @@ def run(runner: Any, step: Step, group: Any) -> None:
         made.append(dist.new_group(ranks, timeout=timeout))
 
     kind, began, text = runner.attempt(_plain(step), make, None, group)
+    if not runner.drawn.row.deaths:
+        # A late rank is in time for the next try: the others must not make that for another step.
+        runner.board.meet(runner.rank, runner.stream)
     if runner.rank not in ranks:
         runner.write(step.number, MAKE, "away" if kind == "ok" else kind, began, text)
         return
