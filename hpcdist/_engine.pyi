@@ -184,6 +184,7 @@ class Comm:
     def barrier(
         self, async_op: bool = False, *, api: str | None = None, monitored: float | None = None
     ) -> Work | None: ...
+    def give_up(self) -> None: ...
     def refuse(
         self,
         error: BaseException,

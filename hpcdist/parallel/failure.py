@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError, RankFailedError
 from hpcdist.parallel.stats import Stats
@@ -91,6 +92,8 @@ class Failure:
                     "off there is no safe way to tell the other ranks"
                 )
             )
+        if isinstance(comm, Comm):
+            comm.give_up()
 
     def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
         """Wind up a backward pass that will never fill the remaining buckets.

@@ -311,6 +311,20 @@ def test_an_exception_in_backward_is_heard_at_once_and_all_stay_in_step() -> Non
     parallel_assert(took < 5, f"{took:.1f} s")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_a_backward_left_behind_does_not_fail_the_next_wrapper() -> None:
+    """Its buckets time out after the exception, and nobody waits for them any more."""
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    model, x = DDP(layers(4, 5, 6), process_group=group, bucket_cap_mb=0), torch.ones(2, 4)
+    model.module[0].weight.register_hook(explode if last() else lambda grad: grad)
+    time.sleep(0 if last() else 0.5)
+    with pytest.raises(Boom if last() else dist.DistError):
+        model(x).sum().backward()
+    group.timeout = timedelta(seconds=10)
+    DDP(layers(4, 5, 6), process_group=group)(x).sum().backward()
+    dist.destroy_process_group(group)
+
+
 @pytest.fixture
 def impatient() -> Iterator[dist.ProcessGroup]:
     group = dist.new_group(timeout=timedelta(seconds=1))

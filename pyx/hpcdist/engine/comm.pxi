@@ -644,6 +644,14 @@ cdef class Comm:
         refused(self, &j, error, False, NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else
                 IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
 
+    def give_up(self):
+        """Takes back interest in the operations under way: an exception has ended what they were for.
+
+        If they fail, the caller has seen that, so what it begins from now on does not fail with them.
+        """
+        if not hd_forked and self.c != NULL and not self.c.freed:
+            hd_lane_give_up(self.c)
+
     # ---- point to point ----
 
     def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):

@@ -185,6 +185,8 @@ struct hd_comm {
     int cause_code;
     uint32_t cause_upto;  /* operations that were begun before the program saw it ... */
     int cause_unseen;     /* ... which it has not yet */
+    int given_up;         /* the program has given up what it had begun, up to this: it counts as seen if that fails */
+    uint32_t given_up_to;
 
     uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
     const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
@@ -362,6 +364,7 @@ int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now
 void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
 void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
 int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like; -1: the group is being destroyed */
+void hd_lane_give_up(hd_comm *c);            /* what is in flight may fail unseen: what is begun from now on may run */
 void hd_lane_seen(hd_comm *c);               /* the program has seen a failure: what it begins now may run */
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);

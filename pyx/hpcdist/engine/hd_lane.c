@@ -104,7 +104,9 @@ static void keep_cause(hd_comm *c, const hd_job *j)
         return;
     snprintf(c->cause, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq, j->text ? j->text : "no memory to say why");
     c->cause_code = j->code;
-    c->cause_unseen = 1;
+    c->cause_unseen = !(c->given_up && (int32_t)(j->seq - c->given_up_to) <= 0);
+    if (!c->cause_unseen)
+        c->cause_upto = c->given_up_to;
 }
 
 /* With c->mu held, when nothing is left in the lane that was begun before the failure was seen. */
@@ -123,6 +125,15 @@ void hd_lane_seen(hd_comm *c)
         if (!__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST))
             forget_cause(c);
     }
+    pthread_mutex_unlock(&c->mu);
+}
+
+void hd_lane_give_up(hd_comm *c)
+{
+    hd_lane_seen(c);
+    pthread_mutex_lock(&c->mu);
+    c->given_up = __atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) > 0;
+    c->given_up_to = c->seq;
     pthread_mutex_unlock(&c->mu);
 }
 
@@ -156,6 +167,8 @@ static void *lane_main(void *arg)
         keep_cause(c, j);
         if (c->cause && !c->cause_unseen && !c->head)
             forget_cause(c);
+        if (!c->head)
+            c->given_up = 0;
         pthread_mutex_unlock(&c->mu);
         __atomic_sub_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);

@@ -231,6 +231,7 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
             if code == HD_OK:
                 hd_job_clear(j)
                 return finished_work(comm, outputs) if async_op else None
+            hd_lane_seen(c)
             error = None if code == HD_ERR_INTERRUPT else error_of_job(j)
             hd_job_clear(j)
             if error is None:
