@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos import program
-from chaos.job import Ended, Job
+from chaos.job import Ended, Job, mpi_starts
 from chaos.journal import read
 from chaos.oracle import LONG, Judge, Verdict
 from chaos.program import Episode
@@ -76,7 +76,12 @@ def one(settings: Settings, number: int) -> tuple[Episode, Ended, Verdict]:
         notes = [{each.text for each in journal if each.kind == "note"} for journal in journals]
         well = ended.code == 0 and all("end" in each for each in notes)
         verdict = Judge(drawn, journals, ended.stops, well, settings.slack).judge()
-        verdict.problems = [*_of_the_end(drawn, ended, well), *verdict.problems]
+        at_the_end = _of_the_end(drawn, ended, well)
+        started = any("started" in each for each in notes)
+        if at_the_end and not started and drawn.shm < 0:
+            if not mpi_starts(drawn, folder, settings.mpirun, settings.env):
+                at_the_end = []  # nor does MPI alone
+        verdict.problems = [*at_the_end, *verdict.problems]
         verdict.counts["ended"] += not well
     finally:
         if not settings.keep:

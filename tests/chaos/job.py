@@ -82,6 +82,15 @@ def may_mount() -> bool:
     return subprocess.run(test, capture_output=True, timeout=60).returncode == 0
 
 
+def mpi_starts(drawn: Episode, folder: Path, mpirun: list[str], env: dict[str, str]) -> bool:
+    """Whether MPI starts without hpcdist where /dev/shm is as small as an episode's."""
+    command = ["unshare", "-m", "sh", "-c", PRIVATE, "sh", str(-drawn.shm), str(folder), *mpirun]
+    command += ["-n", str(drawn.ranks), sys.executable, "-c"]
+    command += ["from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=STARTS)
+    return done.returncode == 0
+
+
 def marked(marker: str) -> dict[int, str]:
     """The processes of a job: ids and command lines."""
     found = {}
