@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import op_range
+from hpcdist._engine import Comm, op_range
+from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.group import _resolve
 from hpcdist.ops._parts import Part, check_list, decode
@@ -165,7 +166,11 @@ def recv_object_list(
 
 
 def _send(comm: Any, peer: int, messages: list[Any]) -> None:
-    """Send all of them or none, also where a signal handler raises."""
+    """Send all of them or none, over MPI also where a signal handler raises."""
+    if not isinstance(serving(comm, messages[0]), Comm):
+        for message in messages:
+            comm.send(message, peer, _TAG)
+        return
     works: list[Any] = []
     works.extend(map(comm.isend, messages, repeat(peer), repeat(_TAG)))
     for work in works:
@@ -197,6 +202,10 @@ def _receive(pg: Any, peer: int) -> tuple[int, list[int], Any]:
 
 def _message(comm: Any, array: Any, peer: int, keep: Callable[[int], None]) -> int:
     """Receive into an array, and keep it if it has come, even where there is an exception."""
+    if not isinstance(serving(comm, array), Comm):
+        source = int(comm.recv(array, peer, _TAG))
+        keep(source)
+        return source
     works: list[Any] = []
     try:
         works.extend(map(comm.irecv, (array,), (peer,), (_TAG,)))
