@@ -29,6 +29,7 @@ BODIES = {
     "bytearray of 2^64-1": b"B" + u64(2**64 - 1),
     "set of 2^60": b"e" + u64(2**60),
     "tuple of 2^32": b"t" + u64(2**32) + b"N" * 100,
+    "NumPy text beyond Unicode": b"ns" + u64(3) + b"<U1C\0" + u64(4) + b"s\0y\0",
     "list that holds itself": b"l" + u64(1) + b"&" + u64(0),
     "reference forward": b"l" + u64(2) + b"&" + u64(1) + b"N",
     "reference to nothing": b"&" + u64(2**63),
