@@ -30,8 +30,8 @@ class _Unknown(CodecError):
 
 #: What bad bytes can lead to. Anything else comes from a signal handler, and is no damage.
 ORDINARY = (
-    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError,
-    RuntimeError, SyntaxError, SystemError, TypeError, ValueError, struct.error,
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError,
+    MemoryError, RuntimeError, SyntaxError, SystemError, TypeError, ValueError, struct.error,
 )  # fmt: skip
 
 
