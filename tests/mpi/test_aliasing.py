@@ -1,38 +1,14 @@
 """Tensors that share memory: the right numbers, or a refusal; never the wrong numbers."""
 
-import numpy as np
 import pytest
 import torch
-from aliasing import Case, operations, overlaps, refused
+from aliasing import Case, judge, operations, outcome, overlaps, refused
 from cases import Check, here
 
 import hpcdist as dist
 
 #: Elements of a block: in one message, and in more bytes than lists that are packed together.
 SIZES = (6, 80_000)
-
-
-def outcome(operation, case, size, later):
-    """Call it; the exception if there was one."""
-    try:
-        work = operation.call(*case.tensors(), size, later)
-        if work is not None:
-            work.wait()
-    except (ValueError, dist.DistError) as error:
-        return error
-    return None
-
-
-def wrong(case, operation, inputs, before, rank, size):
-    """What is not as the reference has it."""
-    wanted = operation.expect(inputs, rank, size)
-    for k, (found, right) in enumerate(zip(case.outs, wanted, strict=True)):
-        if not np.array_equal(found, right):
-            return f"output {k} is {found[:8]}, not {right[:8]}"
-    rest = case.elsewhere()
-    if not np.array_equal(case.memory[rest], before[rest]):
-        return "memory outside the outputs was changed"
-    return ""
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -45,26 +21,18 @@ def test_every_operation_with_every_overlap(n, count):
             if n > 100 and number % (3 * size):
                 continue  # the same code, only more of it
             for later in (False, True):
-                label = f"{name}, {overlap}, async {later}"
                 everybody = [Case.of(operation, plans[r][number], r, size, n) for r in range(size)]
-                inputs = [each.read(operation) for each in everybody]
-                who = [r for r in range(size) if refused(name, everybody[r], r, size)]
-                case = everybody[rank]
-                before = case.memory.copy()
-                error = outcome(operation, case, size, later)
+                text = judge(
+                    name,
+                    operation,
+                    everybody,
+                    lambda case, op=operation, later=later: outcome(
+                        op, case.tensors(), size, later
+                    ),
+                    rank,
+                )
                 cases += 1
-                if not who:
-                    text = error or wrong(case, operation, inputs, before, rank, size)
-                elif rank in who:
-                    fits = isinstance(error, ValueError) and (
-                        "overlap" in str(error) or "lies in" in str(error)
-                    )
-                    text = "" if fits else f"not refused: {error}"
-                else:
-                    text = "" if isinstance(error, dist.DistError) else f"not told: {error}"
-                if who and not np.array_equal(case.memory, before):
-                    text = f"{text}; a refused call changed memory"
-                check.that(not text, f"{label}: {text}")
+                check.that(not text, f"{name}, {overlap}, async {later}: {text}")
     count(cases)
     check.done()
 
@@ -82,11 +50,13 @@ def test_one_rank_alone_overlaps(count):
                 everybody = [Case.of(operation, mine[r], r, size, n) for r in range(size)]
                 if refused(name, everybody[odd], odd, size) or (n > 100 and number % 5):
                     continue
-                inputs = [each.read(operation) for each in everybody]
-                case = everybody[rank]
-                before = case.memory.copy()
-                error = outcome(operation, case, size, False)
-                text = error or wrong(case, operation, inputs, before, rank, size)
+                text = judge(
+                    name,
+                    operation,
+                    everybody,
+                    lambda case, op=operation: outcome(op, case.tensors(), size, False),
+                    rank,
+                )
                 check.that(not text, f"{name}, rank {odd} alone, {mine[odd]}: {text}")
                 cases += 1
     count(cases)

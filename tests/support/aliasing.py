@@ -242,6 +242,15 @@ class Case:
         """The inputs and outputs for the call."""
         return [torch.from_numpy(x) for x in self.ins], [torch.from_numpy(x) for x in self.outs]
 
+    def pieces_of(self, block: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The same inputs and outputs as parts of a tensor that is as long as the memory."""
+
+        def part(array: np.ndarray) -> torch.Tensor:
+            at = (array.__array_interface__["data"][0] - self.memory.ctypes.data) // 8
+            return block[at : at + array.size]
+
+        return [part(x) for x in self.ins], [part(x) for x in self.outs]
+
     def elsewhere(self) -> np.ndarray:
         """Which elements of the memory no output covers."""
         covered = np.zeros(self.memory.size, bool)
@@ -249,6 +258,59 @@ class Case:
             at = (each.__array_interface__["data"][0] - self.memory.ctypes.data) // 8
             covered[at : at + each.size] = True
         return ~covered
+
+
+def outcome(operation: Operation, tensors: Any, size: int, later: bool) -> Exception | None:
+    """Make the call; the exception if there was one."""
+    try:
+        work = operation.call(*tensors, size, later)
+        if work is not None:
+            work.wait()
+    except (ValueError, dist.DistError) as error:
+        return error
+    return None
+
+
+def wrong(
+    case: Case, operation: Operation, inputs: list[Arrays], before: np.ndarray, rank: int, size: int
+) -> str:
+    """What is not as the reference has it."""
+    wanted = operation.expect(inputs, rank, size)
+    for k, (found, right) in enumerate(zip(case.outs, wanted, strict=True)):
+        if not np.array_equal(found, right):
+            return f"output {k} is {found[:8]}, not {right[:8]}"
+    rest = case.elsewhere()
+    if not np.array_equal(case.memory[rest], before[rest]):
+        return "memory outside the outputs was changed"
+    return ""
+
+
+def judge(
+    name: str,
+    operation: Operation,
+    everybody: list[Case],
+    call: Callable[[Case], Exception | None],
+    rank: int,
+) -> str:
+    """What is wrong with a call on this rank; `call` makes it and leaves what came in the case."""
+    size, case = len(everybody), everybody[rank]
+    inputs = [each.read(operation) for each in everybody]
+    who = [r for r in range(size) if refused(name, everybody[r], r, size)]
+    before = case.memory.copy()
+    error = call(case)
+    if not who:
+        return str(error) if error else wrong(case, operation, inputs, before, rank, size)
+    text = ""
+    if rank in who:
+        fits = isinstance(error, ValueError) and (
+            "overlap" in str(error) or "lies in" in str(error)
+        )
+        text = "" if fits else f"not refused: {error}"
+    elif not isinstance(error, dist.DistError):
+        text = f"not told: {error}"
+    if not np.array_equal(case.memory, before):
+        text = f"{text}; a refused call changed memory"
+    return text
 
 
 def refused(name: str, case: Case, rank: int, size: int) -> bool:

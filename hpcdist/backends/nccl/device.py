@@ -120,6 +120,11 @@ class Cuda:
         with self._cuda.stream(stream):
             to.copy_(source, non_blocking=True)
 
+    def duplicate(self, stream: Any, tensor: Any) -> Any:
+        """A copy of a tensor on its device, in a stream's order."""
+        with self._cuda.stream(stream):
+            return tensor.clone()
+
     def divide(self, stream: Any, tensor: Any, by: int) -> None:
         """Divide a tensor in place, in a stream's order."""
         with self._cuda.stream(stream):

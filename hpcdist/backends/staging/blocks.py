@@ -11,6 +11,7 @@ from hpcdist._engine import Comm
 from hpcdist.errors import DistMismatchError
 
 from . import direct
+from .aliasing import refuse_input_in_output, refuse_overlap, separate
 from .core import Core, Plan
 from .parts import Part, reducible, told
 from .ring import Copy, Piece
@@ -92,11 +93,12 @@ class Blocks(Core):
         out = Part.of(output, "output").contiguous("output")
         _alike(api, [own, out])
         _fits("output", out.elements, own.elements * self.size, "input's times the group's size")
-        blocks = [_sections(out, [own.elements] * self.size)]
-        straight = direct.all_gather(out, own)
-        tensors = [output, input]
+        blocks = _sections(out, [own.elements] * self.size)
+        owns, copies = separate([own], blocks, {0: self.rank})
+        straight = direct.all_gather(out, owns[0])
+        tensors = [output, input, *copies]
         return self._gather_all(
-            api, str(own), [own], blocks, tensors, tensors[:1], async_op, straight
+            api, str(own), owns, [blocks], tensors, tensors[:1], async_op, straight
         )
 
     def all_gather(
@@ -130,8 +132,11 @@ class Blocks(Core):
             outs.append(found)
         listed = [each for found in outs for each in found]
         _alike(api, [*owns, *listed])
+        refuse_overlap(listed, "tensor_list")
+        places = {place: place * self.size + self.rank for place in range(len(owns))}
+        owns, copies = separate(owns, listed, places)
         written = [each for outputs in lists for each in outputs]
-        tensors = [*inputs, *written]
+        tensors = [*inputs, *written, *copies]
         straight = direct.all_gather_lists(outs, owns)
         return self._gather_all(api, told(listed), owns, outs, tensors, written, async_op, straight)
 
@@ -209,6 +214,9 @@ class Blocks(Core):
     ) -> Any:
         op = reducible(op, out)
         kind = out.dtype.torch_dtype
+        about = f"{told(ins)}, {op!r}"
+        ins, copies = separate(ins, [out], {self.rank: 0})
+        straight = direct.reduce_scatter(out, ins, None if copies else whole, op, self.size)
 
         def pieces(comm: Comm, size: int) -> list[Piece]:
             width = self._width(size)
@@ -228,10 +236,9 @@ class Blocks(Core):
 
             return Piece(loads, move, stores)
 
-        about = f"{told(ins)}, {op!r}"
         index = self._device(api, [out, *ins])
-        plan = Plan(pieces, True, direct.reduce_scatter(out, ins, whole, op, self.size))
-        return self._run(api, about, index, tensors, tensors[:1], plan, async_op)
+        plan = Plan(pieces, True, straight)
+        return self._run(api, about, index, [*tensors, *copies], tensors[:1], plan, async_op)
 
     # --- from each to each -------------------------------------------------------------------
 
@@ -247,13 +254,15 @@ class Blocks(Core):
         outs = [Part.of(each, "gather_list") for each in listed]
         if outs:
             _fits(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
+        refuse_overlap(outs, "gather_list")
+        ins, copies = separate([own], outs, {0: root})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
             comm.gather(sent[0], received or None, root, api=f"{api} (cuda)")
 
         sizes = [own.size if rank == root else 0 for rank in range(self.size)]
-        tensors = [tensor, *listed]
-        return self._exchange(api, f"root {root}", [own], sizes, outs, None, call, tensors, listed,
+        tensors = [tensor, *listed, *copies]
+        return self._exchange(api, f"root {root}", ins, sizes, outs, None, call, tensors, listed,
                               async_op)  # fmt: skip
 
     def scatter(
@@ -268,12 +277,13 @@ class Blocks(Core):
         ins = [Part.of(each, "scatter_list", False) for each in listed]
         if ins:
             _fits(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
+        ins, copies = separate(ins, [out], {root: 0})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
             comm.scatter(received[0], sent or None, root, api=f"{api} (cuda)")
 
         sizes = [out.size if rank == root else 0 for rank in range(self.size)]
-        tensors = [tensor, *listed]
+        tensors = [tensor, *listed, *copies]
         return self._exchange(api, f"root {root}", ins, None, [out], sizes, call, tensors,
                               [tensor], async_op)  # fmt: skip
 
@@ -284,6 +294,9 @@ class Blocks(Core):
         self._whole(inputs, "input_list")
         outs = [Part.of(each, "output_list") for each in outputs]
         ins = [Part.of(each, "input_list", False) for each in inputs]
+        refuse_overlap(outs, "output_list")
+        own = {self.rank: self.rank}
+        refuse_input_in_output(ins, outs, own, "input_list", "output_list")
         tensors = [*outputs, *inputs]
         return self._exchange("all_to_all", "", ins, None, outs, None, _all_to_all, tensors,
                               outputs, async_op)  # fmt: skip
@@ -299,6 +312,7 @@ class Blocks(Core):
         """The same with parts of one tensor, split along dimension 0."""
         ins = self._split(Part.of(input, "input", False), input_splits, "input")
         outs = self._split(Part.of(output, "output"), output_splits, "output")
+        refuse_input_in_output(ins, outs, {}, "input", "output")
         return self._exchange("all_to_all_single", "", ins, None, outs, None, _all_to_all,
                               [output, input], [output], async_op)  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist._engine import Comm
 
 from . import direct
+from .aliasing import refuse_overlap
 from .core import Core, Plan
 from .parts import Part, reducible, told
 from .ring import Copy, Piece
@@ -55,6 +56,7 @@ class InPlace(Core):
         if any(part.dtype is not kind for part in parts):
             raise TypeError(f"{api}: the tensors must have one dtype")
         op = reducible(op, parts[0])
+        refuse_overlap(parts, "tensors")
 
         def move(comm: Comm, data: Any) -> None:
             comm.all_reduce(data, op, api=f"{api} (cuda)")
