@@ -291,11 +291,12 @@ def judge(
     everybody: list[Case],
     call: Callable[[Case], Exception | None],
     rank: int,
+    rule: Callable[[str, Case, int, int], bool] | None = None,
 ) -> str:
     """What is wrong with a call on this rank; `call` makes it and leaves what came in the case."""
     size, case = len(everybody), everybody[rank]
     inputs = [each.read(operation) for each in everybody]
-    who = [r for r in range(size) if refused(name, everybody[r], r, size)]
+    who = [r for r in range(size) if (rule or refused)(name, everybody[r], r, size)]
     before = case.memory.copy()
     error = call(case)
     if not who:
@@ -327,4 +328,29 @@ def refused(name: str, case: Case, rank: int, size: int) -> bool:
         return any(shared(ins[i], outs[k]) for i, k in pairs)
     if name.startswith("all_gather_coalesced"):  # in the place of this rank's other tensor
         return any(shared(ins[i], outs[(1 - i) * size + rank]) for i in (0, 1))
+    return False
+
+
+def refused_by_nccl(name: str, case: Case, rank: int, size: int) -> bool:
+    """The same over NCCL, which moves what is in its own place and copies nothing."""
+    shared, root = np.may_share_memory, 1 % size
+    ins, outs = case.ins, case.outs
+    if any(shared(one, outs[k]) for i, one in enumerate(outs) for k in range(i)):
+        return True
+    own = {"all_gather": (0, rank), "gather": (0, root), "scatter": (root, 0)}
+    own |= {"reduce_scatter": (rank, 0), "all_to_all": (rank, rank)}
+    place = own.get(name.partition(",")[0])
+    for i, one in enumerate(ins):
+        for k, other in enumerate(outs):
+            if not shared(one, other):
+                continue
+            by = (one.ctypes.data - other.ctypes.data) // 8
+            if name == "all_gather_into_tensor" and by == rank * one.size:
+                continue
+            if name == "reduce_scatter_tensor" and by == -rank * other.size:
+                continue
+            if name.startswith("all_gather_coalesced") and by == 0 and k == i * size + rank:
+                continue
+            if by or place != (i, k):
+                return True
     return False

@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcdist import _nccl
 from hpcdist._nccl import Communicator
+from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 from hpcdist.errors import DistBackendError
 
 from .launch import message, named, region
@@ -63,6 +64,10 @@ class NcclGroup(Staged):
             same(api, [own, *found], "outputs and input")
             fits(api, found[self.rank].elements, own.elements, "this rank's output")
             outs.append(found)
+        written = [out for found in outs for out in found]
+        refuse_overlap(written, "output")
+        own_place = {place: place * self.size + self.rank for place in range(len(owns))}
+        refuse_input_in_output(owns, written, own_place, "input", "output")
 
         def enqueue(comm: Communicator, stream: int) -> None:
             with self.batch(comm):
@@ -74,7 +79,7 @@ class NcclGroup(Staged):
                             source, out.address, out.elements * lanes, kind, root, stream
                         )
 
-        parts = [*owns, *(out for found in outs for out in found)]
+        parts = [*owns, *written]
         tensors = [*inputs, *(each for outputs in lists for each in outputs)]
         facts = ([[(out.elements, out.dtype) for out in found] for found in outs],)
         shown = (list(inputs), lists)
@@ -87,8 +92,8 @@ class NcclGroup(Staged):
         outputs = list(gather_list or [])
         if is_host(tensor, about):
             return self._staged_exchange([tensor], [root], outputs, range(len(outputs)))
-        to = [root]
-        return self._exchange("gather", [tensor], to, outputs, range(len(outputs)), async_op)
+        places = range(len(outputs))
+        return self._exchange("gather", [tensor], [root], outputs, places, {0: root}, async_op)
 
     def scatter(
         self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
@@ -97,15 +102,16 @@ class NcclGroup(Staged):
         inputs = list(scatter_list or [])
         if is_host(tensor, about):
             return self._staged_exchange(inputs, range(len(inputs)), [tensor], [root])
-        return self._exchange("scatter", inputs, range(len(inputs)), [tensor], [root], async_op)
+        places = range(len(inputs))
+        return self._exchange("scatter", inputs, places, [tensor], [root], {root: 0}, async_op)
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
         outs, ins = list(outputs), list(inputs)
         fits("all_to_all", len(outs), self.size, "output_tensor_list")
         fits("all_to_all", len(ins), self.size, "input_tensor_list")
-        everyone = range(self.size)
-        return self._exchange("all_to_all", ins, everyone, outs, everyone, async_op)
+        everyone, own = range(self.size), {self.rank: self.rank}
+        return self._exchange("all_to_all", ins, everyone, outs, everyone, own, async_op)
 
     def all_to_all_single(
         self,
@@ -126,6 +132,7 @@ class NcclGroup(Staged):
                 raise ValueError(
                     f"{api}: {own.elements} elements do not divide by {self.size} ranks"
                 )
+            refuse_input_in_output([own], [out], {}, "input", "output")
             kind, lanes = _nccl.movement(dtype)
             n = own.elements // self.size * lanes
 
@@ -139,7 +146,7 @@ class NcclGroup(Staged):
         outs = _split(api, output, output_splits, self.size, "output")
         ins = _split(api, input, input_splits, self.size, "input")
         everyone = range(self.size)
-        return self._exchange(api, ins, everyone, outs, everyone, async_op)
+        return self._exchange(api, ins, everyone, outs, everyone, {}, async_op)
 
     def _exchange(
         self,
@@ -148,12 +155,15 @@ class NcclGroup(Staged):
         to: Sequence[int],
         received: Sequence[Any],
         sources: Sequence[int],
+        own: dict[int, int],
         async_op: bool,
     ) -> Any:
-        """Sends and receives that start together."""
+        """Sends and receives that start together; `own`: what may stay where it is."""
         ins = [region(each, f"{api}: what is sent", False) for each in sent]
         outs = [region(each, f"{api}: what is received") for each in received]
         dtype = same(api, [*ins, *outs], "the tensors")
+        refuse_overlap(outs, "output")
+        refuse_input_in_output(ins, outs, own, "input", "output")
         kind, lanes = _nccl.movement(dtype)
 
         def enqueue(comm: Communicator, stream: int) -> None:

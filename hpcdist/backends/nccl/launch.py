@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hpcdist import _nccl, _nccl_loader, config, log
+from hpcdist import _nccl, _nccl_loader, config, dtypes, log
 from hpcdist._engine import disordered
 from hpcdist._nccl import Communicator
 from hpcdist.backends.base import BackendOptions, GroupBackend
@@ -43,6 +43,11 @@ class Part(NamedTuple):
     elements: int
     dtype: int
     device: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.elements * dtypes.lookup(self.dtype).itemsize
 
 
 def region(tensor: Any, role: str, writable: bool = True) -> Part:

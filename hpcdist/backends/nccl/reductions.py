@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist import _nccl
 from hpcdist._nccl import Communicator
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
 from .launch import Launcher, Part, region
 
@@ -40,6 +41,7 @@ class Reductions(Launcher):
         parts = [region(each, f"{api}: tensor") for each in tensors]
         for part in parts:
             _nccl.reduction(part.dtype, op.code)
+        refuse_overlap(parts, "tensors")
 
         def enqueue(comm: Communicator, stream: int) -> None:
             with self.batch(comm):
@@ -73,6 +75,7 @@ class Reductions(Launcher):
         ins = [region(each, f"{api}: input", False) for each in inputs]
         dtype = same(api, [out, *ins], "output and inputs")
         fits(api, out.elements, ins[self.rank].elements, "output")
+        refuse_input_in_output(ins, [out], {self.rank: 0}, "input_list", "output")
         _nccl.reduction(dtype, op.code)
 
         def enqueue(comm: Communicator, stream: int) -> None:

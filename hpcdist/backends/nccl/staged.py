@@ -75,6 +75,6 @@ class Staged(Reductions):
         self, sent: Sequence[Any], to: Any, received: Sequence[Any], sources: Any
     ) -> None:
         ins, outs = [self._upload(each) for each in sent], [self._upload(e) for e in received]
-        self._block(self._exchange("all_to_all", ins, to, outs, sources, True))
+        self._block(self._exchange("all_to_all", ins, to, outs, sources, {}, True))
         for each, copy in zip(received, outs, strict=True):
             self._runtime.download(copy, each)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from hpcdist._engine import Comm
+from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 from hpcdist.errors import DistMismatchError
 
 from . import direct
-from .aliasing import refuse_input_in_output, refuse_overlap, separate
+from .aliasing import separate
 from .core import Core, Plan
 from .parts import Part, reducible, told
 from .ring import Copy, Piece

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdist._engine import Comm
+from hpcdist.backends.aliasing import refuse_overlap
 
 from . import direct
-from .aliasing import refuse_overlap
 from .core import Core, Plan
 from .parts import Part, reducible, told
 from .ring import Copy, Piece

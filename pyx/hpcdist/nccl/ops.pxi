@@ -37,6 +37,18 @@ cdef int fits(str api, int64_t found, int64_t wanted, str what) except -1:
     return 0
 
 
+cdef int apart(str api, hd_buf* block, hd_buf* whole, int rank) except -1:
+    """One rank's block and all ranks' in one tensor: NCCL takes it in its own place, and nowhere else in there."""
+    cdef size_t item = hd_itemsize(block.dtype)
+    cdef char* at = <char*> block.ptr
+    cdef char* begin = <char*> whole.ptr
+    if at < begin + whole.n * item and begin < at + block.n * item and at != begin + rank * block.n * item:
+        raise ValueError(
+            f"{api}: input and output overlap in memory, and not where this rank's block belongs; pass separate tensors"
+        )
+    return 0
+
+
 cdef class Operations(Launch):
     """The part of a group over NCCL that is one call of NCCL for each operation."""
 
@@ -91,6 +103,7 @@ cdef class Operations(Launch):
         other = fill_device(input, &own, False, self.memory, self.device_type, "all_gather_into_tensor: input")
         equal(name, &out, &own, index, other)
         fits(name, out.n, own.n * self.size, "output")
+        apart(name, &own, &out, self.rank)
         kind, lanes = movement(own.dtype)
         c.kind = ALL_GATHER_CALL
         c.send = own.ptr
@@ -112,6 +125,7 @@ cdef class Operations(Launch):
         other = fill_device(input, &whole, False, self.memory, self.device_type, "reduce_scatter_tensor: input")
         equal(name, &out, &whole, index, other)
         fits(name, whole.n, out.n * self.size, "input")
+        apart(name, &out, &whole, self.rank)
         w = way_of(out.dtype, known.code)
         c.kind = REDUCE_SCATTER_CALL
         c.send = whole.ptr

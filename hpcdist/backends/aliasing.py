@@ -1,0 +1,76 @@
+"""Tensors of one call on a device that share memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["inside", "refuse_input_in_output", "refuse_overlap"]
+
+
+class Region(Protocol):
+    """Where a dense tensor lies: its address, and its bytes."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def _by_address(regions: Sequence[Region]) -> list[tuple[int, int, int]]:
+    """Begin, end and place of those that hold something."""
+    return sorted(
+        (region.address, region.address + region.size, place)
+        for place, region in enumerate(regions)
+        if region.size
+    )
+
+
+def inside(
+    ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int]
+) -> list[tuple[int, int]]:
+    """Inputs that lie in outputs, as places; but for those in the very place that is theirs.
+
+    Parameters
+    ----------
+    ins, outs : sequence of Region
+        No two of `outs` overlap.
+    same : dict
+        Place of an input to that of the output in which it may lie as a whole.
+    """
+    spans = _by_address(outs)
+    begins = [begin for begin, _, _ in spans]
+    found = []
+    for place, region in enumerate(ins):
+        at = max(bisect_right(begins, region.address) - 1, 0)
+        for begin, end, other in spans[at:]:
+            if begin >= region.address + region.size:
+                break
+            if end > region.address and (same.get(place) != other or begin != region.address):
+                found.append((place, other))
+    return found
+
+
+def refuse_overlap(outs: Sequence[Region], role: str) -> None:
+    """Raise ValueError where two outputs overlap: there is no right answer."""
+    spans = _by_address(outs)
+    for one, other in zip(spans, spans[1:], strict=False):
+        if other[0] < one[1]:
+            first, second = sorted((one[2], other[2]))
+            raise ValueError(
+                f"{role}[{first}] and {role}[{second}] overlap in memory, and both are written to; "
+                "pass separate tensors"
+            )
+
+
+def refuse_input_in_output(
+    ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int], role: str, place: str
+) -> None:
+    """Raise ValueError where an input is written to before it has been read."""
+    for one, other in inside(ins, outs, same):
+        raise ValueError(
+            f"{role}[{one}] lies in {place}[{other}], which is written to before it has been read; "
+            "pass a separate tensor"
+        )
