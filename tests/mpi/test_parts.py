@@ -46,6 +46,7 @@ class Breaks:
 
     def __exit__(self, *exc: object) -> None:
         sys.settrace(None)
+        torch.set_grad_enabled(True)  # where a no_grad() was not left
 
     def look(self, frame: Any, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
