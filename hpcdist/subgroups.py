@@ -75,7 +75,8 @@ def new_group(
 
     Notes
     -----
-    Source: ``torch.distributed.new_group``.
+    A call that failed does not count: a member that comes late makes the group with the others'
+    next call for the same ranks. Source: ``torch.distributed.new_group``.
     """
     parent = _group._get_default_group()
     members = tuple(parent._ranks) if ranks is None else _members(ranks, parent)
