@@ -158,8 +158,12 @@ def test_what_an_abort_stops_has_no_result(group):
         with standin.slow_calls(0.002):
             backend.abort()
         thread.join(10.0)
-    told = len(found) == 1 and isinstance(found[0], dist.DistBackendError)
-    parallel_assert(told and "has no result" in str(found[0]), lambda: repr(found))
+    # another rank's abort may come first: then that rank has left
+    told = len(found) == 1 and (
+        isinstance(found[0], dist.RankFailedError)
+        or (isinstance(found[0], dist.DistBackendError) and "has no result" in str(found[0]))
+    )
+    parallel_assert(told, lambda: repr(found))
     parallel_assert(not work.is_success() and work.exception() is not None, lambda: repr(work))
     refused = ""
     try:
