@@ -12,6 +12,7 @@ from setuptools import find_packages, setup
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "_build"))
 
 from hpcdist_build.extensions import BuildExt, BuildPy, Native, extensions  # noqa: E402
+from hpcdist_build.metadata import EggInfo, SDist  # noqa: E402
 
 # Modules not named here are Cython alone.
 NATIVE = {
@@ -30,7 +31,7 @@ PLUGIN = "hpcdist_torch_plugin"
 
 setup(
     ext_modules=extensions(NATIVE),
-    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "egg_info": EggInfo, "sdist": SDist},
     packages=[*find_packages(include=["hpcdist", "hpcdist.*"], exclude=["*.plugin"]), PLUGIN],
     package_dir={PLUGIN: "hpcdist/torch/plugin"},
 )

@@ -333,3 +333,5 @@ def test_the_sdist_holds_the_sources_and_no_build_products(tmp_path):
     unwanted = [n for n in names if n.endswith((".so", ".pyc")) or n.startswith("build/")]
     assert unwanted == []
     assert "hpcdist/_build_info.py" not in names
+    # from one in the current folder torch would load a plugin that is not installed
+    assert list(ROOT.glob("*.egg-info")) == []
