@@ -44,6 +44,8 @@ def inside(
     begins = [begin for begin, _, _ in spans]
     found = []
     for place, region in enumerate(ins):
+        if not region.size:
+            continue
         at = max(bisect_right(begins, region.address) - 1, 0)
         for begin, end, other in spans[at:]:
             if begin >= region.address + region.size:

@@ -291,7 +291,7 @@ def judge(
     everybody: list[Case],
     call: Callable[[Case], Exception | None],
     rank: int,
-    rule: Callable[[str, Case, int, int], bool] | None = None,
+    rule: Callable[[str, Case, int, int], bool] | None = None,  # by default `refused`
 ) -> str:
     """What is wrong with a call on this rank; `call` makes it and leaves what came in the case."""
     size, case = len(everybody), everybody[rank]

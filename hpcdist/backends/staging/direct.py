@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcdist._engine import Comm
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.aliasing import inside
 from hpcdist.backends.nccl import device
 
 from .parts import Part
@@ -98,7 +99,7 @@ def reduce_scatter(
     out: Part, ins: Sequence[Part], whole: Part | None, op: ReduceOp, size: int
 ) -> Callable[[Comm], Any] | None:
     """One blocking call for a tensor of moderate size, else one for each block."""
-    if not _does(op, out) or any(_overlap(out, part) for part in ins):
+    if not _does(op, out) or inside(ins, [out], {}):
         return None
 
     def call(comm: Comm) -> Any:
@@ -109,14 +110,6 @@ def reduce_scatter(
         return _after([out], op, size)
 
     return call
-
-
-def _overlap(one: Part, other: Part) -> bool:
-    return (
-        one.address < other.address + other.size
-        and other.address < one.address + one.size
-        and bool(one.size and other.size)
-    )
 
 
 def broadcast(part: Part, root: int) -> Callable[[Comm], Any]:
