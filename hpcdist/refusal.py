@@ -9,40 +9,6 @@ from typing import Any
 __all__ = ["parts", "refusing"]
 
 
-class refusing:
-    """Tell the other ranks of an exception in the block, unless something was begun there.
-
-    They are in the collective, or will be: with the reason they raise at once, and all ranks stay
-    in step. The exception goes on unchanged. What the native operations refuse they tell by
-    themselves; this is for what comes before them.
-
-    Parameters
-    ----------
-    comm : object
-        The group's communicator, or the stand-in of a group that cannot be used.
-    api : str
-        Public name of the operation.
-    """
-
-    __slots__ = ("_api", "_comm", "_seq")
-
-    def __init__(self, comm: Any, api: str) -> None:
-        self._comm, self._api = comm, api
-        self._seq = comm.seq
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception) and self._comm.seq == self._seq:
-            self._comm.refuse(error, api=self._api)
-
-
 class parts:
     """Around an operation that is made of several collectives, its parts.
 
@@ -105,3 +71,24 @@ class parts:
         if begun >= waits and comm.seq != seq:
             for _ in range(due - begun - 1):
                 comm.refuse(error, api=api, owed="always")
+
+
+class refusing(parts):
+    """Tell the other ranks of an exception in the block, unless something was begun there.
+
+    They are in the collective, or will be: with the reason they raise at once, and all ranks stay
+    in step. The exception goes on unchanged. What the native operations refuse they tell by
+    themselves; this is for what comes before them.
+
+    Parameters
+    ----------
+    comm : object
+        The group's communicator, or the stand-in of a group that cannot be used.
+    api : str
+        Public name of the operation.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, comm: Any, api: str) -> None:
+        super().__init__(comm, api, 1)

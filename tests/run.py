@@ -156,10 +156,10 @@ class Terminal:
 
     def write(self, stage: Stage, text: bytes) -> None:
         with self._lock:
-            if stage.name == next(iter(self._texts)):
+            if stage.name == next(iter(self._texts), None):
                 sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
-            else:
+            elif stage.name in self._texts:  # else what it left behind writes
                 self._texts[stage.name].append(text)
 
     def close(self, running: list[Stage]) -> None:

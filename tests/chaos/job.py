@@ -82,11 +82,16 @@ def may_mount() -> bool:
     return subprocess.run(test, capture_output=True, timeout=60).returncode == 0
 
 
+def in_private_shm(drawn: Episode, folder: Path, command: list[str]) -> list[str]:
+    """The command in a mount namespace with a /dev/shm of its own, as large as the episode's."""
+    size = str(-drawn.shm) if drawn.shm < 0 else "4g"
+    return ["unshare", "-m", "sh", "-c", PRIVATE, "sh", size, str(folder), *command]
+
+
 def mpi_starts(drawn: Episode, folder: Path, mpirun: list[str], env: dict[str, str]) -> bool:
     """Whether MPI starts without hpcdist where /dev/shm is as small as an episode's."""
-    command = ["unshare", "-m", "sh", "-c", PRIVATE, "sh", str(-drawn.shm), str(folder), *mpirun]
-    command += ["-n", str(drawn.ranks), sys.executable, "-c"]
-    command += ["from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
+    program = [sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
+    command = in_private_shm(drawn, folder, [*mpirun, "-n", str(drawn.ranks), *program])
     done = subprocess.run(command, env=env, capture_output=True, timeout=STARTS)
     return done.returncode == 0
 
@@ -130,9 +135,8 @@ class Job:
         program = [sys.executable, str(TESTS / "chaos.py"), "--rank", str(folder), *arguments]
         command = [*mpirun, "-n", str(drawn.ranks), *program]
         if private:
-            size = str(-drawn.shm) if drawn.shm < 0 else "4g"
             full["CHAOS_PRIVATE_SHM"] = "1"
-            command = ["unshare", "-m", "sh", "-c", PRIVATE, "sh", size, str(folder), *command]
+            command = in_private_shm(drawn, folder, command)
         self.began = time.monotonic()
         with (folder / "output").open("wb") as sink:
             self.process = subprocess.Popen(

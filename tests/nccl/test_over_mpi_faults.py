@@ -130,7 +130,7 @@ def test_a_copy_that_fails(runtime, later, count):
 
 @pytest.mark.mpi(min_size=3)
 def test_copies_of_two_ranks_that_fail_alike(runtime):
-    """The third, who comes later, hears of both of them and of the cause."""
+    """A third rank that comes later is told of both, and of the cause."""
     rank = dist.get_rank()
 
     def late(number: int) -> None:

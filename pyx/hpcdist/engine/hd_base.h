@@ -15,7 +15,7 @@ enum hd_code {
     HD_ERR_TIMEOUT,   /* a peer did not come in time          -> DistTimeoutError   */
     HD_ERR_FAILED,    /* a peer has left the job              -> RankFailedError    */
     HD_ERR_MEMORY,    /* no memory for a staging buffer       -> MemoryError        */
-    HD_ERR_UNDONE,    /* a rank broke off between the parts     -> DistError          */
+    HD_ERR_UNDONE,    /* a rank broke off between the parts   -> DistError          */
     HD_ERR_CLOSED,    /* the group was destroyed meanwhile    -> DistError          */
     HD_ERR_INTERRUPT, /* a Python signal handler raised: the exception is already set */
 };

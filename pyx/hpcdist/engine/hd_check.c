@@ -34,21 +34,20 @@ static const char UNHARMED[] = "Nothing was transferred; the group can still be 
 
 /* ---- abandoning ---- */
 
+static int came(const void *of, int rank)
+{
+    const visit *v = of;
+    return hd_page_come(v->c, rank, v->n);
+}
+
 /* Abandons the check, for the reason given, unless everybody has come meanwhile: then 0. missing: who has not. */
 static int abandon(visit *v, int why, int code, hd_text *missing)
 {
     hd_comm *c = v->c;
     char here[HD_DESC];
     hd_describe_here(here, v->j);
-    if (v->j->monitored) {
-        hd_text t = {.at = here, .room = sizeof here, .used = strlen(here)};
-        const char *before = ", waiting for rank ";
-        for (int r = 0; r < c->size; r++)
-            if (r != c->rank && !hd_page_come(c, r, v->n)) {
-                hd_say(&t, "%s%d", before, r);
-                before = ", ";
-            }
-    }
+    if (v->j->monitored)
+        hd_say_awaited(here, c, came, v);
     hd_page_leave_note(c, v->n, why, code, hd_waiter_elapsed(&v->wait), here);
     if (v->joined)
         return hd_page_veto(c, v->n, missing);

@@ -199,6 +199,8 @@ static int is_here(const hd_post *p, int rank)
     return 0;
 }
 
+static int came(const void *post, int rank) { return is_here(post, rank); }
+
 /* A note that tells that the present check is abandoned, the one with the best reason. Its sender gave it up or
  * refused; or it is in a later check, to which it cannot have come through an outcome of this one as long as this rank
  * has not said yes. */
@@ -249,17 +251,16 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     char here[HD_DESC];
     leave_behind(c);
     hd_describe_here(here, j);
-    if (j->monitored) {
-        hd_text t = {.at = here, .room = sizeof here, .used = strlen(here)};
-        const char *before = ", waiting for rank ";
-        for (int r = 0; r < c->size; r++)
-            if (r != c->rank && !is_here(c->post, r)) {
-                hd_say(&t, "%s%d", before, r);
-                before = ", ";
-            }
-    }
+    if (j->monitored)
+        hd_say_awaited(here, c, came, c->post);
     send_note(c, GAVE_UP, HD_ERR_TIMEOUT, after, here);
     flush(c);
+}
+
+static void announce(hd_comm *c)
+{
+    c->post->announced = 1;
+    send_note(c, HERE, 0, 0, "");
 }
 
 static int refuse(hd_comm *c, const hd_job *j)
@@ -391,10 +392,8 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
             return 1;
         }
     }
-    if (!p->announced && !j->closing && (called || after > 0.5 * j->timeout)) {
-        p->announced = 1;
-        send_note(c, HERE, 0, 0, "");
-    }
+    if (!p->announced && !j->closing && (called || after > 0.5 * j->timeout))
+        announce(c);
     return 0;
 }
 
@@ -510,10 +509,8 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         return j->code;
     if (j->refusal)
         return refuse(c, j);
-    if (j->monitored) {
-        p->announced = 1;
-        send_note(c, HERE, 0, 0, "");
-    }
+    if (j->monitored)
+        announce(c);
     if ((code = first_round(c, j)))
         return code;
     if (b->vote[REFUSES])

@@ -330,6 +330,8 @@ void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
 /* "ranks 1, 2 refused their arguments: why": also noted in the job, for who acts on it. The ranks' reasons are equal. */
 void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
 void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC bytes */
+/* Adds to such a description the ranks that have not come. */
+void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank), const void *of);
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride); /* one text a rank */
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as hd_session_gone */
 int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member that has gone, if one has */

@@ -79,6 +79,17 @@ void hd_describe_here(char *out, hd_job *j)
         hd_say(&t, " at %s", j->site);
 }
 
+void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank), const void *of)
+{
+    hd_text t = {.at = here, .room = HD_DESC, .used = strlen(here)};
+    const char *before = ", waiting for rank ";
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && !came(of, r)) {
+            hd_say(&t, "%s%d", before, r);
+            before = ", ";
+        }
+}
+
 int hd_fail_if_gone(hd_comm *c, hd_job *j)
 {
     for (int r = 0; r < c->size; r++) {
