@@ -14,6 +14,7 @@
 #include "hd_kernels.h"
 #include "hd_page.h"
 #include "ranks.h"
+#include "sums.h"
 
 enum { PER_ROUND = 2000 };
 enum { NOTHING, RESULT, ERROR, RAISED };
@@ -43,11 +44,8 @@ static void stumble(uint64_t one_in)
 
 static void add(const void *in, void *inout, int64_t n)
 {
-    const int64_t *from = in;
-    int64_t *to = inout;
     stumble(5000);
-    for (int64_t i = 0; i < n; i++)
-        to[i] += from[i];
+    add_up(in, inout, n);
 }
 
 hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }
@@ -58,20 +56,6 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash) { return (void)c, (void)j
 static int raises(hd_job *j) { return (void)j, draw(&luck, 3) == 0; }
 
 /* ---- a rank ---- */
-
-static int64_t part(int64_t op, int rank, int64_t i) { return op * 1000003 + rank * 7 + i * (rank + 1); }
-
-static int right(const int64_t *data, int64_t op, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        int64_t sum = 0;
-        for (int r = 0; r < w->ranks; r++)
-            sum += part(op, r, i);
-        if (data[i] != sum)
-            return 0;
-    }
-    return 1;
-}
 
 /* `n`, `patient` and the fingerprint are the same on all ranks; what is drawn from `luck` is not. */
 static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
@@ -91,8 +75,7 @@ static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
     j.out[0].n = j.count = n;
     j.tiny = (int)(n * 8);
     j.own = (char *)own;
-    for (int64_t i = 0; i < n; i++)
-        own[i] = part(op, self, i);
+    contribute(own, op, self, n);
     if (draw(&luck, 2000) == 0)
         j.refusal = "ValueError: this rank does not like it";
     else if (draw(&luck, 2000) == 0)
@@ -106,7 +89,7 @@ static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
     else
         rc = rc || j.refusal ? ERROR : RESULT;
     hd_job_clear(&j);
-    if (rc == RESULT && !right(data, op, n)) {
+    if (rc == RESULT && !right(data, op, w->ranks, n)) {
         __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
         fprintf(stderr, "rank %d: the sum of check %lld is wrong\n", self, (long long)op);
     }
