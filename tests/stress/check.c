@@ -79,10 +79,12 @@ static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
     if (draw(&luck, 2000) == 0)
         j.refusal = "ValueError: this rank does not like it";
     else if (draw(&luck, 2000) == 0)
-        hash++;
+        hash += 1 + (uint64_t)self; /* two ranks that disagree do not agree with each other */
     if (j.refusal || hash != (uint64_t)op)
         w->must_fail[at][self] = 1;
     stumble(3000);
+    if (patient && draw(&luck, 2000) == 0) /* so late that the others look at their signals */
+        nap_us(60000 + (long)draw(&luck, 60000));
     rc = hd_check(c, &j, hash);
     if (j.code == HD_ERR_INTERRUPT)
         rc = RAISED;
