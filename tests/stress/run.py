@@ -47,7 +47,7 @@ VARIANTS = {
         "gcc",
         # gcc says so wherever it meets a fence; the engine has none that TSan must know of.
         ("-O1", "-fsanitize=thread", "-Wno-tsan"),
-        env=(("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1"),),
+        env=(("TSAN_OPTIONS", "halt_on_error=1:exitcode=1:second_deadlock_stack=1"),),
     ),
     "asan": Variant(
         "gcc",
@@ -83,6 +83,7 @@ BASE = tuple(
 ) + ("tests/stress/stub/stub.c",)
 NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
 CHECK = (*BASE, "pyx/hpcdist/engine/hd_check.c", "pyx/hpcdist/engine/hd_page.c")
+WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
 
 #: So that the numbers of checks wrap in the course of the run.
 NEAR_WRAP = str(2**32 - 10_000)
@@ -167,6 +168,28 @@ PROGRAMS = (
         slow=("4", "1000"),
     ),
     Program(
+        name="watchdog",
+        sources=("tests/stress/watchdog.c", *WATCHDOG),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "60"),
+        long=("4", "20000"),
+        slow=("4", "32"),
+    ),
+    *(
+        Program(
+            name=f"watchdog-{name}",
+            sources=("tests/stress/watchdog.c", *WATCHDOG),
+            variants=(variant,),
+            short=("4", "60"),
+            long=("4", "60"),
+            mutation=("pyx/hpcdist/engine/hd_watchdog.c", old, new),
+        )
+        for name, variant, old, new in (
+            ("left", "plain", "__ATOMIC_ACQUIRE) != LEAVING", "__ATOMIC_ACQUIRE)"),
+            ("race", "tsan", "__atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE)", "c->cur_seq"),
+        )
+    ),
+    Program(
         name="store",
         sources=("tests/stress/store.c", "pyx/hpcdist/store/hd_*.c"),
         variants=("plain", "tsan", "asan", "aarch64"),
@@ -242,7 +265,8 @@ def run_one(program: Program, name: str, folder: Path, options: argparse.Namespa
         text = output.decode(errors="replace") if isinstance(output, bytes) else output
         text, code = f"{text}\nnot done after {options.timeout:g} s", -1
     seconds = time.monotonic() - began
-    lines = text.strip().splitlines() or ["it said nothing"]
+    # ThreadSanitizer ends with a line of signs.
+    lines = [line for line in text.splitlines() if line.strip(" =")] or ["it said nothing"]
     print(f"{program.name:<16}{name:<9}{seconds:7.1f} s  {lines[-1]}", flush=True)
     passed = code == 0 if program.mutation is None else code == 1
     if not passed:

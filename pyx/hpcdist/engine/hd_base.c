@@ -104,6 +104,23 @@ void hd_nap_step(hd_nap *n)
     nanosleep(&t, NULL);
 }
 
+void hd_put_words(char *shared, const char *from, size_t bytes)
+{
+    uint64_t word;
+    for (size_t at = 0; at < bytes; at += sizeof word) {
+        memcpy(&word, from + at, sizeof word);
+        __atomic_store_n((uint64_t *)(void *)(shared + at), word, __ATOMIC_RELEASE);
+    }
+}
+
+void hd_get_words(char *to, const char *shared, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        const uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(shared + at), __ATOMIC_ACQUIRE);
+        memcpy(to + at, &word, sizeof word);
+    }
+}
+
 uint64_t hd_hash_text(const char *s)
 {
     uint64_t h = 0xcbf29ce484222325ULL; /* FNV-1a */

@@ -77,6 +77,11 @@ typedef struct hd_nap {
 } hd_nap;
 void hd_nap_step(hd_nap *n);
 
+/* Copies text that others may read or write meanwhile, in words, each old or new. Both are aligned to 8 bytes where they
+ * are shared, and `bytes` is a multiple of it. */
+void hd_put_words(char *shared, const char *from, size_t bytes);
+void hd_get_words(char *to, const char *shared, size_t bytes);
+
 static inline uint64_t hd_mix(uint64_t h, uint64_t v)
 {
     h ^= v + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);

@@ -121,20 +121,6 @@ static int tiny(const hd_comm *c, const hd_job *j)
                : 0;
 }
 
-void hd_data_begin(hd_comm *c, const hd_job *j)
-{
-    c->cur_api = j->api;
-    c->cur_seq = j->seq;
-    c->cur_timeout = j->timeout;
-    c->cur_until = j->begun ? hd_job_data_until(j, hd_now()) : 0; /* one that did not wait reads no clock */
-    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
-}
-
-void hd_data_end(hd_comm *c)
-{
-    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
-}
-
 void hd_exec(hd_comm *c, hd_job *j)
 {
     char scaled[HD_TINY];

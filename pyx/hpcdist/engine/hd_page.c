@@ -90,23 +90,6 @@ int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing)
  * A note may be overwritten while somebody reads it: its number is cleared first and written last, and looked at
  * before and after. */
 
-static void put(char *to, const char *from)
-{
-    uint64_t word;
-    for (size_t at = 0; at < HD_DESC; at += sizeof word) {
-        memcpy(&word, from + at, sizeof word);
-        __atomic_store_n((uint64_t *)(void *)(to + at), word, __ATOMIC_RELEASE);
-    }
-}
-
-static void get(char *to, const char *from)
-{
-    for (size_t at = 0; at < HD_DESC; at += sizeof(uint64_t)) {
-        const uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_ACQUIRE);
-        memcpy(to + at, &word, sizeof word);
-    }
-}
-
 /* How a slow rank learns that a check was refused whose note others have taken the place of. */
 static void count_refusal(hd_words *own, uint32_t n)
 {
@@ -132,7 +115,7 @@ void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after,
     __atomic_store_n(&note->why, why, __ATOMIC_RELEASE);
     __atomic_store_n(&note->code, code, __ATOMIC_RELEASE);
     __atomic_store(&note->after, &after, __ATOMIC_RELEASE);
-    put(note->text, padded);
+    hd_put_words(note->text, padded, sizeof padded);
     __atomic_store_n(&note->check, n, __ATOMIC_RELEASE);
     if (why == HD_REFUSED && code == HD_ERR_MISMATCH) /* its own arguments */
         count_refusal(&hd_words_of(c)[c->rank], n);
@@ -146,7 +129,7 @@ static int read_note(const hd_note *note, uint32_t n, hd_note *out)
     out->why = __atomic_load_n(&note->why, __ATOMIC_ACQUIRE);
     out->code = __atomic_load_n(&note->code, __ATOMIC_ACQUIRE);
     __atomic_load(&note->after, &out->after, __ATOMIC_ACQUIRE);
-    get(out->text, note->text);
+    hd_get_words(out->text, note->text, sizeof out->text);
     out->text[HD_DESC - 1] = 0;
     return out->why && __atomic_load_n(&note->check, __ATOMIC_RELAXED) == n;
 }

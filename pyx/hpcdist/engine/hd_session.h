@@ -9,13 +9,13 @@ enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without
 
 enum { NO_PIDFD = -1, UNSEEN = -2 }; /* UNSEEN: another pid namespace, its pids mean nothing here */
 
-/* What one rank shows the others of its node. */
+/* What one rank shows the others of its node. All but `why` may be written while others read it. */
 typedef struct entry {
     uint32_t state, pid, world_rank, seq, kind;
     uint64_t phase;      /* odd: inside an operation */
     int64_t beat, since; /* ns; since: the watchdog saw this phase first */
     uint64_t since_phase, text_phase;
-    char text[2][192];   /* what it is in (slow paths only) */
+    char text[2][192] __attribute__((aligned(8))); /* what it is in (slow paths only) */
     char why[160];       /* of FAILING */
     uint64_t blocked_phase, blocked_group; /* in this phase it waits in that group ... */
     uint32_t blocked_check;                /* ... in this check, and can come to no other call meanwhile */

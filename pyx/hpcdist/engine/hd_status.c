@@ -5,17 +5,19 @@
 
 #include "hd_session.h"
 
-/* The fast path: a few plain stores into this rank's own entry, no clock. Two threads of a rank may
- * overwrite each other's; the entry only informs. */
+static uint64_t own_phase(const entry *e) { return __atomic_load_n(&e->phase, __ATOMIC_RELAXED); }
+
+/* The fast path: a few stores into this rank's own entry, no clock. Two threads of a rank may overwrite each
+ * other's; the entry only informs. */
 void hd_session_enter(hd_session *s, const hd_job *j)
 {
-    s->last_api = j->api;
-    s->last_seq = j->seq;
+    __atomic_store_n(&s->last_api, j->api, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->last_seq, j->seq, __ATOMIC_RELAXED);
     if (s->page) {
         entry *e = &s->page[s->slot];
-        e->seq = j->seq;
-        e->kind = (uint32_t)j->kind;
-        __atomic_store_n(&e->phase, (e->phase + 1) | 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->seq, j->seq, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->kind, (uint32_t)j->kind, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->phase, (own_phase(e) + 1) | 1, __ATOMIC_RELAXED);
     }
 }
 
@@ -23,22 +25,23 @@ void hd_session_leave(hd_session *s)
 {
     if (s->page) {
         entry *e = &s->page[s->slot];
-        __atomic_store_n(&e->phase, (e->phase | 1) + 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->phase, (own_phase(e) | 1) + 1, __ATOMIC_RELAXED);
     }
 }
 
 void hd_session_note(hd_session *s, const hd_job *j)
 {
+    char text[sizeof s->page->text[0]] = "";
     entry *e;
     hd_text t;
-    int k;
+    uint64_t k;
     if (!s->page)
         return;
     e = &s->page[s->slot];
-    if (!(e->phase & 1)) /* what a signal handler called meanwhile has ended */
+    if (!(own_phase(e) & 1)) /* what a signal handler called meanwhile has ended */
         hd_session_enter(s, j);
-    k = !(e->text_phase & 1);
-    hd_text_init(&t, e->text[k], sizeof e->text[k]);
+    k = !(__atomic_load_n(&e->text_phase, __ATOMIC_RELAXED) & 1);
+    hd_text_init(&t, text, sizeof text);
     if (j->kind == HD_SEND || j->kind == HD_RECV)
         hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag);
     else
@@ -46,7 +49,8 @@ void hd_session_note(hd_session *s, const hd_job *j)
     hd_say(&t, " of group '%s'", j->comm->name);
     if (j->site[0])
         hd_say(&t, " at %s", j->site);
-    __atomic_store_n(&e->text_phase, (e->phase << 1) | (uint64_t)k, __ATOMIC_RELEASE);
+    hd_put_words(e->text[k], text, sizeof text);
+    __atomic_store_n(&e->text_phase, (own_phase(e) << 1) | k, __ATOMIC_RELEASE);
 }
 
 #define SOON 5 /* seconds: a call that times out by then is left to it; programs may count on that */
@@ -68,9 +72,9 @@ void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left
     if (!s->page || !stuck_here(s, left))
         return;
     e = &s->page[s->slot];
-    e->blocked_group = c->uid;
-    e->blocked_check = n;
-    __atomic_store_n(&e->blocked_phase, e->phase, __ATOMIC_RELEASE);
+    __atomic_store_n(&e->blocked_group, c->uid, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->blocked_check, n, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->blocked_phase, own_phase(e), __ATOMIC_RELEASE);
 }
 
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where)
@@ -84,10 +88,10 @@ uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const cha
         return 0;
     e = &s->page[slot], me = &s->page[s->slot];
     phase = __atomic_load_n(&e->blocked_phase, __ATOMIC_ACQUIRE);
-    group = e->blocked_group;
-    n = e->blocked_check;
+    group = __atomic_load_n(&e->blocked_group, __ATOMIC_ACQUIRE);
+    n = __atomic_load_n(&e->blocked_check, __ATOMIC_ACQUIRE);
     if (!(phase & 1) || phase != __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE) || group == c->uid ||
-        me->blocked_phase != me->phase)
+        __atomic_load_n(&me->blocked_phase, __ATOMIC_RELAXED) != own_phase(me))
         return 0;
     pthread_mutex_lock(&s->mu);
     for (hd_comm *other = s->comms; other && !waits; other = other->next)
@@ -116,18 +120,18 @@ static void say_last(hd_text *t, const entry *e)
 {
     static const char *const names[] = {"barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather",
                                         "gather", "scatter", "all_to_all", "send", "receive"};
-    const uint32_t kind = e->kind;
+    const uint32_t kind = __atomic_load_n(&e->kind, __ATOMIC_RELAXED);
     hd_say(t, "%s", kind <= HD_RECV ? names[kind] : "an operation");
     if (kind < HD_SEND)
-        hd_say(t, " #%u", e->seq);
+        hd_say(t, " #%u", __atomic_load_n(&e->seq, __ATOMIC_RELAXED));
 }
 
 void hd_session_report(hd_session *s, int slot, hd_text *t)
 {
     entry *e;
     uint64_t phase, tp;
-    int64_t now = hd_now();
-    double since;
+    int64_t now = hd_now(), beat;
+    double since = 0.0;
 
     if (!s->page || slot < 0) {
         hd_say(t, "on another node");
@@ -139,19 +143,21 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     case 2: hd_say(t, "died (pid %u)", e->pid); return;
     case 3: hd_say(t, "%.159s", e->why); return;
     }
-    if (now - e->beat > 2000000000LL) {
-        hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)", (double)(now - e->beat) * 1e-9,
+    beat = __atomic_load_n(&e->beat, __ATOMIC_RELAXED);
+    if (now - beat > 2000000000LL) {
+        hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)", (double)(now - beat) * 1e-9,
                e->pid);
         return;
     }
     phase = __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE);
     tp = __atomic_load_n(&e->text_phase, __ATOMIC_ACQUIRE);
-    since = e->since_phase == phase ? (double)(now - e->since) * 1e-9 : 0.0;
+    if (__atomic_load_n(&e->since_phase, __ATOMIC_ACQUIRE) == phase)
+        since = (double)(now - __atomic_load_n(&e->since, __ATOMIC_RELAXED)) * 1e-9;
     if (phase & 1) {
-        if (tp >> 1 == phase) {
-            char copy[192];
-            memcpy(copy, e->text[tp & 1], sizeof copy);
-            copy[sizeof copy - 1] = 0;
+        char copy[sizeof e->text[0]];
+        hd_get_words(copy, e->text[tp & 1], sizeof copy);
+        copy[sizeof copy - 1] = 0;
+        if (tp >> 1 == phase && __atomic_load_n(&e->text_phase, __ATOMIC_RELAXED) == tp) {
             hd_say(t, "is in %s for %.1f s", copy, since);
         } else {
             hd_say(t, "is in ");

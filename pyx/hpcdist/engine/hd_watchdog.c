@@ -17,6 +17,45 @@
 #define GRACE 500000000   /* ns after the deadline: waits that can end by themselves go first */
 #define STOPPED 1000000000 /* ns: this thread did not run for so long, the process was stopped */
 
+/* ---- operations that move data ---- */
+
+/* What the watchdog reads of one, while the thread that moves the data may end it and begin the next. */
+typedef struct moving {
+    const char *api;
+    uint32_t seq;
+    int64_t until;
+    double timeout;
+} moving;
+
+/* Each store orders itself after the end of the operation before: a watchdog that reads one of the new fields sees
+ * in read_moving() that the phase has changed. */
+void hd_data_begin(hd_comm *c, const hd_job *j)
+{
+    const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0; /* one that did not wait reads no clock */
+    __atomic_store_n(&c->cur_api, j->api, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->cur_seq, j->seq, __ATOMIC_RELEASE);
+    __atomic_store(&c->cur_timeout, &j->timeout, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->cur_until, until, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+}
+
+void hd_data_end(hd_comm *c)
+{
+    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+}
+
+/* 0: that operation has ended. */
+static int read_moving(const hd_comm *c, uint64_t phase, moving *out)
+{
+    out->api = __atomic_load_n(&c->cur_api, __ATOMIC_ACQUIRE);
+    out->seq = __atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE);
+    __atomic_load(&c->cur_timeout, &out->timeout, __ATOMIC_ACQUIRE);
+    out->until = __atomic_load_n(&c->cur_until, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&c->data_phase, __ATOMIC_RELAXED) == phase;
+}
+
+/* ---- ending the job ---- */
+
 static void say_prefix(hd_text *t, const hd_session *s)
 {
     char host[64] = "?";
@@ -24,7 +63,7 @@ static void say_prefix(hd_text *t, const hd_session *s)
     hd_say(t, "[hpcdist rank %d of %d, %s pid %d] ", s->rank, s->size, host, (int)getpid());
 }
 
-static void stuck(hd_session *s, hd_comm *c, double after)
+static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after)
 {
     char buffer[HD_TEXT];
     hd_text t;
@@ -33,7 +72,7 @@ static void stuck(hd_session *s, hd_comm *c, double after)
     hd_say(&t, "%s #%u of group '%s' (rank %d of %d there) has been moving data for %.3g s, longer than its "
                "timeout. All ranks had entered it, so a peer died, was stopped, or the network fails; the "
                "call cannot be cancelled: aborting the job.",
-           c->cur_api ? c->cur_api : "an operation", c->cur_seq, c->name, c->rank, c->size, after);
+           m->api, m->seq, c->name, c->rank, c->size, after);
     for (int i = 0; i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {
             hd_say(&t, "\n  rank %u ", s->page ? s->page[i].world_rank : 0);
@@ -46,21 +85,25 @@ static void mourn(hd_session *s, int slot)
 {
     char buffer[HD_TEXT];
     hd_text t;
-    entry *me = &s->page[s->slot];
+    const uint64_t phase = __atomic_load_n(&s->page[s->slot].phase, __ATOMIC_RELAXED);
+    const char *api = __atomic_load_n(&s->last_api, __ATOMIC_RELAXED);
+    const uint32_t seq = __atomic_load_n(&s->last_seq, __ATOMIC_RELAXED);
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
     hd_say(&t, "rank %u (pid %u) ", s->page[slot].world_rank, s->page[slot].pid);
-    if (s->page[slot].state == FAILING) /* as after Ctrl-C: Python ends by the signal, and nothing at exit runs */
+    if (__atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING) /* as after Ctrl-C: Python ends by the signal, and nothing at exit runs */
         hd_say(&t, "%.159s and ended", s->page[slot].why);
     else
         hd_say(&t, "died without leaving its process group");
-    if (me->phase & 1)
-        hd_say(&t, " while this rank is in %s #%u", s->last_api ? s->last_api : "an operation", s->last_seq);
-    else if (me->phase)
-        hd_say(&t, "; this rank's last operation was %s #%u", s->last_api ? s->last_api : "?", s->last_seq);
+    if (phase & 1)
+        hd_say(&t, " while this rank is in %s #%u", api ? api : "an operation", seq);
+    else if (phase)
+        hd_say(&t, "; this rank's last operation was %s #%u", api ? api : "?", seq);
     hd_say(&t, ": aborting the job");
     hd_abort(71, buffer); /* EX_OSERR */
 }
+
+/* ---- the thread ---- */
 
 /* slept: ns for which this process was stopped before this look. */
 static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
@@ -73,10 +116,14 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
             c->wd_since = now;
             c->wd_slept = 0;
         } else if (phase & 1) {
-            int64_t until = c->cur_until ? c->cur_until : hd_later(c->wd_since, hd_ns(c->cur_timeout));
+            moving m;
+            int64_t until;
             c->wd_slept += slept; /* a stop of the whole job is no fault of its ranks */
+            if (!read_moving(c, phase, &m))
+                continue;
+            until = m.until ? m.until : hd_later(c->wd_since, hd_ns(m.timeout));
             if (now > hd_later(until, GRACE + c->wd_slept))
-                stuck(s, c, (double)(now - c->wd_since) * 1e-9);
+                stuck(s, c, &m, (double)(now - c->wd_since) * 1e-9);
         }
     }
     pthread_mutex_unlock(&s->mu);
@@ -118,11 +165,11 @@ static void *watchdog_main(void *arg)
         if (s->page) {
             entry *me = &s->page[s->slot];
             uint64_t phase = __atomic_load_n(&me->phase, __ATOMIC_ACQUIRE);
-            if (phase != me->since_phase || !me->since) {
-                me->since = now;
-                me->since_phase = phase;
+            if (phase != me->since_phase || !me->since) { /* only this thread writes these */
+                __atomic_store_n(&me->since, now, __ATOMIC_RELAXED);
+                __atomic_store_n(&me->since_phase, phase, __ATOMIC_RELEASE);
             }
-            me->beat = now;
+            __atomic_store_n(&me->beat, now, __ATOMIC_RELAXED);
         }
         for (int i = 0; i < n && fds; i++) {
             if (i == s->slot)
