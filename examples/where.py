@@ -8,7 +8,7 @@ import sys
 import torch
 
 import hpcdist as dist
-from hpcdist import topology
+from hpcdist import hardware
 
 
 def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def start(chosen: argparse.Namespace) -> torch.device:
             )
         # before the start: NCCL is chosen for those who have GPUs
         rank_here = dist.get_node_local_rank(fallback_rank=0)
-        device = torch.device("cuda", topology.gpu_of(rank_here, torch.cuda.device_count()))
+        device = torch.device("cuda", hardware.gpu_of(rank_here, torch.cuda.device_count()))
         torch.cuda.set_device(device)
         torch.set_default_device(device)
     dist.init_process_group(chosen.backend)

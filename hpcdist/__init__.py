@@ -14,10 +14,42 @@ from hpcdist import _loader
 _loader.preload()
 
 from hpcdist import group  # noqa: E402
+from hpcdist._engine import Work  # noqa: E402
+from hpcdist._ops import ReduceOp  # noqa: E402
 from hpcdist.backends.mpi import MPIOptions  # noqa: E402
 from hpcdist.backends.nccl import NCCLOptions  # noqa: E402
 from hpcdist.backends.registry import Backend, BackendConfig  # noqa: E402
 from hpcdist.codec import CodecError, allow_pickle, register_object_type  # noqa: E402
+from hpcdist.collectives.all_to_all import all_to_all, all_to_all_single  # noqa: E402
+from hpcdist.collectives.barrier import barrier  # noqa: E402
+from hpcdist.collectives.broadcast import broadcast  # noqa: E402
+from hpcdist.collectives.deprecated import reduce_op  # noqa: E402
+from hpcdist.collectives.gather import (  # noqa: E402
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_gather_single,
+    gather,
+)
+from hpcdist.collectives.monitored import monitored_barrier  # noqa: E402
+from hpcdist.collectives.objects import (  # noqa: E402
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from hpcdist.collectives.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send  # noqa: E402
+from hpcdist.collectives.reduce import (  # noqa: E402
+    all_reduce,
+    all_reduce_coalesced,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+)
+from hpcdist.collectives.scatter import scatter  # noqa: E402
 from hpcdist.debug import (  # noqa: E402
     DebugLevel,
     breakpoint,
@@ -25,6 +57,7 @@ from hpcdist.debug import (  # noqa: E402
     set_debug_level,
     set_debug_level_from_env,
 )
+from hpcdist.debug.versions import show_versions  # noqa: E402
 from hpcdist.errors import (  # noqa: E402
     DistBackendError,
     DistError,
@@ -35,49 +68,13 @@ from hpcdist.errors import (  # noqa: E402
     QueueEmptyError,
     RankFailedError,
 )
-from hpcdist.group import (  # noqa: E402
-    GroupMember,
-    ProcessGroup,
-    get_global_rank,
-    get_group_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    is_initialized,
+from hpcdist.groups.new_group import (  # noqa: E402
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
 )
-from hpcdist.mesh import DeviceMesh  # noqa: E402
-from hpcdist.mesh_init import init_device_mesh  # noqa: E402
-from hpcdist.ops.all_to_all import all_to_all, all_to_all_single  # noqa: E402
-from hpcdist.ops.barrier import barrier  # noqa: E402
-from hpcdist.ops.broadcast import broadcast  # noqa: E402
-from hpcdist.ops.deprecated import reduce_op  # noqa: E402
-from hpcdist.ops.gather import (  # noqa: E402
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_single,
-    gather,
-)
-from hpcdist.ops.monitored import monitored_barrier  # noqa: E402
-from hpcdist.ops.objects import (  # noqa: E402
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from hpcdist.ops.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send  # noqa: E402
-from hpcdist.ops.reduce import (  # noqa: E402
-    all_reduce,
-    all_reduce_coalesced,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-)
-from hpcdist.ops.scatter import scatter  # noqa: E402
-from hpcdist.queries import (  # noqa: E402
+from hpcdist.groups.queries import (  # noqa: E402
     get_backend,
     get_backend_config,
     get_default_backend_for_device,
@@ -93,19 +90,23 @@ from hpcdist.queries import (  # noqa: E402
     is_xccl_available,
     supports_complex,
 )
-from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
-from hpcdist.shrink import shrink_group  # noqa: E402
-from hpcdist.spawning import spawn  # noqa: E402
-from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
-from hpcdist.subgroups import (  # noqa: E402
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
+from hpcdist.groups.shrink import shrink_group  # noqa: E402
+from hpcdist.groups.state import (  # noqa: E402
+    GroupMember,
+    ProcessGroup,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    is_initialized,
 )
-from hpcdist.versions import show_versions  # noqa: E402
-from hpcdist.work import ReduceOp, Work  # noqa: E402
-from hpcdist.world import destroy_process_group, init_process_group  # noqa: E402
+from hpcdist.mesh.device_mesh import DeviceMesh  # noqa: E402
+from hpcdist.mesh.init import init_device_mesh  # noqa: E402
+from hpcdist.startup.init import destroy_process_group, init_process_group  # noqa: E402
+from hpcdist.startup.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
+from hpcdist.startup.spawn import spawn  # noqa: E402
+from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 
 if TYPE_CHECKING:
     from hpcdist.data import DistributedSampler

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 import torch
 from torch.utils.data import Sampler
 
-from hpcdist import group as _group
+from hpcdist.groups import state as _group
 
 __all__ = ["DistributedSampler"]
 

@@ -1,19 +1,16 @@
-"""What a backend has to offer, and how the backends of a group are made."""
+"""What a backend has to offer: the interface, and what it is told about its group."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any
 
 from hpcdist.errors import DistBackendError
 
-from . import registry
-
-__all__ = ["BackendOptions", "GroupBackend", "batch", "create", "device_index"]
+__all__ = ["BackendOptions", "GroupBackend"]
 
 
 @dataclass(frozen=True)
@@ -227,141 +224,3 @@ class GroupBackend:
         work = self.irecv(tensor, src, tag)
         work.wait()
         return src if src >= 0 else work.source_rank()
-
-
-def device_index(device_id: Any) -> int | None:
-    """Index of a GPU.
-
-    Parameters
-    ----------
-    device_id : int, str, torch.device or None
-        Its number, its name as text (``"cuda:1"``), or as a device; without a number the first.
-
-    Returns
-    -------
-    int or None
-        None where it is no GPU.
-    """
-    if device_id is None or isinstance(device_id, int):
-        return device_id
-    kind, _, number = str(device_id).partition(":")  # torch.device's text is the same
-    return int(number or 0) if kind == "cuda" else None
-
-
-def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
-    """Begin several messages: as the backend does, or all receives before the first send.
-
-    Parameters
-    ----------
-    backend : object
-        A backend.
-    operations : sequence of (bool, tensor, int, int)
-        Whether it is sent, what, the other rank, the tag.
-
-    Returns
-    -------
-    list
-        The handles, in the order of the operations.
-    """
-    together = getattr(backend, "batch_isend_irecv", None)
-    if together is not None:
-        return list(together(operations))
-    works: list[Any] = [None] * len(operations)
-    for sends in (False, True):
-        call = backend.isend if sends else backend.irecv
-        for place, (sent, tensor, peer, tag) in enumerate(operations):
-            if sent is sends:
-                works[place] = call(tensor, peer, tag)
-    return works
-
-
-def create(
-    config: registry.BackendConfig,
-    options: BackendOptions,
-    pg_options: Any = None,
-    parents: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Make the backends of one group, on its members.
-
-    Parameters
-    ----------
-    config : BackendConfig
-        Which backend serves which device type.
-    options : BackendOptions
-        The group.
-    pg_options : object, optional
-        Handed on to backends with the extended interface.
-    parents : mapping, optional
-        Name of a backend to that of the group this one is made from.
-
-    Returns
-    -------
-    dict
-        Device type to backend object; a backend that serves several devices is made once.
-
-    Raises
-    ------
-    ValueError
-        If nobody knows a backend of that name.
-    DistBackendError
-        If the backend is known but cannot be had in this installation.
-    """
-    names = config.get_device_backend_map()
-    for name in names.values():
-        if not registry.is_registered(name):
-            raise _missing(name)
-    made: dict[str, Any] = {}
-    # MPI first: the others may use it to meet
-    for name in sorted(
-        dict.fromkeys(names.values()), key=lambda name: name != registry.Backend.MPI
-    ):
-        host, parent = made.get(registry.Backend.MPI), parents.get(name)
-        options = replace(options, host=host, parent=parent)
-        try:
-            made[name] = _made(name, options, pg_options)
-        except BaseException:
-            for each in made.values():
-                each.free()
-            raise
-    serving = {device: made[name] for device, name in names.items()}
-    return _with_devices(serving, names)
-
-
-def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Let MPI move CUDA tensors too, where it is to and nobody else does.
-
-    On a machine without GPUs a group's operations stay one native call.
-    """
-    if names.get("cuda", registry.Backend.MPI) != registry.Backend.MPI:
-        return serving
-    from .nccl import device
-
-    comm = serving.get("cpu") if names.get("cpu") == registry.Backend.MPI else serving.get("cuda")
-    if comm is None or ("cuda" not in names and not device.may_come()):
-        return serving
-    from .staging import StagedGroup
-
-    # the host's first: what is about no tensor is the communicator's
-    return {"cpu": comm, **serving, "cuda": StagedGroup(comm)}
-
-
-def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
-    creator, extended = registry.Backend._plugins[name]
-    if not extended:
-        return creator(options.store, options.group_rank, options.group_size, options.timeout)
-    # options that say whose they are go to that backend alone
-    mine = getattr(pg_options, "backend", name) == name
-    return creator(options, pg_options if mine else None)
-
-
-def _missing(name: str) -> Exception:
-    usable = ", ".join(sorted(registry.Backend._plugins)) or "none"
-    if name in registry.Backend.backend_list and name != registry.Backend.UNDEFINED:
-        return DistBackendError(
-            f"the backend {name!r} is not available in this installation of hpcdist; usable: "
-            f"{usable}"
-        )
-    return ValueError(
-        f"there is no backend {name!r}; usable: {usable}. A third party's backend joins with "
-        "hpcdist.Backend.register_backend."
-    )

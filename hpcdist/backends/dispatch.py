@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .base import GroupBackend, batch
+from .base import GroupBackend
 
-__all__ = ["Dispatch", "agreeing", "over", "serving"]
+__all__ = ["Dispatch", "agreeing", "batch", "over", "serving"]
 
 
 def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
@@ -139,3 +139,30 @@ def over(backends: dict[str, Any]) -> Any:
     """What a group's operations call: its one backend itself, or a :class:`Dispatch`."""
     different = list(dict.fromkeys(backends.values()))
     return different[0] if len(different) == 1 else Dispatch(backends)
+
+
+def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+    """Begin several messages: as the backend does, or all receives before the first send.
+
+    Parameters
+    ----------
+    backend : object
+        A backend.
+    operations : sequence of (bool, tensor, int, int)
+        Whether it is sent, what, the other rank, the tag.
+
+    Returns
+    -------
+    list
+        The handles, in the order of the operations.
+    """
+    together = getattr(backend, "batch_isend_irecv", None)
+    if together is not None:
+        return list(together(operations))
+    works: list[Any] = [None] * len(operations)
+    for sends in (False, True):
+        call = backend.isend if sends else backend.irecv
+        for place, (sent, tensor, peer, tag) in enumerate(operations):
+            if sent is sends:
+                works[place] = call(tensor, peer, tag)
+    return works

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpcdist import _engine, _loader, config, levels
+from hpcdist import _engine, _loader, config, debug_level
 from hpcdist.errors import DistBackendError
 
 from .base import BackendOptions
@@ -155,8 +155,8 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
         comm = options.parent.create_group(list(options.parent_ranks), options.group_id, seconds)
         if pg_options.check is not None:
             comm.check = _LEVELS[pg_options.check]
-        elif levels.get_debug_level() >= levels.DebugLevel.DETAIL:
-            comm.check = _LEVELS[levels.check_level()]
+        elif debug_level.get_debug_level() >= debug_level.DebugLevel.DETAIL:
+            comm.check = _LEVELS[debug_level.check_level()]
         return comm
     if options.global_ranks_in_group:
         raise DistBackendError(
@@ -165,7 +165,7 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
         )
     node_limit = config.get("node_memory")
     start()
-    level = _LEVELS[pg_options.check or levels.check_level()]
+    level = _LEVELS[pg_options.check or debug_level.check_level()]
     handle = pg_options.handle
     within = min(seconds, max(options.end - time.monotonic(), 1.0))
     if handle is None:

@@ -14,8 +14,8 @@ import os
 import shlex
 import sys
 
-from hpcdist import mpirun
 from hpcdist.errors import DistBackendError
+from hpcdist.launchers import commands
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     try:
-        starter = mpirun.find(options.launcher)
+        starter = commands.find(options.launcher)
     except DistBackendError as error:
         print(f"hpcdist launch: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
 """Looking into a running job: debug levels, and a debugger on one rank while the others wait."""
 
-from hpcdist.levels import (
+from hpcdist.debug_level import (
     DebugLevel,
     get_debug_level,
     set_debug_level,

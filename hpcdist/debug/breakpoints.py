@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdist import launchers
 from hpcdist._buffer import limited
-from hpcdist.group import _get_default_group, _resolve
+from hpcdist.groups.state import _get_default_group, _resolve
 from hpcdist.launchers.hydra import Hydra
 
 __all__ = ["breakpoint"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hpcdist.group import ProcessGroup, member
+from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.nn import _nodes as nodes
 
 __all__ = [

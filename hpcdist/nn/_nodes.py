@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import Function
 
+from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.group import member
-from hpcdist.refusal import refusing
-from hpcdist.work import ReduceOp
+from hpcdist.backends.refusal import refusing
+from hpcdist.groups.state import member
 
 __all__ = [
     "AllGather",

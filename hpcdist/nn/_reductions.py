@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hpcdist.group import ProcessGroup, member
+from hpcdist._ops import ReduceOp
+from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.nn import _nodes as nodes
-from hpcdist.work import ReduceOp
 
 __all__ = [
     "all_reduce",

@@ -1,9 +1,9 @@
 """Collectives that autograd differentiates through.
 
-The functions of ``hpcdist.ops`` write into tensors that are given to them, and autograd knows
-nothing of it. Those here return new tensors, and their backward passes gradients between ranks. The
-loss is taken to be the sum of all ranks' losses: where one rank's input enters other ranks'
-results, its gradient is the sum of what those ranks found.
+The functions of ``hpcdist.collectives`` write into tensors that are given to them, and autograd
+knows nothing of it. Those here return new tensors, and their backward passes gradients between
+ranks. The loss is taken to be the sum of all ranks' losses: where one rank's input enters other
+ranks' results, its gradient is the sum of what those ranks found.
 
 Backward is a collective too. Each tensor must require a gradient on all ranks of the group or on
 none, and all ranks must run backward through the same operations; a rank that does not is named

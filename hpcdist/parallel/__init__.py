@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hpcdist.parallel.buffers import BufferCommHookLocation
-from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.ddp.buffers import BufferCommHookLocation
+from hpcdist.parallel.ddp.module import DistributedDataParallel
+from hpcdist.parallel.ddp.precision import MixedPrecision
 from hpcdist.parallel.join import Join, Joinable, JoinHook
-from hpcdist.parallel.module import DistributedDataParallel
-from hpcdist.parallel.precision import MixedPrecision
-from hpcdist.parallel.sparse import all_reduce_sparse
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.sparse import all_reduce_sparse
 from hpcdist.parallel.sync_batchnorm import SyncBatchNorm
 
 __all__ = [

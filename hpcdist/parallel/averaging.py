@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.group import ProcessGroup, member
+from hpcdist.backends.refusal import parts
+from hpcdist.groups.new_group import new_subgroups
+from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.log import get_logger
-from hpcdist.refusal import parts
-from hpcdist.subgroups import new_subgroups
-from hpcdist.work import ReduceOp
 
 API = "average_parameters"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hpcdist.work import ReduceOp
+from hpcdist._ops import ReduceOp
 
 __all__ = ["Join", "JoinHook", "Joinable"]
 

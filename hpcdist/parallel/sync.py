@@ -9,8 +9,8 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.parallel.bucket import MIB, is_dense
-from hpcdist.refusal import parts
+from hpcdist.backends.refusal import parts
+from hpcdist.parallel.reducer.bucket import MIB, is_dense
 
 __all__ = ["broadcast_tensors", "packed", "send"]
 

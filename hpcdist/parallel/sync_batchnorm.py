@@ -9,8 +9,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from hpcdist import group as _group
-from hpcdist.work import ReduceOp
+from hpcdist._ops import ReduceOp
+from hpcdist.groups import state as _group
 
 __all__ = ["SyncBatchNorm", "take_over"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.group import ProcessGroup, member
-from hpcdist.ops.objects import gather_object
-from hpcdist.parallel.bucket import is_dense
+from hpcdist.backends.refusal import parts
+from hpcdist.collectives.objects import gather_object
+from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.join import Join, Joinable, JoinHook
+from hpcdist.parallel.reducer.bucket import is_dense
 from hpcdist.parallel.sync import broadcast_tensors
-from hpcdist.refusal import parts
 
 __all__ = ["ZeroRedundancyOptimizer"]
 

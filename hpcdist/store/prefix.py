@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from ._common import Timeout, key_list, key_of
 from .base import Store, Value
 
-__all__ = ["PrefixStore"]
+__all__ = ["PrefixStore", "prefixed"]
 
 
 class PrefixStore(Store):
@@ -132,3 +134,21 @@ class PrefixStore(Store):
 
     def _where(self) -> str:
         return f"PrefixStore {self._prefix} of {self._store._where()}"
+
+
+def prefixed(store: Any, prefix: str) -> Any:
+    """The keys of a store that begin with a prefix, as a store: one of ours, or one of torch's.
+
+    None stays None: the processes met without a store.
+    """
+    if store is None:
+        return None
+    if isinstance(store, Store):
+        return PrefixStore(prefix, store)
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and isinstance(store, torch.Store):
+        return torch.PrefixStore(prefix, store)
+    raise TypeError(
+        f"store must be an hpcdist.Store (derive yours from it) or one of torch.distributed's, not "
+        f"{type(store).__name__}"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp as TorchOp
 
-from hpcdist.work import ReduceOp
+from hpcdist._ops import ReduceOp
 
 __all__ = ["blocks", "every", "one", "op_of", "plain", "root_of"]
 

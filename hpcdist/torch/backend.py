@@ -9,11 +9,11 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from hpcdist import group as _group
-from hpcdist import start, world
 from hpcdist.backends.mpi import MPIOptions
-from hpcdist.process_group import ProcessGroup
-from hpcdist.subgroups import new_group
+from hpcdist.groups import state as _group
+from hpcdist.groups.new_group import new_group
+from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.startup import init, steps
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
@@ -70,12 +70,12 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
                 "hpcdist.init_process_group() on all ranks before it"
             )
         store = None
-        if options.group_size > 1 and start.alone():
+        if options.group_size > 1 and steps.alone():
             # without an MPI launcher the ranks make one MPI job through the store by which they
             # met; torchrun keeps that store when it starts them again
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = from_torch(dist.PrefixStore(f"hpcdist/{attempt}", options.store))
-        world.init_process_group(
+        init.init_process_group(
             # as hpcdist alone has it: NCCL for CUDA tensors where there is one, else MPI
             "mpi" if isinstance(pg_options, MPIOptions) else None,
             store=store,
@@ -116,7 +116,7 @@ def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
 def _destroy(ours: ProcessGroup) -> None:
     # hpcdist.destroy_process_group() may have come first
     if ours in _group.world.groups:
-        world.destroy_process_group(ours)
+        init.destroy_process_group(ours)
 
 
 def group(pg: Any = None) -> Any:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hpcdist.backends.dispatch import Dispatch, agreeing
-from hpcdist.refusal import refusing
+from hpcdist.backends.refusal import refusing
 from hpcdist.torch.compat import NAMES
 
 __all__ = ["Elsewhere", "by_device"]

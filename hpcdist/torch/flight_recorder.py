@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdist.recorder import recorder
+from hpcdist.flight_recorder import recorder
 
 __all__ = ["dump_flight_recorder"]
 

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from hpcdist import group as _group
-from hpcdist import sparse
 from hpcdist._buffer import limit as call_limit
 from hpcdist._buffer import limited
 from hpcdist._engine import EITHER
+from hpcdist.backends.cuda_over_mpi import StagedGroup
 from hpcdist.backends.dispatch import serving
-from hpcdist.backends.staging import StagedGroup
+from hpcdist.collectives.monitored import monitored_barrier
 from hpcdist.errors import DistTimeoutError
-from hpcdist.ops.monitored import monitored_barrier
-from hpcdist.recorder import Entry, Where, recorder
-from hpcdist.subgroups import new_group
+from hpcdist.flight_recorder import Entry, Where, recorder
+from hpcdist.groups import sparse
+from hpcdist.groups import state as _group
+from hpcdist.groups.new_group import new_group
 from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES
 from hpcdist.torch.delegate import give_delegate

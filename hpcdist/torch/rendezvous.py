@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from hpcdist import _engine, attendance, config, start
+from hpcdist import _engine, config
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
+from hpcdist.startup import attendance, steps
 from hpcdist.store import TCPStore
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME
@@ -65,7 +66,7 @@ def init_process_group(
     if answered:
         raise TypeError(f"{sorted(answered)} come from MPI and cannot be given")
     kind = backend or NAME
-    method = start.default_method(NAME in kind)
+    method = steps.default_method(NAME in kind)
     with compat.explain():
         dist.init_process_group(kind, init_method=method, timeout=timeout, **arguments)
 
@@ -94,8 +95,8 @@ def meet(
     DistBackendError
         If several processes were started and no MPI launcher made them one job.
     """
-    if start.alone():
-        _refuse(start.expected_size("env://", -1))
+    if steps.alone():
+        _refuse(steps.expected_size("env://", -1))
     limit = timeout or timedelta(seconds=config.get("timeout"))
     with attendance.Watch(limit.total_seconds()):
         rank, size = mpi.start()
@@ -123,7 +124,7 @@ def meet(
 
 def _refuse(size: int) -> None:
     """Raise where ``mpi://`` would make each of several processes a world of its own."""
-    start.refuse_without_launcher(size)
+    steps.refuse_without_launcher(size)
     if size > 1:
         raise DistBackendError(
             f"mpi:// takes ranks from an MPI launcher, and there is none: WORLD_SIZE says {size}, "

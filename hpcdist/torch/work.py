@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from hpcdist.backends.nccl import device
-from hpcdist.recorder import Entry
+from hpcdist.backends import cuda
+from hpcdist.flight_recorder import Entry
 
 __all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
 
@@ -38,7 +38,7 @@ def _future_for(outputs: Sequence[Any]) -> torch.futures.Future[list[Any]]:
     """A future that may hold these tensors: those on a GPU belong to their streams."""
     for tensor in flat(outputs):
         if tensor.device.type == "cuda":
-            made: torch.futures.Future[list[Any]] = device.runtime().promise(tensor.device.index)
+            made: torch.futures.Future[list[Any]] = cuda.runtime().promise(tensor.device.index)
             return made
     return torch.futures.Future()
 

@@ -59,9 +59,7 @@ class Total:
 
 def one(settings: Settings, number: int) -> tuple[Episode, Ended, Verdict]:
     """Run one episode and judge it."""
-    drawn = program.episode(
-        settings.seed, number, settings.rows, settings.ranks, settings.seconds
-    )
+    drawn = program.episode(settings.seed, number, settings.rows, settings.ranks, settings.seconds)
     folder = Path(tempfile.mkdtemp(prefix="chaos."))
     try:
         job = Job(

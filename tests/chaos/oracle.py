@@ -158,9 +158,7 @@ class Judge:
         errors = [each.text for each in found.values() if each.kind == "error"]
         return bool(self.drawn.row.deaths) or all(MOVING.search(text) for text in errors)
 
-    def excused(
-        self, step: Step, each: Outcome, timeout: float, found: dict[int, Outcome]
-    ) -> bool:
+    def excused(self, step: Step, each: Outcome, timeout: float, found: dict[int, Outcome]) -> bool:
         """Whether there is a fault that this error may come from."""
         row = self.drawn.row
         if row.deaths or any(row.descriptors) or any(row.memory):

@@ -18,9 +18,7 @@ LONG_SIZES = [65_536, 70_001, 300_000]
 DTYPES = ["float32"] * 4 + ["float64", "int32", "int64", "uint8", "int16", "float16", "complex64"]
 REDUCTIONS = ["SUM"] * 4 + ["AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 
-REDUCING = (
-    "all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_tensor".split()
-)
+REDUCING = "all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_tensor".split()
 MOVING = (
     "broadcast all_gather all_gather_into_tensor all_gather_coalesced gather scatter all_to_all "
     "all_to_all_single"

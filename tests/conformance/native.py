@@ -11,7 +11,7 @@ class Dist(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("torch.distributed")
-        from hpcdist.parallel.grad_bucket import GradBucket
+        from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
         self.GradBucket = GradBucket
 
@@ -47,7 +47,7 @@ def furnish(suite: ModuleType, common: ModuleType) -> None:
 
     import hpcdist
     from hpcdist import ProcessGroup, data, parallel
-    from hpcdist.group import _get_default_group
+    from hpcdist.groups.state import _get_default_group
     from hpcdist.optim import post_local_sgd
     from hpcdist.parallel import averaging, comm_hooks
 

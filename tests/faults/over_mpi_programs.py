@@ -23,7 +23,7 @@ from over_mpi import copies, empty  # noqa: E402
 from standin import cpu, gpu  # noqa: E402
 
 import hpcdist as dist  # noqa: E402
-from hpcdist.backends.nccl import device  # noqa: E402
+from hpcdist.backends import cuda  # noqa: E402
 
 #: Elements of twenty buffers.
 N = 20_000
@@ -103,7 +103,7 @@ def main() -> None:
     atexit.register(look)
     standin.load()
     runtime = standin.Runtime()
-    device.use(runtime)
+    cuda.use(runtime)
     dist.init_process_group("mpi", timeout=timedelta(seconds=60))
     globals()[sys.argv[1]](runtime, dist.get_rank())
 

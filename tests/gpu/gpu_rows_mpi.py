@@ -13,9 +13,9 @@ def place() -> str:
     """What /sys and /proc tell of the GPU that CUDA sees."""
     import torch
 
-    from hpcdist import topology
+    from hpcdist import hardware
 
-    seen = topology.visible(topology.gpus())
+    seen = hardware.visible(hardware.gpus())
     needs_a_gpu("there is none to be found")
     known = torch.cuda.get_device_properties(0)
     if not seen:
@@ -23,7 +23,7 @@ def place() -> str:
     bus = f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
     assert bus in [gpu.bus for gpu in seen], (bus, seen)
     gpu = next(gpu for gpu in seen if gpu.bus == bus)
-    near, how = topology.nearest(gpu, topology.adapters())
+    near, how = hardware.nearest(gpu, hardware.adapters())
     names = ", ".join(each.name for each in near) or "none"
     return f"{bus}, NUMA node {gpu.node}, nearest adapters {names} {how}".rstrip()
 

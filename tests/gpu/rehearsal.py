@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import standin  # noqa: E402
 import torch  # noqa: E402
 
-from hpcdist.backends.nccl import device  # noqa: E402
+from hpcdist.backends import cuda as device  # noqa: E402
 
 __all__ = ["install"]
 

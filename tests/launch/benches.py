@@ -34,8 +34,8 @@ def spoilt(job, with_gloo):
     """hpcdist's DDP, and one that begins with another parameter."""
     import torch
 
+    from hpcdist.groups.new_group import new_group
     from hpcdist.parallel import DistributedDataParallel
-    from hpcdist.subgroups import new_group
 
     own = new_group([job.rank])
 

@@ -23,7 +23,7 @@ from standin import cpu, gpu  # noqa: E402
 
 import hpcdist  # noqa: E402
 import hpcdist.torch  # noqa: E402
-from hpcdist.backends.nccl import device  # noqa: E402
+from hpcdist.backends import cuda as device  # noqa: E402
 
 N = 10_000
 LIMIT = timedelta(seconds=20)

@@ -25,7 +25,7 @@ from standin import cpu, gpu
 
 import hpcdist as dist
 from hpcdist import _engine
-from hpcdist.backends.nccl import device
+from hpcdist.backends import cuda
 
 
 def everything() -> None:
@@ -151,7 +151,7 @@ def in_child(work: object, backend: object) -> str:
 
 def main(case: str, *more: str) -> None:
     standin.load()
-    device.use(standin.Runtime())
+    cuda.use(standin.Runtime())
     with standin.training():
         backend = "cpu:mpi,cuda:nccl" if case == "killed" else "nccl"
         method = None if case == "killed" else "env://"

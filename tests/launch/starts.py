@@ -160,12 +160,12 @@ def dying(url: str, rank: str, size: str, how: str) -> None:
     import time
 
     import hpcdist as dist
-    from hpcdist import start
+    from hpcdist.startup import steps
 
     if how == "early" and rank == "1":
-        start.start_mpi = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        steps.start_mpi = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     if how == "early" and rank == "0":
-        begin, start.start_mpi = start.start_mpi, lambda *a: (time.sleep(1), begin(*a))[1]
+        begin, steps.start_mpi = steps.start_mpi, lambda *a: (time.sleep(1), begin(*a))[1]
     dist.init_process_group(init_method=url, rank=int(rank), world_size=int(size))
     dist.barrier()
     if how == "left":
@@ -211,7 +211,7 @@ def raising(rank: int, how: str) -> None:
 
 def spawning(how: str) -> None:
     import hpcdist as dist
-    from hpcdist.spawning import ProcessExitedException, ProcessRaisedException, api
+    from hpcdist.startup.spawn import ProcessExitedException, ProcessRaisedException, api
 
     if how == "plain":
         api._starter = lambda: None

@@ -93,7 +93,7 @@ def test_a_registered_backend(no_world):
 
 def test_a_registered_scheme_and_the_mpi_backend(no_world, mpi_tmp_path):
     rank, size = true_place()
-    schemes = sys.modules["hpcdist.rendezvous.registry"]._handlers
+    schemes = sys.modules["hpcdist.startup.rendezvous.registry"]._handlers
     store = dist.FileStore(str(mpi_tmp_path / "store"), size)
     other = dist.FileStore(str(mpi_tmp_path / "other"), size)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
-from hpcdist.parallel.schedule import Schedule
+from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.mpi

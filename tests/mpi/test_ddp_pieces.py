@@ -11,8 +11,8 @@ from ddp_network import all_close, averages, batches, network
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import schedule
-from hpcdist.parallel.bucket import wholes
+from hpcdist.parallel.reducer import schedule
+from hpcdist.parallel.reducer.bucket import wholes
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -10,7 +10,7 @@ from ddp_cases import DDP, distance, mine, side_by_side
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel.sparse import all_reduce_sparse
+from hpcdist.parallel.reducer.sparse import all_reduce_sparse
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.mpi

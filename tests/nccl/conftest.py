@@ -9,8 +9,7 @@ import pytest
 import standin
 
 import hpcdist as dist
-from hpcdist.backends import staging
-from hpcdist.backends.nccl import device
+from hpcdist.backends import cuda, cuda_over_mpi
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +17,11 @@ def runtime() -> Iterator[standin.Runtime]:
     """The stand-ins for NCCL, and for CUDA's streams and events, in place."""
     standin.load()
     made = standin.Runtime()
-    device.use(made)
+    cuda.use(made)
     yield made
     if dist.is_initialized():
         dist.destroy_process_group()
-    device.use(None)
+    cuda.use(None)
 
 
 @pytest.fixture
@@ -31,5 +30,5 @@ def over_mpi(monkeypatch, _process_group, runtime) -> None:
     monkeypatch.setenv("HPCDIST_CUDA_CHUNK", str(ring.CHUNK))
     runtime.lag = 0.0
     there = dist.is_initialized() and dist.group.WORLD._backends.get("cuda")
-    if not isinstance(there, staging.StagedGroup):
+    if not isinstance(there, cuda_over_mpi.StagedGroup):
         ring.start()

@@ -13,7 +13,7 @@ from standin import cpu, gpu
 import hpcdist as dist
 from hpcdist.backends.dispatch import serving
 from hpcdist.backends.nccl.launch import Launcher
-from hpcdist.shrink import SHRINK_ABORT
+from hpcdist.groups.shrink import SHRINK_ABORT
 from hpcdist.testing import parallel_assert, parallel_raises
 
 BACKENDS = ["cpu:mpi,cuda:nccl", "nccl"]

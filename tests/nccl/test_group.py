@@ -297,9 +297,10 @@ def test_alone_ranks_compare_their_versions(monkeypatch):
 
 def test_options_are_checked():
     with parallel_raises(TypeError, match="must be hpcdist.NCCLOptions"):
-        from hpcdist.backends import base, nccl
+        from hpcdist.backends import nccl
+        from hpcdist.backends.base import BackendOptions
 
-        nccl.create(base.BackendOptions(None, 0, 1, timedelta(seconds=1), "x"), object())
+        nccl.create(BackendOptions(None, 0, 1, timedelta(seconds=1), "x"), object())
 
 
 def test_a_negative_timeout_of_wait_is_none():

@@ -12,7 +12,7 @@ from over_mpi import copies, empty, right, same, start
 from standin import cpu, gpu
 
 import hpcdist as dist
-from hpcdist.backends.staging import aware
+from hpcdist.backends.cuda_over_mpi import aware
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.usefixtures("over_mpi")

@@ -19,7 +19,7 @@ from torch.distributed.flight_recorder.components import utils
 
 import hpcdist as dist
 import hpcdist.torch
-from hpcdist import recorder
+from hpcdist import flight_recorder
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -33,7 +33,7 @@ def folder(_process_group, monkeypatch):
     box = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box, 0)
     dist.destroy_process_group()
-    monkeypatch.setattr(recorder, "_made", None)
+    monkeypatch.setattr(flight_recorder, "_made", None)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{box[0]}/failed_")
     dist.init_process_group("cpu:mpi,cuda:nccl", timeout=timedelta(seconds=20))

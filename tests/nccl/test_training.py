@@ -16,7 +16,8 @@ from torch import nn
 
 import hpcdist as dist
 import hpcdist.nn.functional as F
-from hpcdist.backends.nccl import device, group, launch, reductions
+from hpcdist.backends import cuda
+from hpcdist.backends.nccl import group, launch, reductions
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import SyncBatchNorm, comm_hooks
 from hpcdist.testing import parallel_assert
@@ -27,7 +28,7 @@ DDP = dist.DistributedDataParallel
 
 @pytest.fixture(scope="module", autouse=True)
 def _lockstep(runtime):
-    device.use(standin.Runtime(lockstep=True))
+    cuda.use(standin.Runtime(lockstep=True))
     with standin.training():
         yield
 

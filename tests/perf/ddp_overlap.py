@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import schedule
-from hpcdist.parallel.bucket import MIB
+from hpcdist.parallel.reducer import schedule
+from hpcdist.parallel.reducer.bucket import MIB
 
 
 def timed(call: Callable[[], float], rounds: int) -> float:

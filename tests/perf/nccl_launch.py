@@ -36,8 +36,8 @@ import torch
 
 import hpcdist as dist
 from hpcdist import _nccl
+from hpcdist.backends import cuda as device
 from hpcdist.backends import dispatch
-from hpcdist.backends.nccl import device
 
 #: Seconds that the stream is busy with something else meanwhile, as a GPU's is: nothing waits for
 #: what is enqueued, so that waking a thread is not measured.

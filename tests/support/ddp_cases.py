@@ -11,7 +11,7 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import schedule
+from hpcdist.parallel.reducer import schedule
 from hpcdist.testing import parallel_assert
 
 DDP = dist.DistributedDataParallel

@@ -19,8 +19,8 @@ from long_form import LONG
 from standin import gpu
 
 import hpcdist as dist
+from hpcdist.backends import cuda
 from hpcdist.backends.dispatch import serving
-from hpcdist.backends.nccl import device
 
 #: The groups' timeout while something goes wrong.
 LIMIT = 0.4
@@ -110,7 +110,7 @@ class Trial:
         self.case = case
         ranks = list(range(dist.get_world_size())) if ranks is None else ranks
         ddp = case.mode == "ddp"
-        device.use(standin.Runtime(lockstep=ddp))
+        cuda.use(standin.Runtime(lockstep=ddp))
         with environment(HPCDIST_NCCL_BLOCKING_WAIT=str(int(case.mode == "blocking"))):
             self.group = dist.new_group(
                 ranks,

@@ -207,7 +207,7 @@ def _launch(function: Any) -> Any:
 def training() -> Iterator[None]:
     """Let modules be trained on the stand-in's GPU, in groups made with a runtime in lockstep."""
     from hpcdist.backends.nccl.group import NcclGroup
-    from hpcdist.parallel.reducer import Reducer
+    from hpcdist.parallel.reducer.reducer import Reducer
 
     changed = (
         *((NcclGroup, name, _launch) for name in _LAUNCHES),
@@ -267,7 +267,7 @@ _current: contextvars.ContextVar[int] = contextvars.ContextVar("current stream")
 
 
 class Runtime:
-    """In the place of ``hpcdist.backends.nccl.device.Cuda``.
+    """In the place of ``hpcdist.backends.cuda.Cuda``.
 
     Parameters
     ----------

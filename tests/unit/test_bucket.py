@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcdist.parallel.bucket import Bucket, assign_buckets, is_dense
+from hpcdist.parallel.reducer.bucket import Bucket, assign_buckets, is_dense
 
 KB = 256  # float32 elements
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcdist.backends.staging.lane import MANY, Job, Lanes
+from hpcdist.backends.cuda_over_mpi.lane import MANY, Job, Lanes
 
 
 @pytest.fixture

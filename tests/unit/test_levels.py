@@ -10,14 +10,14 @@ import pytest
 import torch.distributed
 
 import hpcdist as dist
-from hpcdist import levels
+from hpcdist import debug_level
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     for name in ("HPCDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "HPCDIST_CHECK", "HPCDIST_LOG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(levels, "_level", None)
+    monkeypatch.setattr(debug_level, "_level", None)
 
 
 def test_names_and_order_are_torchs():
@@ -61,11 +61,11 @@ def test_what_a_level_brings(monkeypatch):
     brings = {"OFF": ("on", ""), "INFO": ("on", "info"), "DETAIL": ("full", "debug")}
     for level, (check, log) in brings.items():
         dist.set_debug_level(level)
-        assert (levels.check_level(), levels.log_level()) == (check, log)
+        assert (debug_level.check_level(), debug_level.log_level()) == (check, log)
     # what was asked for by itself wins
     monkeypatch.setenv("HPCDIST_CHECK", "off")
     monkeypatch.setenv("HPCDIST_LOG", "error")
-    assert (levels.check_level(), levels.log_level()) == ("off", "error")
+    assert (debug_level.check_level(), debug_level.log_level()) == ("off", "error")
 
 
 PROGRAM = """

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpcdist import DistMismatchError, DistNetworkError, DistTimeoutError
-from hpcdist.rendezvous import meeting
+from hpcdist.startup.rendezvous import meeting
 from hpcdist.store import HashStore, PrefixStore
 
 OWN = threading.local()

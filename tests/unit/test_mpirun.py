@@ -8,15 +8,16 @@ import sys
 
 import pytest
 
-from hpcdist import DistBackendError, mpirun
+from hpcdist import DistBackendError
 from hpcdist.cli import launch
-from hpcdist.mpirun import Starter
+from hpcdist.launchers import commands
+from hpcdist.launchers.commands import Starter
 
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr(mpirun, "cores", lambda: 8)
-    monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(commands, "cores", lambda: 8)
+    monkeypatch.setattr(commands.os, "geteuid", lambda: 1000)
     return monkeypatch
 
 
@@ -71,7 +72,7 @@ def test_srun_takes_the_batch_jobs_cores_over(eight_cores):
 
 
 def test_root_says_so_to_open_mpi(eight_cores):
-    eight_cores.setattr(mpirun.os, "geteuid", lambda: 0)
+    eight_cores.setattr(commands.os, "geteuid", lambda: 0)
     assert line("openmpi", 1).startswith("--allow-run-as-root ")
     assert "root" not in line("hydra", 1)
 
@@ -79,7 +80,7 @@ def test_root_says_so_to_open_mpi(eight_cores):
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """Programs that say what they are, on a PATH of their own, and no mpirun beside Python."""
-    monkeypatch.setattr(mpirun, "beside_python", lambda: None)
+    monkeypatch.setattr(commands, "beside_python", lambda: None)
     env = {"PATH": f"{tmp_path}"}
 
     def make(name, says):
@@ -101,48 +102,48 @@ def programs(tmp_path, monkeypatch):
 )
 def test_the_mpirun_of_this_mpi_is_found(programs, family, says, kind):
     make, env, monkeypatch = programs
-    monkeypatch.setattr(mpirun, "family", lambda: family)
+    monkeypatch.setattr(commands, "family", lambda: family)
     path = make("mpirun", says)
-    assert mpirun.find("auto", env) == Starter(kind, path)
-    assert mpirun.find(path, env) == Starter(kind, path)
+    assert commands.find("auto", env) == Starter(kind, path)
+    assert commands.find(path, env) == Starter(kind, path)
 
 
 def test_the_mpirun_of_another_mpi_is_refused(programs):
     make, env, monkeypatch = programs
-    monkeypatch.setattr(mpirun, "family", lambda: "mpich")
+    monkeypatch.setattr(commands, "family", lambda: "mpich")
     make("mpirun", "mpirun (Open MPI) 5.0.11")
     with pytest.raises(DistBackendError, match=r"is Open MPI's, but hpcdist is built for MPICH"):
-        mpirun.find("auto", env)
+        commands.find("auto", env)
     make("mpirun", "something else")
     with pytest.raises(DistBackendError, match=r"neither Open MPI's nor hydra's"):
-        mpirun.find("auto", env)
+        commands.find("auto", env)
 
 
 def test_no_mpirun_at_all(programs):
     _, env, _ = programs
     with pytest.raises(DistBackendError, match="mpirun is not found"):
-        mpirun.find("auto", env)
+        commands.find("auto", env)
     with pytest.raises(DistBackendError, match="there is no srun"):
-        mpirun.find("srun", env)
+        commands.find("srun", env)
 
 
 def test_srun_inside_a_slurm_job_if_it_has_the_plugin(programs):
     make, env, monkeypatch = programs
-    monkeypatch.setattr(mpirun, "family", lambda: "openmpi")
+    monkeypatch.setattr(commands, "family", lambda: "openmpi")
     mpi = make("mpirun", "mpirun (Open MPI) 5.0.11")
     srun = make("srun", "MPI plugin types are... none pmix pmi2")
-    assert mpirun.find("auto", env).path == mpi
+    assert commands.find("auto", env).path == mpi
     job = {**env, "SLURM_JOB_ID": "7"}
-    assert mpirun.find("auto", job) == Starter("srun", srun, "pmix")
-    assert mpirun.find("auto", {**job, "SLURM_PROCID": "0"}).path == mpi
+    assert commands.find("auto", job) == Starter("srun", srun, "pmix")
+    assert commands.find("auto", {**job, "SLURM_PROCID": "0"}).path == mpi
     make("srun", "MPI plugin types are... none")
-    assert mpirun.find("auto", job).path == mpi
+    assert commands.find("auto", job).path == mpi
     with pytest.raises(DistBackendError, match="no MPI plugin for Open MPI"):
-        mpirun.find("srun", env)
+        commands.find("srun", env)
 
 
 def test_cores_of_this_process():
-    assert 1 <= mpirun.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= commands.cores() <= len(os.sched_getaffinity(0))
 
 
 def run_launch(*arguments):
@@ -153,7 +154,7 @@ def run_launch(*arguments):
 
 def test_launch_only_says_what_it_would_run(programs, capsys):
     make, env, monkeypatch = programs
-    monkeypatch.setattr(mpirun, "family", lambda: "mpich")
+    monkeypatch.setattr(commands, "family", lambda: "mpich")
     monkeypatch.setenv("PATH", env["PATH"])
     path = make("mpirun", "HYDRA build details:")
     assert run_launch("-n", "2", "--no-bind", "--dry-run", __file__, "--epochs", "3") == 0

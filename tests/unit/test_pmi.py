@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from hpcdist.pmi import Manager, Server, mapping, node_of_this_process
-from hpcdist.pmi.protocol import parse
-from hpcdist.pmi.server import pid_space
+from hpcdist.launchers.pmi import Manager, Server, mapping, node_of_this_process
+from hpcdist.launchers.pmi.protocol import parse
+from hpcdist.launchers.pmi.server import pid_space
 from hpcdist.store import HashStore
 
 

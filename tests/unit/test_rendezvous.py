@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 import hpcdist
-from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous, start
+from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous
+from hpcdist.startup import steps
 from hpcdist.store import HashStore
 
 _LAUNCHERS = (
@@ -37,7 +38,7 @@ def handler():
 
     register_rendezvous_handler("test", meet)
     yield seen
-    del sys.modules["hpcdist.rendezvous.registry"]._handlers["test"]
+    del sys.modules["hpcdist.startup.rendezvous.registry"]._handlers["test"]
 
 
 def test_mpi_knows_what_nobody_says(no_launcher):
@@ -226,4 +227,4 @@ def test_the_default_method(no_launcher, variables, needs_mpi, method):
         no_launcher.delenv(name, raising=False)
     for name, value in variables.items():
         no_launcher.setenv(name, value)
-    assert start.default_method(needs_mpi) == method
+    assert steps.default_method(needs_mpi) == method

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdist import topology
+from hpcdist import hardware
 from hpcdist.cli.diagnose import gpu
 from hpcdist.cli.diagnose.section import Place
 
@@ -57,8 +57,8 @@ def node(root: Path, driver: bool = True) -> Path:
 
 
 def test_gpus_and_their_places(tmp_path):
-    assert topology.gpus(tmp_path) == [] and topology.adapters(tmp_path) == []
-    found = topology.gpus(node(tmp_path))
+    assert hardware.gpus(tmp_path) == [] and hardware.adapters(tmp_path) == []
+    found = hardware.gpus(node(tmp_path))
     assert [each.bus for each in found] == list(GPUS)
     assert [each.node for each in found] == [0, 0, 1]
     assert {each.model for each in found} == {"NVIDIA H200"}
@@ -67,7 +67,7 @@ def test_gpus_and_their_places(tmp_path):
 
 
 def test_gpus_without_a_driver(tmp_path):
-    found = topology.gpus(node(tmp_path, driver=False))
+    found = hardware.gpus(node(tmp_path, driver=False))
     assert [each.bus for each in found] == list(GPUS) and found[0].model == found[0].uuid == ""
 
 
@@ -86,29 +86,29 @@ def test_gpus_without_a_driver(tmp_path):
     ],
 )
 def test_what_cuda_visible_devices_leaves(tmp_path, told, numbers):
-    there = topology.gpus(node(tmp_path))
+    there = hardware.gpus(node(tmp_path))
     env = {} if told is None else {"CUDA_VISIBLE_DEVICES": told}
-    assert topology.visible(there, env) == [there[each] for each in numbers]
+    assert hardware.visible(there, env) == [there[each] for each in numbers]
 
 
 def test_ranks_take_turns():
-    assert [topology.gpu_of(rank, 3) for rank in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [hardware.gpu_of(rank, 3) for rank in range(7)] == [0, 1, 2, 0, 1, 2, 0]
     with pytest.raises(ValueError, match="can see no GPU"):
-        topology.gpu_of(0, 0)
+        hardware.gpu_of(0, 0)
 
 
 def test_the_nearest_adapter(tmp_path):
     node(tmp_path)
-    there = topology.adapters(tmp_path)
+    there = hardware.adapters(tmp_path)
     assert [each.name for each in there] == list(ADAPTERS)
-    near = [topology.nearest(each, there) for each in topology.gpus(tmp_path)]
+    near = [hardware.nearest(each, there) for each in hardware.gpus(tmp_path)]
     named = [([each.name for each in found], how) for found, how in near]
     assert named == [(["mlx5_0"], "PIX"), (["mlx5_1", "mlx5_2"], "PHB"), (["mlx5_3"], "NODE")]
-    first = topology.gpus(tmp_path)[0]
-    assert topology.nearest(first, there[3:])[1] == "SYS"
-    assert topology.nearest(first, []) == ([], "")
-    nowhere = topology.Adapter("mlx5_9", -1, ())
-    assert topology.nearest(first, [nowhere]) == ([], "")
+    first = hardware.gpus(tmp_path)[0]
+    assert hardware.nearest(first, there[3:])[1] == "SYS"
+    assert hardware.nearest(first, []) == ([], "")
+    nowhere = hardware.Adapter("mlx5_9", -1, ())
+    assert hardware.nearest(first, [nowhere]) == ([], "")
 
 
 # --- diagnose ------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import hpcdist
-from hpcdist import _loader, versions
+from hpcdist import _loader
+from hpcdist.debug import versions
 
 
 def test_every_section_is_printed():

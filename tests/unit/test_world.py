@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from hpcdist import _engine, topology
+from hpcdist import _engine, hardware
 from hpcdist.launchers import mpi_family
 
 #: Beginnings of the variables by which launchers and MPI libraries speak to their processes.
@@ -179,7 +179,7 @@ def test_wrong_setting_is_named():
     ],
 )
 def test_binding_advice(family, cpus, machine, hint):
-    advice = topology.binding_advice(family, frozenset(cpus), machine)
+    advice = hardware.binding_advice(family, frozenset(cpus), machine)
     if hint is None:
         assert advice is None
     else:
@@ -188,7 +188,7 @@ def test_binding_advice(family, cpus, machine, hint):
 
 
 def test_allowed_cpus_are_those_of_the_mask():
-    assert topology.allowed_cpus() == frozenset(os.sched_getaffinity(0))
+    assert hardware.allowed_cpus() == frozenset(os.sched_getaffinity(0))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to give one up")

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from hpcdist import _nccl, _nccl_loader, config, dtypes, log
 from hpcdist._engine import disordered
 from hpcdist._nccl import Communicator
+from hpcdist.backends import cuda
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, forked_error
-from hpcdist.recorder import NCCL, Entry, Where, recorder
+from hpcdist.flight_recorder import NCCL, Entry, Where, recorder
 
-from . import device
 from .channel import Channel, MpiChannel
 from .options import NCCLOptions
 
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 def region(tensor: Any, role: str, writable: bool = True) -> Part:
     """Look at a tensor: where it is, and of what."""
-    memory = device.runtime()
+    memory = cuda.runtime()
     return Part(*_nccl.region(tensor, writable, memory.memory, memory.name, role))
 
 
@@ -133,7 +133,7 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
         )
         self.channel = channel
         self._chosen = chosen
-        self.use(device.runtime())
+        self.use(cuda.runtime())
         self._made = 0
         #: How many groups have been made from this one.
         self.derived = 0

@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hpcdist import group, launchers
+from hpcdist import launchers
+from hpcdist.groups import state as group
 
 from .errors import BenchError
 

@@ -129,8 +129,8 @@ Make = Sequence[Callable[[], Any]]
 
 def _makers(job: Job, with_gloo: bool) -> dict[str, tuple[Wrap, Wrap]]:
     """Library -> (its DDP on all ranks, its DDP on a group of this rank alone)."""
+    from hpcdist.groups.new_group import new_group
     from hpcdist.parallel import DistributedDataParallel
-    from hpcdist.subgroups import new_group
 
     own = new_group([job.rank])
     found: dict[str, tuple[Wrap, Wrap]] = {}
@@ -304,7 +304,7 @@ def _buckets(library: str, model: Any) -> Callable[[int], None]:
     tensors = [torch.zeros(int(size) // 4) for size in re.findall(r"\d+", text)]
     reduce: Callable[..., Any]
     if library.startswith("hpcdist"):
-        from hpcdist.ops.reduce import all_reduce as reduce
+        from hpcdist.collectives.reduce import all_reduce as reduce
     else:
         from torch.distributed import all_reduce as reduce
 

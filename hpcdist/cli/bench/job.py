@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist import _engine, launchers, topology
-from hpcdist.group import get_rank, get_world_size
-from hpcdist.ops.objects import all_gather_object
-from hpcdist.subgroups import new_group
-from hpcdist.work import ReduceOp
-from hpcdist.world import destroy_process_group, init_process_group
+from hpcdist import _engine, hardware, launchers
+from hpcdist._ops import ReduceOp
+from hpcdist.collectives.objects import all_gather_object
+from hpcdist.groups.new_group import new_group
+from hpcdist.groups.state import get_rank, get_world_size
+from hpcdist.startup.init import destroy_process_group, init_process_group
 
 from .errors import BenchError
 
@@ -195,7 +195,7 @@ class Job:
         dict
             Name -> text; the same on all ranks but for the command.
         """
-        own = f"{socket.gethostname()}:{len(topology.allowed_cpus())}"
+        own = f"{socket.gethostname()}:{len(hardware.allowed_cpus())}"
         ranks = self.gather(own)
         hosts = list(dict.fromkeys(each.rpartition(":")[0] for each in ranks))
         cores = sorted({int(each.rpartition(":")[2]) for each in ranks})

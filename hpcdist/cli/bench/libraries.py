@@ -6,9 +6,10 @@ import os
 import socket
 from typing import Any
 
-from hpcdist import _bench, group
-from hpcdist.ops import all_to_all, barrier, broadcast, gather, p2p, reduce, scatter
-from hpcdist.work import ReduceOp
+from hpcdist import _bench
+from hpcdist._ops import ReduceOp
+from hpcdist.collectives import all_to_all, barrier, broadcast, gather, p2p, reduce, scatter
+from hpcdist.groups import state as group
 
 from .errors import Unsupported
 from .job import Job

@@ -139,7 +139,7 @@ def _latencies(
     import torch
     import torch.distributed as torch_dist
 
-    from hpcdist.ops.reduce import all_reduce
+    from hpcdist.collectives.reduce import all_reduce
 
     def calls(function: Callable[[], Any]) -> Callable[[int], None]:
         def batch(count: int) -> None:

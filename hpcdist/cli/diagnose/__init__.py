@@ -17,11 +17,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from hpcdist import _engine, launchers, topology
+from hpcdist import _engine, hardware, launchers
+from hpcdist.collectives.objects import all_gather_object, broadcast_object_list, gather_object
 from hpcdist.errors import DistError
-from hpcdist.group import get_rank, get_world_size, is_initialized
-from hpcdist.ops.objects import all_gather_object, broadcast_object_list, gather_object
-from hpcdist.world import destroy_process_group, init_process_group
+from hpcdist.groups.state import get_rank, get_world_size, is_initialized
+from hpcdist.startup.init import destroy_process_group, init_process_group
 
 from . import binding, build, gpu, infiniband, launcher, memory, reduce, report, settings, whole
 from .section import FAULT, WARNING, Place, Section
@@ -158,7 +158,7 @@ def _broken(what: str) -> Section:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; 1 if it has a fault."""
-    place = Place(cpus=topology.allowed_cpus())
+    place = Place(cpus=hardware.allowed_cpus())
     output = _Output(_first(place), report.as_json if options.json else report.as_text)
     if options.no_run:
         return output.alone(local(place))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from hpcdist import topology
+from hpcdist import hardware
 
 from .section import FAULT, WARNING, Place, Section
 
@@ -77,7 +77,7 @@ def collect(place: Place, family: str = "", machine: int | None = None) -> Secti
         section.fact("NUMA nodes of the rank", short(mine), "rank")
     threads = place.env.get("OMP_NUM_THREADS", "")
     section.fact("OMP_NUM_THREADS", threads or "not set: as many as the rank has cores")
-    advice = topology.binding_advice(family, place.cpus, machine)
+    advice = hardware.binding_advice(family, place.cpus, machine)
     if advice:
         what, _, fix = advice.partition(". ")
         section.find(FAULT, what, fix)

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hpcdist import _loader, versions
+from hpcdist import _loader
+from hpcdist.debug import versions
 from hpcdist.launchers import mpi_family
 
 from .section import FAULT, WARNING, Place, Section

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 
-from hpcdist import _nccl_loader, launchers, topology
+from hpcdist import _nccl_loader, hardware, launchers
 from hpcdist.errors import DistBackendError
 
 from .binding import nodes_of, short
@@ -18,7 +18,7 @@ def collect(place: Place) -> Section:
     """Driver and GPUs from /proc and /sys; torch's view, NCCL's and MPI's where MPI runs."""
     section = Section("gpu", "GPUs")
     driver = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", place.read("proc/driver/nvidia/version"))
-    there = topology.gpus(place.root)
+    there = hardware.gpus(place.root)
     if not driver and not there:
         section.fact("GPUs", "none", "host")
         return section
@@ -38,11 +38,11 @@ def collect(place: Place) -> Section:
     return section
 
 
-def _own(section: Section, place: Place, there: list[topology.Gpu]) -> None:
+def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
     """This rank's GPU, and what is near it."""
     told = place.env.get("CUDA_VISIBLE_DEVICES")
     section.fact("CUDA_VISIBLE_DEVICES", "not set" if told is None else told, "rank")
-    seen = topology.visible(there, place.env)
+    seen = hardware.visible(there, place.env)
     wanted = [part for part in (told or "").split(",") if part.strip()]
     if not (told or "").startswith("MIG") and len(seen) < len(wanted):
         section.find(FAULT, f"CUDA_VISIBLE_DEVICES={told} names {len(wanted)} GPUs, and CUDA takes "
@@ -53,11 +53,11 @@ def _own(section: Section, place: Place, there: list[topology.Gpu]) -> None:
     launch = launchers.detect(place.env)
     if not seen or launch is None or launch.local_rank is None:
         return
-    index = topology.gpu_of(launch.local_rank, len(seen))
+    index = hardware.gpu_of(launch.local_rank, len(seen))
     gpu = seen[index]
     section.fact("GPU of the rank", f"cuda:{index}, {gpu.bus}", "rank")
     section.fact("its NUMA node", gpu.node if gpu.node >= 0 else "unknown", "rank")
-    near, how = topology.nearest(gpu, topology.adapters(place.root))
+    near, how = hardware.nearest(gpu, hardware.adapters(place.root))
     names = ", ".join(each.name for each in near)
     section.fact("adapters nearest to it", f"{names} ({how})" if near else "none", "rank")
     nodes = nodes_of(place)
@@ -126,7 +126,7 @@ def _nccl(section: Section) -> None:
 
 def _mpi(section: Section) -> None:
     """The library's own answer to whether it takes GPU memory; no answer means no."""
-    from hpcdist.backends.staging import aware
+    from hpcdist.backends.cuda_over_mpi import aware
 
     takes, who = aware.said()
     section.fact("MPI takes GPU memory", f"{'yes' if takes else 'no'}: {who}")

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.group import get_rank, get_world_size
-from hpcdist.ops.barrier import barrier
-from hpcdist.ops.reduce import all_reduce
-from hpcdist.work import ReduceOp
+from hpcdist._ops import ReduceOp
+from hpcdist.collectives.barrier import barrier
+from hpcdist.collectives.reduce import all_reduce
+from hpcdist.groups.state import get_rank, get_world_size
 
 from .section import FAULT, WARNING
 

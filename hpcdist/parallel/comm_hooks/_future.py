@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hpcdist.group import ProcessGroup, member
-from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["Driven", "Pipeline", "dense_buffer", "group_of"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hpcdist.group import ProcessGroup
+from hpcdist._ops import ReduceOp
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
-from hpcdist.parallel.grad_bucket import GradBucket
-from hpcdist.work import ReduceOp
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = [
     "Hook",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from hpcdist.group import ProcessGroup
+from hpcdist.groups.new_group import new_subgroups
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks._future import dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
-from hpcdist.parallel.grad_bucket import GradBucket
-from hpcdist.subgroups import new_subgroups
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from hpcdist._ops import ReduceOp
 from hpcdist.parallel.comm_hooks._future import Stages, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
-from hpcdist.parallel.grad_bucket import GradBucket
-from hpcdist.work import ReduceOp
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["batched_powerSGD_hook", "orthogonalize", "powerSGD_hook"]
 

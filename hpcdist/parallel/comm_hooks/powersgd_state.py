@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcdist.group import ProcessGroup
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks._future import Pipeline
-from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["PowerSGDState"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hpcdist.group import ProcessGroup
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
-from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["quantization_perchannel_hook", "quantization_pertensor_hook"]
 

@@ -8,7 +8,7 @@ import torch
 
 from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
-from hpcdist.parallel.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.zero import API, ZeroRedundancyOptimizer
 
 __all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]

@@ -1,4 +1,4 @@
-/* The last part of a job without a launcher: hpcdist.pmi answers MPI's process-manager requests (PMI-1) while MPI
+/* The last part of a job without a launcher: hpcdist.launchers.pmi answers MPI's process-manager requests (PMI-1) while MPI
  * starts, from Python. What MPI asks later, it asks while it ends: after Python has gone, from libc's exit. So
  * this thread answers it, and it also sees to it that a rank which waits there for another does not wait for one
  * that died: nobody else would end it. */

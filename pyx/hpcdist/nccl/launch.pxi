@@ -106,7 +106,7 @@ cdef class Launch:
             self.limit = 1e9
 
     def use(self, runtime):
-        """Take streams and events from a runtime of :mod:`hpcdist.backends.nccl.device`."""
+        """Take streams and events from a runtime of :mod:`hpcdist.backends.cuda`."""
         cdef uintptr_t address
         cdef dict given = runtime.functions
         hd_watch_forks()

@@ -1,0 +1,1 @@
+"""The module paths of ``torch.distributed.algorithms.model_averaging``."""

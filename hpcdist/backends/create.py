@@ -1,0 +1,106 @@
+"""Makes the backends of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from hpcdist.backends import cuda
+from hpcdist.backends.base import BackendOptions
+from hpcdist.errors import DistBackendError
+
+from . import registry
+
+__all__ = ["create"]
+
+
+def create(
+    config: registry.BackendConfig,
+    options: BackendOptions,
+    pg_options: Any = None,
+    parents: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Make the backends of one group, on its members.
+
+    Parameters
+    ----------
+    config : BackendConfig
+        Which backend serves which device type.
+    options : BackendOptions
+        The group.
+    pg_options : object, optional
+        Handed on to backends with the extended interface.
+    parents : mapping, optional
+        Name of a backend to that of the group this one is made from.
+
+    Returns
+    -------
+    dict
+        Device type to backend object; a backend that serves several devices is made once.
+
+    Raises
+    ------
+    ValueError
+        If nobody knows a backend of that name.
+    DistBackendError
+        If the backend is known but cannot be had in this installation.
+    """
+    names = config.get_device_backend_map()
+    for name in names.values():
+        if not registry.is_registered(name):
+            raise _missing(name)
+    made: dict[str, Any] = {}
+    # MPI first: the others may use it to meet
+    for name in sorted(
+        dict.fromkeys(names.values()), key=lambda name: name != registry.Backend.MPI
+    ):
+        host, parent = made.get(registry.Backend.MPI), parents.get(name)
+        options = replace(options, host=host, parent=parent)
+        try:
+            made[name] = _made(name, options, pg_options)
+        except BaseException:
+            for each in made.values():
+                each.free()
+            raise
+    serving = {device: made[name] for device, name in names.items()}
+    return _with_devices(serving, names)
+
+
+def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Let MPI move CUDA tensors too, where it is to and nobody else does.
+
+    On a machine without GPUs a group's operations stay one native call.
+    """
+    if names.get("cuda", registry.Backend.MPI) != registry.Backend.MPI:
+        return serving
+    comm = serving.get("cpu") if names.get("cpu") == registry.Backend.MPI else serving.get("cuda")
+    if comm is None or ("cuda" not in names and not cuda.may_come()):
+        return serving
+    from hpcdist.backends.cuda_over_mpi import StagedGroup  # only where it is used
+
+    # the host's first: what is about no tensor is the communicator's
+    return {"cpu": comm, **serving, "cuda": StagedGroup(comm)}
+
+
+def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
+    creator, extended = registry.Backend._plugins[name]
+    if not extended:
+        return creator(options.store, options.group_rank, options.group_size, options.timeout)
+    # options that say whose they are go to that backend alone
+    mine = getattr(pg_options, "backend", name) == name
+    return creator(options, pg_options if mine else None)
+
+
+def _missing(name: str) -> Exception:
+    usable = ", ".join(sorted(registry.Backend._plugins)) or "none"
+    if name in registry.Backend.backend_list and name != registry.Backend.UNDEFINED:
+        return DistBackendError(
+            f"the backend {name!r} is not available in this installation of hpcdist; usable: "
+            f"{usable}"
+        )
+    return ValueError(
+        f"there is no backend {name!r}; usable: {usable}. A third party's backend joins with "
+        "hpcdist.Backend.register_backend."
+    )

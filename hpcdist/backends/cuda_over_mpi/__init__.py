@@ -1,0 +1,13 @@
+"""CUDA tensors over MPI: through pinned host memory, or by an MPI that takes device memory itself.
+
+``ring`` holds the pinned buffers and moves a tensor through them in pieces, ``lane`` keeps
+operations in order, ``group`` and ``messages`` are the operations, ``aware`` finds out what MPI can
+do, ``direct`` hands it the tensors themselves. All that knows of CUDA is in
+:mod:`hpcdist.backends.cuda`.
+"""
+
+from __future__ import annotations
+
+from .group import StagedGroup
+
+__all__ = ["StagedGroup"]

@@ -1,0 +1,304 @@
+"""Operations one after the other: on the caller's thread where it waits anyway, else on another."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hpcdist import _buffer, log
+from hpcdist._nccl import StreamWork
+from hpcdist.errors import DistTimeoutError, forked_error
+
+__all__ = ["Job", "Lane", "Lanes", "StagedWork", "refuse_forked"]
+
+_log = log.get_logger("staging")
+
+#: Seconds that a lane's thread waits for the next operation before it ends.
+LINGER = 2.0
+#: Lanes that are kept though they are idle.
+MANY = 64
+
+
+def refuse_forked(pid: int) -> None:
+    """Raise in a process that was forked from the one of that number: its threads are not here."""
+    if os.getpid() != pid:
+        raise forked_error("MPI")
+
+
+class Job:
+    """One operation: a function that returns the event after which its results are there."""
+
+    def __init__(self, run: Callable[[], Any], what: str) -> None:
+        self._run: Callable[[], Any] | None = run
+        self.what = what
+        self.pid = os.getpid()
+        self._limit = _buffer.limit()  # the call's, on whatever thread it runs
+        self.over = threading.Event()
+        self.event: Any = None
+        self.error: BaseException | None = None
+        self.seen = False
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        """Run it, on whatever thread this is, and tell those who wait."""
+        try:
+            assert self._run is not None
+            with _buffer.limited(self._limit):
+                self.event = self._run()
+        except BaseException as error:
+            self.error = error
+        self._run = None
+        with self._lock:
+            self.over.set()
+            told, self._told = self._told, []
+        for call in told:
+            call()
+
+    def __del__(self) -> None:
+        if self.error is not None and not self.seen and self.pid == os.getpid():
+            _log.error("%s failed and was never waited for: %s", self.what, self.error)
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call a function when it is over; at once if it is."""
+        with self._lock:
+            if not self.over.is_set():
+                self._told.append(call)
+                return
+        call()
+
+
+class Lane:
+    """A queue of jobs, and a thread for those that nobody runs himself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, job: Job) -> None:
+        """Put a job behind the others; the lane's thread runs it."""
+        with self._changed:
+            self._waiting.append(job)
+            self._provide()
+
+    def call(self, job: Job) -> None:
+        """Run a job after those that are queued, and raise what it raises."""
+        with self._changed:
+            inline = not self._busy and not self._waiting
+            if inline:
+                self._busy = True
+            else:
+                self._waiting.append(job)
+                self._provide()
+        if not inline:
+            while not job.over.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
+                pass
+        else:
+            try:
+                job.run()
+            finally:
+                with self._changed:
+                    self._busy = False
+                    if self._waiting:
+                        self._provide()
+        job.seen = True
+        if job.error is not None:
+            raise job.error
+
+    def _provide(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                until = time.monotonic() + LINGER
+                while self._busy or not self._waiting:
+                    left = until - time.monotonic()
+                    if not self._waiting and left <= 0:
+                        self._thread = None
+                        return
+                    self._changed.wait(None if self._waiting else left)
+                job = self._waiting.popleft()
+                self._busy = True
+            job.run()
+            del job  # and with it the tensors
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def idle(self, until: float) -> bool:
+        """Wait until nothing is left, or a time of ``time.monotonic`` has come."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._busy and not self._waiting, max(until - time.monotonic(), 0.0)
+            )
+
+
+class Lanes:
+    """A lane for each key: operations with one key come one after the other, others do not wait.
+
+    Lanes are made at the first operation, and forgotten when there are many and they are idle: a
+    program may give every message a tag of its own.
+
+    Parameters
+    ----------
+    name : str
+        Of their threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._made: dict[Hashable, Lane] = {}
+        self._users: Counter[Hashable] = Counter()
+        self._most = MANY
+
+    @contextmanager
+    def of(self, key: Hashable) -> Iterator[Lane]:
+        """Use the lane of a key; it is not forgotten meanwhile."""
+        with self._lock:
+            if len(self._made) >= self._most:
+                self._forget()
+            lane = self._made.get(key)
+            if lane is None:
+                lane = self._made[key] = Lane(self._name)
+            self._users[key] += 1
+        try:
+            yield lane
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+
+    def _forget(self) -> None:
+        self._made = {
+            key: lane for key, lane in self._made.items() if self._users[key] or not lane.idle(0.0)
+        }
+        self._users = +self._users  # without the zeros
+        self._most = max(MANY, 2 * len(self._made))
+
+    def __iter__(self) -> Iterator[Lane]:
+        with self._lock:
+            return iter(list(self._made.values()))
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class StagedWork(StreamWork):
+    """An operation of a CUDA tensor over MPI.
+
+    Parameters
+    ----------
+    runtime : object
+        Of :mod:`hpcdist.backends.cuda`.
+    index : int
+        The device.
+    job : Job
+        The operation.
+    tensors : list
+        What it touches: held until it is over.
+    outputs : list
+        What it writes.
+    source : list of int
+        Where a receive puts its sender; empty for other operations.
+
+    Notes
+    -----
+    Made by operations with ``async_op=True``. Source: ``torch.distributed.Work``.
+    """
+
+    def __init__(
+        self,
+        runtime: Any,
+        index: int,
+        job: Job,
+        tensors: list[Any],
+        outputs: list[Any],
+        source: list[int],
+    ) -> None:
+        self._runtime = runtime
+        self._index = index
+        self._job = job
+        self._tensors = tensors
+        self._outputs = list(outputs)
+        self._source = source
+        self._future: Any = None
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for MPI, and let the caller's current stream wait for the last copy."""
+        refuse_forked(self._job.pid)
+        end = None if seconds < 0 else time.monotonic() + seconds
+        while not self._job.over.wait(1.0 if end is None else min(1.0, _left(end))):
+            if end is not None and time.monotonic() >= end:
+                raise DistTimeoutError(
+                    f"wait({seconds:g} s) ended before {self._job.what} did; it goes on and can be "
+                    "waited for again"
+                )
+        error = self.exception()
+        if error is not None:
+            raise error
+        if self._job.event is not None:
+            self._runtime.order(self._runtime.current(self._index), self._job.event)
+        self._tensors.clear()  # for the group, too, which holds them by this list
+
+    def is_completed(self) -> bool:
+        """Say whether the operation is over and its results are there."""
+        refuse_forked(self._job.pid)
+        if not self._job.over.is_set():
+            return False
+        event = self._job.event
+        return event is None or bool(self._runtime.reached(event))
+
+    def exception(self) -> Any:
+        """What went wrong, if anything has."""
+        refuse_forked(self._job.pid)
+        if not self._job.over.is_set():
+            return None
+        self._job.seen = True
+        return self._job.error
+
+    def result(self) -> list[Any]:
+        """The tensors that the operation writes."""
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        """Group rank that a receive is from; -1 for other operations."""
+        refuse_forked(self._job.pid)
+        return self._source[0] if self._source and self._job.over.is_set() else -1
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the tensors, completed when they hold the result."""
+        refuse_forked(self._job.pid)
+        if self._future is None:
+            self._future = self._runtime.promise(self._index)
+            self._job.when_over(self._complete)
+        return self._future
+
+    def _complete(self) -> None:
+        self._job.seen = True
+        try:
+            if self._job.error is not None:
+                self._future.set_exception(self._job.error)
+                return
+            if self._job.event is not None:
+                self._runtime.reach(self._job.event)
+            self._future.set_result(self.result())
+        except Exception:  # of a callback of the user's
+            import sys
+
+            sys.excepthook(*sys.exc_info())
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.0)

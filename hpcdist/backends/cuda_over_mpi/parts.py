@@ -1,0 +1,79 @@
+"""Tensors on a device as bytes, and in words."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hpcdist import _nccl, dtypes
+from hpcdist._ops import ReduceOp, op_refusal
+from hpcdist.backends import cuda
+
+__all__ = ["Part", "flat", "reducible", "told"]
+
+
+def flat(tensor: Any) -> Any:
+    """The bytes of a dense tensor in the order of its memory, as a view."""
+    import torch
+
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+class Part(NamedTuple):
+    """A tensor on the device: its bytes, and what they are."""
+
+    bytes: Any
+    elements: int
+    dtype: dtypes.DType
+    device: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    address: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        order = "" if self.strides is None else f", strides {list(self.strides)}"
+        return f"{self.dtype.name}{list(self.shape)}{order}"
+
+    @classmethod
+    def of(cls, tensor: Any, role: str, writable: bool = True) -> Part:
+        """Look at a tensor; whatever is wrong with it is an error here."""
+        runtime = cuda.runtime()
+        address, elements, code, index = _nccl.region(
+            tensor, writable, runtime.memory, runtime.name, role
+        )
+        plain = elements < 2 or tensor.is_contiguous()
+        strides = None if plain else tuple(tensor.stride())
+        dtype, shape = dtypes.lookup(code), tuple(tensor.shape)
+        return cls(flat(tensor), elements, dtype, index, shape, strides, address)
+
+    def contiguous(self, role: str) -> Part:
+        """The same, or ValueError: for tensors whose parts belong to different ranks."""
+        if self.strides is not None:
+            raise ValueError(
+                f"{role} must be C-contiguous, because its blocks are; pass {role}.contiguous()"
+            )
+        return self
+
+
+def reducible(op: Any, part: Part) -> ReduceOp:
+    """The operation, or TypeError where it does not take the element type."""
+    op = ReduceOp(op)
+    why = op_refusal(op, part.dtype.code)
+    if why is not None:
+        raise TypeError(f"{op!r} on {part.dtype.name}: {why}")
+    return op
+
+
+def told(parts: Sequence[Part]) -> str:
+    """Tensors in words that are the same on all ranks where the tensors are."""
+    words = [str(part) for part in parts]
+    if len(words) <= 4:
+        return ", ".join(words)
+    # a long list: its beginning for the eye, and what stands for all of it
+    return f"{', '.join(words[:4])}, ... {len(words)}: {zlib.crc32(' '.join(words).encode()):08x}"

@@ -1,0 +1,108 @@
+"""Something from every rank to every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.groups.state import ProcessGroup
+from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.state import world as _world
+
+__all__ = ["all_to_all", "all_to_all_single"]
+
+
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send the i-th input to rank i, and receive the i-th output from it.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    output_tensor_list : list of tensor
+        Destinations, one per rank of the group, of the sizes those ranks send.
+    input_tensor_list : list of tensor
+        What goes to each rank, of one dtype; sizes may differ.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If a list does not fit the group, or a tensor is not dense.
+    TypeError
+        If a tensor is of a type that cannot be sent.
+    DistMismatchError
+        On all ranks, if they did not call the same, or a rank sends another size than is expected;
+        nothing has been changed then.
+    DistTimeoutError
+        If a rank does not come within the group's timeout.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_to_all``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Any = None,
+    input_split_sizes: Any = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send the i-th part of a tensor to rank i, and receive the i-th part of another from it.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    output : torch.Tensor, numpy.ndarray or buffer
+        Destination, split along dimension 0.
+    input : torch.Tensor, numpy.ndarray or buffer
+        What goes out, split along dimension 0.
+    output_split_sizes : list of int, optional
+        Rows received from each rank. None or empty: equal parts, and the group's size must divide
+        dimension 0.
+    input_split_sizes : list of int, optional
+        Rows sent to each rank; likewise.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the splits do not fit the tensors or the group; see also :func:`all_to_all`.
+    TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_to_all`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_to_all_single``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.all_to_all_single(
+        output, input, output_split_sizes or None, input_split_sizes or None, async_op
+    )

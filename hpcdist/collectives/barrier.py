@@ -1,0 +1,73 @@
+"""Waiting for each other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import refusing
+from hpcdist.groups.state import ProcessGroup
+from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.state import world as _world
+
+__all__ = ["barrier"]
+
+
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: Any = None,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Wait until all ranks of the group are here.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the handle is done when all ranks have called.
+    device_ids : list of int, optional
+        Accepted for torch's sake: a barrier over MPI involves no device.
+    timeout : datetime.timedelta, optional
+        After this long a missing rank is an error; None means the group's timeout.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong type.
+    DistMismatchError
+        On all ranks, if some of them are in another operation.
+    DistTimeoutError
+        If a rank does not come in time.
+
+    Notes
+    -----
+    Source: ``torch.distributed.barrier``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    if timeout is None and device_ids is None or comm.rank < 0:
+        return comm.barrier(async_op)
+    with refusing(agreeing(comm), "barrier"):
+        if device_ids is not None and not isinstance(device_ids, list):
+            raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
+    if timeout is None:
+        return comm.barrier(async_op)
+    # an operation takes the group's timeout with it when it begins
+    usual = comm.timeout
+    comm.timeout = timeout.total_seconds()
+    try:
+        return comm.barrier(async_op)
+    finally:
+        comm.timeout = usual

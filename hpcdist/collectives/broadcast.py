@@ -1,0 +1,60 @@
+"""One rank's tensor, copied to all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.groups.state import ProcessGroup, _resolve
+
+__all__ = ["broadcast"]
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy the tensor of one rank to all.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        Data on the source, destination elsewhere; the same shape and dtype on all ranks. May be
+        empty.
+    src : int, optional
+        Source, as a rank of the world.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; `tensor` must not be touched until the handle is done.
+    group_src : int, optional
+        Source, as a rank of the group; give one of the two.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the source is not in the group, or given twice or not at all, or the tensor is not dense.
+    TypeError
+        If the tensor is of a type that cannot be sent.
+    DistMismatchError
+        On all ranks, if they did not call the same; nothing has been changed then.
+    DistTimeoutError
+        If a rank does not come within the group's timeout.
+
+    Notes
+    -----
+    Source: ``torch.distributed.broadcast``.
+    """
+    pg = _resolve(group)
+    root = pg._root("broadcast", tensor, src, group_src, "src")
+    return pg._comm.broadcast(tensor, root, async_op)

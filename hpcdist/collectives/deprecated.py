@@ -1,0 +1,28 @@
+"""Names that torch keeps for old programs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from hpcdist._ops import ReduceOp
+
+__all__ = ["reduce_op"]
+
+
+class _ReduceOpAlias:
+    """Deprecated: the reductions under their old name; use :class:`hpcdist.ReduceOp`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        warnings.warn(
+            f"hpcdist.reduce_op is deprecated; use hpcdist.ReduceOp.{name}",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return getattr(ReduceOp, name)
+
+
+#: Deprecated alias of :class:`hpcdist.ReduceOp`.
+reduce_op = _ReduceOpAlias()

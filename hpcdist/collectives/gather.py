@@ -1,0 +1,195 @@
+"""Tensors of all ranks, collected on one or on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.state import world as _world
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "gather",
+]
+
+
+def all_gather(
+    tensor_list: Any, tensor: Any, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Collect a tensor of each rank in a list, on all ranks.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor_list : list of tensor
+        Destinations, one per rank of the group. Sizes may differ within the list: element i has the
+        size of rank i's tensor, on all ranks.
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        What this rank sends.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the list does not fit the group, or a tensor is not dense.
+    TypeError
+        If a tensor is of a type that cannot be sent.
+    DistMismatchError
+        On all ranks, if they did not call the same; nothing has been changed then.
+    DistTimeoutError
+        If a rank does not come within the group's timeout.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_gather``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.all_gather(tensor_list, tensor, async_op)
+
+
+def all_gather_single(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Collect equal tensors of all ranks in one tensor, on all ranks.
+
+    All ranks of the group must call it. ``all_gather_into_tensor`` is another name for it.
+
+    Parameters
+    ----------
+    output_tensor : torch.Tensor, numpy.ndarray or buffer
+        Destination: as many elements as the input times the group's size, rank 0's first. Its shape
+        may be the concatenation or the stack of the inputs.
+    input_tensor : torch.Tensor, numpy.ndarray or buffer
+        What this rank sends, the same size on all ranks.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_gather_single`` (``all_gather_into_tensor``).
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+
+
+all_gather_into_tensor = all_gather_single
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Collect several tensors of each rank on all ranks in one operation.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    output_tensor_lists : list of list of tensor
+        Destinations: one list per rank of the group, shaped like what that rank sends.
+    input_tensor_list : list of tensor
+        What this rank sends; the same number and shapes on all ranks.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError, TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_gather_coalesced``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Any = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Collect a tensor of each rank in a list, on one rank.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        What this rank sends.
+    gather_list : list of tensor, optional
+        On the destination: one per rank of the group, element i of the size of rank i's tensor.
+        None elsewhere.
+    dst : int, optional
+        Destination, as a rank of the world. With neither, rank 0 of the world.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+    group_dst : int, optional
+        Destination, as a rank of the group; give at most one of the two.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the list is missing on the destination, or given elsewhere; if the destination is not in
+        the group; see also :func:`all_gather`.
+    TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.gather``.
+    """
+    pg = _resolve(group)
+    if dst is None and group_dst is None:
+        dst = 0
+    root = pg._root("gather", tensor, dst, group_dst, "dst")
+    return pg._gather(tensor, gather_list, root, async_op)

@@ -1,0 +1,256 @@
+"""Reductions over all ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist._ops import ReduceOp
+from hpcdist.groups.methods import as_list, reals_or_raise, sparse_or_raise
+from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.state import world as _world
+
+__all__ = [
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+]
+
+_SUM = ReduceOp.SUM
+
+
+def all_reduce(
+    tensor: Any, op: Any = _SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduce a tensor over all ranks, in place on each.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        Input and result; the same shape and dtype on all ranks. May be empty. A sparse COO tensor
+        too, with other entries on each rank, for SUM and AVG and not with `async_op`.
+    op : ReduceOp
+        SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM(factor). Complex numbers have
+        SUM, AVG and PREMUL_SUM only.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; `tensor` must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the tensor is not dense, or of a type or dtype that cannot be reduced this way.
+    DistMismatchError
+        On all ranks, if they did not call the same; nothing has been changed then.
+    DistTimeoutError
+        If a rank does not come within the group's timeout.
+
+    Notes
+    -----
+    The result is bitwise the same on all ranks, and from run to run. float16 and bfloat16 are
+    accumulated in float32. A NaN wins in MIN and MAX. Source: ``torch.distributed.all_reduce``.
+    """
+    # one attribute and one native call: at 8 bytes everything else would be felt
+    comm = _world.comm if group is None else _comm_of(group)
+    try:
+        return comm.all_reduce(tensor, op, async_op)
+    except TypeError:
+        return sparse_or_raise(comm, tensor, op, async_op)
+
+
+def all_reduce_coalesced(
+    tensors: Any, op: Any = _SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduce several tensors over all ranks in one operation, in place.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensors : list of tensor, or tensor
+        Inputs and results, of one dtype; the same number and shapes on all ranks. Complex ones
+        may stand among real ones of their precision for SUM, AVG and PREMUL_SUM.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError, TypeError
+        See :func:`all_reduce`; also if the tensors differ in dtype.
+    DistMismatchError, DistTimeoutError
+        See :func:`all_reduce`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.all_reduce_coalesced``, which returns a future; a
+    :class:`Work` has ``get_future()``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    listed = as_list(tensors)
+    try:
+        return comm.all_reduce_coalesced(listed, op, async_op)
+    except TypeError as error:
+        return reals_or_raise(comm, listed, op, async_op, error)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce a tensor over all ranks onto one of them.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        Input, the same shape and dtype on all ranks; on the destination also the result. Elsewhere
+        it is left as it is.
+    dst : int, optional
+        Destination, as a rank of the world.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; `tensor` must not be touched until the handle is done.
+    group_dst : int, optional
+        Destination, as a rank of the group; give one of the two.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the destination is not in the group, or given twice or not at all; see also
+        :func:`all_reduce`.
+    DistMismatchError, DistTimeoutError
+        See :func:`all_reduce`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.reduce``.
+    """
+    pg = _resolve(group)
+    return pg._comm.reduce(tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op)
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce a list of tensors over all ranks; each rank keeps one.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    output : torch.Tensor, numpy.ndarray or buffer
+        Result of this rank: element ``rank`` of the reduced list.
+    input_list : list of tensor
+        One per rank of the group. Sizes may differ within the list; element i has the same size on
+        all ranks, the size of rank i's output.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the list or its sizes do not fit the group; see also :func:`all_reduce`.
+    DistMismatchError, DistTimeoutError
+        See :func:`all_reduce`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.reduce_scatter``.
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.reduce_scatter(output, input_list, op, async_op)
+
+
+def reduce_scatter_single(
+    output: Any,
+    input: Any,
+    op: Any = _SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce a tensor over all ranks; each rank keeps its part.
+
+    All ranks of the group must call it. ``reduce_scatter_tensor`` is another name for it.
+
+    Parameters
+    ----------
+    output : torch.Tensor, numpy.ndarray or buffer
+        Result of this rank; the same size on all ranks.
+    input : torch.Tensor, numpy.ndarray or buffer
+        What is reduced: as many elements as the output times the group's size, the part of rank 0
+        first.
+    op : ReduceOp
+        See :func:`all_reduce`.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the sizes do not fit the group; see also :func:`all_reduce`.
+    DistMismatchError, DistTimeoutError
+        See :func:`all_reduce`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.reduce_scatter_single`` (``reduce_scatter_tensor``).
+    """
+    comm = _world.comm if group is None else _comm_of(group)
+    return comm.reduce_scatter_tensor(output, input, op, async_op)
+
+
+reduce_scatter_tensor = reduce_scatter_single

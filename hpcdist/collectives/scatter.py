@@ -1,0 +1,66 @@
+"""One rank's list, one tensor to each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.groups.state import ProcessGroup, _resolve
+
+__all__ = ["scatter"]
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Any = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Give each rank its tensor of one rank's list.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, numpy.ndarray or buffer
+        Destination.
+    scatter_list : list of tensor, optional
+        On the source: one per rank of the group, element i of the size of rank i's tensor. None
+        elsewhere.
+    src : int, optional
+        Source, as a rank of the world. With neither, rank 0 of the world.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+    group_src : int, optional
+        Source, as a rank of the group; give at most one of the two.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If the list is missing on the source, or given elsewhere; if the source is not in the group;
+        if a tensor is not dense.
+    TypeError
+        If a tensor is of a type that cannot be sent.
+    DistMismatchError
+        On all ranks, if they did not call the same; nothing has been changed then.
+    DistTimeoutError
+        If a rank does not come within the group's timeout.
+
+    Notes
+    -----
+    Source: ``torch.distributed.scatter``.
+    """
+    pg = _resolve(group)
+    if src is None and group_src is None:
+        src = 0
+    root = pg._root("scatter", tensor, src, group_src, "src")
+    return pg._scatter(tensor, scatter_list, root, async_op)

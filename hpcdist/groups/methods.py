@@ -1,0 +1,455 @@
+"""The collectives of a group in object style: ``pg.all_reduce(t)``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from hpcdist._engine import Work, complex_among
+from hpcdist._ops import ReduceOp
+from hpcdist.backends.dispatch import agreeing
+
+__all__ = ["Collectives"]
+
+
+def as_list(tensors: Any) -> Any:
+    """A lone tensor as a list of one, as torch allows."""
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
+    """Views of complex tensors as pairs of real ones: their sums are the same.
+
+    None where that does not make them one dtype, or would not give the same result.
+    """
+    if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
+        return None
+    views = []
+    for tensor in tensors:
+        if isinstance(tensor, np.ndarray):
+            views.append(tensor.view(tensor.real.dtype) if tensor.dtype.kind == "c" else tensor)
+        elif getattr(tensor, "is_complex", bool)():
+            views.append(sys.modules["torch"].view_as_real(tensor))
+        else:
+            views.append(tensor)
+    changed = any(view is not tensor for view, tensor in zip(views, tensors, strict=True))
+    return views if changed else None
+
+
+def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | None:
+    """Reduce a tensor that was refused because it is sparse; raise again if it is not.
+
+    Called while the TypeError is handled: so a dense tensor pays nothing for it.
+    """
+    if not getattr(tensor, "is_sparse", False):
+        raise  # noqa: PLE0704  # the others have heard
+    from hpcdist.groups import sparse
+
+    sparse.all_reduce(comm, tensor, op, async_op)
+    return None
+
+
+def reals_or_raise(
+    comm: Any, tensors: Any, op: Any, async_op: bool, error: TypeError
+) -> Work | None:
+    """Reduce a list that was refused for complex tensors among real ones; else raise again.
+
+    Called while the TypeError is handled. Complex tensors count as pairs of real ones.
+    """
+    views = _as_reals(tensors, op)
+    if views is None:
+        if complex_among(tensors):  # else the others have heard
+            agreeing(comm, tensors).refuse(error, api="all_reduce_coalesced")
+        raise error
+    work: Work | None = comm.all_reduce_coalesced(views, op, async_op)
+    return work
+
+
+class Collectives:
+    """The part of :class:`hpcdist.ProcessGroup` that moves data among all its ranks.
+
+    Ranks are group ranks. Each method is one native call; arguments are checked there.
+    """
+
+    __slots__ = ()
+
+    # of ProcessGroup
+    _comm: Any
+    _name: str
+    _root: Any
+
+    def _listed(self, api: str, tensor: Any, given: Any, root: int, role: str) -> bool:
+        """Whether this rank is the root, which has a list and nobody else."""
+        comm = self._comm
+        here = bool(comm.rank == root)
+        if here is bool(given):
+            return here
+        if here:
+            where = f"rank (rank {root} of the group {self._name!r}, which this process is)"
+        else:
+            where = (
+                f"rank only (rank {root} of the group {self._name!r}; this process is rank "
+                f"{comm.rank})"
+            )
+        error = ValueError(f"{api}_list must be given on the {role} {where}")
+        agreeing(comm, tensor).refuse(error, api=api)
+        raise error
+
+    def _gather(self, tensor: Any, gather_list: Any, root: int, async_op: bool) -> Work | None:
+        """Gather with the list where it belongs, and nowhere else."""
+        here = self._listed("gather", tensor, gather_list, root, "destination")
+        return self._comm.gather(tensor, gather_list if here else None, root, async_op)
+
+    def _scatter(self, tensor: Any, scatter_list: Any, root: int, async_op: bool) -> Work | None:
+        """Scatter with the list where it belongs, and nowhere else."""
+        here = self._listed("scatter", tensor, scatter_list, root, "source")
+        return self._comm.scatter(tensor, scatter_list if here else None, root, async_op)
+
+    def all_reduce(
+        self, tensor: Any, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Reduce `tensor` over all ranks, in place; the result is bitwise the same on each.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_reduce`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Input and result, the same size and dtype on all ranks.
+        op : ReduceOp
+            The reduction.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        try:
+            return self._comm.all_reduce(tensor, op, async_op)
+        except TypeError:
+            return sparse_or_raise(self._comm, tensor, op, async_op)
+
+    def all_reduce_coalesced(
+        self, tensors: Any, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Reduce several tensors over all ranks in one operation, in place.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_reduce_coalesced`.
+
+        Parameters
+        ----------
+        tensors : list of tensor
+            Inputs and results, the same sizes on all ranks.
+        op : ReduceOp
+            The reduction.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        listed = as_list(tensors)
+        try:
+            return self._comm.all_reduce_coalesced(listed, op, async_op)
+        except TypeError as error:
+            return reals_or_raise(self._comm, listed, op, async_op, error)
+
+    def broadcast(self, tensor: Any, group_src: int, async_op: bool = False) -> Work | None:
+        """Copy the tensor of one rank to all.
+
+        All ranks of the group must call it. See :func:`hpcdist.broadcast`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Data on `group_src`, destination elsewhere; the same size on all ranks.
+        group_src : int
+            Rank in this group that gives the data.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        root = self._root("broadcast", tensor, None, group_src, "src")
+        return self._comm.broadcast(tensor, root, async_op)
+
+    def reduce(
+        self, tensor: Any, group_dst: int, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Reduce over all ranks onto one; elsewhere `tensor` is left as it is.
+
+        All ranks of the group must call it. See :func:`hpcdist.reduce`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Input, and on `group_dst` the result.
+        group_dst : int
+            Rank in this group that gets the result.
+        op : ReduceOp
+            The reduction.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        root = self._root("reduce", tensor, None, group_dst, "dst")
+        return self._comm.reduce(tensor, root, op, async_op)
+
+    def all_gather(self, tensor_list: Any, tensor: Any, async_op: bool = False) -> Work | None:
+        """Collect a tensor of each rank in a list on all ranks; sizes may differ between ranks.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_gather`.
+
+        Parameters
+        ----------
+        tensor_list : list of tensor
+            Destinations, one per rank, each of the size that rank sends.
+        tensor : tensor
+            What this rank sends.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.all_gather(tensor_list, tensor, async_op)
+
+    def all_gather_into_tensor(
+        self, output_tensor: Any, input_tensor: Any, async_op: bool = False
+    ) -> Work | None:
+        """Collect equal tensors of all ranks into one tensor on all ranks.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_gather_single`.
+
+        Parameters
+        ----------
+        output_tensor : tensor
+            Destination: size() times as many elements as the input.
+        input_tensor : tensor
+            What this rank sends, the same size on all ranks.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+
+    def all_gather_coalesced(
+        self, output_tensor_lists: Any, input_tensor_list: Any, async_op: bool = False
+    ) -> Work | None:
+        """Collect several tensors of each rank on all ranks in one operation.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_gather_coalesced`.
+
+        Parameters
+        ----------
+        output_tensor_lists : list of list of tensor
+            One list per rank, shaped like what that rank sends.
+        input_tensor_list : list of tensor
+            What this rank sends.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+
+    def gather(
+        self, tensor: Any, gather_list: Any = None, group_dst: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """Collect a tensor of each rank in a list on one rank.
+
+        All ranks of the group must call it. See :func:`hpcdist.gather`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            What this rank sends.
+        gather_list : list of tensor, optional
+            Destinations on `group_dst`, one per rank; None elsewhere.
+        group_dst : int
+            Rank in this group that gets the result.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        root = self._root("gather", tensor, None, group_dst, "dst")
+        return self._gather(tensor, gather_list, root, async_op)
+
+    def scatter(
+        self, tensor: Any, scatter_list: Any = None, group_src: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """Give each rank its tensor of one rank's list.
+
+        All ranks of the group must call it. See :func:`hpcdist.scatter`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Destination.
+        scatter_list : list of tensor, optional
+            On `group_src` one tensor per rank; None elsewhere.
+        group_src : int
+            Rank in this group that gives the data.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        root = self._root("scatter", tensor, None, group_src, "src")
+        return self._scatter(tensor, scatter_list, root, async_op)
+
+    def reduce_scatter(
+        self, output: Any, input_list: Any, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Reduce a list over all ranks, element by element; rank i keeps element i.
+
+        All ranks of the group must call it. See :func:`hpcdist.reduce_scatter`.
+
+        Parameters
+        ----------
+        output : tensor
+            Result of this rank.
+        input_list : list of tensor
+            One tensor per rank, each of the size of that rank's output.
+        op : ReduceOp
+            The reduction.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.reduce_scatter(output, input_list, op, async_op)
+
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Reduce a tensor over all ranks; rank i keeps its i-th part.
+
+        All ranks of the group must call it. See :func:`hpcdist.reduce_scatter_single`.
+
+        Parameters
+        ----------
+        output : tensor
+            Result of this rank, the same size on all ranks.
+        input : tensor
+            size() times as many elements as the output.
+        op : ReduceOp
+            The reduction.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.reduce_scatter_tensor(output, input, op, async_op)
+
+    def all_to_all(
+        self, output_tensor_list: Any, input_tensor_list: Any, async_op: bool = False
+    ) -> Work | None:
+        """Send the i-th input to rank i and receive the i-th output from it.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_to_all`.
+
+        Parameters
+        ----------
+        output_tensor_list : list of tensor
+            Destinations, one per rank.
+        input_tensor_list : list of tensor
+            What goes to each rank.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Send the i-th part of a tensor to rank i and receive the i-th part of another from it.
+
+        All ranks of the group must call it. See :func:`hpcdist.all_to_all_single`.
+
+        Parameters
+        ----------
+        output : tensor
+            Destination.
+        input : tensor
+            What goes out.
+        output_split_sizes : list of int, optional
+            Rows (dimension 0) received from each rank; None for equal parts.
+        input_split_sizes : list of int, optional
+            Rows sent to each rank; None for equal parts.
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.all_to_all_single(
+            output, input, output_split_sizes or None, input_split_sizes or None, async_op
+        )
+
+    def barrier(self, async_op: bool = False) -> Work | None:
+        """Wait until all ranks of the group are here.
+
+        All ranks of the group must call it. See :func:`hpcdist.barrier`.
+
+        Parameters
+        ----------
+        async_op : bool
+            Return a :class:`Work` at once instead of waiting.
+
+        Returns
+        -------
+        Work or None
+            A handle if `async_op` is true, else None.
+        """
+        return self._comm.barrier(async_op)
+
+    all_gather_single = all_gather_into_tensor
+    reduce_scatter_single = reduce_scatter_tensor

@@ -1,0 +1,275 @@
+"""A group of processes as an object: who is in it, and the operations among them."""
+
+from __future__ import annotations
+
+import operator
+from datetime import timedelta
+from typing import Any
+
+from hpcdist._engine import Work
+from hpcdist.backends import dispatch
+from hpcdist.groups.methods import Collectives
+
+__all__ = ["ProcessGroup"]
+
+
+def short(ranks: tuple[int, ...]) -> str:
+    """The ranks in a line, however many they are."""
+    if len(ranks) <= 16:
+        return str(list(ranks))
+    first, last = (", ".join(map(str, part)) for part in (ranks[:8], ranks[-4:]))
+    return f"[{first}, ... {last}] ({len(ranks)} ranks)"
+
+
+class ProcessGroup(Collectives):
+    """Some ranks of the world that communicate with each other.
+
+    Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
+    methods are the package's functions in object style, with ranks counted in this group; the
+    functions take a group and, where they say so, ranks counted in the world.
+
+    Parameters
+    ----------
+    backends : dict
+        Device type to the object that moves its data.
+    ranks : sequence of int
+        World ranks of the members, in group order.
+    name : str
+        Name, the same on all members and used for one group only.
+    description : str
+        Text of the user, for messages.
+    backend : str
+        Name of the backend, as the user gave it.
+    config : str
+        Backend of each device type, ``"cpu:mpi"``.
+
+    Notes
+    -----
+    A group holds a communicator until :func:`hpcdist.destroy_process_group`. It cannot be pickled:
+    it stands for a connection of this process.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_backend",
+        "_backends",
+        "_comm",
+        "_config",
+        "_description",
+        "_index",
+        "_name",
+        "_ranks",
+    )
+
+    def __init__(
+        self,
+        backends: dict[str, Any],
+        ranks: Any,
+        name: str,
+        description: str,
+        backend: str,
+        config: str,
+    ) -> None:
+        self._backends = backends
+        # objects, barriers and host tensors go through the host's backend where there is one
+        self._comm = dispatch.over(backends)
+        self._ranks = tuple(ranks)
+        self._index = {world: place for place, world in enumerate(self._ranks)}
+        self._name = name
+        self._description = description
+        self._backend = backend
+        self._config = config
+
+    def rank(self) -> int:
+        """This process's rank in the group.
+
+        Returns
+        -------
+        int
+            Between 0 and ``size() - 1``.
+        """
+        return self._comm.rank
+
+    def size(self) -> int:
+        """Number of ranks in the group.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
+        return self._comm.size
+
+    @property
+    def name(self) -> str:
+        """Name of the group, the same on all its members."""
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        """The same as :attr:`name`, under torch's name for it."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """The user's description, or "undefined"."""
+        return self._description
+
+    @property
+    def timeout(self) -> timedelta:
+        """After this long a missing peer is an error. May be set, to the same on all members."""
+        return timedelta(seconds=self._comm.timeout)
+
+    @timeout.setter
+    def timeout(self, value: timedelta) -> None:
+        if not isinstance(value, timedelta):
+            raise TypeError(f"timeout must be a datetime.timedelta, not {type(value).__name__}")
+        self._comm.timeout = value.total_seconds()
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self._name!r} backend={self._backend} ranks={short(self._ranks)}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the process group {self._name!r} cannot be pickled or copied: it stands for a "
+            "connection of this process. Send its ranks and call new_group on the other side."
+        )
+
+    def _check_rank(self, rank: int, what: str) -> int:
+        """A rank in the group, or ValueError."""
+        rank = operator.index(rank)
+        if 0 <= rank < self._comm.size:
+            return rank
+        raise ValueError(
+            f"{what}={rank} is outside the group {self._name!r} of size {self._comm.size}: ranks "
+            f"in it are 0 to {self._comm.size - 1}"
+        )
+
+    def _check_peer(self, rank: int, what: str) -> int:
+        """A rank in the group that is not this one, or ValueError."""
+        if rank == self._comm.rank:
+            kind = "isend" if what.endswith("dst") else "irecv"
+            raise ValueError(
+                f"{what}={rank} is this process itself, in the group {self._name!r}: it would wait "
+                f"for itself for ever. Use {kind}, or copy the tensor."
+            )
+        return self._check_rank(rank, what)
+
+    def _peer(self, rank: int | None, group_rank: int | None, what: str) -> int:
+        """The same as :meth:`_place`, for a rank that must not be this one."""
+        return self._check_peer(self._place(rank, group_rank, what), what)
+
+    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
+        """The group rank that `dst` (a world rank) or `group_dst` names; one must be given."""
+        if group_rank is not None:
+            if rank is not None:
+                raise ValueError(
+                    f"give either {what} (a rank of the world) or group_{what} (a rank of the "
+                    f"group), not both: got {what}={rank}, group_{what}={group_rank}"
+                )
+            return self._check_rank(group_rank, "group_" + what)
+        if rank is None:
+            raise ValueError(f"{what} (a rank of the world) or group_{what} must be given")
+        try:
+            return self._index[rank]
+        except KeyError:
+            raise ValueError(
+                f"{what}={rank} is not in the group {self._name!r} of size {self._comm.size}, "
+                f"whose ranks of the world are {short(self._ranks)}"
+            ) from None
+
+    def _root(
+        self, api: str, tensor: Any, rank: int | None, group_rank: int | None, what: str
+    ) -> int:
+        """The same as :meth:`_place` for a collective: the others hear what is wrong with it."""
+        try:
+            return self._place(rank, group_rank, what)
+        except Exception as error:
+            dispatch.agreeing(self._comm, tensor).refuse(error, api=api)
+            raise
+
+    def isend(self, tensor: Any, group_dst: int, tag: int = 0) -> Work:
+        """Begin to send to one rank.
+
+        The peer must receive. See :func:`hpcdist.isend`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            What to send.
+        group_dst : int
+            Rank in this group to send to.
+        tag : int
+            Only a message sent and received with the same tag matches.
+
+        Returns
+        -------
+        Work
+            The handle of the operation.
+        """
+        return self._comm.isend(tensor, self._check_rank(group_dst, "group_dst"), tag)
+
+    def irecv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> Work:
+        """Begin to receive from one rank, or from any.
+
+        The peer must send. See :func:`hpcdist.irecv`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Destination.
+        group_src : int, optional
+            Rank in this group to receive from; None for any.
+        tag : int
+            Only a message sent and received with the same tag matches.
+
+        Returns
+        -------
+        Work
+            The handle of the operation.
+        """
+        source = -1 if group_src is None else self._check_rank(group_src, "group_src")
+        return self._comm.irecv(tensor, source, tag)
+
+    def send(self, tensor: Any, group_dst: int, tag: int = 0) -> None:
+        """Send to one rank and wait until `tensor` may be changed.
+
+        The peer must receive. See :func:`hpcdist.send`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            What to send.
+        group_dst : int
+            Rank in this group to send to.
+        tag : int
+            Only a message sent and received with the same tag matches.
+
+        Raises
+        ------
+        ValueError
+            If `group_dst` is this rank itself.
+        """
+        self._comm.send(tensor, self._check_peer(group_dst, "group_dst"), tag)
+
+    def recv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> int:
+        """Receive from one rank, or from any, and wait.
+
+        The peer must send. See :func:`hpcdist.recv`.
+
+        Parameters
+        ----------
+        tensor : tensor
+            Destination.
+        group_src : int, optional
+            Rank in this group to receive from; None for any.
+        tag : int
+            Only a message sent and received with the same tag matches.
+
+        Returns
+        -------
+        int
+            The sender's rank in this group.
+        """
+        source = -1 if group_src is None else self._check_peer(group_src, "group_src")
+        return self._comm.recv(tensor, source, tag)

@@ -1,0 +1,324 @@
+"""What may be asked about groups, backends and this process's place, without communication."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hpcdist import _nccl_loader, launchers
+from hpcdist.backends import registry
+from hpcdist.backends.registry import Backend, BackendConfig
+from hpcdist.groups import state as _group
+from hpcdist.groups.state import ProcessGroup
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
+    "get_node_local_rank",
+    "get_pg_count",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "supports_complex",
+]
+
+
+def is_available() -> bool:
+    """Say whether hpcdist can communicate here.
+
+    Returns
+    -------
+    bool
+        True: without its native modules the package does not import.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_available``.
+    """
+    return True
+
+
+def is_backend_available(backend: str) -> bool:
+    """Say whether a backend can be had here.
+
+    Parameters
+    ----------
+    backend : str
+        A name, or ``"device:backend,device:backend"``, of which all must be there.
+
+    Returns
+    -------
+    bool
+        True if :func:`hpcdist.init_process_group` accepts it.
+
+    Raises
+    ------
+    ValueError
+        If the text is malformed.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_backend_available``.
+    """
+    if ":" in backend:
+        names = BackendConfig(backend).get_device_backend_map().values()
+        return all(_usable(name) for name in names)
+    return _usable(Backend(backend))
+
+
+def _usable(name: str) -> bool:
+    """Whether a backend can be made here; for NCCL its library has to be there."""
+    return registry.is_registered(name) and (name != Backend.NCCL or _nccl_loader.is_available())
+
+
+def is_mpi_available() -> bool:
+    """Say whether the MPI backend can be had here.
+
+    Returns
+    -------
+    bool
+        True when the native engine is built, which importing hpcdist requires.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_mpi_available``.
+    """
+    return registry.is_registered(Backend.MPI)
+
+
+def is_nccl_available() -> bool:
+    """Say whether the NCCL backend can be had here.
+
+    Returns
+    -------
+    bool
+        True when a libnccl.so.2 of version 2.18 or newer can be loaded; asking loads it.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_nccl_available``.
+    """
+    return _usable(Backend.NCCL)
+
+
+def is_gloo_available() -> bool:
+    """Say whether a Gloo backend can be had here.
+
+    Returns
+    -------
+    bool
+        False, unless a third party registered one: hpcdist does without Gloo.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_gloo_available``.
+    """
+    return registry.is_registered(Backend.GLOO)
+
+
+def is_ucc_available() -> bool:
+    """Say whether a UCC backend can be had here.
+
+    Returns
+    -------
+    bool
+        False, unless a third party registered one: UCC is used inside MPI.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_ucc_available``.
+    """
+    return registry.is_registered(Backend.UCC)
+
+
+def is_xccl_available() -> bool:
+    """Say whether an XCCL backend can be had here.
+
+    Returns
+    -------
+    bool
+        False, unless a third party registered one.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_xccl_available``.
+    """
+    return registry.is_registered(Backend.XCCL)
+
+
+def is_torchelastic_launched() -> bool:
+    """Say whether torchrun started this process.
+
+    Returns
+    -------
+    bool
+        True if the variable TORCHELASTIC_RUN_ID is set.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_torchelastic_launched``.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_default_backend_for_device(device: torch.device | str) -> str:
+    """Name of the backend that serves a device when none is asked for.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        For example ``"cpu"`` or ``"cuda:1"``.
+
+    Returns
+    -------
+    str
+        Lower-case name.
+
+    Raises
+    ------
+    ValueError
+        If no backend serves that type of device.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_default_backend_for_device``.
+    """
+    kind = str(device).partition(":")[0].lower()
+    try:
+        return Backend.default_device_backend_map[kind]
+    except KeyError:
+        known = ", ".join(sorted(Backend.default_device_backend_map))
+        raise ValueError(f"no default backend for device {device!r}; known: {known}") from None
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Rank of this process among those of its node.
+
+    Parameters
+    ----------
+    fallback_rank : int, optional
+        Answer when neither MPI nor a launcher knows.
+
+    Returns
+    -------
+    int
+        From MPI once the default group exists, before that from the launcher's variables or
+        LOCAL_RANK.
+
+    Raises
+    ------
+    RuntimeError
+        If nobody knows and there is no `fallback_rank`.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_node_local_rank``.
+    """
+    if _group.is_initialized():
+        return _group.world.comm.local_rank
+    launch = launchers.detect()
+    if launch is not None and launch.local_rank is not None:
+        return launch.local_rank
+    if os.environ.get("LOCAL_RANK"):
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError(
+        "the node-local rank is not known: no launcher's variables are set. Call "
+        "init_process_group first, or pass fallback_rank."
+    )
+
+
+def supports_complex(reduceOp: Any) -> bool:
+    """Say whether a reduction is defined for complex numbers.
+
+    Parameters
+    ----------
+    reduceOp : ReduceOp
+        The reduction.
+
+    Returns
+    -------
+    bool
+        True for SUM, AVG and PREMUL_SUM.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.supports_complex``.
+    """
+    return reduceOp.name in ("SUM", "AVG", "PREMUL_SUM")
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """Name of a group's backend.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        A group this process is in; None means the default group.
+
+    Returns
+    -------
+    str
+        Lower case, as it was asked for: ``"mpi"``, or ``"cpu:mpi,cuda:nccl"``.
+
+    Raises
+    ------
+    ValueError
+        If this process is not in the group.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_backend``.
+    """
+    return _group.member(group)._backend
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """Backend of each device type in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        A group this process is in; None means the default group.
+
+    Returns
+    -------
+    str
+        For example ``"cpu:mpi"``.
+
+    Raises
+    ------
+    ValueError
+        If this process is not in the group.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_backend_config``.
+    """
+    return _group.member(group)._config
+
+
+def get_pg_count() -> int:
+    """Number of groups this process is in.
+
+    Returns
+    -------
+    int
+        The default group counts; destroyed groups do not.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_pg_count``, which counts the groups ever
+    made.
+    """
+    return len(_group.world.groups)

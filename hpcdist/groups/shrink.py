@@ -1,0 +1,87 @@
+"""A group of the ranks that are left of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdist.groups import state as _group
+from hpcdist.groups.new_group import checked, make
+from hpcdist.groups.state import ProcessGroup
+
+__all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
+
+#: Flags of :func:`shrink_group`.
+SHRINK_DEFAULT, SHRINK_ABORT = 0, 1
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int],
+    group: ProcessGroup | None = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any = None,
+) -> ProcessGroup:
+    """Make a group of the ranks that are left when some are left out, for instance failed ones.
+
+    The ranks that are left must call it, and they alone.
+
+    Parameters
+    ----------
+    ranks_to_exclude : sequence of int
+        Ranks of `group` that are left out.
+    group : ProcessGroup, optional
+        What to shrink; None means the default group. It stays as it is.
+    shrink_flags : int
+        0, or 1 (``hpcdist.groups.shrink.SHRINK_ABORT``) to abort first what is in flight in `group`
+        over NCCL, because a rank that is left out has failed; it cannot be used over NCCL then.
+    pg_options : object, optional
+        See :func:`new_group`.
+
+    Returns
+    -------
+    ProcessGroup
+        Of the ranks that are left, in their order, with the backends of `group`.
+
+    Raises
+    ------
+    ValueError
+        If no rank is left out, or all are, or one is out of range or named twice, or the flags are
+        others.
+    RuntimeError
+        If this rank is one of them.
+    DistTimeoutError
+        If one that is left does not come within the group's timeout.
+
+    Notes
+    -----
+    Over NCCL 2.27 and newer its communicator is made from that of `group` (``ncclCommShrink``).
+    Source: ``torch.distributed.shrink_group``, which destroys the old group, and where that is the
+    default group all others too, and numbers the world anew.
+    """
+    parent = _group.member(group)
+    if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(
+            f"Invalid shrink_flags value: {shrink_flags!r}. Must be one of: SHRINK_DEFAULT "
+            f"({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})"
+        )
+    size = len(parent._ranks)
+    gone = checked(ranks_to_exclude, size, f"group {parent._name!r}")
+    left = tuple(rank for rank in range(size) if rank not in gone)
+    if not gone:
+        raise ValueError("ranks_to_exclude cannot be empty: name the ranks to leave out")
+    if not left:
+        raise ValueError(f"ranks_to_exclude names all {size} ranks of the group {parent._name!r}")
+    if parent._comm.rank in gone:
+        raise RuntimeError(
+            f"rank {parent._comm.rank} of the group {parent._name!r} is one of those that are left "
+            "out: only the others call shrink_group"
+        )
+    return make(
+        parent,
+        left,
+        parent.timeout,
+        None,
+        pg_options,
+        f"{parent._description}:shrunken",
+        shrinks=shrink_flags,
+    )

@@ -1,0 +1,110 @@
+"""Sums of sparse tensors: every rank has other entries, and not equally many of them.
+
+Two rounds. The ranks tell each other how many entries they have; then they exchange the entries,
+and each adds up what came.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcdist._ops import ReduceOp
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import parts, refusing
+
+__all__ = ["SparseReduction", "all_reduce"]
+
+API = "all_reduce of a sparse tensor"
+
+
+class SparseReduction:
+    """The sum of all ranks' sparse tensors, under way.
+
+    Parameters
+    ----------
+    comm : Comm
+        All ranks must make one, and wait for it, in the same order of operations.
+    tensor : torch.Tensor
+        Sparse COO, coalesced; shape and number of sparse dimensions are the same on all ranks.
+    divisor : int
+        What to divide the sum by.
+    api : str
+        What the operation is called in messages.
+    extra : int
+        A number that must be the same on all ranks.
+    """
+
+    def __init__(
+        self, comm: Any, tensor: torch.Tensor, divisor: int, api: str, extra: int = 0
+    ) -> None:
+        self._comm, self._tensor, self._divisor = comm, tensor, divisor
+        own = np.array([tensor._nnz()], np.int64)
+        self._counts = np.empty(comm.size, np.int64)
+        self._work = comm.all_gather_into_tensor(self._counts, own, True, api=api, extra=extra)
+
+    def wait(self) -> torch.Tensor:
+        """Exchange the entries and add them up.
+
+        Returns
+        -------
+        torch.Tensor
+            Sparse COO, coalesced; the same bits on every rank.
+        """
+        self._work.wait()
+        counts = self._counts.tolist()
+        shape, dims = self._tensor.shape, self._tensor.sparse_dim()
+        with parts(agreeing(self._comm, self._tensor), API, 3, begun=1):
+            values = self._tensor._values().contiguous()
+            places = self._tensor._indices().T.contiguous()
+            all_places = places.new_empty(sum(counts), dims)
+            all_values = values.new_empty(sum(counts), *shape[dims:])
+            self._comm.all_gather(list(all_places.split(counts)), places)
+            self._comm.all_gather(list(all_values.split(counts)), values)
+        total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)
+        total = total.coalesce()
+        if self._divisor != 1:
+            total._values().div_(self._divisor)
+        return total
+
+
+def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False) -> None:
+    """Add up the sparse tensors of all ranks, in place on each.
+
+    All ranks of the group must call it.
+
+    Parameters
+    ----------
+    comm : Comm
+        Between whose ranks.
+    tensor : torch.Tensor
+        Sparse COO; its shape and its number of sparse dimensions are the same on all ranks, its
+        entries are not. Afterwards it is coalesced.
+    op : ReduceOp
+        SUM or AVG.
+    async_op : bool
+        Must be false: there are two rounds, and nobody to begin the second.
+
+    Raises
+    ------
+    ValueError
+        If the operation is another, or `async_op` is true.
+    DistError
+        If a rank does not take part, or has another shape.
+    """
+    with refusing(agreeing(comm, tensor), "all_reduce"):
+        if op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(f"all_reduce of a sparse tensor has SUM and AVG, not {op}")
+        if async_op:
+            raise ValueError(
+                "all_reduce of a sparse tensor takes two rounds: async_op must be False"
+            )
+    shape = f"{tuple(tensor.shape)} {tensor.sparse_dim()} {tensor.dtype}"
+    divisor = comm.size if op == ReduceOp.AVG else 1
+    with torch.no_grad(), parts(agreeing(comm, tensor), API, 3):
+        own = tensor.coalesce()
+        total = SparseReduction(comm, own, divisor, API, zlib.crc32(shape.encode()))
+        tensor.copy_(total.wait())

@@ -1,0 +1,418 @@
+"""The groups of this process: which exist, which is the default, and what ranks mean in them.
+
+``hpcdist.group.WORLD`` is the default group, or None before
+:func:`hpcdist.init_process_group`.
+
+Operations do not ask whether they may run. The default group's communicator is one attribute of
+:data:`world`; where there is no group to run on, a stand-in lies there that raises (no default
+group, destroyed group) or warns and returns None (this process is not in the group). So the usual
+path of an operation has no branch for the unusual cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hpcdist import log
+from hpcdist.errors import DistError
+from hpcdist.groups.process_group import ProcessGroup, short
+
+__all__ = [
+    "GroupMember",
+    "ProcessGroup",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "is_initialized",
+]
+
+#: Seconds that destroying a group waits for its outstanding operations, if its timeout is longer.
+DRAIN = 30.0
+
+_log = log.get_logger("group")
+
+_NOT_INITIALIZED = (
+    "the default process group does not exist: call hpcdist.init_process_group() first"
+)
+
+
+class _Absent:
+    """Stands for the communicator of a group that cannot be used; any use raises."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ValueError(self._why)
+
+
+class _Outside:
+    """Stands for the communicator of a group that this process is not in."""
+
+    rank = size = local_rank = -1
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        if operation.startswith("_"):
+            raise AttributeError(operation)
+
+        def warn(*args: Any, **kwargs: Any) -> int | None:
+            # user -> public function -> here -> report
+            self.report(operation, 4)
+            return -1 if operation == "recv" else None
+
+        return warn
+
+    @staticmethod
+    def report(operation: str, stacklevel: int) -> None:
+        """Warn at the line that called the operation."""
+        own = world.pg.rank() if world.pg is not None else -1
+        warnings.warn(
+            f"{operation} does nothing on rank {own}, which is not in the given group",
+            stacklevel=stacklevel,
+        )
+
+
+class _NonMember(int):
+    """What a process gets in place of a group it is not in: torch's number, and a stand-in."""
+
+    _comm = _Outside()
+    _ranks: tuple[int, ...] = ()
+    _index: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
+        """Any rank will do: the operation does not run."""
+        return -1
+
+    _peer = _place
+
+    def _root(self, *args: Any) -> int:
+        return -1
+
+    def _gather(self, *args: Any) -> None:
+        self._comm.report("gather", 4)
+
+    def _scatter(self, *args: Any) -> None:
+        self._comm.report("scatter", 4)
+
+
+_NON_GROUP_MEMBER = _NonMember(-100)
+
+
+class _World:
+    """The groups of this process.
+
+    ``comm`` is the default group's communicator, or a stand-in that raises; ``pg`` the default
+    group or None; ``groups`` all groups in order of creation; ``counts`` how often groups of the
+    same ranks were created; ``store`` the key-value store the processes met through, or None.
+    """
+
+    __slots__ = ("comm", "counts", "groups", "pg", "store")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to no groups at all."""
+        self.comm: Any = _Absent(_NOT_INITIALIZED)
+        self.pg: ProcessGroup | None = None
+        self.groups: dict[ProcessGroup, None] = {}
+        self.counts: dict[tuple[int, ...], int] = {}
+        self.store: Any = None
+
+
+#: The state of this process; there is one.
+world = _World()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WORLD":
+        return world.pg
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _MemberType(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group, or None before init_process_group."""
+        return world.pg
+
+
+class GroupMember(metaclass=_MemberType):
+    """Two constants: ``GroupMember.WORLD`` and ``GroupMember.NON_GROUP_MEMBER``.
+
+    ``WORLD`` is the default group, None before :func:`hpcdist.init_process_group`.
+    ``NON_GROUP_MEMBER`` (-100, as in torch) is what :func:`hpcdist.new_group` gives to a process
+    outside the group; operations on it warn and do nothing.
+
+    Notes
+    -----
+    Source: ``torch.distributed.GroupMember``.
+    """
+
+    NON_GROUP_MEMBER = _NON_GROUP_MEMBER
+
+
+def _get_default_group() -> ProcessGroup:
+    """The default group, or ValueError."""
+    if world.pg is None:
+        raise ValueError(_NOT_INITIALIZED)
+    return world.pg
+
+
+def _resolve(group: Any) -> Any:
+    """The group an argument means: None is the default group; NON_GROUP_MEMBER stays itself."""
+    if group is None:
+        return _get_default_group()
+    if isinstance(group, (ProcessGroup, _NonMember)):
+        return group
+    raise TypeError(
+        f"group must be a process group of hpcdist or None, not {type(group).__name__}: {group!r}"
+    )
+
+
+def comm_of(group: Any) -> Any:
+    """The communicator of an explicit group, or its stand-in."""
+    try:
+        return group._comm
+    except AttributeError:
+        return _resolve(group)._comm
+
+
+def add(pg: ProcessGroup) -> None:
+    """Put a new group into the registry; the first one is the default group."""
+    world.groups[pg] = None
+    if world.pg is None:
+        world.pg = pg
+        world.comm = pg._comm
+    else:
+        world.counts[pg._ranks] = world.counts.get(pg._ranks, 0) + 1
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(
+            "group %r made: backend %s, ranks %s, timeout %g s, entry check %s",
+            pg._name,
+            pg._config,
+            short(pg._ranks),
+            pg._comm.timeout,
+            ("off", "on", "full")[getattr(pg._comm, "check", 0)],
+        )
+
+
+def waits_on(problem: BaseException | None) -> bool:
+    """Whether to go on waiting after an error: not after what a signal handler raised."""
+    return problem is None or isinstance(problem, DistError)
+
+
+def leave_handler(pg: ProcessGroup) -> None:
+    """Raise in a signal handler that interrupted an operation of this group, before it is ended."""
+    for backend in pg._backends.values():
+        refuse = getattr(backend, "leave_handler", None)
+        if refuse is not None:
+            refuse()
+
+
+def remove(pg: ProcessGroup, end: float = math.inf) -> None:
+    """Take a group out of the registry and free it; a later use raises.
+
+    `end`, of ``time.monotonic``, is when its outstanding operations are waited for at the latest.
+    """
+    leave_handler(pg)
+    world.groups.pop(pg, None)
+    _log.info("group %r is being destroyed", pg._name)
+    # what was made over another before that other
+    backends = list(dict.fromkeys(reversed(pg._backends.values())))
+    drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
+    pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
+    pg._backends = {}
+    problem: BaseException | None = None
+    for backend in backends:
+        try:
+            backend.free(drain if waits_on(problem) else 0.0)
+        except BaseException as error:  # the other one must be freed all the same, after Ctrl-C too
+            problem = problem or error
+    if problem is not None:
+        raise problem
+
+
+def member(group: Any) -> ProcessGroup:
+    """A living group this process is in, or ValueError."""
+    pg = _resolve(group)
+    if isinstance(pg, _NonMember):
+        raise ValueError("this process is not in the given group")
+    if pg not in world.groups:
+        raise ValueError(f"the process group {pg._name!r} has been destroyed")
+    return pg
+
+
+def new_name(ranks: tuple[int, ...]) -> str:
+    """A name for a new group that all its members come to without talking.
+
+    They create groups of the same ranks in the same order, so counting those is enough; processes
+    outside need not count along. Groups that came about are counted, by :func:`add`: where a member
+    did not come, the others tried in vain, and all must come to one name at the next attempt.
+    """
+    return f"{short(ranks)}#{world.counts.get(ranks, 0) + 1}"
+
+
+def is_initialized() -> bool:
+    """Say whether the default group exists.
+
+    Returns
+    -------
+    bool
+        True between :func:`hpcdist.init_process_group` and
+        :func:`hpcdist.destroy_process_group`.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.is_initialized``.
+    """
+    return world.pg is not None
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """Rank of this process in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    int
+        Between 0 and the group's size - 1; -1 outside the group.
+
+    Raises
+    ------
+    ValueError
+        If there is no default group, or the group was destroyed.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_rank``.
+    """
+    return world.comm.rank if group is None else comm_of(group).rank
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """Number of processes in a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        None means the default group.
+
+    Returns
+    -------
+    int
+        At least 1; -1 outside the group.
+
+    Raises
+    ------
+    ValueError
+        If there is no default group, or the group was destroyed.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_world_size``.
+    """
+    return world.comm.size if group is None else comm_of(group).size
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """Translate a rank of the world into a rank of a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        A group this process is in.
+    global_rank : int
+        Rank in the world.
+
+    Returns
+    -------
+    int
+        Rank in the group.
+
+    Raises
+    ------
+    ValueError
+        If that rank, or this process, is not in the group.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_group_rank``.
+    """
+    pg = member(group)
+    try:
+        return pg._index[global_rank]
+    except KeyError:
+        raise ValueError(
+            f"rank {global_rank} of the world is not in the group {pg._name!r}, whose ranks are "
+            f"{short(pg._ranks)}"
+        ) from None
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """Translate a rank of a group into a rank of the world.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        A group this process is in.
+    group_rank : int
+        Rank in the group.
+
+    Returns
+    -------
+    int
+        Rank in the world.
+
+    Raises
+    ------
+    ValueError
+        If the group has no such rank, or this process is not in it.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_global_rank``.
+    """
+    pg = member(group)
+    return pg._ranks[pg._check_rank(group_rank, "group_rank")]
+
+
+def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+    """List the members of a group.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None
+        None means the default group.
+
+    Returns
+    -------
+    list of int
+        Ranks in the world, in the order of their ranks in the group.
+
+    Raises
+    ------
+    ValueError
+        If this process is not in the group.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_process_group_ranks``.
+    """
+    return list(member(group)._ranks)

@@ -1,0 +1,302 @@
+"""Ranks arranged in a grid, with a group along each of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdist.groups import state as _group
+from hpcdist.groups.new_group import part_of_world
+from hpcdist.groups.state import ProcessGroup
+from hpcdist.mesh import layout as _layout
+from hpcdist.mesh.grid import Grid
+from hpcdist.startup.init import init_process_group
+
+__all__ = ["DeviceMesh", "Override"]
+
+Override = tuple[Any, Any]
+
+
+class DeviceMesh(Grid):
+    """Ranks of the world in an n-dimensional grid.
+
+    For each dimension this rank has one group: the ranks that differ from it in that coordinate
+    only. A rank outside the mesh has none. All ranks of the world must make the same meshes in the
+    same order; each group is made by its members alone.
+
+    Parameters
+    ----------
+    device_type : str
+        ``"cpu"`` or ``"cuda"``, without an index.
+    mesh : array-like of int
+        Ranks of the world, in the shape of the grid, each at most once.
+    mesh_dim_names : sequence of str, optional
+        A name for each dimension; needed for slicing and flattening.
+    backend_override : sequence, optional
+        For each dimension a pair (backend, pg_options) for its groups, with None for the default.
+
+    Raises
+    ------
+    ValueError
+        If the shape, the ranks or the names do not fit.
+    DistTimeoutError
+        If a member of a group does not come within the timeout.
+
+    Notes
+    -----
+    If there is no default group yet, one is made. A group's ranks are numbered as they stand in the
+    mesh, so that a coordinate and the rank in the group are the same number. Source:
+    ``torch.distributed.device_mesh.DeviceMesh``.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Sequence[Override] | None = None,
+    ) -> None:
+        shape, ranks = _layout.grid(mesh)
+        names = _layout.dimension_names(mesh_dim_names, shape)
+        super().__init__(device_type, ranks, _layout.axes_of(shape), names)
+        self._start(None)
+        overrides = tuple(backend_override or ((None, None),) * len(shape))
+        if len(overrides) != len(shape):
+            raise ValueError(
+                f"backend_override has {len(overrides)} entries for {len(shape)} dimensions"
+            )
+        if not _group.is_initialized():
+            init_process_group()
+        size = _group.get_world_size()
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
+            raise ValueError(
+                f"the mesh must hold each rank at most once, from 0 to {size - 1}: got shape "
+                f"{list(shape)} with {len(ranks)} ranks up to {max(ranks)}"
+            )
+        self._groups: list[Any] = [
+            self._make_group(place, override) for place, override in enumerate(overrides)
+        ]
+
+    def _start(self, root: DeviceMesh | None) -> None:
+        """No groups yet."""
+        self._root = root or self
+        self._flattened: dict[str, DeviceMesh] = {}
+        self._groups = []
+
+    def _make_group(self, place: int, override: Override = (None, None)) -> Any:
+        """Make this rank's group along one axis; None outside the mesh."""
+        own = _group.get_rank()
+        members = _layout.part_of(own, (self._axes[place],), self._rank_map)
+        if members is None:
+            return None
+        everyone = tuple(range(_group.get_world_size()))
+        if members == everyone and override == (None, None):
+            return _group._get_default_group()
+        backend, options = override
+        return part_of_world(
+            members,
+            None,
+            backend,
+            options,
+            f"mesh_{self._names[place] if self._names else f'dim_{place}'}",
+            len(self._rank_map) == len(everyone),
+        )
+
+    @classmethod
+    def _derive(cls, source: DeviceMesh, axes: _layout.Axes, names: tuple[str, ...]) -> DeviceMesh:
+        """A mesh over the same ranks along other axes, without groups yet."""
+        mesh = object.__new__(cls)
+        Grid.__init__(mesh, source._device_type, source._rank_map, axes, names)
+        mesh._start(source._root)
+        return mesh
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return this rank's group along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            Number or name of a dimension, or name of a flattened mesh; may be left out when there
+            is one dimension only.
+
+        Returns
+        -------
+        ProcessGroup
+            Its ranks are the coordinates along the dimension.
+
+        Raises
+        ------
+        ValueError
+            If there are several dimensions and none is named, or this rank is not in the mesh.
+        KeyError, IndexError
+            If there is no such dimension.
+        """
+        if mesh_dim is None:
+            if self.ndim > 1:
+                raise ValueError(
+                    f"the mesh has {self.ndim} dimensions: name one, or use get_all_groups()"
+                )
+            mesh_dim = 0
+        if isinstance(mesh_dim, str) and mesh_dim in self._root._flattened:
+            return self._root._flattened[mesh_dim].get_group()
+        pg = self._groups[self._place(mesh_dim)]
+        if pg is None:
+            raise ValueError(f"rank {_group.get_rank()} is not in this mesh: it has no groups here")
+        return pg
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return this rank's groups along all dimensions.
+
+        Returns
+        -------
+        list of ProcessGroup
+            In the order of the dimensions.
+
+        Raises
+        ------
+        ValueError
+            If this rank is not in the mesh.
+        """
+        return [self.get_group(place) for place in range(self.ndim)]
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return this process's rank along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            See :meth:`get_group`.
+
+        Returns
+        -------
+        int
+            Its coordinate along the dimension.
+
+        Raises
+        ------
+        ValueError, KeyError, IndexError
+            See :meth:`get_group`.
+        """
+        return self.get_group(mesh_dim).rank()
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """Slice out some dimensions by name, in the order given; flattened ones count."""
+        if self._names is None:
+            raise ValueError("a mesh without mesh_dim_names cannot be sliced")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._names:
+            return self
+        found = []
+        for name in names:
+            if name in self._names:
+                place = self._names.index(name)
+                found.append((self._axes[place], self._groups[place]))
+            elif name in self._root._flattened and self._root is self:
+                flat = self._root._flattened[name]
+                found.append((flat._axes[0], flat._groups[0]))
+            else:
+                known = (*self._names, *(self._root._flattened if self._root is self else ()))
+                raise KeyError(f"the mesh has no dimension {name!r}; it has: {', '.join(known)}")
+        axes = tuple(axis for axis, _ in found)
+        if not _layout.distinct(axes):
+            raise ValueError(f"the dimensions {list(names)} overlap")
+        mesh = self._derive(self, axes, names)
+        mesh._groups = [pg for _, pg in found]
+        return mesh
+
+    def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """Join all dimensions into one, with a group of its own.
+
+        All ranks of the world must call it, on the same mesh.
+
+        Parameters
+        ----------
+        mesh_dim_name : str, optional
+            Name of the new dimension; None means the names joined by ``_``. The root mesh can be
+            sliced by that name afterwards.
+
+        Returns
+        -------
+        DeviceMesh
+            One-dimensional. Flattening twice to one name gives the same mesh.
+
+        Raises
+        ------
+        ValueError
+            If the mesh has no names, or the name is taken.
+        DistTimeoutError
+            If a member does not come within the timeout.
+        """
+        if self._names is None:
+            raise ValueError("a mesh without mesh_dim_names cannot be flattened")
+        name = mesh_dim_name or "_".join(self._names)
+        if self.ndim == 1 and name == self._names[0]:
+            return self
+        root = self._root
+        axis = _layout.flattened(self._axes)
+        if name in root._flattened and root._flattened[name]._axes == (axis,):
+            return root._flattened[name]
+        if name in root._flattened or name in (root._names or ()):
+            raise ValueError(f"the root mesh has a dimension {name!r} already; choose another name")
+        mesh = self._derive(root, (axis,), (name,))
+        mesh._groups = [mesh._make_group(0)]
+        root._flattened[name] = mesh
+        return mesh
+
+    _flatten = flatten
+
+    @staticmethod
+    def from_group(
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """Make a mesh of groups that exist already. Nothing is communicated.
+
+        Parameters
+        ----------
+        group : ProcessGroup or sequence of ProcessGroup
+            One group, for a mesh of one dimension; or this rank's group along each dimension.
+        device_type : str
+            See :class:`DeviceMesh`.
+        mesh : array-like of int, optional
+            Ranks of the world in the shape of the grid; needed for several groups.
+        mesh_dim_names : sequence of str, optional
+            Names of the dimensions; needed for several groups.
+
+        Returns
+        -------
+        DeviceMesh
+            With these groups.
+
+        Raises
+        ------
+        ValueError
+            If the mesh does not fit the groups.
+        """
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        if not groups:
+            raise ValueError("from_group needs at least one group")
+        if isinstance(group, ProcessGroup):
+            shape, ranks = _layout.grid(list(group._ranks) if mesh is None else mesh)
+        elif mesh is None or mesh_dim_names is None:
+            raise ValueError("several groups need mesh and mesh_dim_names too")
+        else:
+            shape, ranks = _layout.grid(mesh)
+        if len(shape) != len(groups):
+            raise ValueError(f"{len(groups)} group(s) for a mesh of {len(shape)} dimension(s)")
+        made = object.__new__(DeviceMesh)
+        names = _layout.dimension_names(mesh_dim_names, shape)
+        Grid.__init__(made, device_type, ranks, _layout.axes_of(shape), names)
+        made._start(None)
+        for place, pg in enumerate(groups):
+            along = _layout.part_of(_group.get_rank(), (made._axes[place],), ranks)
+            if along != pg._ranks:
+                raise ValueError(
+                    f"dimension {place} of the mesh has ranks {along} here, its group {pg._ranks}"
+                )
+        made._groups = groups
+        return made

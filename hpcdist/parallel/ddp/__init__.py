@@ -1,0 +1,1 @@
+"""DistributedDataParallel, one file per thing that it does around the reducer."""

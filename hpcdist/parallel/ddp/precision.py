@@ -1,0 +1,137 @@
+"""Mixed precision: a module whose parameters are kept in full precision and used in another.
+
+In forward each parameter's place in the module holds a copy in the lower precision, made by a
+conversion that autograd knows. So gradients arrive at the parameters themselves in full precision,
+also where they accumulate over several backward passes. In backward the copies are in place again,
+because activation checkpointing runs parts of forward there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from hpcdist.parallel.reducer.graph import find_tensors
+
+__all__ = ["MixedPrecision", "Precision"]
+
+
+@dataclass
+class MixedPrecision:
+    """In what precision a DistributedDataParallel computes and communicates.
+
+    Only floating point tensors are converted. Parameters, their gradients and checkpoints stay in
+    full precision.
+
+    Parameters
+    ----------
+    param_dtype : torch.dtype, optional
+        Of parameters and inputs within forward and backward. Default: as they are.
+    reduce_dtype : torch.dtype, optional
+        In which gradients are averaged between ranks. Default: `param_dtype`.
+    buffer_dtype : torch.dtype, optional
+        To which buffers are converted at construction, for good. Default: as they are.
+
+    Notes
+    -----
+    Local. Source: ``torch.nn.parallel.distributed._MixedPrecision``, which is accepted as well.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+
+
+class Precision:
+    """Puts low precision copies into a module, and takes them out again.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Whose floating point parameters are used in another precision.
+    settings : MixedPrecision
+        Or anything with its attributes.
+    ignored : collection of str
+        Names of parameters and buffers to leave alone.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: Any, ignored: Collection[str]) -> None:
+        self.dtype: torch.dtype | None = settings.param_dtype
+        skipped = {id(t) for n, t in module.named_parameters() if n in ignored}
+        # Where each parameter is; a shared one is in several places and is converted once.
+        self._places = [
+            (owner._parameters, name, parameter)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+            and parameter.is_floating_point()
+            and id(parameter) not in skipped
+            and self.dtype not in (None, parameter.dtype)
+        ]
+        self._copies: list[torch.Tensor] = []
+        self._inside = False  # of a backward pass
+        if settings.buffer_dtype is not None:
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point() and name not in ignored:
+                    buffer.data = buffer.to(settings.buffer_dtype)
+
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """Compute in low precision within, with copies of the parameters as they are now."""
+        self._inside = False
+        self._copies = []  # first, so that the old ones do not lie beside the new ones
+        made: dict[int, torch.Tensor] = {}
+        for _, _, parameter in self._places:
+            if id(parameter) not in made:
+                made[id(parameter)] = parameter.to(self.dtype)
+        self._copies = [made[id(parameter)] for _, _, parameter in self._places]
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def watch(self, output: Any) -> None:
+        """Put the copies into the module again while a backward from `output` runs."""
+        if not self._places:
+            return
+        for tensor in find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._on_backward)
+
+    def _on_backward(self, _gradient: torch.Tensor) -> None:
+        if not self._inside:
+            self._inside = True
+            self._enter()
+            torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+
+    def _enter(self) -> None:
+        for (parameters, name, _), copy in zip(self._places, self._copies, strict=True):
+            parameters[name] = copy  # type: ignore[assignment]
+
+    def _leave(self) -> None:
+        self._inside = False
+        for parameters, name, parameter in self._places:
+            parameters[name] = parameter
+
+    def cast(self, value: Any) -> Any:
+        """Convert the floating point tensors in a nest of arguments."""
+        if self.dtype is None:
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.to(self.dtype) if value.is_floating_point() else value
+        if isinstance(value, dict):
+            return type(value)((key, self.cast(item)) for key, item in value.items())
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.cast(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.cast(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(
+                value, **{f.name: self.cast(getattr(value, f.name)) for f in fields(value)}
+            )
+        return value

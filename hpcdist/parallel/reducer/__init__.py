@@ -1,0 +1,1 @@
+"""The reducer: averages gradients, bucket by bucket, while backward still runs."""

@@ -1,0 +1,144 @@
+"""What becomes of a backward pass that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcdist._engine import Comm
+from hpcdist.backends.dispatch import serving
+from hpcdist.errors import DistError, DistMismatchError, RankFailedError
+from hpcdist.parallel.reducer.stats import Stats
+from hpcdist.parallel.reducer.transfer import Transfer
+
+__all__ = ["EndOfBackward", "Failure"]
+
+# What peers see when this rank's backward ended before all buckets were full.
+API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
+
+
+class Failure:
+    """Remembers the error after which averages are lost, and sees that no peer waits in vain.
+
+    Parameters
+    ----------
+    transfer : Transfer
+        What moves the buckets.
+    stats : Stats
+        Where an error is noted.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        The last error after which the ranks' parameters may have drifted apart.
+    """
+
+    def __init__(self, transfer: Transfer, stats: Stats) -> None:
+        self.error: BaseException | None = None
+        self._transfer, self._stats = transfer, stats
+        self._barriers: list[Any] | None = None  # under way, since an exception ended backward
+
+    def note(self, error: BaseException) -> None:
+        """Take an error for the reason why there can be no further forward."""
+        self.error = error
+        self._stats.failed(error)
+
+    def settle(self, call: Callable[[], Any]) -> None:
+        """Make a blocking call and keep its error, if it is the first."""
+        try:
+            call()
+        except DistError as error:
+            if self.error is None:
+                self.note(error)
+
+    def of_finish(self, error: BaseException, buckets: Sequence[Any]) -> None:
+        """Note an error that came while this rank waited for its averages."""
+        self.note(error)
+        if isinstance(error, (DistMismatchError, RankFailedError)):
+            # What is under way ends soon, in whatever way, and its errors are of no interest. After
+            # other errors that could take a timeout for each bucket.
+            for bucket in buckets:
+                if bucket.work is not None:
+                    self.settle(bucket.work.wait)
+
+    def cut_off(self, buckets: Sequence[Any], started: int) -> None:
+        """Tell peers that an exception has ended this rank's backward; waits for nobody.
+
+        Peers may be waiting in the all-reduces that this rank never started. Starting those with
+        what is there would be a lie, and starting nothing would leave peers until their timeout or,
+        worse, pair their buckets with what this rank calls next. So this rank enters a barrier in
+        place of each: where a peer is in an all-reduce, the entry check raises on both sides, and
+        where all ranks gave up at the same bucket, the barriers match and nothing is lost.
+
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All of them.
+        started : int
+            How many have been started.
+        """
+        # where there are several backends, what peers wait in is the one that moves the buckets
+        comm = serving(self._transfer.comm, buckets[0].buffer)
+        if self._barriers is not None:
+            return
+        barriers = self._barriers = []
+        if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+            for _ in buckets[started:]:
+                self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))
+        elif started < len(buckets) and comm.size > 1:
+            self.note(
+                DistError(
+                    "backward ended before all buckets were reduced, and with the entry check "
+                    "off there is no safe way to tell the other ranks"
+                )
+            )
+        if isinstance(comm, Comm):
+            comm.give_up()
+
+    def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
+        """Wind up a backward pass that will never fill the remaining buckets.
+
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All of them.
+        started : int
+            How many have been started.
+        usage : Usage
+            Whose exchange may be under way too.
+        """
+        self.cut_off(buckets, started)
+        for bucket in buckets[:started]:
+            if bucket.work is not None:
+                self.settle(bucket.work.wait)
+        self.settle(usage.wait)
+        barriers, self._barriers = self._barriers or [], None
+        for barrier in barriers:
+            self.settle(barrier.wait)
+
+
+class EndOfBackward:
+    """What autograd calls at the end of a backward pass, or drops when an exception ends it.
+
+    Parameters
+    ----------
+    reducer : object
+        Whose gradients the pass computes: its `end_of_backward` or its `cut_off` is called.
+    task : int
+        Autograd's number of the pass.
+    """
+
+    __slots__ = ("_reducer", "_task")
+
+    def __init__(self, reducer: Any, task: int) -> None:
+        self._reducer = reducer
+        self._task = task
+
+    def __call__(self) -> None:
+        reducer, self._reducer = self._reducer, None
+        if reducer is not None:
+            reducer.end_of_backward()
+
+    def __del__(self) -> None:
+        if self._reducer is not None:
+            self._reducer.cut_off(self._task)

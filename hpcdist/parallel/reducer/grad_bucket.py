@@ -1,0 +1,134 @@
+"""What a communication hook is given: one bucket of gradients on its way to the other ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpcdist.parallel.reducer.bounded import bounded
+
+if TYPE_CHECKING:
+    from hpcdist.parallel.reducer.bucket import Bucket
+
+__all__ = ["GradBucket"]
+
+
+class GradBucket:
+    """One bucket of gradients, as a communication hook sees it.
+
+    Made by :class:`~hpcdist.DistributedDataParallel`, and passed to the hook of
+    :meth:`~hpcdist.DistributedDataParallel.register_comm_hook`.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        What it stands for.
+    index : int
+        Place of the bucket among all; hooks run in this order on every rank.
+    is_last : bool
+        Whether it is the last one of this backward pass.
+    buffer : torch.Tensor, optional
+        Another tensor in place of the bucket's buffer, of the same number of elements.
+    comm : object, optional
+        The communicator whose timeout counts for what the hook returns.
+
+    Notes
+    -----
+    Local. Source: ``torch.distributed.GradBucket``.
+    """
+
+    __slots__ = ("_bucket", "_buffer", "_comm", "_index", "_is_last")
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        index: int,
+        is_last: bool,
+        buffer: torch.Tensor | None = None,
+        comm: Any = None,
+    ) -> None:
+        self._bucket = bucket
+        self._index = index
+        self._is_last = is_last
+        self._buffer = bucket.buffer if buffer is None else buffer
+        self._comm = comm
+
+    def _bounded(self, future: Any) -> Any:
+        """What a hook returned for this bucket, to be waited for under the group's timeout."""
+        if self._comm is None:
+            return future
+        return bounded(
+            future, self._comm, f"DistributedDataParallel's hook for bucket {self._index}"
+        )
+
+    def index(self) -> int:
+        """Place of the bucket among all buckets, from 0.
+
+        Returns
+        -------
+        int
+            The same on all ranks for the same parameters. Buckets are numbered anew when they are
+            rebuilt after the first iteration.
+        """
+        return self._index
+
+    def buffer(self) -> torch.Tensor:
+        """The gradients of the bucket, end to end, not divided by the number of ranks.
+
+        Returns
+        -------
+        torch.Tensor
+            Flat. Changing it in place is allowed. For a bucket of one sparse parameter: its
+            gradient, a sparse COO tensor.
+        """
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Put another tensor in the place of :meth:`buffer`, for hooks that wrap others.
+
+        Parameters
+        ----------
+        buffer : torch.Tensor
+            With as many elements; the dtype may differ. The bucket itself is not changed.
+        """
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients of the bucket one by one.
+
+        Returns
+        -------
+        list of torch.Tensor
+            Views of :meth:`buffer` in the shapes of :meth:`parameters`.
+        """
+        if self._buffer.is_sparse:
+            return [self._buffer]
+        return self._bucket.cut(self._buffer)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters whose gradients are in the bucket.
+
+        Returns
+        -------
+        list of torch.Tensor
+            In the order in which their gradients lie in :meth:`buffer`.
+        """
+        return list(self._bucket.parameters)
+
+    def is_last(self) -> bool:
+        """Whether this is the last bucket of the backward pass.
+
+        Returns
+        -------
+        bool
+            True for the bucket with the highest :meth:`index`.
+        """
+        return self._is_last
+
+    def __repr__(self) -> str:
+        return (
+            f"<GradBucket {self._index}{' (last)' if self._is_last else ''}: "
+            f"{len(self._bucket.parameters)} parameters, {self._buffer.numel()} elements of "
+            f"{str(self._buffer.dtype).removeprefix('torch.')}>"
+        )

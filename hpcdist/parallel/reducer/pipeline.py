@@ -1,0 +1,227 @@
+"""The buckets on their way: packed when full, started in order, waited for, handed out.
+
+Buckets start strictly in index order, because all ranks must start the same collectives in the same
+order while their gradients may come in different ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hpcdist.parallel.reducer import streams
+from hpcdist.parallel.reducer.schedule import Schedule
+from hpcdist.parallel.reducer.stats import Stats
+from hpcdist.parallel.reducer.transfer import Transfer
+from hpcdist.parallel.reducer.unused import Usage
+
+__all__ = ["Pipeline"]
+
+# With gradients as views, one of this size moves into its bucket when it is ready, which frees its
+# own memory; smaller ones are moved together when the bucket is full.
+_LARGE = 1 << 16
+
+
+class Pipeline:
+    """Moves the buckets of one model, once for each backward pass.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.nn.Parameter
+        Whose gradients are averaged.
+    schedule : Schedule
+        What makes the buckets.
+    transfer : Transfer
+        What moves one.
+    usage : Usage
+        Where ranks tell each other which parameters they use; with the last bucket, if `tracks`.
+    skip_unused : bool
+        Leave out buckets whose parameters are all unused; the same ones on all ranks.
+    stats : Stats
+        Where to keep figures.
+
+    Attributes
+    ----------
+    buckets : list of Bucket or SparseBucket
+        Or pieces of them, in the order in which they are reduced.
+    tracks : bool
+        Whether it matters which parameters get gradients.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        schedule: Schedule,
+        transfer: Transfer,
+        usage: Usage,
+        skip_unused: bool,
+        stats: Stats,
+    ) -> None:
+        self._parameters = parameters
+        self._schedule = schedule
+        self._transfer = transfer
+        self._usage = usage
+        self._skip_unused = skip_unused
+        self._stats = stats
+        self._streams = streams.of(parameters)
+        self.tracks = False
+        self._next = 0  # first bucket not started
+        self._late: Any = None  # the last bucket, if it waits for the end of backward
+        self._set_buckets(schedule.make(schedule.first()))
+
+    def _set_buckets(self, buckets: list[Any]) -> None:
+        self.buckets = buckets
+        self._bucket_of = [buckets[0]] * len(self._parameters)
+        self._large: dict[int, int] = {}
+        for bucket in buckets:
+            for place, index in enumerate(bucket.members):
+                self._bucket_of[index] = bucket
+                p = self._parameters[index]
+                if not bucket.sparse and bucket.as_view and p.numel() * p.itemsize >= _LARGE:
+                    self._large[index] = place
+
+    # -- between passes ------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Put the pieces of buckets together, for a hook."""
+        self._bucket_of = []  # the pieces' memory is given back before the buckets ask for theirs
+        self._set_buckets(self._schedule.join(self.buckets))
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Make the buckets anew, for another order of gradients; the same on all ranks."""
+        members = self._schedule.assign(order)
+        if members != self._schedule.members(self.buckets):
+            self._bucket_of = []  # as above
+            self._set_buckets(self._schedule.exchange(self.buckets, members))
+
+    def reset(self) -> None:
+        """Get ready for the next pass."""
+        self._transfer.passes += 1
+        self._next = 0
+        self._late = None
+        if self._streams is not None:
+            self._streams.reset()
+        for bucket in self.buckets:
+            bucket.reset()
+
+    # -- during backward -----------------------------------------------------------------------
+
+    def ready(self, index: int, parameter: torch.Tensor) -> None:
+        """Take a gradient that is there, and start every bucket whose turn has come."""
+        bucket = self._bucket_of[index]
+        bucket.pending -= 1
+        if self._streams is not None:
+            self._streams.note(bucket, parameter.device.index)
+        if index in self._large:
+            bucket.pack_one(self._large[index])
+        if not bucket.pending:
+            self._start_full()
+
+    def leave_out(self, indices: Iterable[int]) -> None:
+        """Go on without gradients that do not come in this pass on this rank."""
+        for index in indices:
+            bucket = self._bucket_of[index]
+            bucket.pending -= 1
+            bucket.unused.append(bucket.members.index(index))
+        self._start_full()
+
+    def fill(self, unused: Sequence[int]) -> None:
+        """Take all gradients at once, but those that did not come."""
+        with torch.no_grad():
+            for index in self._large.keys() - set(unused):  # one by one, to free their memory
+                self._bucket_of[index].pack_one(self._large[index])
+        for bucket in self.buckets:
+            bucket.pending = 0
+        for index in unused:
+            self._bucket_of[index].pending += 1
+        self.leave_out(unused)
+
+    def _start_full(self) -> None:
+        buckets = self.buckets
+        while self._next < len(buckets) and not buckets[self._next].pending:
+            self._next += 1
+            self._start(buckets[self._next - 1], self._next - 1)
+            if self._next == len(buckets) and self.tracks:
+                self._usage.share(self._transfer.comm, self._transfer.passes)
+
+    def _start(self, bucket: Any, index: int) -> None:
+        if self._skip_unused and len(bucket.unused) == len(bucket.members):
+            return
+        if self._streams is not None:
+            self._streams.gather(bucket)
+        bucket.pack()
+        last = index + 1 == len(self.buckets)
+        if last and not self.tracks and self._transfer.may_wait(bucket):
+            self._late = bucket
+        else:
+            self._stats.communication_begins()
+            bucket.work = self._transfer.start(bucket, index, last)
+
+    # -- the end of a pass ---------------------------------------------------------------------
+
+    @property
+    def started(self) -> int:
+        """How many buckets are on their way."""
+        return self._next - (self._late is not None)
+
+    @property
+    def full(self) -> bool:
+        """Whether all buckets are."""
+        return self._next == len(self.buckets)
+
+    def finish(self) -> list[int]:
+        """Wait for the averages and hand them out.
+
+        Returns
+        -------
+        list of int
+            Indices of the parameters that this rank did not use.
+        """
+        if self._late is not None:
+            self._stats.communication_begins()
+            self._wait(partial(self._transfer.run, self._late))
+        for bucket in self.buckets:
+            if bucket.work is not None or bucket is self._late:
+                self._take(bucket)
+        return [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
+
+    def _take(self, bucket: Any) -> None:
+        result = None if bucket.work is None else self._wait(bucket.work.wait)
+        keep: Sequence[int] = ()
+        if bucket.unused:
+            self._wait(self._usage.wait)
+            keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
+        self._transfer.finish(bucket, result, keep)
+
+    def _wait(self, call: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = call()
+        self._stats.wait_seconds += time.perf_counter() - began
+        return result
+
+    def shadow(self, counted: bool) -> None:
+        """Run a whole pass with zeros.
+
+        Parameters
+        ----------
+        counted : bool
+            Whether a parameter that no rank uses keeps its gradient.
+        """
+        last = len(self.buckets) - 1
+        for index, bucket in enumerate(self.buckets):
+            bucket.leave_out(counted)
+            bucket.work = self._transfer.start(bucket, index, index == last)
+        if self.tracks:
+            self._usage.reset()
+            self._usage.share(self._transfer.comm, self._transfer.passes)
+        results = [bucket.work.wait() for bucket in self.buckets]
+        self._usage.wait()
+        for bucket, result in zip(self.buckets, results, strict=True):
+            keep: Sequence[int] = ()
+            if counted:
+                keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
+            self._transfer.finish(bucket, result, keep)

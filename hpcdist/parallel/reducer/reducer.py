@@ -1,0 +1,440 @@
+"""Averages gradients between ranks while backward still runs.
+
+Every parameter carries a hook that autograd calls once its gradient has been accumulated. The
+reducer counts the gradients of a pass, and passes each that is complete on to the pipeline, which
+packs full buckets and starts their all-reduces. When backward is over, a callback of the autograd
+engine waits for the all-reduces and copies the averages back.
+
+How the reducer knows that a backward pass concerns it: ``expect`` is called by forward, and it puts
+a hook on each output tensor. The output's hook runs before any parameter's and in the outermost
+backward pass (a nested one, from re-entrant checkpointing, has an end of its own, which would be
+too early). Gradients that arrive unannounced (``no_sync``, or the bare module used on its own)
+stay local.
+
+Parameters that get no gradient are an error, unless the reducer looks for them (in the graph behind
+forward's outputs, and at the end of backward for those that the graph leads to in vain), or the
+graph is static: then the first backward pass counts, and its buckets start at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from hpcdist._graph import GradientHook
+from hpcdist.errors import DistError
+from hpcdist.parallel.reducer import graph, texts
+from hpcdist.parallel.reducer.bucket import Allocator, allocate
+from hpcdist.parallel.reducer.failure import EndOfBackward, Failure
+from hpcdist.parallel.reducer.pipeline import Pipeline
+from hpcdist.parallel.reducer.schedule import Schedule
+from hpcdist.parallel.reducer.stats import Stats
+from hpcdist.parallel.reducer.transfer import Transfer
+from hpcdist.parallel.reducer.unused import Usage
+
+__all__ = ["Reducer"]
+
+_current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
+
+
+class Reducer:
+    """Gradient averaging for a fixed list of parameters.
+
+    Parameters
+    ----------
+    named_parameters : sequence of (str, torch.nn.Parameter)
+        Those that require gradients, in registration order, the same on every rank.
+    group : ProcessGroup
+        Between whose ranks gradients are averaged.
+    caps : sequence of int
+        Bucket sizes in bytes, see :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
+    as_view : bool
+        Let gradients be views of the buckets.
+    find_unused : bool
+        Look for parameters without a gradient, and take them for zeros.
+    skip_unused : bool
+        Leave out buckets whose parameters are all unused; the same ones on all ranks.
+    sparse : collection of int
+        Indices of the parameters with sparse gradients.
+    dtype : torch.dtype, optional
+        What gradients are reduced in, in place of the parameters' dtype.
+    tail : int, optional
+        See :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
+    piece : int, optional
+        Reduce buckets in pieces of at least this many bytes, until a hook wants them whole.
+    allocator : callable
+        Where buckets get their memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
+    stats : Stats, optional
+        Where to keep figures.
+
+    Attributes
+    ----------
+    after_backward : list of torch.futures.Future
+        Waited for at the end of the next backward pass; buffer hooks put theirs here.
+    transfer : Transfer
+        What moves the buckets.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        group: Any,
+        caps: Sequence[int],
+        *,
+        as_view: bool = False,
+        find_unused: bool = False,
+        skip_unused: bool = False,
+        sparse: Collection[int] = (),
+        dtype: torch.dtype | None = None,
+        tail: int | None = None,
+        piece: int | None = None,
+        allocator: Allocator = allocate,
+        stats: Stats | None = None,
+    ) -> None:
+        self._names = [name for name, _ in named_parameters]
+        self._parameters = [p for _, p in named_parameters]
+        self._find_unused = find_unused
+        self.stats = stats or Stats()
+        self.after_backward: list[Any] = []
+        self.transfer = Transfer(group)
+        self._usage = Usage(self._parameters, skip_unused)
+        self._schedule = Schedule(
+            self._parameters, caps, sparse, as_view, allocator, dtype, tail, piece
+        )
+        self._pipeline = Pipeline(
+            self._parameters, self._schedule, self.transfer, self._usage, skip_unused, self.stats
+        )
+        self._pipeline.tracks = find_unused
+        self._ready = self._pipeline.ready
+
+        total = len(self._parameters)
+        self._expected = False  # a forward has announced a backward
+        self._task: int | None = None  # autograd's number of the backward under way
+        self._creates_graph = False
+        self._running = False  # the first gradient of the pass has come
+        self._static: list[int] | None = None  # gradients of each parameter, once counted
+        self._recording = False  # this pass counts them
+        self._template = [1] * total  # how many gradients each parameter is to get
+        self._left = self._template[:]  # and how many are to come
+        self._failure = Failure(self.transfer, self.stats)
+        # The order in which gradients become ready, in the first pass; then it waits to be taken
+        # over by the next forward.
+        self._order: list[int] | None = [] if not find_unused else None
+        self._first_order: list[int] | None = None
+        self._may_rebuild = not find_unused
+        self._rebuild = False
+
+        self._accumulates = False
+        on_gradient = self._on_gradient  # one object for all of them
+        # Of torch's handles only the numbers are kept: they take more memory than many a gradient.
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(GradientHook(on_gradient, index)).id
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    @property
+    def buckets(self) -> list[Any]:
+        """Buckets, or pieces of them, in the order in which they are reduced."""
+        return self._pipeline.buckets
+
+    def detach(self) -> None:
+        """Take the hooks off the parameters, for good; they keep the reducer alive until then."""
+        for parameter, number in zip(self._parameters, self._hooks, strict=False):
+            (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
+        self._hooks = []
+
+    # -- settings -----------------------------------------------------------------------------
+
+    @property
+    def recording(self) -> bool:
+        """Whether the graph is static and has not been seen yet."""
+        return self._recording
+
+    def set_static(self) -> None:
+        """Take the graph for static: the next pass counts gradients, later ones expect as many."""
+        self._recording = True
+        self._template = [0] * len(self._parameters)
+        self._find_unused = False
+        self._pipeline.tracks = True
+        self._order = []
+        self._may_rebuild = True
+
+    def set_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Let a function of the user's move the buckets, which become whole."""
+        if self._running:
+            raise RuntimeError("register_comm_hook cannot be called during backward")
+        self.transfer.set_hook(state, hook)
+        self._pipeline.join()
+
+    # -- called by forward --------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse to start another forward on top of a backward that went wrong.
+
+        A backward pass that an exception ended is wound up here, which every rank must do: forward
+        on all of them. Peers that still wait for this rank's gradients get an error.
+
+        Raises
+        ------
+        DistError
+            If reducing gradients failed earlier, on this rank or on a peer of it.
+        """
+        if self._task is not None and _current_graph_task() == -1:
+            self._abandon()
+        error = self._failure.error
+        if error is None:
+            late = self.transfer.failure(self.buckets[0])
+            if late is not None:
+                self._failure.note(late)
+                raise late
+        if error is not None:
+            raise DistError(texts.earlier_failure(self._me(), error)) from error
+
+    def rebuild(self) -> bool:
+        """Take over the order of rank 0's first backward pass; collective where that is over.
+
+        Returns
+        -------
+        bool
+            Whether this was the time.
+        """
+        if not self._rebuild:
+            return False
+        self._rebuild = self._may_rebuild = False
+        order = self._schedule.agree(self.transfer.comm, self._first_order)
+        self._order = self._first_order = None
+        self._pipeline.reorder(order)
+        self.stats.rebuilt(self.buckets, order)
+        return True
+
+    def expect(self, output: Any) -> None:
+        """Announce that the backward of `output` is to average gradients."""
+        self._expected = True
+        tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
+        if self._pipeline.tracks or (self._static is not None and not any(self._static)):
+            self._usage.search(tensors, mark=self._find_unused)
+        for tensor in tensors:
+            # A parameter that is returned as it is would keep the hook for ever.
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._arm)
+
+    def keep_local(self) -> None:
+        """Announce that the next backward is to leave gradients alone."""
+        self._expected = False
+
+    # -- called by autograd --------------------------------------------------------------------
+
+    def _arm(self, _gradient: Any = None) -> None:
+        """Take note of the backward pass under way, and ask to be called at its end."""
+        task = _current_graph_task()
+        # No gradient seen yet: nothing to lose by moving on to this pass from one that failed.
+        if self._task is None or (not self._running and self._task != task):
+            self._task = task
+            self._creates_graph = torch.is_grad_enabled()
+            self._accumulates = self._usage.will_accumulate()
+            torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self, task))
+
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        """Count one gradient, and pass it on when it is complete."""
+        if not self._running and not self._begin(index, parameter):
+            return
+        left = self._left[index] - 1
+        if self._pipeline.tracks and parameter.grad is not None:
+            self._usage.note(index)
+        if left:
+            self._not_ready(index, left)
+            return
+        if self._order is not None:
+            self._order.append(index)
+        if parameter.grad is None and self._pipeline.tracks:
+            self._leave_out([index])  # its gradient is not defined: as one that does not come
+            return
+        self._left[index] = 0
+        self._ready(index, parameter)
+
+    def _begin(self, index: int, parameter: torch.Tensor) -> bool:
+        """See whether a gradient that comes first begins a pass that averages."""
+        if self._task is None:
+            if not self._expected:
+                if self._pipeline.tracks and parameter.grad is not None:
+                    self._usage.note(index)  # under no_sync: the next pass averages it
+                return False
+            self._arm()
+        if self._creates_graph:
+            raise self._error(texts.create_graph())
+        self._begin_pass()
+        return True
+
+    def _begin_pass(self) -> None:
+        self._running = True
+        self._left = self._template[:]
+        self._usage.begin()
+        self.stats.backward_begins()
+        if self._recording:
+            return
+        if self._static is not None:
+            unused = [i for i, count in enumerate(self._static) if not count]
+        else:
+            unused = sorted(self._usage.unreached)
+        if unused:
+            self._leave_out(unused)
+
+    def _not_ready(self, index: int, left: int) -> None:
+        """Handle a gradient that is not the last expected one of its parameter."""
+        if self._recording:
+            self._left[index] = left  # counts down from 0
+            if self._order is not None:
+                self._order.append(index)
+        elif left > 0:
+            self._left[index] = left
+        elif self._static is not None:
+            before = self._static[index]
+            raise self._error(texts.changed(self._names[index], before, "more"))
+        elif index in self._usage.unreached:
+            raise self._error(texts.outside(self._names[index]))
+        else:
+            raise self._error(texts.twice(self._names[index]))
+
+    def _leave_out(self, indices: Sequence[int]) -> None:
+        """Count parameters as ready that get no gradient in this pass on this rank."""
+        for index in indices:
+            self._left[index] = 0
+        self._pipeline.leave_out(indices)
+
+    # -- the end of a pass ---------------------------------------------------------------------
+
+    def end_of_backward(self) -> None:
+        """Wait for the averages and hand them out; runs once, after the last gradient."""
+        if not self._running:
+            # torch.autograd.grad accumulates nothing. A backward that reaches none of the
+            # parameters is another thing: the other ranks' may, and wait for this one.
+            if not self._accumulates:
+                self._task = None
+                return
+            self._begin_pass()
+        self.stats.computed()
+        if self._recording:
+            self._end_recording()
+        if not self._pipeline.full:
+            missing = [i for i, left in enumerate(self._left) if left]
+            if self._find_unused:
+                self._leave_out(missing)
+            else:
+                self._abandon()
+                raise self._error(self._unfinished(missing))
+        self._finish()
+
+    def _end_recording(self) -> None:
+        """Take what was counted for the static graph, and start all buckets."""
+        self._recording = False
+        self._template = [-count for count in self._left]
+        assert self._order is not None
+        last = dict.fromkeys(reversed(self._order))  # a parameter is ready with its last gradient
+        self._order = list(reversed(last))
+        unused = [i for i, count in enumerate(self._template) if not count]
+        self._order += unused
+        self._pipeline.fill(unused)
+        self._left = [0] * len(self._left)
+        self._static = self._template
+
+    def _finish(self) -> None:
+        try:
+            with torch.no_grad():
+                unused = self._pipeline.finish()
+                for future in self.after_backward:
+                    future.wait()
+        except BaseException as error:
+            self._failure.of_finish(error, self.buckets)
+            raise
+        else:
+            size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
+            self.stats.finished(self.buckets, frozenset(unused), size)
+            self._rebuild = self._may_rebuild
+            if self._order is not None:
+                self._first_order, self._order = self._order, None
+        finally:
+            self._reset()
+
+    def shadow(self) -> None:
+        """Take a joined rank's part in the others' backward pass: zeros everywhere.
+
+        All ranks that have run out of data must call it once per backward pass of the others. The
+        averages become this rank's gradients too, for an optimizer that shadows the others' steps,
+        until :meth:`restore`.
+        """
+        counted = self._pipeline.tracks or self._static is not None
+        try:
+            with torch.no_grad():
+                self._pipeline.shadow(counted)
+        except BaseException as error:
+            self._failure.note(error)
+            raise
+        self._rebuild = self._may_rebuild
+        self._reset()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Copies of this rank's gradients, and None where there are none."""
+        return [None if p.grad is None else p.grad.clone() for p in self._parameters]
+
+    def restore(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Put gradients back; those that lie in buckets stay there."""
+        with torch.no_grad():
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                if gradient is None or parameter.grad is None or gradient.is_sparse:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.copy_(gradient)
+
+    # -- when something went wrong -------------------------------------------------------------
+
+    def cut_off(self, task: int) -> None:
+        """Tell peers that backward has ended without all gradients, if this pass was it.
+
+        Parameters
+        ----------
+        task : int
+            Autograd's number of the backward.
+        """
+        if self._task == task and self._running:
+            self._failure.cut_off(self.buckets, self._pipeline.started)
+
+    def _abandon(self) -> None:
+        """Wind up a backward pass that will never fill the remaining buckets."""
+        try:
+            self._failure.abandon(self.buckets, self._pipeline.started, self._usage)
+        finally:
+            self._reset()
+
+    def _reset(self) -> None:
+        """Get ready for the next pass."""
+        self._expected = self._running = False
+        self._task = None
+        self._usage.reset()
+        self._pipeline.tracks = self._pipeline.tracks and self._static is None
+        self.after_backward = []
+        if self._order is not None:
+            self._order = []
+        self._pipeline.reset()
+
+    def _error(self, text: str) -> DistError:
+        """An error of this rank's own, which the logging data keep."""
+        error = DistError(text)
+        self.stats.failed(error)
+        return error
+
+    def _unfinished(self, missing: list[int]) -> str:
+        if self._static is not None:
+            index = missing[0]
+            count = self._static[index]
+            return texts.changed(self._names[index], count, str(count - self._left[index]))
+        names = [
+            self._names[i]
+            + ("" if self._parameters[i].requires_grad else " (its requires_grad is now False)")
+            for i in missing
+        ]
+        return texts.unused(self._me(), names, len(self._names))
+
+    def _me(self) -> int:
+        return self.transfer.group._ranks[self.transfer.comm.rank]

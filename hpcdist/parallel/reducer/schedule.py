@@ -1,0 +1,222 @@
+"""Which parameter goes into which bucket, and the one time when that changes.
+
+Buckets are made in the reverse order of registration, because backward meets the parameters roughly
+so. After the first backward pass the real order is known, and they are made anew in rank 0's.
+
+Only a hook of the user's sees a bucket as a whole. Where none is registered, a large bucket is
+divided into pieces, each reduced as soon as its own gradients are there, so that the link does not
+wait for the rest. The pieces lie end to end in the memory of one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, wholes
+from hpcdist.parallel.reducer.sparse import SparseBucket
+
+__all__ = ["Schedule", "piece_size"]
+
+API = "DistributedDataParallel: order of the buckets"
+
+# Bytes of a piece; docs/performance.md has what others cost.
+_PIECE = 2 * MIB
+
+# An all-reduce gives each rank a share of the piece. Below this many bytes the shares of thousands
+# of ranks would take longer by their number than by their size.
+_SHARE = 1 << 16
+
+
+def piece_size(ranks: int) -> int | None:
+    """Tell from how many bytes on gradients are worth an all-reduce of their own.
+
+    Parameters
+    ----------
+    ranks : int
+        In the group.
+
+    Returns
+    -------
+    int or None
+        Bytes; None where there is nobody to exchange gradients with. Local.
+    """
+    return max(_PIECE, ranks * _SHARE) if ranks > 1 else None
+
+
+class Schedule:
+    """Makes buckets.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.nn.Parameter
+        All parameters whose gradients are reduced.
+    caps : sequence of int
+        Sizes in bytes, see :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
+    sparse : collection of int
+        Indices of parameters with sparse gradients.
+    as_view : bool
+        Let gradients be views of the buckets.
+    allocator : callable
+        Where buckets get their memory.
+    dtype : torch.dtype, optional
+        Of all buckets of floating point numbers, in place of the parameters'.
+    tail : int, optional
+        See :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
+    piece : int, optional
+        Divide buckets into pieces of at least this many bytes.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        caps: Sequence[int],
+        sparse: Collection[int],
+        as_view: bool,
+        allocator: Allocator,
+        dtype: torch.dtype | None,
+        tail: int | None = None,
+        piece: int | None = None,
+    ) -> None:
+        self._parameters = parameters
+        self._caps = caps
+        self._sparse = frozenset(sparse)
+        self._as_view = as_view
+        self._allocator = allocator
+        self._dtype = dtype
+        self._tail = tail
+        self._piece = piece
+
+    def first(self) -> list[list[int]]:
+        """Members of the buckets before any order is known."""
+        return self.assign(range(len(self._parameters) - 1, -1, -1))
+
+    def assign(self, order: Sequence[int]) -> list[list[int]]:
+        """Members of the buckets for an order in which gradients become ready."""
+        return assign_buckets(self._parameters, order, self._caps, self._sparse, self._tail)
+
+    def make(self, members: Sequence[list[int]]) -> list[Any]:
+        """Make the buckets themselves, or their pieces."""
+        return [bucket for whole in members for bucket in self._make_one(whole)]
+
+    def _make_one(self, members: list[int]) -> Iterator[Any]:
+        parameters = [self._parameters[i] for i in members]
+        if members[0] in self._sparse:
+            yield SparseBucket(members, parameters)
+            return
+        dtype = self._dtype if parameters[0].is_floating_point() else None
+        ends = self._ends(parameters)
+        if len(ends) == 1:
+            yield Bucket(members, parameters, self._as_view, self._allocator, dtype)
+            return
+        sizes = [p.numel() for p in parameters]
+        memory = self._allocator(sum(sizes), dtype or parameters[0].dtype, parameters[0].device)
+        start = 0
+        for number, end in enumerate(ends):
+            part, memory = memory.tensor_split([sum(sizes[start:end])])
+            bucket = Bucket(
+                members[start:end],
+                parameters[start:end],
+                self._as_view,
+                lambda *_, part=part: part,
+                dtype,
+            )
+            bucket.piece = number
+            yield bucket
+            start = end
+
+    def _ends(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """Where the pieces of a bucket end, as places in it."""
+        ends = []
+        # A launch on a GPU costs more than on a CPU, and NCCL wants large messages.
+        if self._piece is not None and parameters[0].device.type == "cpu":
+            size = 0
+            for place, p in enumerate(parameters):
+                size += p.numel() * p.itemsize
+                if size >= self._piece:
+                    ends.append(place + 1)
+                    size = 0
+        if not ends or ends[-1] < len(parameters):
+            ends.append(len(parameters))
+        return ends
+
+    def join(self, buckets: list[Any]) -> list[Any]:
+        """Put pieces together, now and in all that is made later; gradients that are views move.
+
+        Parameters
+        ----------
+        buckets : list
+            What :meth:`make` gave. Emptied.
+
+        Returns
+        -------
+        list
+            Buckets for a hook.
+        """
+        self._piece = None
+        members = self.members(buckets)
+        return buckets if len(members) == len(buckets) else self.exchange(buckets, members)
+
+    @staticmethod
+    def members(buckets: Sequence[Any]) -> list[list[int]]:
+        """Members of the buckets, whether they are in pieces or not."""
+        return [[i for piece in whole for i in piece.members] for whole in wholes(buckets)]
+
+    def agree(self, comm: Any, order: Sequence[int] | None) -> list[int]:
+        """Take over the order in which rank 0's gradients became ready.
+
+        All ranks of the group must call it.
+
+        Parameters
+        ----------
+        comm : Comm
+            The group's communicator.
+        order : sequence of int or None
+            This rank's; None if it has seen no backward pass.
+
+        Returns
+        -------
+        list of int
+            Rank 0's.
+        """
+        default = range(len(self._parameters) - 1, -1, -1)
+        agreed = np.array(list(order or default), np.int64)
+        if comm.size > 1:
+            comm.broadcast(agreed, 0, api=API)
+        return list(map(int, agreed))
+
+    def exchange(self, buckets: list[Any], members: Sequence[list[int]]) -> list[Any]:
+        """Make new buckets in the place of `buckets`, and move gradients that are views over.
+
+        Parameters
+        ----------
+        buckets : list
+            Emptied, so that each one's memory is given back as soon as nothing uses it.
+        members : sequence of list of int
+            Of the new ones.
+
+        Returns
+        -------
+        list
+            The new buckets.
+        """
+        held: set[int] = set()
+        while buckets:
+            bucket = buckets.pop()
+            if not bucket.sparse and bucket.as_view:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    if parameter.grad is view:
+                        held.add(id(parameter))
+            del bucket
+        made = []
+        for bucket in self.make(members):
+            if not bucket.sparse and bucket.as_view and held:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    if id(parameter) in held:
+                        view.copy_(parameter.grad)
+                        parameter.grad = view
+            made.append(bucket)
+        return made

@@ -1,0 +1,123 @@
+"""How one bucket gets to the other ranks and back: an all-reduce, or a hook of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hpcdist.backends.dispatch import serving
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
+
+__all__ = ["Transfer"]
+
+# A last bucket below this size is not worth the way to the group's thread and back, about 60 µs:
+# it is reduced at the end of backward by the thread that computes.
+_SMALL = 1 << 19
+
+
+class Transfer:
+    """Starts the reductions of buckets, and takes what comes back.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        Between whose ranks.
+
+    Attributes
+    ----------
+    passes : int
+        Backward passes so far; part of the entry check, so that a rank that had no gradients at all
+        in one of them cannot pair its next one's buckets with its peers' last.
+    divisor : int or None
+        What sums are divided by; None means the number of ranks.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.passes = 0
+        self.divisor: int | None = None
+        self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+
+    @property
+    def comm(self) -> Any:
+        """The group's communicator."""
+        return self.group._comm
+
+    def failure(self, bucket: Any) -> Exception | None:
+        """What has gone wrong with a bucket on its way since it was waited for.
+
+        A reduction on a GPU's stream is waited for by the stream: its failure shows only later.
+        """
+        failure = getattr(serving(self.comm, bucket.buffer), "failure", None)
+        return failure() if failure is not None else None
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether a communication hook is registered."""
+        return self._hook is not None
+
+    def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
+        """Let `hook` move the buckets from now on."""
+        self._hook = (state, hook)
+
+    def may_wait(self, bucket: Any) -> bool:
+        """Whether a last bucket can as well be reduced at the end of backward."""
+        return self._hook is None and not bucket.sparse and bucket.nbytes < _SMALL
+
+    def start(self, bucket: Any, index: int, last: bool) -> Any:
+        """Begin to move a packed bucket.
+
+        Returns
+        -------
+        Work or torch.futures.Future
+            For :meth:`finish`.
+        """
+        if self._hook is None:
+            return bucket.reduce(self.comm, self.divisor, self.passes)
+        state, hook = self._hook
+        given = GradBucket(bucket, index, last, comm=self.comm)
+        work = hook(state, given)
+        if not callable(getattr(work, "wait", None)):
+            raise TypeError(
+                f"the communication hook must return a torch.futures.Future of a tensor, not "
+                f"{type(work).__name__}"
+            )
+        return given._bounded(work)
+
+    def run(self, bucket: Any) -> None:
+        """Reduce a packed bucket here and now."""
+        bucket.reduce(self.comm, self.divisor, self.passes, wait=True)
+
+    def finish(self, bucket: Any, result: Any, keep: Sequence[int]) -> None:
+        """Hand out the gradients of a bucket that has come back.
+
+        Parameters
+        ----------
+        bucket : Bucket or SparseBucket
+            The one that was started.
+        result : object
+            What waiting for it gave.
+        keep : sequence of int
+            Places of parameters that keep the gradients they had.
+        """
+        if self._hook is None and not bucket.sparse:
+            bucket.take(None, keep, self.divisor)
+            return
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            (result,) = result
+        if not isinstance(result, torch.Tensor) or (
+            not result.is_sparse and result.numel() != bucket.buffer.numel()
+        ):
+            raise TypeError(
+                "the future of a communication hook must hold one tensor of as many elements as "
+                f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
+            )
+        bucket.take(result, keep, None)
+
+
+def _shape(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    return type(result).__name__

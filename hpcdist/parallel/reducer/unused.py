@@ -1,0 +1,103 @@
+"""Which parameters take part in a backward pass, on this rank and on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcdist._ops import ReduceOp
+from hpcdist.parallel.reducer import graph
+
+__all__ = ["Usage"]
+
+API = "DistributedDataParallel: parameters in use"
+
+
+class Usage:
+    """The search for parameters without gradients.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.Tensor
+        Among which to search.
+    local : bool
+        All ranks leave the same ones unused, so nobody needs to ask.
+
+    Attributes
+    ----------
+    unreached : set of int
+        Parameters to which none of the forwards since the last pass leads. A parameter can get no
+        gradient for another reason too; that shows at the end of backward.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], local: bool) -> None:
+        self._parameters = parameters
+        self._local = local
+        self._nodes: list[Any] = []
+        self._here = bytearray(len(parameters))
+        self._anywhere: np.ndarray | None = None
+        self._work: Any = None
+        self._searched = False
+        self.unreached: set[int] = set()
+
+    def search(self, tensors: list[torch.Tensor], mark: bool) -> None:
+        """Walk through the graph behind the outputs of a forward.
+
+        Parameters
+        ----------
+        tensors : list of torch.Tensor
+            The outputs. Without any, they are hidden in an object of some kind, and only the end of
+            backward will tell.
+        mark : bool
+            Whether to note which parameters it does not lead to.
+        """
+        if not tensors:
+            self.unreached, self._searched = set(), True
+            return
+        found = graph.reached(tensors)
+        self._nodes = list(found.values())
+        if mark:
+            unreached = {i for i, p in enumerate(self._parameters) if id(p) not in found}
+            self.unreached = self.unreached & unreached if self._searched else unreached
+            self._searched = True
+
+    def will_accumulate(self) -> bool:
+        """Whether the backward under way adds to any leaf's gradient, of those last searched."""
+        return graph.will_accumulate(self._nodes)
+
+    def begin(self) -> None:
+        """Let go of the graph, when backward has begun."""
+        self._nodes = []
+
+    def note(self, index: int) -> None:
+        """Keep that a parameter got a gradient here."""
+        self._here[index] = 1
+
+    def share(self, comm: Any, extra: int) -> None:
+        """Begin to tell the other ranks; all must call it."""
+        # A copy: what comes next may be noted while this is still on its way.
+        self._anywhere = np.array(self._here, np.uint8)
+        if comm.size > 1 and not self._local:
+            self._work = comm.all_reduce(self._anywhere, ReduceOp.MAX, True, api=API, extra=extra)
+
+    def wait(self) -> None:
+        """Wait until it is known what the others use."""
+        if self._work is not None:
+            work, self._work = self._work, None
+            work.wait()
+
+    def unused_anywhere(self, members: list[int], places: Iterable[int]) -> list[int]:
+        """Those of `places` in `members` whose parameters got no gradient on any rank."""
+        self.wait()
+        assert self._anywhere is not None
+        return [place for place in places if not self._anywhere[members[place]]]
+
+    def reset(self) -> None:
+        """Get ready for the next pass."""
+        self._here = bytearray(len(self._here))
+        self._nodes = []
+        self._work = None
+        self.unreached, self._searched = set(), False

@@ -1,0 +1,98 @@
+"""What each process of :func:`hpcdist.spawn` runs: the function, and a word on how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from multiprocessing import spawn as mp_spawn
+from pathlib import Path
+from typing import Any
+
+from hpcdist import launchers
+from hpcdist.startup import steps
+
+__all__ = ["importing", "main"]
+
+#: True while a child imports the parent's main module: an unguarded spawn() there is refused.
+importing = False
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Entry point: ``folder`` and, without a launcher, ``rank size parent`` on the command line."""
+    global importing
+    folder = Path(sys.argv[1])
+    rank = _without_launcher(folder) if len(sys.argv) > 2 else _with_launcher()
+    with open(folder / "job", "rb") as file:
+        job = pickle.load(file)
+    try:
+        importing = True
+        mp_spawn.prepare(job["preparation"])
+        importing = False
+        function, arguments = pickle.loads(job["call"])
+        function(rank, *arguments)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            code = leave.code if isinstance(leave.code, int) else 1
+            _leave_word(folder, f"exit.{rank}", {"rank": rank, "pid": os.getpid(), "code": code})
+        raise
+    except BaseException as error:
+        _tell(folder, rank, error)
+        raise
+
+
+def _with_launcher() -> int:
+    launch = launchers.detect()
+    if launch is None or launch.rank is None:
+        raise RuntimeError("the launcher did not say which rank this process is")
+    return launch.rank
+
+
+def _without_launcher(folder: Path) -> int:
+    rank, size, parent = map(int, sys.argv[2:5])
+    # The parent ends its children; this is for a parent that is killed.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(128 + signal.SIGTERM)
+    steps.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")
+    cpus = sorted(os.sched_getaffinity(0))
+    share = len(cpus) // size
+    if share < 2:  # as hpcdist.launchers.commands has it
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    else:
+        os.sched_setaffinity(0, cpus[rank * share : (rank + 1) * share])
+    return rank
+
+
+def _tell(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave the exception where the parent looks; the object too, if it can be pickled."""
+    said: dict[str, Any] = {
+        "rank": rank,
+        "pid": os.getpid(),
+        "time": time.time(),
+        "type": type(error).__name__,
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+    }
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+        (folder / f"exception.{rank}").write_bytes(data)
+    except Exception:
+        pass  # its text is enough
+    _leave_word(folder, f"error.{rank}", said)
+
+
+def _leave_word(folder: Path, name: str, said: dict[str, Any]) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = folder / f".{name}"
+    partial.write_text(json.dumps(said))
+    partial.rename(folder / name)
