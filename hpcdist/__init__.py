@@ -31,7 +31,7 @@ from hpcdist.collectives.gather import (  # noqa: E402
     all_gather_single,
     gather,
 )
-from hpcdist.collectives.monitored import monitored_barrier  # noqa: E402
+from hpcdist.collectives.monitored_barrier import monitored_barrier  # noqa: E402
 from hpcdist.collectives.objects import (  # noqa: E402
     all_gather_object,
     broadcast_object_list,

@@ -23,7 +23,7 @@ from hpcdist._buffer import limited
 from hpcdist._engine import EITHER
 from hpcdist.backends.cuda_over_mpi import StagedGroup
 from hpcdist.backends.dispatch import serving
-from hpcdist.collectives.monitored import monitored_barrier
+from hpcdist.collectives.monitored_barrier import monitored_barrier
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import sparse
