@@ -1,27 +1,24 @@
-"""Starting and ending: the default group, and what may be asked about this installation."""
+"""The start of the world: resolve what the caller asks for, meet, start MPI, make the group."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launchers, log
+from hpcdist import config, debug_level, log
 from hpcdist.backends import cuda, mpi
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
-from hpcdist.errors import DistBackendError, DistError
+from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
 from hpcdist.groups.queries import get_default_backend_for_device, is_backend_available
-from hpcdist.groups.state import GroupMember, ProcessGroup
-from hpcdist.launchers.generic import Pmix
-from hpcdist.launchers.openmpi import OpenMpi
-from hpcdist.launchers.slurm import SlurmPmix
-from hpcdist.startup import attendance, steps
+from hpcdist.groups.state import ProcessGroup
+from hpcdist.startup import attendance, checks, steps
 from hpcdist.startup.rendezvous import rendezvous
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
@@ -29,9 +26,7 @@ from hpcdist.store.prefix import prefixed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["destroy_process_group", "init_process_group"]
-
-_log = log.get_logger("world")
+__all__ = ["init_process_group"]
 
 
 def init_process_group(
@@ -114,131 +109,186 @@ def init_process_group(
             "the default process group exists already: call hpcdist.destroy_process_group() before "
             "another init_process_group()"
         )
+    log.configure(debug_level.log_level())
+    request = _resolve(
+        backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id
+    )
+    place = _meet(request)
+    with contextlib.ExitStack() as starting:
+        place = _start_mpi(request, place, starting)
+        backends = _make(request, place)
+    _open(request, place, backends)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the caller asks for, with the defaults filled in."""
+
+    kind: str
+    config: BackendConfig
+    store: Any
+    #: URL of the way to meet; words for messages where the caller gave a store.
+    method: str
+    #: As the caller states them; -1: not stated.
+    rank: int
+    size: int
+    limit: timedelta
+    #: When the start must be over, of ``time.monotonic``.
+    end: float
+    name: str
+    options: Any
+    device_id: Any
+    #: Whether the backend was named, or chosen for the caller.
+    named: bool
+    #: Whether a backend runs over MPI.
+    needs_mpi: bool
+    #: Whether MPI would start here as a world of one.
+    alone: bool
+
+    @property
+    def meets_over_mpi(self) -> bool:
+        return self.store is None and urlsplit(self.method).scheme == "mpi"
+
+    @property
+    def own_world(self) -> bool:
+        """Whether the caller hands in a communicator to be the world."""
+        return isinstance(self.options, mpi.MPIOptions) and self.options.comm is not None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this process is in the world, as far as it is known; -1 where it is not."""
+
+    rank: int
+    size: int
+    #: The keys of this start; None where the processes met without a store.
+    store: Any = None
+    meeting: Any = None
+    #: How MPI contradicts what the caller stated.
+    problem: str = ""
+
+
+def _resolve(
+    backend: str | None,
+    init_method: str | None,
+    timeout: timedelta | None,
+    size: int,
+    rank: int,
+    store: Any,
+    name: str,
+    options: Any,
+    device_id: Any,
+) -> _Request:
+    """Check the arguments, and fill in what they leave open."""
     if store is not None and init_method is not None:
         raise ValueError("give either init_method or store, not both")
-    log.configure(debug_level.log_level())
     kind = Backend(backend) if backend is not None else _default_backend(device_id)
-    wanted = BackendConfig(kind)
+    backends = BackendConfig(kind)
     limit = _timeout(timeout)
-    end = time.monotonic() + limit.total_seconds()
-    needs_mpi = Backend.MPI in wanted.get_device_backend_map().values()
+    needs_mpi = Backend.MPI in backends.get_device_backend_map().values()
     alone = needs_mpi and steps.alone()
+    expected, method = size, "the given store"
     if store is None:
         method = init_method or steps.default_method(needs_mpi)
-        if alone:
-            steps.refuse_without_launcher(steps.expected_size(method, world_size))
-        store, met_rank, met_size = next(rendezvous(method, rank, world_size, timeout=limit))
-        over_mpi = urlsplit(method).scheme == "mpi"
-    else:
-        method, met_rank, met_size, over_mpi = "the given store", rank, world_size, False
-        if world_size <= 0 or rank < 0:
-            raise ValueError(
-                f"a store needs rank and world_size too: got rank={rank}, world_size={world_size}"
-            )
-        if alone:
-            steps.refuse_without_launcher(world_size)
-    meeting = None
-    if store is not None:
-        meeting = steps.meet(store, met_rank, met_size, limit, method, repr(wanted))
-        store = prefixed(meeting.store, meeting.name)  # unlike that of any other start
-    own_world = isinstance(pg_options, mpi.MPIOptions) and pg_options.comm is not None
-    problem = ""
-    with contextlib.ExitStack() as starting:
-        if over_mpi or needs_mpi:
-            _warn_of_abort()
-            server = None
-            if meeting is not None and met_size > 1 and alone:
-                server = starting.enter_context(steps.manager(meeting, end))
-            else:
-                starting.enter_context(attendance.Watch(max(end - time.monotonic(), 1.0)))
-            rank_of_mpi, size_of_mpi = steps.start_mpi(server, met_size)
-            if over_mpi or store is None:
-                # what the caller stated is compared with MPI; a launcher's word is looked at below
-                met_rank, met_size = _merge((rank, world_size), stated(method))
-            if not own_world:
-                if server is None:
-                    _check_launcher(size_of_mpi)
-                problem = _contradiction(met_rank, met_size, rank_of_mpi, size_of_mpi)
-                met_rank, met_size = rank_of_mpi, size_of_mpi
-        name = group_name or "world"
-        about = BackendOptions(
-            prefixed(store, "world"),
-            met_rank,
-            met_size,
-            limit,
-            name,
-            device=cuda.device_index(device_id),
-            end=end,
+        expected = steps.expected_size(method, size)
+    elif size <= 0 or rank < 0:
+        raise ValueError(
+            f"a store needs rank and world_size too: got rank={rank}, world_size={size}"
         )
-        backends = create(wanted, about, pg_options)
+    if alone:
+        steps.refuse_without_launcher(expected)
+    return _Request(
+        kind,
+        backends,
+        store,
+        method,
+        rank,
+        size,
+        limit,
+        time.monotonic() + limit.total_seconds(),
+        name or "world",
+        options,
+        device_id,
+        backend is not None,
+        needs_mpi,
+        alone,
+    )
+
+
+def _meet(request: _Request) -> _Place:
+    """Find the other processes, and hold the roll call where there is a store to hold it over."""
+    store, rank, size = request.store, request.rank, request.size
+    if store is None:
+        store, rank, size = next(rendezvous(request.method, rank, size, timeout=request.limit))
+    if store is None:
+        return _Place(rank, size)
+    wanted = repr(request.config)
+    meeting = steps.meet(store, rank, size, request.limit, request.method, wanted)
+    # the keys are unlike those of any other start
+    return _Place(rank, size, prefixed(meeting.store, meeting.name), meeting)
+
+
+def _start_mpi(request: _Request, place: _Place, starting: contextlib.ExitStack) -> _Place:
+    """Start MPI where it is needed, and take the place that it gives this process.
+
+    What must last until the backends are made is entered into `starting`.
+    """
+    if not (request.meets_over_mpi or request.needs_mpi):
+        return place
+    checks.warn_of_abort()
+    server = None
+    if place.meeting is not None and place.size > 1 and request.alone:
+        server = starting.enter_context(steps.manager(place.meeting, request.end))
+    else:
+        starting.enter_context(attendance.Watch(max(request.end - time.monotonic(), 1.0)))
+    rank, size = steps.start_mpi(server, place.size)
+    claimed = place.rank, place.size
+    if request.meets_over_mpi or place.store is None:
+        # what the caller stated is compared with MPI; a launcher's word is looked at below
+        claimed = _merge((request.rank, request.size), stated(request.method))
+    if request.own_world:
+        return replace(place, rank=claimed[0], size=claimed[1])
+    if server is None:
+        checks.check_launcher(size)
+    problem = checks.contradiction(*claimed, rank, size)
+    return replace(place, rank=rank, size=size, problem=problem)
+
+
+def _make(request: _Request, place: _Place) -> dict[str, Any]:
+    """Make the world's backends."""
+    options = BackendOptions(
+        prefixed(place.store, "world"),
+        place.rank,
+        place.size,
+        request.limit,
+        request.name,
+        device=cuda.device_index(request.device_id),
+        end=request.end,
+    )
+    return create(request.config, options, request.options)
+
+
+def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
+    """Make the default group of the backends, unless a rank has found a problem."""
     comm = next(iter(backends.values()))
-    if own_world:
-        problem = _contradiction(met_rank, met_size, comm.rank, comm.size)
+    problem = place.problem
+    if request.own_world:
+        problem = checks.contradiction(place.rank, place.size, comm.rank, comm.size)
     try:
         steps.raise_together(comm, problem)
     except (ValueError, DistError):
         comm.free()
         raise
-    pg = ProcessGroup(backends, range(comm.size), name, "default_pg", kind, repr(wanted))
+    wanted = repr(request.config)
+    pg = ProcessGroup(backends, range(comm.size), request.name, "default_pg", request.kind, wanted)
     log.set_rank(comm.rank, comm.size)
     _group.add(pg)
-    _group.world.store = store
-    _log_start(comm)
-    if backend is None and kind == Backend.MPI and cuda.present():
-        _warn_without_nccl(comm)
+    _group.world.store = place.store
+    checks.log_start(comm)
+    if not request.named and request.kind == Backend.MPI and cuda.present():
+        checks.warn_without_nccl(comm)
     if comm.local_rank == 0:
-        _check_binding()
-
-
-def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Free a group, or all groups.
-
-    All members must call it. It waits for outstanding operations, of all groups together for the
-    group's timeout or 30 seconds, whichever is shorter; where nothing but receives is left whose
-    messages do not come, for three seconds, and then takes those back. And it waits up to a second
-    for the other members: where they do not come, or a message was sent that nobody received, MPI's
-    communicator is kept, because MPI would take what is still on its way for messages of the next
-    group. MPI itself stays up, so that :func:`init_process_group` may be called again.
-
-    Parameters
-    ----------
-    group : ProcessGroup, optional
-        None or the default group frees all groups.
-
-    Raises
-    ------
-    ValueError
-        If there is no default group, or the group was destroyed already.
-    DistTimeoutError
-        If an operation is still outstanding then. The group is gone all the same; the operation
-        keeps its tensors.
-    DistError
-        What went wrong in flight over NCCL, if no call has raised it yet.
-
-    Notes
-    -----
-    Source: ``torch.distributed.destroy_process_group``.
-    """
-    if group is GroupMember.NON_GROUP_MEMBER:
-        return
-    pg = _group.member(group)
-    if pg is not _group.world.pg:
-        _group.remove(pg)
-        return
-    for each in _group.world.groups:
-        _group.leave_handler(each)
-    problem: BaseException | None = None
-    end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
-    # the youngest first: members made their groups in the same order, so they free them in the same
-    for each in reversed(list(_group.world.groups)):
-        try:
-            _group.remove(each, end if _group.waits_on(problem) else 0.0)
-        except BaseException as error:  # the others must be freed all the same, after Ctrl-C too
-            problem = problem or error
-    _group.world.forget()
-    log.set_rank(None)
-    if problem is not None:
-        raise problem
+        checks.check_binding()
 
 
 def _default_backend(device_id: Any) -> str:
@@ -251,20 +301,6 @@ def _default_backend(device_id: Any) -> str:
     if cuda.present() and is_backend_available(names["cuda"]):
         return f"cpu:{names['cpu']},cuda:{names['cuda']}"
     return names["cpu"]
-
-
-def _warn_without_nccl(comm: Any) -> None:
-    """Say once a job that CUDA tensors take the way through the host, and why."""
-    if comm.rank:
-        return
-    try:
-        _nccl_loader.load()
-    except DistBackendError as error:
-        _log.warning(
-            "CUDA tensors go over MPI, through pinned host memory where MPI does not take them as "
-            "they are: %s. backend='mpi' says that it is meant so.",
-            error,
-        )
 
 
 def _timeout(timeout: timedelta | None) -> timedelta:
@@ -280,68 +316,3 @@ def _timeout(timeout: timedelta | None) -> timedelta:
 def _merge(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
     rank, size = (b if a == -1 else a for a, b in zip(first, second, strict=True))
     return rank, size
-
-
-def _warn_of_abort() -> None:
-    """MPICH without PMIx stops the process in MPI_Init where it finds PMIx: say why beforehand."""
-    launcher = launchers.find()
-    library = _engine.library_version()
-    if (
-        isinstance(launcher, (OpenMpi, SlurmPmix, Pmix))
-        and _engine.mpi_state() == "none"
-        and launchers.mpi_family(library) == "MPICH"
-        and "pmix" not in library.lower()  # of its configure options
-    ):
-        # on every rank: the first that stops takes the others with it
-        _log.warning(
-            "this MPICH was built without PMIx, by which %s speaks to it: if it stops here with "
-            "'unsupported PMI version', that is why. %s",
-            launcher.name,
-            launcher.fix(library),
-        )
-
-
-def _check_launcher(size: int) -> None:
-    """A launcher with several processes, and an MPI with one: the start went wrong."""
-    launcher = launchers.find()
-    launch = launchers.detect()
-    if size > 1 or launcher is None or launch is None or (launch.size or 1) <= 1:
-        return
-    library = _engine.library_version()
-    raise DistBackendError(
-        f"{launch.launcher} started {launch.size} processes (this is rank {launch.rank}), but "
-        f"{launchers.mpi_family(library)} sees one: each would be a world of its own. "
-        + launcher.fix(library)
-    )
-
-
-def _contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
-    """What is wrong with what the caller stated. Programs for torch's MPI pass 0 and 0."""
-    if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
-        return (
-            f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
-            f"{true_rank} of {true_size}. Leave both out, and start with: mpirun -n "
-            f"{size if size > 0 else 'N'} python ..."
-        )
-    return ""
-
-
-def _log_start(comm: Any) -> None:
-    """Say once a job what it runs on: the first lines that a bug report needs."""
-    if comm.rank == 0:
-        _log.info(
-            "%s; debug level %s",
-            _engine.library_version().partition("\n")[0],
-            debug_level.get_debug_level().name,
-        )
-    for item in config.describe():
-        if item["is_set"]:
-            _log.debug("%s=%s", item["variable"], item["value"])
-
-
-def _check_binding() -> None:
-    """Once a node: say so when a rank has one core for all its threads."""
-    family = launchers.mpi_family(_engine.library_version())
-    advice = hardware.binding_advice(family, hardware.allowed_cpus(), os.cpu_count() or 1)
-    if advice is not None:
-        _log.warning(advice)

@@ -13,7 +13,7 @@ from hpcdist.backends.mpi import MPIOptions
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
-from hpcdist.startup import init, steps
+from hpcdist.startup import destroy, init, steps
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
@@ -116,7 +116,7 @@ def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
 def _destroy(ours: ProcessGroup) -> None:
     # hpcdist.destroy_process_group() may have come first
     if ours in _group.world.groups:
-        init.destroy_process_group(ours)
+        destroy.destroy_process_group(ours)
 
 
 def group(pg: Any = None) -> Any:

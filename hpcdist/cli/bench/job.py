@@ -21,7 +21,8 @@ from hpcdist._ops import ReduceOp
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.state import get_rank, get_world_size
-from hpcdist.startup.init import destroy_process_group, init_process_group
+from hpcdist.startup.destroy import destroy_process_group
+from hpcdist.startup.init import init_process_group
 
 from .errors import BenchError
 

@@ -21,7 +21,8 @@ from hpcdist import _engine, hardware, launchers
 from hpcdist.collectives.objects import all_gather_object, broadcast_object_list, gather_object
 from hpcdist.errors import DistError
 from hpcdist.groups.state import get_rank, get_world_size, is_initialized
-from hpcdist.startup.init import destroy_process_group, init_process_group
+from hpcdist.startup.destroy import destroy_process_group
+from hpcdist.startup.init import init_process_group
 
 from . import binding, build, gpu, infiniband, launcher, memory, reduce, report, settings, whole
 from .section import FAULT, WARNING, Place, Section

@@ -1,0 +1,102 @@
+"""What is looked at beside a start: the launcher, what the caller stated, the cores."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launchers, log
+from hpcdist.errors import DistBackendError
+from hpcdist.launchers.generic import Pmix
+from hpcdist.launchers.openmpi import OpenMpi
+from hpcdist.launchers.slurm import SlurmPmix
+
+__all__ = [
+    "check_binding",
+    "check_launcher",
+    "contradiction",
+    "log_start",
+    "warn_of_abort",
+    "warn_without_nccl",
+]
+
+_log = log.get_logger("world")
+
+
+def warn_of_abort() -> None:
+    """MPICH without PMIx stops the process in MPI_Init where it finds PMIx: say why beforehand."""
+    launcher = launchers.find()
+    library = _engine.library_version()
+    if (
+        isinstance(launcher, (OpenMpi, SlurmPmix, Pmix))
+        and _engine.mpi_state() == "none"
+        and launchers.mpi_family(library) == "MPICH"
+        and "pmix" not in library.lower()  # of its configure options
+    ):
+        # on every rank: the first that stops takes the others with it
+        _log.warning(
+            "this MPICH was built without PMIx, by which %s speaks to it: if it stops here with "
+            "'unsupported PMI version', that is why. %s",
+            launcher.name,
+            launcher.fix(library),
+        )
+
+
+def check_launcher(size: int) -> None:
+    """A launcher with several processes, and an MPI with one: the start went wrong."""
+    launcher = launchers.find()
+    launch = launchers.detect()
+    if size > 1 or launcher is None or launch is None or (launch.size or 1) <= 1:
+        return
+    library = _engine.library_version()
+    raise DistBackendError(
+        f"{launch.launcher} started {launch.size} processes (this is rank {launch.rank}), but "
+        f"{launchers.mpi_family(library)} sees one: each would be a world of its own. "
+        + launcher.fix(library)
+    )
+
+
+def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
+    """What is wrong with what the caller stated. Programs for torch's MPI pass 0 and 0."""
+    if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
+        return (
+            f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
+            f"{true_rank} of {true_size}. Leave both out, and start with: mpirun -n "
+            f"{size if size > 0 else 'N'} python ..."
+        )
+    return ""
+
+
+def log_start(comm: Any) -> None:
+    """Say once a job what it runs on: the first lines that a bug report needs."""
+    if comm.rank == 0:
+        _log.info(
+            "%s; debug level %s",
+            _engine.library_version().partition("\n")[0],
+            debug_level.get_debug_level().name,
+        )
+    for item in config.describe():
+        if item["is_set"]:
+            _log.debug("%s=%s", item["variable"], item["value"])
+
+
+def check_binding() -> None:
+    """Once a node: say so when a rank has one core for all its threads."""
+    family = launchers.mpi_family(_engine.library_version())
+    advice = hardware.binding_advice(family, hardware.allowed_cpus(), os.cpu_count() or 1)
+    if advice is not None:
+        _log.warning(advice)
+
+
+def warn_without_nccl(comm: Any) -> None:
+    """Say once a job that CUDA tensors take the way through the host, and why."""
+    if comm.rank:
+        return
+    try:
+        _nccl_loader.load()
+    except DistBackendError as error:
+        _log.warning(
+            "CUDA tensors go over MPI, through pinned host memory where MPI does not take them as "
+            "they are: %s. backend='mpi' says that it is meant so.",
+            error,
+        )

@@ -1,0 +1,62 @@
+"""The end of groups, and of the world."""
+
+from __future__ import annotations
+
+import time
+
+from hpcdist import log
+from hpcdist.groups import state as _group
+from hpcdist.groups.state import GroupMember, ProcessGroup
+
+__all__ = ["destroy_process_group"]
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Free a group, or all groups.
+
+    All members must call it. It waits for outstanding operations, of all groups together for the
+    group's timeout or 30 seconds, whichever is shorter; where nothing but receives is left whose
+    messages do not come, for three seconds, and then takes those back. And it waits up to a second
+    for the other members: where they do not come, or a message was sent that nobody received, MPI's
+    communicator is kept, because MPI would take what is still on its way for messages of the next
+    group. MPI itself stays up, so that :func:`init_process_group` may be called again.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        None or the default group frees all groups.
+
+    Raises
+    ------
+    ValueError
+        If there is no default group, or the group was destroyed already.
+    DistTimeoutError
+        If an operation is still outstanding then. The group is gone all the same; the operation
+        keeps its tensors.
+    DistError
+        What went wrong in flight over NCCL, if no call has raised it yet.
+
+    Notes
+    -----
+    Source: ``torch.distributed.destroy_process_group``.
+    """
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return
+    pg = _group.member(group)
+    if pg is not _group.world.pg:
+        _group.remove(pg)
+        return
+    for each in _group.world.groups:
+        _group.leave_handler(each)
+    problem: BaseException | None = None
+    end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
+    # the youngest first: members made their groups in the same order, so they free them in the same
+    for each in reversed(list(_group.world.groups)):
+        try:
+            _group.remove(each, end if _group.waits_on(problem) else 0.0)
+        except BaseException as error:  # the others must be freed all the same, after Ctrl-C too
+            problem = problem or error
+    _group.world.forget()
+    log.set_rank(None)
+    if problem is not None:
+        raise problem
