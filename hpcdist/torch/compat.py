@@ -2,7 +2,7 @@
 
 torch calls a Python process group by the names of its methods, and renames them now and then. The
 group has every operation under its newest name; the other names stand here, each with the versions
-that call it. Facts from torch's sources of those versions; docs/torch.md says on which the bridge
+that call it. Facts from torch's sources of those versions; docs/support.md says on which the bridge
 was run.
 """
 
