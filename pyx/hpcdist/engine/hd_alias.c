@@ -1,8 +1,9 @@
 /* Which tensors of one call share memory.
  *
- * Outputs that overlap each other have no right answer. Inputs may lie in outputs, as long as the data can be moved
- * without a copy that the caller did not ask for: hd_moves.c and hd_reductions.c say which. What is found here is
- * refused before any other rank hears of the call. */
+ * Outputs that overlap each other have no right answer. An input may lie in an output as long as
+ * the data can be moved without a copy that the caller did not ask for; hd_moves.c and
+ * hd_reductions.c define those cases. Any other overlap is refused before another rank hears of
+ * the call. */
 #include <stdlib.h>
 
 #include "hd_engine.h"
@@ -20,7 +21,7 @@ static int by_address(const void *a, const void *b)
     return one->from < other->from ? -1 : one->from > other->from;
 }
 
-/* The segments that hold something, by address; their number. */
+/* The segments that are not empty, sorted by address; returns how many. */
 static int sorted(const hd_seg *list, int n, int64_t item, span *out)
 {
     int k = 0, ascend = 1;
@@ -64,7 +65,7 @@ int hd_overlap(const hd_seg *list, int n, int64_t item, int *one, int *other)
     return found;
 }
 
-/* The first span that ends behind p. */
+/* The first span that ends after p. */
 static int search(const span *spans, int k, const char *p)
 {
     int low = 0;

@@ -36,8 +36,8 @@ int64_t hd_until(double seconds)
 void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
 {
     w->n = 0;
-    /* ~50 us of spinning covers a healthy collective; without a spare core every spin steals
-     * the time slice of the very peer that is waited for. */
+    /* ~50 us of spinning covers a healthy collective; without a spare core every spin steals the
+     * time slice of the very peer that this rank waits for. */
     w->spins = spin ? 2000 : 30;
     w->start = w->own = 0;
     w->clock = NULL;
@@ -75,7 +75,7 @@ int hd_waiter_step(hd_waiter *w)
     }
     if (now - *clock_of(w) >= w->limit)
         events |= HD_WAIT_EXPIRED;
-    /* A peer that is this late computes: leave it the core. */
+    /* A peer that is this late is computing: leave it the core. */
     if (w->naps || now - w->start > 3 * MS) {
         struct timespec nap = {0, now - w->start > 200 * MS ? 500000 : now - w->start > 3 * MS ? 50000 : 20000};
         nanosleep(&nap, NULL);

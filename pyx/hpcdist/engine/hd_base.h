@@ -1,4 +1,4 @@
-/* Clock, waiting, hashing and error text: what every other file of the engine stands on. */
+/* Clock, waiting, hashing and error text: the base of every other file of the engine. */
 #ifndef HD_BASE_H
 #define HD_BASE_H
 
@@ -7,15 +7,15 @@
 
 #define HD_LINE 64 /* bytes of a cache line */
 
-/* What a call ended with; the Python side maps each to one exception class. */
+/* How a call ended; the Python side maps each code to one exception class. */
 enum hd_code {
     HD_OK = 0,
     HD_ERR_BACKEND,   /* MPI returned an error                -> DistBackendError   */
     HD_ERR_MISMATCH,  /* ranks disagree about the call        -> DistMismatchError  */
-    HD_ERR_TIMEOUT,   /* a peer did not come in time          -> DistTimeoutError   */
+    HD_ERR_TIMEOUT,   /* a peer did not arrive in time        -> DistTimeoutError   */
     HD_ERR_FAILED,    /* a peer has left the job              -> RankFailedError    */
     HD_ERR_MEMORY,    /* no memory for a staging buffer       -> MemoryError        */
-    HD_ERR_UNDONE,    /* a rank broke off between the parts   -> DistError          */
+    HD_ERR_UNDONE,    /* a rank stopped between the parts     -> DistError          */
     HD_ERR_CLOSED,    /* the group was destroyed meanwhile    -> DistError          */
     HD_ERR_INTERRUPT, /* a Python signal handler raised: the exception is already set */
 };
@@ -23,12 +23,13 @@ enum hd_code {
 /* Nanoseconds of CLOCK_MONOTONIC: one clock for all processes of a node. */
 int64_t hd_now(void);
 
-/* Seconds in nanoseconds. HD_NEVER: no limit, that is a negative number, none at all, or more than the clock counts. */
+/* Converts seconds to nanoseconds. HD_NEVER means no limit: for a negative number, NaN, or more
+ * than the clock counts. */
 #define HD_NEVER INT64_MAX
 int64_t hd_ns(double seconds);
-/* A moment of hd_now(), that many ns after another one, or HD_NEVER. */
+/* The moment `ns` after another moment of hd_now(), or HD_NEVER. */
 int64_t hd_later(int64_t from, int64_t ns);
-/* The moment so many seconds from now, or HD_NEVER. */
+/* The moment that many seconds from now, or HD_NEVER. */
 int64_t hd_until(double seconds);
 
 /* Tells the processor that this is a spin loop. */
@@ -47,9 +48,9 @@ static inline void hd_pause(void)
  *   hd_waiter_init(&w, spin, timeout_s);
  *   while (!done) { int ev = hd_waiter_step(&w); ... }
  *
- * The limit counts from the first look at the clock, or, where the wait is part of something longer, from the
- * beginning of that: `clock` points at it. It may still be 0, not begun; then it begins here.
- */
+ * The limit counts from the first look at the clock. Where the wait is part of something longer,
+ * `clock` points at the start of that, and the limit counts from there; a start of 0 has not
+ * begun, and begins here. */
 typedef struct hd_waiter {
     unsigned n;        /* steps so far */
     unsigned spins;    /* steps before the first yield */
@@ -64,21 +65,24 @@ typedef struct hd_waiter {
 enum { HD_WAIT_MORE = 0, HD_WAIT_CLOCK = 1, HD_WAIT_HOOK = 2, HD_WAIT_EXPIRED = 4 };
 
 void hd_waiter_init(hd_waiter *w, int spin, double timeout_s);
-/* One step. The answer holds HD_WAIT_CLOCK when time was read (a moment to make MPI progress),
- * HD_WAIT_HOOK every 50 ms (a moment to look at signals), HD_WAIT_EXPIRED past the limit. */
+/* One step. Returns a set of flags: HD_WAIT_CLOCK when the time was read (a moment to make MPI
+ * progress), HD_WAIT_HOOK every 50 ms (a moment to check for signals), HD_WAIT_EXPIRED past the
+ * limit. */
 int hd_waiter_step(hd_waiter *w);
 double hd_waiter_elapsed(const hd_waiter *w); /* seconds on the clock that the limit is for */
 
-/* Short sleeps between looks at MPI, on a core that a computing thread wants. Who sleeps and wakes is scheduled
- * at once; who yields waits until the other has used up its slice, 3 ms of Linux 6.6 and newer. The naps grow
- * with the time waited, from 20 to 500 us: each costs both threads a few microseconds. Start with zeros. */
+/* Short sleeps between looks at MPI, on a core that a computing thread wants. A thread that sleeps
+ * is scheduled as soon as it wakes; one that yields waits until the other has used up its time
+ * slice, 3 ms on Linux 6.6 and newer. The naps grow with the time waited, from 20 to 500 us: each
+ * costs both threads a few microseconds. Initialize with zeros. */
 typedef struct hd_nap {
     int64_t start; /* ns */
 } hd_nap;
 void hd_nap_step(hd_nap *n);
 
-/* Copies text that others may read or write meanwhile, in words, each old or new. Both are aligned to 8 bytes where they
- * are shared, and `bytes` is a multiple of it. */
+/* Copies text that others may read or write meanwhile, word by word: each word is either old or
+ * new. Both buffers are aligned to 8 bytes where they are shared, and `bytes` is a multiple of
+ * 8. */
 void hd_put_words(char *shared, const char *from, size_t bytes);
 void hd_get_words(char *to, const char *shared, size_t bytes);
 

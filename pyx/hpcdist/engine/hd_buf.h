@@ -1,4 +1,4 @@
-/* A buffer: what one tensor or array is to the engine. Filled by _buffer.pyx. */
+/* A buffer: what the engine knows of one tensor or array. Filled by _buffer.pyx. */
 #ifndef HD_BUF_H
 #define HD_BUF_H
 

@@ -1,18 +1,19 @@
 /* The entry check: before data moves, the ranks of a group agree on what they are about to do.
  *
- * On one node it goes through a page of shared memory (hd_page.h), where each rank publishes the number of the
- * check it has come to with a fingerprint of its call, waits until all others have come, and compares. Between
- * nodes it goes through MPI (hd_check_mpi.c).
+ * On one node it goes through a page of shared memory (hd_page.h). Each rank publishes the number
+ * of the check it has come to with a fingerprint of its call, waits until all other ranks have
+ * come, and compares. Between nodes the check goes through MPI (hd_check_mpi.c).
  *
- * Giving up is one decision for all: a rank that proceeds to the data while another has timed out would hang.
- * Nothing has been sent when a check is abandoned, so the group stays usable, and in step.
+ * Giving up is one decision for all ranks: a rank that goes on to the data while another has timed
+ * out would hang. Nothing has been sent when a check is abandoned, so the group stays usable and
+ * in step.
  *
- * A rank that refuses its own arguments passes the check at once and leaves its reason: it waits for nobody, and
- * the others find the check abandoned and the reason with it.
+ * A rank that refuses its own arguments passes the check at once and leaves its reason. It waits
+ * for no rank; the others find the check abandoned, and read the reason.
  *
- * A reduction of a few bytes travels with its fingerprint: up to 8 bytes in the slot itself, up to 64 in a
- * line beside it. Everyone combines the contributions in the order of the ranks, so all get the same bits,
- * and no MPI call is made. */
+ * A reduction of a few bytes travels with its fingerprint: up to 8 bytes in the slot itself, up to
+ * 64 in a line beside it. Every rank combines the contributions in rank order, so all ranks get
+ * the same bits, and no MPI call is made. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,8 @@ static int came(const void *of, int rank)
     return hd_page_come(v->c, rank, v->n);
 }
 
-/* Abandons the check, for the reason given, unless everybody has come meanwhile: then 0. missing: who has not. */
+/* Abandons the check for the given reason. Returns 0 if all ranks have come meanwhile. missing: the
+ * ranks that have not come. */
 static int abandon(visit *v, int why, int code, hd_text *missing)
 {
     hd_comm *c = v->c;
@@ -58,8 +60,8 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
     return 1;
 }
 
-/* Others have abandoned the check. late_rank: on whose account, as far as this rank has seen; its own: it came too
- * late; -1: not known. */
+/* Other ranks have abandoned the check. late_rank: the rank that caused it, as far as this rank has
+ * seen; this rank itself if it came too late; -1 if not known. */
 static int fail_abandoned(visit *v, int late_rank)
 {
     hd_comm *c = v->c;
@@ -73,7 +75,7 @@ static int fail_abandoned(visit *v, int late_rank)
     const int told = hd_page_find_note(c, v->n, &by, &note);
 
     if (!(told && note.why == HD_REFUSED) && hd_fail_if_gone(c, j))
-        return j->code; /* somebody gave up because a member has gone: say that */
+        return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (told && note.why == HD_REFUSED) {
@@ -101,7 +103,7 @@ static int fail_abandoned(visit *v, int late_rank)
     return j->code;
 }
 
-/* This rank's time is up. 0: everybody has come meanwhile. */
+/* This rank's time is up. Returns HD_OK if all ranks have come meanwhile. */
 static int time_out(visit *v)
 {
     hd_comm *c = v->c;
@@ -132,7 +134,8 @@ static int time_out(visit *v)
     return j->code;
 }
 
-/* A signal handler raised. If all are here the operation is finished first, and the exception raised after it. */
+/* A signal handler raised. If all ranks are here, the operation finishes first, and the exception
+ * is raised after it. */
 static int interrupt(visit *v)
 {
     char names[256];
@@ -144,7 +147,7 @@ static int interrupt(visit *v)
     return code != HD_ERR_INTERRUPT && abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? HD_ERR_INTERRUPT : HD_OK;
 }
 
-/* Rank r has gone, and had not come. */
+/* Rank r has gone without coming to this check. */
 static int lose(visit *v, int r, int how)
 {
     char names[256];
@@ -154,8 +157,8 @@ static int lose(visit *v, int r, int how)
     return abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? hd_fail_gone(v->c, v->j, r, how) : HD_OK;
 }
 
-/* Ranks that call two groups in different orders wait for each other for ever. Rank r waits in check `other` of
- * group `where`. 0: it came meanwhile. */
+/* Ranks that call two groups in different orders would wait for each other for ever. Rank r waits
+ * in check `other` of group `where`. Returns HD_OK if it came meanwhile. */
 static int cross(visit *v, int r, uint32_t other, const char *where)
 {
     hd_comm *c = v->c;
@@ -179,7 +182,8 @@ static int cross(visit *v, int r, uint32_t other, const char *where)
 
 /* ---- waiting for one rank ---- */
 
-/* Every 50 ms: signals, ranks that have gone, groups in different orders. HD_OK: wait on. */
+/* Every 50 ms: checks for signals, ranks that have gone, and groups used in different orders.
+ * HD_OK: keep waiting. */
 static int look_around(visit *v, int r)
 {
     hd_comm *c = v->c;
@@ -192,7 +196,8 @@ static int look_around(visit *v, int r)
     if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
         return code;
     how = hd_session_gone(c->session, c->node_slot[r]);
-    if (how && hd_page_look(c, r, v->n) == HD_NOT_YET) /* gone, and truly not here: read in this order */
+    /* Gone, and truly not here: the order of these two reads matters. */
+    if (how && hd_page_look(c, r, v->n) == HD_NOT_YET)
         return lose(v, r, how);
     if (!j->inline_ || j->code != HD_OK)
         return HD_OK;
@@ -218,7 +223,7 @@ static int wait_step(visit *v, int r)
     return ev & HD_WAIT_EXPIRED ? time_out(v) : HD_OK;
 }
 
-/* The fields of this check may be published when all ranks have left the one before the last. */
+/* The fields of this check may be published once all ranks have left the check before the last. */
 static int wait_to_publish(visit *v)
 {
     int r, code;
@@ -262,7 +267,7 @@ static int disagree(visit *v)
     }
     hd_describe_here(w[c->rank].text[par], j);
     __atomic_store_n(&w[c->rank].seq[par], v->n, __ATOMIC_RELEASE);
-    hd_waiter_init(&wait, 0, 0.9); /* all are inside this call, and every one describes itself */
+    hd_waiter_init(&wait, 0, 0.9); /* all ranks are inside this call, and each describes itself */
     for (int r = 0; r < c->size; r++) {
         while (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) != v->n)
             if (hd_waiter_step(&wait) & HD_WAIT_EXPIRED)

@@ -1,26 +1,30 @@
 /* The entry check of a group that spans nodes, on a communicator of its own.
  *
- * Two nonblocking all-reduces, the rounds, make a check. In the first the fingerprints meet. It ends when all ranks
- * have come, and until then a rank may give up: its time is over, a signal handler raised, a peer has gone. In the
- * second each rank says whether it has seen the first one end, and nobody gives up any more: all ranks are in this
- * check, or have given it up, and both have said so already or will at once. The call goes on if all have seen it.
+ * A check consists of two nonblocking all-reduces, called rounds. The first compares the
+ * fingerprints. It ends when all ranks have come, and until then a rank may give up: its time is
+ * over, a signal handler raised, or a peer has gone. In the second round each rank says whether it
+ * has seen the first one end. From here on no rank gives up: each rank is either in this check or
+ * has given it up, and says so now or has already done so. The call goes on if all ranks have seen
+ * the first round end.
  *
- *   If a rank goes on, all ranks have said yes, so none has given up; each of them goes on when it hears so.
+ *   If a rank goes on, all ranks have said yes, so none has given up, and all will go on.
  *   If a rank has given up, it says no, so no rank goes on.
  *
- * Ranks that give up, or are too late, take part in both rounds, so that these stay in order, but do not wait for
- * their end: the requests are left to MPI with their memory. (For such a request to end, MPI may need each rank's
- * help, and ranks that have given up do something else.) So nothing waits for the rounds of an abandoned check: who
- * gives up says so by a note to all, and a note that says that its sender has left this check without an outcome
- * ends it for its reader. Notes inform and hasten; which checks succeed is up to the rounds.
+ * Ranks that give up or come too late take part in both rounds, so that the rounds stay in order,
+ * but do not wait for their end: they leave the requests and their memory to MPI. (For such a
+ * request to end, MPI may need the help of every rank, and ranks that have given up do something
+ * else.) So no rank waits for the rounds of an abandoned check. A rank that gives up sends a note
+ * to all others, and a note whose sender has left this check without an outcome ends the check for
+ * its reader. Notes only inform and hasten; the rounds decide which checks succeed.
  *
- * A rank that refuses its own arguments, or cannot make the call, does as one that gives up at once, and its note
- * has the reason.
+ * A rank that refuses its own arguments, or cannot make the call, acts like one that gives up at
+ * once, and its note contains the reason.
  *
- * Notes also tell who is there: a rank that has waited for half its time announces itself, and those in the same
- * check answer; at the deadline the silent ones are missing.
+ * Notes also tell which ranks are there: a rank that has waited for half its time announces
+ * itself, and the ranks in the same check answer. At the deadline the silent ranks are the missing
+ * ones.
  *
- * What tests/model/check_mpi.pml checks is this protocol. */
+ * tests/model/check_mpi.pml checks this protocol. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,20 +34,20 @@
 #include "hd_outbox.h"
 
 #define TAG_NOTE 1
-#define REASON_S 0.5 /* seconds for a note that must be on its way */
-#define FLUSH_S 1.0  /* seconds for one's own notes to be gone */
+#define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
+#define FLUSH_S 1.0  /* seconds to wait until this rank's own notes have gone */
 
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, VOTE };
 enum { HERE = 1, GAVE_UP, REFUSED };
 
 typedef struct note {
-    int32_t what, code; /* code: with what the others' calls end */
+    int32_t what, code; /* code: the error code of the others' calls */
     uint64_t check;
     double after; /* seconds, of GAVE_UP */
     char text[HD_DESC];
 } note;
 
-/* A note that was received, of this check or a later one. */
+/* A received note, of this check or a later one. */
 typedef struct heard {
     struct heard *next;
     int by;
@@ -54,8 +58,9 @@ typedef struct heard {
 typedef struct ballot {
     struct ballot *next;
     uint64_t vote[VOTE];
-    uint64_t seen;      /* the first round end: by all, after the second */
-    int said;           /* what it says in the second round is with MPI */
+    uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
+                         * have */
+    int said;           /* this rank's vote in the second round is with MPI */
     MPI_Request req[2]; /* of the rounds */
 } ballot;
 
@@ -88,7 +93,7 @@ int hd_post_open(hd_comm *c)
     if (!p || !p->ballot || !p->others)
         return HD_ERR_MEMORY;
     for (int i = 1; i < c->size; i++)
-        p->others[i - 1] = (c->rank + i) % c->size; /* not all to the same one first */
+        p->others[i - 1] = (c->rank + i) % c->size; /* not all ranks write to the same one first */
     c->post = p;
     if (MPI_Comm_dup(c->mpi, &p->mpi))
         return HD_ERR_BACKEND;
@@ -127,7 +132,8 @@ static void send_note(hd_comm *c, int what, int code, double after, const char *
     hd_mpi_unlock(c->session);
 }
 
-/* Until MPI has taken what this rank said: outside hpcdist it may be long before it can. */
+/* Waits until MPI has taken this rank's notes: outside hpcdist it may be long before MPI can send
+ * them. */
 static void flush(hd_comm *c)
 {
     const int64_t until = hd_until(FLUSH_S);
@@ -143,7 +149,7 @@ static void flush(hd_comm *c)
     }
 }
 
-/* Takes in one note; under hd_mpi_lock. 0: there is none. */
+/* Receives one note; under hd_mpi_lock. 0: there is none. */
 static int read_note(hd_post *p)
 {
     heard *h;
@@ -177,7 +183,7 @@ static void read_notes(hd_comm *c)
     hd_mpi_unlock(c->session);
 }
 
-/* Drops the notes of checks before the present one; of all, with 0. */
+/* Drops the notes of checks before `before`; all notes if it is 0. */
 static void forget_notes(hd_post *p, uint64_t before)
 {
     for (heard **at = &p->heard; *at;) {
@@ -201,9 +207,9 @@ static int is_here(const hd_post *p, int rank)
 
 static int came(const void *post, int rank) { return is_here(post, rank); }
 
-/* A note that tells that the present check is abandoned, the one with the best reason. Its sender gave it up or
- * refused; or it is in a later check, to which it cannot have come through an outcome of this one as long as this rank
- * has not said yes. */
+/* The note with the best reason that shows that the present check is abandoned. Its sender gave the
+ * check up or refused; or its sender is in a later check, which it cannot have reached through an
+ * outcome of this one as long as this rank has not said yes. */
 static const heard *who_left(const hd_post *p)
 {
     const heard *best = NULL;
@@ -218,7 +224,7 @@ static const heard *who_left(const hd_post *p)
     return best;
 }
 
-/* The ranks that refused the present check for the reason of that note. */
+/* The ranks that refused the present check for the same reason as that note. */
 static void who_refused(const hd_post *p, const heard *like, hd_refused *out)
 {
     out->n = 0;
@@ -230,7 +236,8 @@ static void who_refused(const hd_post *p, const heard *like, hd_refused *out)
 
 /* ---- leaving a check without an outcome ---- */
 
-/* Says no in the second round, unless this rank has spoken there, and leaves the requests to MPI. */
+/* Says no in the second round, unless this rank has already voted there, and leaves the requests to
+ * MPI. */
 static void leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
@@ -271,7 +278,7 @@ static int refuse(hd_comm *c, const hd_job *j)
     return HD_OK;
 }
 
-/* Another rank has abandoned the check: says which, as far as that is known, and leaves. */
+/* Another rank has abandoned the check: reports which, as far as that is known, and leaves. */
 static int follow(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
@@ -289,7 +296,7 @@ static int follow(hd_comm *c, hd_job *j)
     }
     leave_behind(c);
     if (!(h && h->note.what == REFUSED && h->note.check == p->now) && hd_fail_if_gone(c, j))
-        return j->code; /* somebody gave up because a member has gone: say that */
+        return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (h && h->note.check == p->now && h->note.what == REFUSED) {
@@ -344,7 +351,7 @@ static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
 
 /* ---- the rounds ---- */
 
-/* 1: it has; 0: not yet; -1: MPI failed, and the job with it. */
+/* 1: the request has ended; 0: not yet; -1: MPI failed, and the job with it. */
 static int ended(hd_comm *c, hd_job *j, MPI_Request *req)
 {
     int done = 0, rc;
@@ -397,7 +404,7 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     return 0;
 }
 
-/* HD_OK when all ranks have come; else the check is abandoned. */
+/* HD_OK when all ranks have come; otherwise the check is abandoned. */
 static int first_round(hd_comm *c, hd_job *j)
 {
     MPI_Request *req = &c->post->ballot->req[0];
@@ -411,7 +418,7 @@ static int first_round(hd_comm *c, hd_job *j)
             return j->code;
         if (!(ev & HD_WAIT_EXPIRED))
             continue;
-        if ((end = ended(c, j, req))) /* once more: the last look may lie a nap back */
+        if ((end = ended(c, j, req))) /* once more: the last look may be a nap old */
             break;
         read_notes(c);
         return who_left(c->post) ? follow(c, j) : time_out(c, j, &w);
@@ -419,13 +426,14 @@ static int first_round(hd_comm *c, hd_job *j)
     return end > 0 ? HD_OK : j->code;
 }
 
-/* Waits for what ends as soon as all have heard of it. c->post->ballot->seen: whether all said yes. */
+/* Waits for an operation that ends as soon as all ranks have heard of it. After a vote,
+ * c->post->ballot->seen tells whether all ranks said yes. */
 static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
 {
     hd_waiter w;
     int end;
     begin_wait(c, j, &w);
-    w.limit = HD_NEVER; /* the watchdog's affair, as with data */
+    w.limit = HD_NEVER; /* the watchdog's task, as with data */
     while (!(end = ended(c, j, req))) {
         if (!(hd_waiter_step(&w) & HD_WAIT_HOOK))
             continue;
@@ -439,7 +447,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
     return end > 0 ? HD_OK : j->code;
 }
 
-/* All are here and disagree: each tells the others what it called. */
+/* All ranks are here and disagree: each tells the others what it called. */
 static int quote_all(hd_comm *c, hd_job *j)
 {
     char *texts = calloc((size_t)c->size + 1, HD_DESC), *mine;
@@ -457,7 +465,7 @@ static int quote_all(hd_comm *c, hd_job *j)
     if (!hd_mpi_failed(j, rc, "MPI_Iallgather") && !second_round(c, j, &req)) {
         hd_fail_mismatch(c, j, texts, HD_DESC);
         free(texts);
-    } /* else MPI may still write there */
+    } /* otherwise MPI may still write there */
     return j->code;
 }
 
@@ -470,7 +478,8 @@ static int begin_round(hd_comm *c, hd_job *j, uint64_t *what, int n, MPI_Op op, 
     return hd_mpi_failed(j, rc, "MPI_Iallreduce");
 }
 
-/* From the first round's end on nobody can give up, so a peer that dies or is stopped is the watchdog's. */
+/* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
+ * to the watchdog. */
 static int conclude(hd_comm *c, hd_job *j, ballot *b)
 {
     const uint64_t *v = b->vote;

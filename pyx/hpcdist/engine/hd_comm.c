@@ -43,7 +43,8 @@ static void init_locks(hd_comm *c)
     pthread_condattr_destroy(&attr);
 }
 
-/* Who shares this node, and do all use the same settings? Collective over the new communicator. */
+/* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
+ * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
 {
     struct {
@@ -135,7 +136,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
 
 /* ---- groups of some members ---- */
 
-/* The members have met: what blocks until all have come will not block for long. */
+/* The members have met: a call that blocks until all have come will not block for long. */
 static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *made, const char *name, char *text,
                       size_t room)
 {
@@ -234,7 +235,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     if (c->freed)
         return HD_OK;
     c->freed = 1;
-    hd_comm_close(c, 2); /* no caller comes in any more, and those inside leave */
+    hd_comm_close(c, 2); /* no new caller gets in, and those inside leave */
     if (!drained || !hd_p2p_drain(c, 1.0)) {
         hd_session_poisoned(c->session);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */

@@ -1,11 +1,12 @@
-/* What reductions and moves share: waiting for MPI, a staging buffer, types for long messages. */
+/* Shared by reductions and moves: waiting for MPI, a staging buffer, types for long messages. */
 #include <sched.h>
 #include <stdlib.h>
 
 #include "hd_data.h"
 
-/* Between two looks at MPI, where the core is needed elsewhere. A lane between nodes leaves it to what computes
- * there; within a node it is the peer that is waited for, and it comes soon. */
+/* Between two looks at MPI, where the core is needed elsewhere. A lane between nodes leaves the
+ * core to the thread that computes; within a node it leaves it to the peer it waits for, which
+ * arrives soon. */
 static void leave_core(const hd_comm *c, const hd_job *j, hd_nap *nap)
 {
     if (j->inline_ || c->page)

@@ -1,8 +1,9 @@
-/* Inside of the data phase, shared by hd_exec.c, hd_reductions.c and hd_moves.c only.
+/* Internals of the data phase, shared by hd_exec.c, hd_reductions.c and hd_moves.c only.
  *
- * Which MPI calls are made must not depend on what only one rank knows, such as where its tensors lie: forms
- * are chosen by kind and agreed sizes alone. Calls block, unless the library would spin on a core that the
- * peer it waits for needs: then they are nonblocking and polled with yields (hd_job.polls, agreed as well). */
+ * Which MPI calls are made must not depend on what only one rank knows, such as where its tensors
+ * lie: forms are chosen by kind and agreed sizes alone. Calls block, unless the library would spin
+ * on a core that the peer it waits for needs. Then they are nonblocking and polled with yields
+ * (hd_job.polls, also agreed). */
 #ifndef HD_DATA_H
 #define HD_DATA_H
 
@@ -36,11 +37,12 @@
     } while (0)
 
 int hd_all_reduce(hd_comm *c, hd_job *j);
-/* The ring, an all_reduce that is polled: whether j is one for it, and one tensor's. */
+/* The ring, an all_reduce that is polled: whether j qualifies for it, and the reduction of one
+ * tensor. */
 int hd_ring_fits(const hd_comm *c, const hd_job *j);
 int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
-/* Through the node's memory: whether j goes that way, and one tensor's. Where the memory has yet to be made, it
- * is: collective. -1: the job has failed. */
+/* Through the node's memory: whether j goes that way, and the reduction of one tensor. Allocates the
+ * memory if there is none yet, which is collective. -1: the job has failed. */
 int hd_node_takes(hd_comm *c, hd_job *j);
 int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 int hd_reduce(hd_comm *c, hd_job *j);
@@ -51,11 +53,14 @@ int hd_gather(hd_comm *c, hd_job *j);
 int hd_scatter(hd_comm *c, hd_job *j);
 int hd_all_to_all(hd_comm *c, hd_job *j);
 
-/* Is there a factor before the sum? PREMUL_SUM's, and the AVG of float16, which could overflow. */
+/* Whether a factor is applied before the sum: for PREMUL_SUM, and for the AVG of float16, which
+ * could overflow. */
 int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor);
-void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n); /* of AVG otherwise */
+/* AVG in all other cases. */
+void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n);
 
-/* A buffer of the communicator's, for whoever holds the lane; grows, NULL fails the job. */
+/* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the
+ * job. */
 char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes);
 
 #endif

@@ -1,7 +1,7 @@
-/* A rank that ends before MPI has started. The others wait for it in MPI_Init, where nothing can be raised, and
- * MPICH's launcher ends a job only for ranks that have come to MPI_Init, or that a signal has killed. So who ends
- * with an error before says so to the launcher, in the words of its protocol (PMI-1): "abort". Open MPI's mpirun and
- * srun end the job by themselves. */
+/* A rank that ends before MPI has started. The other ranks wait for it in MPI_Init, where nothing
+ * can be raised. MPICH's launcher ends a job only for ranks that have reached MPI_Init or were
+ * killed by a signal. So a rank that ends with an error before that sends the launcher an "abort"
+ * in its own protocol (PMI-1). Open MPI's mpirun and srun end the job by themselves. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@
 
 static pid_t early_pid;
 
-/* The connection to MPICH's launcher, hydra, or -1. MPI_LOCALRANKID: Slurm sets PMI_FD as well, and speaks another
- * protocol there. */
+/* The connection to MPICH's launcher, hydra, or -1. MPI_LOCALRANKID is checked because Slurm sets
+ * PMI_FD as well, but speaks another protocol there. */
 static int hydra(void)
 {
     const char *fd = getenv("PMI_FD");
@@ -37,8 +37,8 @@ static void read_line(const char *file, pid_t pid, char *to, size_t room)
     }
 }
 
-/* A program that a rank has started inherits the rank's variables, and is none. Between a rank and the launcher there
- * may be shells, but no Python. */
+/* A program that a rank has started inherits the rank's variables, but is not a rank. Between a
+ * rank and the launcher there may be shells, but no Python. */
 static int is_rank(void)
 {
     char own[256] = "", line[256], exe[64];

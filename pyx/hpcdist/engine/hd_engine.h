@@ -37,7 +37,7 @@ enum hd_kind {
     HD_RECV,
 };
 
-/* Messages of a layer above that no tensor of a user's can match, of whatever type and tag. */
+/* Messages of a layer above that no user's tensor can match, whatever its type and tag. */
 enum hd_tag_kind { HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
 
 enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
@@ -45,7 +45,7 @@ enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
 typedef struct hd_seg {
     char *ptr;
     int64_t n;     /* elements */
-    uint64_t form; /* shape and strides; 0: nothing there, fits everything */
+    uint64_t form; /* shape and strides; 0: nothing there, matches everything */
     uint64_t strides;
 } hd_seg;
 
@@ -73,54 +73,65 @@ typedef struct hd_job hd_job;
 struct hd_job {
     /* what to do */
     int kind;
-    const char *api;      /* public name for messages; lives for ever */
+    const char *api;      /* public name for messages; static storage */
     uint64_t api_hash;
     int dtype, redop, root;
     double factor;        /* PREMUL_SUM */
-    int64_t count;        /* elements that messages speak of and that must agree (unless pairwise) */
+    int64_t count;        /* elements, for messages; must agree (unless pairwise) */
     int64_t extra;        /* part of the agreement: a list length, or the number of a backward pass */
     uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
-    int either;           /* some ranks may make this call asynchronously and others not */
-    int later;            /* part of the agreement: asynchronous, where all must be */
+    int either;           /* some ranks may make this call asynchronously and others
+                           * synchronously */
+    int later;            /* part of the agreement: asynchronous, where all ranks must be */
     int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
-    int uneven;           /* this rank's own sizes differ from each other; after the check: somebody's do */
+    int uneven;           /* this rank's own sizes differ from each other; after the check: some
+                           * rank's do */
     int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */
     int permuted;         /* dense but not C-contiguous: for messages */
-    int listed;           /* in/out are lists of tensors, even when of length one */
-    int monitored;        /* a barrier that agrees with the check off, too, and names all who are missing on all ranks */
-    int closing;          /* the last operation of the group: after it nobody reads what was sent */
+    int listed;           /* in/out are lists of tensors, even of length one */
+    int monitored;        /* a barrier that agrees even with the check off, and names all missing
+                           * ranks on all ranks */
+    int closing;          /* the last operation of the group: after it no rank reads what was
+                           * sent */
     int nin, nout;
     hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
-    char *apart;          /* where the result is made that would overwrite its own input, or NULL: malloc'ed */
+    char *apart;          /* where a result is made that would overwrite its own input, or NULL:
+                           * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout;       /* seconds */
     int64_t begun;        /* ns, when it was submitted; 0: it runs inline and has not waited yet */
-    int inline_;          /* runs on the caller's thread: signals and the Python stack can be looked at */
-    int tiny;             /* bytes, when the entry check itself reduces them; else 0 */
+    int inline_;          /* runs on the caller's thread: can check for signals and read the
+                           * Python stack */
+    int tiny;             /* bytes, if the entry check itself reduces them; else 0 */
     const char *own;      /* ... this rank's */
     uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
-    const char *refusal;  /* why this rank cannot make the call: it only tells the others; or NULL */
-    int refusal_code;     /* with what their calls end; 0: HD_ERR_MISMATCH, it refused its own arguments */
-    hd_refused *refused;  /* malloc'ed: why others could not make the call, so that this one failed; or NULL */
-    int owed;             /* a refusal that the others meet only if the collective before this one was agreed on */
-    char *cause;          /* malloc'ed: the failure of an earlier operation that it was queued behind; or NULL */
+    const char *refusal;  /* why this rank cannot make the call: it only tells the others; or
+                           * NULL */
+    int refusal_code;     /* the error code of the others' calls; 0: HD_ERR_MISMATCH, it refused
+                           * its own arguments */
+    hd_refused *refused;  /* malloc'ed: why other ranks could not make the call, so that this one
+                           * failed; or NULL */
+    int owed;             /* a refusal that the others see only if the collective before this one
+                           * was agreed on */
+    char *cause;          /* malloc'ed: the failure of the earlier operation that it was queued
+                           * behind; or NULL */
     /* point to point */
     int peer, tag;
     int tag_kind;         /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
     MPI_Request req;
     MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
-    struct hd_envelope *envelope; /* Open MPI only: what goes before a long message; see hd_envelope.c */
+    struct hd_envelope *envelope; /* Open MPI only: precedes a long message; see hd_envelope.c */
     MPI_Request envelope_req;
     int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch it */
-    char *spill;          /* where a message goes that is longer than its tensor */
-    int recalled;         /* MPI was asked to take the receive back; 2: it has */
-    int64_t got;          /* bytes that came */
-    int source;           /* who sent */
+    char *spill;          /* receives a message that is longer than its tensor */
+    int recalled;         /* MPI was asked to cancel the receive; 2: it has */
+    int64_t got;          /* bytes received */
+    int source;           /* the sender */
     int64_t posted;       /* ns */
     pthread_mutex_t mu;   /* guards req: MPI_Test by one thread at a time */
-    /* what came of it */
+    /* the outcome */
     uint32_t seq;
     int state;            /* enum hd_state, atomic */
     int code;
@@ -133,10 +144,11 @@ struct hd_job {
     void *keep;           /* PyObject *: the tensors */
     hd_job *next;
     hd_job *ready;        /* queue of hd_notify.c */
-    char site[HD_SITE];   /* the calling line, "" until someone needs it; last, hd_job_init leaves it as it is */
+    char site[HD_SITE];   /* the calling line, "" until needed; last, because hd_job_init leaves
+                           * it as it is */
 };
 
-/* What the members on one node share for the entry check: see hd_page.h. */
+/* The memory that the members on one node share for the entry check: see hd_page.h. */
 typedef struct hd_page hd_page;
 
 struct hd_comm {
@@ -151,7 +163,8 @@ struct hd_comm {
     uint32_t seq;         /* collectives begun */
     uint32_t agreed;      /* atomic: the last collective that all ranks agreed on, so that all go on after it */
     uint32_t mailed;      /* atomic: long messages sent */
-    int64_t unread;       /* atomic: messages sent, less those received; summed over all ranks, those nobody received */
+    int64_t unread;       /* atomic: messages sent, less those received; the sum over all ranks
+                           * is the number never received */
     hd_session *session;
     int *node_slot;       /* slot of each member on this node's status page, -1: another node */
     int one_node;
@@ -162,16 +175,19 @@ struct hd_comm {
     uint32_t check_seq;   /* checks begun */
     uint32_t decided;     /* the last check that all ranks have joined */
     int freed;
-    int closing;          /* atomic: 1 no new operations, 2 waiting callers leave with an error: the group is being destroyed */
-    int recalls;          /* atomic: receives whose message has not come are taken back: it is being destroyed */
-    int inside;           /* atomic: callers that use the session or MPI; while there are any neither is freed */
+    int closing;          /* atomic: 1 no new operations, 2 waiting callers leave with an error:
+                           * the group is being destroyed */
+    int recalls;          /* atomic: the group is being destroyed: cancel receives whose message
+                           * has not arrived */
+    int inside;           /* atomic: callers that use the session or MPI; while there are any,
+                           * neither is freed */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
-    int node_asked;       /* they have tried to make it */
+    int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
     int on_device;        /* tensors are device memory: MPI alone may touch them */
 
-    char *staging;        /* scaled or packed data, used by whoever holds the lane */
+    char *staging;        /* scaled or packed data, used by the thread that holds the lane */
     size_t staging_bytes;
 
     pthread_mutex_t mu;
@@ -181,18 +197,20 @@ struct hd_comm {
     int busy;             /* atomic: an inline job runs */
     int stop, started;
     pthread_t thread;
-    char *cause;          /* the first failure in the lane; what was queued behind it fails as well */
+    char *cause;          /* the first failure in the lane; operations queued behind it fail as
+                           * well */
     int cause_code;
-    uint32_t cause_upto;  /* operations that were begun before the program saw it ... */
+    uint32_t cause_upto;  /* operations that were begun before the program saw the failure ... */
     int cause_unseen;     /* ... which it has not yet */
-    int given_up;         /* the program has given up what it had begun, up to this: it counts as seen if that fails */
+    int given_up;         /* the program has given up what it had begun, up to this number: a
+                           * failure of those counts as seen */
     uint32_t given_up_to;
 
     uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
     const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
     uint32_t cur_seq;
-    int64_t cur_until;    /* ns, its end at the latest; 0: cur_timeout from when the watchdog saw it */
-    double cur_timeout;   /* the operation's: the group's may be another by now */
+    int64_t cur_until;    /* ns, its latest end; 0: cur_timeout from when the watchdog saw it */
+    double cur_timeout;   /* the operation's own: the group's may have changed since */
     uint64_t wd_phase;    /* watchdog's memory */
     int64_t wd_since, wd_slept;
 
@@ -202,7 +220,8 @@ struct hd_comm {
 /* ---- jobs ---- */
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
 void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-int hd_mpi_failed(hd_job *j, int rc, const char *call); /* rc != MPI_SUCCESS -> HD_ERR_BACKEND with the MPI text */
+/* rc other than MPI_SUCCESS -> HD_ERR_BACKEND with the MPI text. */
+int hd_mpi_failed(hd_job *j, int rc, const char *call);
 void hd_job_clear(hd_job *j);                           /* frees what the job allocated, not the job */
 void hd_job_describe(hd_text *t, const hd_job *j);      /* "all_reduce(float32[4, 3], op=SUM)" */
 int hd_job_state(const hd_job *j);
@@ -211,12 +230,13 @@ void hd_job_unref(hd_job *j);                           /* by the engine, withou
 /* The clock of a job runs from its submission. */
 void hd_job_waiter(hd_waiter *w, int spin, hd_job *j); /* a wait under the job's deadline */
 double hd_job_elapsed(const hd_job *j);                 /* seconds; 0: it runs inline and has not waited yet */
-/* When its data must have moved: the deadline, or a few seconds from now if all ranks have met just before it. */
+/* The time by which its data must have moved: the deadline, or a few seconds from now if all ranks
+ * have met just before it. */
 int64_t hd_job_data_until(const hd_job *j, int64_t now);
 /* Waits up to seconds for a queued job: 1 done, 0 not yet. */
 int hd_job_wait(hd_job *j, double seconds);
 
-/* Asks for a notice when j is done. 1: it will come; 0: j is done already. */
+/* Asks for a notification when j is done. 1: it will follow; 0: j is done already. */
 int hd_job_watch(hd_job *j);
 void hd_notify_push(hd_job *j);
 hd_job *hd_notify_next(void);  /* blocks; NULL: stopped */
@@ -225,7 +245,8 @@ void hd_notify_stop(void);
 /* Hooks into Python, set by _engine.pyx. */
 typedef struct hd_hooks {
     void (*site)(hd_job *j);     /* inline job: take the GIL, note the calling line */
-    int (*slow)(hd_job *j);      /* inline job waits: the same, and look at signals; 1: a handler raised */
+    int (*slow)(hd_job *j);      /* inline job waits: the same, and checks for signals; 1: a
+                                  * handler raised */
     int (*alone)(void);          /* no other thread of this process can call an operation */
     void (*release)(hd_job *j);  /* the last owner is the engine: free with the GIL, later */
     void (*notify)(hd_job *j);   /* a watched job is done */
@@ -233,13 +254,13 @@ typedef struct hd_hooks {
 extern hd_hooks hd_py;
 
 /* ---- session ---- */
-/* Of all ranks of a communicator; they have `timeout` seconds to come. */
+/* Collective over all ranks of a communicator; they have `timeout` seconds to arrive. */
 int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room);
 void hd_session_ref(hd_session *s);
 void hd_session_unref(hd_session *s);
 uint64_t hd_session_node(const hd_session *s, int *slot); /* identity of this node, and this rank's slot */
 int hd_session_share(MPI_Comm node, size_t bytes, void **out); /* maps zeroed shared memory on all ranks of node, or on none */
-void hd_session_adopt(hd_session *s, hd_comm *c);     /* the watchdog looks after c */
+void hd_session_adopt(hd_session *s, hd_comm *c);     /* the watchdog watches c from now on */
 void hd_session_forget(hd_session *s, hd_comm *c);
 int hd_session_serialized(const hd_session *s);
 int hd_session_spin(const hd_session *s, int lane);
@@ -251,24 +272,30 @@ void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, 
 int hd_session_gone(hd_session *s, int slot);         /* 0 running, 1 left in order, 2 died, 3 failed */
 /* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
 void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
-/* The check of another group that the rank in `slot` cannot leave because this rank has not come to it, for as long
- * as this rank cannot leave its own: neither will. 0: there is none. *where: that group. */
+/* The check of another group that the rank in `slot` cannot leave because this rank has not come to
+ * it, while this rank cannot leave its own: neither ever will. 0: there is none. *where: that
+ * group. */
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
 void hd_session_report(hd_session *s, int slot, hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
 void hd_mpi_lock(const hd_session *s);                /* below MPI_THREAD_MULTIPLE: one thread at a time */
 void hd_mpi_unlock(const hd_session *s);
-void hd_session_poisoned(hd_session *s);              /* requests are left that nobody will match */
+/* Requests are left that no rank will match. */
+void hd_session_poisoned(hd_session *s);
 void hd_session_set_leaving(hd_session *s);
-void hd_session_set_failing(hd_session *s, const char *why); /* an unhandled exception: the others hear it */
+/* An unhandled exception: the others see it. */
+void hd_session_set_failing(hd_session *s, const char *why);
 void hd_abort(int code, const char *why);
-void hd_abort_tell(int fd);                          /* where the reason goes besides stderr; -1: nowhere */
+/* Where the reason goes besides stderr; -1: nowhere. */
+void hd_abort_tell(int fd);
 void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
 void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
 void hd_until_read(void);                             /* the launcher has read this process's output */
 void hd_arm_early(void);                              /* the same for a rank that ends before MPI starts */
 int hd_end_job_early(int status);                     /* 1: the launcher was told to; see hd_early.c */
-void hd_exit_watch(void);                             /* ends this process if it waits in its end for a dead one */
-int hd_pmi_answer(int fd);                            /* from now on a thread answers MPI's requests on fd */
+/* Ends this process if it waits, at its end, for a dead one. */
+void hd_exit_watch(void);
+/* From now on a thread answers MPI's requests on fd. */
+int hd_pmi_answer(int fd);
 int hd_pmi_active(void);                              /* 1 after that: the job has no launcher */
 void hd_pmi_relay_begin(void);                         /* around MPI_Init: see hd_pmi_relay.c */
 void hd_pmi_relay_end(void);
@@ -280,14 +307,15 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, hd_comm **out, char *text, size_t room);
 void hd_comm_release(hd_comm *c);            /* the last Python owner has gone */
-/* The communicator itself is kept, unless all ranks are here and no message is left: MPI gives its number to the next
- * one, and with it what is still on its way. */
+/* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
+ * its number to the next communicator, and with it the messages that are still on their way. */
 int hd_comm_free(hd_comm *c, int drained, int together);
 int hd_comm_drain(hd_comm *c, double seconds); /* 1: nothing is in flight; 0 also where MPI is not up */
 int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
-/* Around whatever uses a group's session or MPI outside its lane. 0: it is being destroyed, and must not be used.
- * The counter goes up first: hd_comm_free sets `closing` and then waits for it. */
+/* Brackets every use of a group's session or MPI outside its lane. 0: the group is being destroyed,
+ * and must not be used. The counter goes up first: hd_comm_free sets `closing` and then waits for
+ * it. */
 extern int hd_callers; /* atomic: of all groups */
 static inline void hd_comm_exit(hd_comm *c)
 {
@@ -307,17 +335,18 @@ void hd_comm_close(hd_comm *c, int how);     /* sets `closing` */
 
 /* ---- the entry check ---- */
 size_t hd_page_size(int nranks);
-/* Waits for all members to free the group, for some seconds; 1: they do, and no message is left; -1: a signal
- * handler raised. */
+/* Waits some seconds for all members to free the group. 1: they do, and no message is left; -1: a
+ * signal handler raised. */
 int hd_page_leave(hd_comm *c, double seconds);
-int hd_page_open(hd_comm *c);                /* collective over the group; leaves page NULL where it cannot be */
+/* Collective over the group; leaves page NULL if it cannot be made. */
+int hd_page_open(hd_comm *c);
 void hd_page_close(hd_comm *c);
 int hd_post_open(hd_comm *c);                /* collective over the group */
-int hd_post_close(hd_comm *c, int together); /* 0: requests are left that nobody matched */
+int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
 int64_t hd_post_unread(hd_comm *c);
 int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t fingerprint);
-/* Agrees on the call. 0, or an error code with j->text. j->uneven becomes what holds for all: counts differ,
- * verify pair by pair; so does j->polls: somebody has to poll. */
+/* Agrees on the call. HD_OK, or an error code with j->text. j->uneven becomes true if the counts of
+ * any rank differ (verify pair by pair), and j->polls if any rank has to poll. */
 int hd_check(hd_comm *c, hd_job *j, uint64_t fingerprint);
 
 /* ---- memory for reductions within a node ---- */
@@ -325,16 +354,19 @@ void hd_node_close(hd_comm *c);
 int64_t hd_node_bytes(const hd_comm *c);     /* 0: there is none */
 
 /* ---- what its errors say ---- */
-void hd_note_site(hd_job *j);                               /* the calling line, if it can be had */
+void hd_note_site(hd_job *j);                               /* the calling line, if available */
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
-/* "ranks 1, 2 refused their arguments: why": also noted in the job, for who acts on it. The ranks' reasons are equal. */
+/* "ranks 1, 2 refused their arguments: why"; also noted in the job, for later use. The ranks'
+ * reasons are equal. */
 void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
 void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC bytes */
 /* Adds to such a description the ranks that have not come. */
 void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank), const void *of);
-int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride); /* one text a rank */
-int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as hd_session_gone */
-int hd_fail_if_gone(hd_comm *c, hd_job *j);                 /* the first member that has gone, if one has */
+/* One text per rank. */
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as for hd_session_gone */
+/* The first member that has gone, if any. */
+int hd_fail_if_gone(hd_comm *c, hd_job *j);
 
 /* ---- tensors of one call that share memory ---- */
 /* Whether two segments of a list overlap, and which; -1: no memory to find out. */
@@ -343,7 +375,8 @@ int hd_overlap(const hd_seg *list, int n, int64_t item, int *one, int *other);
 typedef struct hd_own {
     int first, step, exact;
 } hd_own;
-/* Whether an input lies in an output that is not its own, and which; the outputs do not overlap. -1 as above. */
+/* Whether an input lies in an output that is not its own, and which; the outputs do not overlap. -1
+ * as above. */
 int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item, hd_own own, int *one,
                        int *other);
 /* Memory for a reduce_scatter whose output lies in its input: HD_OK, or HD_ERR_MEMORY. Before the ranks agree. */
@@ -351,10 +384,12 @@ int hd_keep_apart(const hd_comm *c, hd_job *j);
 
 /* ---- running a job ---- */
 void hd_exec(hd_comm *c, hd_job *j);         /* check + data; fills code and text */
-/* Around what all ranks have met for and cannot be cancelled: the watchdog ends the job if it takes too long. */
+/* Brackets the phase that all ranks have agreed to and that cannot be cancelled: the watchdog ends
+ * the job if it takes too long. */
 void hd_data_begin(hd_comm *c, const hd_job *j);
 void hd_data_end(hd_comm *c);
-/* What the entry check compares beside the fingerprint: the count, and of pairwise calls also shape and strides. */
+/* What the entry check compares beside the fingerprint: the count, and for pairwise calls also
+ * shape and strides. */
 int64_t hd_agreed(const hd_job *j);
 int hd_verify_pairs(hd_comm *c, hd_job *j);  /* uneven counts: what I send is what you expect */
 int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);
@@ -366,28 +401,33 @@ int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now
 void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
 void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
 int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like; -1: the group is being destroyed */
-void hd_lane_give_up(hd_comm *c);            /* what is in flight may fail unseen: what is begun from now on may run */
-void hd_lane_seen(hd_comm *c);               /* the program has seen a failure: what it begins now may run */
+/* Operations in flight may fail unseen: those begun from now on may run. */
+void hd_lane_give_up(hd_comm *c);
+/* The program has seen a failure: operations begun from now on may run. */
+void hd_lane_seen(hd_comm *c);
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
 extern int hd_lanes_busy;                    /* atomic: threads of lanes that run a job */
 
 /* ---- point to point ---- */
-int hd_p2p_unfinished(const hd_job *j);      /* MPI may still touch the tensor of a job that has ended */
+/* MPI may still touch the tensor of a job that has ended. */
+int hd_p2p_unfinished(const hd_job *j);
 int hd_p2p_start(hd_comm *c, hd_job *j);     /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);                  /* 1 done */
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible);
-void hd_p2p_watch(hd_job *j);                /* leave it to the poller thread */
-/* Takes a receive back. 1: it was; 0: it has ended, mostly well, because its message had come; -1: its message is on
- * its way, call again: it takes up to `seconds` to look. */
+void hd_p2p_watch(hd_job *j);                /* leaves it to the poller thread */
+/* Cancels a receive. 1: cancelled; 0: it has ended, mostly well, because its message had arrived;
+ * -1: its message is on its way, call again. The call takes up to `seconds`. */
 int hd_p2p_take_back(hd_job *j, double seconds);
-void hd_p2p_give_up(hd_job *j);              /* ends the job, not the request: MPI may use the tensor for ever */
+/* Ends the job, not the request: MPI may use the tensor for ever. */
+void hd_p2p_give_up(hd_job *j);
 int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
-/* Takes the receives of c back whose messages have not come, if no send is in flight: it waits for nothing. */
+/* Cancels the receives of c whose messages have not arrived, if no send is in flight. Does not
+ * wait. */
 void hd_p2p_recall(hd_comm *c);
-/* Takes all receives of c back and gives its sends up; 1: MPI is done with all of them. */
+/* Cancels all receives of c and gives up its sends; 1: MPI is done with all of them. */
 int hd_p2p_close(hd_comm *c);
-int hd_p2p_shutdown(void);                   /* the poller is out of MPI for ever; 1: it is */
+int hd_p2p_shutdown(void);                   /* the poller has left MPI for ever; 1: it has */
 
 #endif
