@@ -1,5 +1,5 @@
-"""The operations among the ranks of a group, one file per kind.
+"""The collectives and point-to-point operations of a group, one file per kind.
 
-Each public function takes its arguments as torch's does, finds the group's communicator and calls
-it. Nothing is checked twice: tensors, dtypes, sizes and reduce-ops are checked by the native call.
+Each public function has the signature of torch's, looks up the group's communicator and calls it.
+Nothing is checked twice: the native call checks tensors, dtypes, sizes and reduce-ops.
 """

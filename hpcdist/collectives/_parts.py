@@ -1,4 +1,4 @@
-"""What the object operations share: one rank's part of an operation, and how it fails."""
+"""Shared by the object operations: one rank's contribution, and how errors reach all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdist.errors import DistError
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
 
-#: Ranks whose reasons one error quotes.
+#: The number of ranks whose reasons one error quotes.
 _SHOWN = 4
 
 
@@ -27,7 +27,7 @@ class Part:
         self.data = np.empty(0, np.uint8)
 
     def encode(self, obj: Any, pickle: bool | None) -> None:
-        """Encode the object, unless something was wrong before."""
+        """Encode the object, unless an error was found before."""
         if self.error is None:
             try:
                 self.data = buffer(codec.encode(obj, pickle=pickle))
@@ -48,11 +48,11 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes of the payload; negative for an error."""
+        """Size of the payload in bytes; negative for an error."""
         return -self.data.nbytes if self.error else self.data.nbytes
 
     def fail(self, texts: list[Any]) -> NoReturn:
-        """Raise what the ranks' texts say: all of them in one error, of the first one's type."""
+        """Raise one error that quotes the ranks' texts; its type is that of the first."""
         raw = bytes(texts[0])
         cls = _RAISED_ALIKE.get(raw[:1], DistError)
         said = [bytes(text)[1:].decode("utf-8", "replace") for text in texts[:_SHOWN]]
@@ -60,7 +60,7 @@ class Part:
             said.append(f"... and {len(texts) - _SHOWN} ranks more")
         message = "\n".join(said)
         if self.error and not isinstance(self.error, (*ORDINARY, DistError, PickleError)):
-            raise self.error  # of a signal handler while the object was encoded
+            raise self.error  # raised by a signal handler during encoding
         raise cls(message) from self.error
 
 
@@ -78,21 +78,21 @@ def decode(api: str, sender: int, data: Any, pickle: bool | None) -> Any:
 
 
 def check_list(value: Any, name: str) -> int:
-    """Return a list's length; a TypeError when it is none."""
+    """Return a list's length; raise TypeError if it is not a list."""
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, not {type(value).__name__}")
     return len(value)
 
 
 def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int:
-    """Return the group rank meant by `src` or `dst`, by default world rank 0."""
+    """Return the group rank that `src` or `dst` names; by default that of world rank 0."""
     return int(pg._place(0 if rank is None and group_rank is None else rank, group_rank, what))
 
 
 def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
-    """Tell every rank the size of every rank's part; raise on all when one cannot send.
+    """Exchange the sizes of all ranks' payloads; raise on all ranks if one cannot send.
 
-    One part of an operation, or two where it raises that.
+    This is one part of an operation, or two where it raises that error.
     """
     sizes = np.empty(comm.size, np.int64)
     own = np.array([part.size], np.int64)

@@ -1,4 +1,4 @@
-"""Something from every rank to every rank."""
+"""All-to-all: every rank sends a tensor to every rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_to_all(
     output_tensor_list : list of tensor
         Destinations, one per rank of the group, of the sizes those ranks send.
     input_tensor_list : list of tensor
-        What goes to each rank, of one dtype; sizes may differ.
+        What this rank sends to each rank, all of one dtype; sizes may differ.
     group : ProcessGroup, optional
         None means the default group.
     async_op : bool
@@ -45,10 +45,10 @@ def all_to_all(
     TypeError
         If a tensor is of a type that cannot be sent.
     DistMismatchError
-        On all ranks, if they did not call the same, or a rank sends another size than is expected;
-        nothing has been changed then.
+        On all ranks, if their calls disagree, or a rank sends a size that its peer does not
+        expect; no tensor has been changed then.
     DistTimeoutError
-        If a rank does not come within the group's timeout.
+        If a rank does not call within the group's timeout.
 
     Notes
     -----
@@ -75,12 +75,12 @@ def all_to_all_single(
     output : torch.Tensor, numpy.ndarray or buffer
         Destination, split along dimension 0.
     input : torch.Tensor, numpy.ndarray or buffer
-        What goes out, split along dimension 0.
+        What this rank sends, split along dimension 0.
     output_split_sizes : list of int, optional
         Rows received from each rank. None or empty: equal parts, and the group's size must divide
         dimension 0.
     input_split_sizes : list of int, optional
-        Rows sent to each rank; likewise.
+        Rows sent to each rank; the same rules apply.
     group : ProcessGroup, optional
         None means the default group.
     async_op : bool

@@ -1,4 +1,4 @@
-"""Waiting for each other."""
+"""The barrier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def barrier(
     device_ids: Any = None,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Wait until all ranks of the group are here.
+    """Wait until all ranks of the group have called.
 
     All ranks of the group must call it.
 
@@ -32,7 +32,7 @@ def barrier(
     async_op : bool
         Return at once; the handle is done when all ranks have called.
     device_ids : list of int, optional
-        Accepted for torch's sake: a barrier over MPI involves no device.
+        Accepted for compatibility with torch: a barrier over MPI involves no device.
     timeout : datetime.timedelta, optional
         After this long a missing rank is an error; None means the group's timeout.
 
@@ -48,7 +48,7 @@ def barrier(
     DistMismatchError
         On all ranks, if some of them are in another operation.
     DistTimeoutError
-        If a rank does not come in time.
+        If a rank does not call in time.
 
     Notes
     -----
@@ -64,7 +64,7 @@ def barrier(
             raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
     if timeout is None:
         return comm.barrier(async_op)
-    # an operation takes the group's timeout with it when it begins
+    # an operation reads the group's timeout when it begins
     usual = comm.timeout
     comm.timeout = timeout.total_seconds()
     try:

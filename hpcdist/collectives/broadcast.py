@@ -1,4 +1,4 @@
-"""One rank's tensor, copied to all."""
+"""Broadcast: one rank's tensor, copied to all ranks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def broadcast(
     TypeError
         If the tensor is of a type that cannot be sent.
     DistMismatchError
-        On all ranks, if they did not call the same; nothing has been changed then.
+        On all ranks, if their calls disagree; no tensor has been changed then.
     DistTimeoutError
-        If a rank does not come within the group's timeout.
+        If a rank does not call within the group's timeout.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Names that torch keeps for old programs."""
+"""Deprecated names that torch keeps for old programs."""
 
 from __future__ import annotations
 

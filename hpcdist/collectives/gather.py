@@ -1,4 +1,4 @@
-"""Tensors of all ranks, collected on one or on all."""
+"""Gather and all-gather: tensors of all ranks, collected on one rank or on all."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def all_gather(
     TypeError
         If a tensor is of a type that cannot be sent.
     DistMismatchError
-        On all ranks, if they did not call the same; nothing has been changed then.
+        On all ranks, if their calls disagree; no tensor has been changed then.
     DistTimeoutError
-        If a rank does not come within the group's timeout.
+        If a rank does not call within the group's timeout.
 
     Notes
     -----
@@ -117,7 +117,7 @@ def all_gather_coalesced(
     Parameters
     ----------
     output_tensor_lists : list of list of tensor
-        Destinations: one list per rank of the group, shaped like what that rank sends.
+        Destinations: one list per rank of the group, with the shapes that this rank sends.
     input_tensor_list : list of tensor
         What this rank sends; the same number and shapes on all ranks.
     group : ProcessGroup, optional
@@ -163,7 +163,7 @@ def gather(
         On the destination: one per rank of the group, element i of the size of rank i's tensor.
         None elsewhere.
     dst : int, optional
-        Destination, as a rank of the world. With neither, rank 0 of the world.
+        Destination, as a rank of the world. Without `dst` and `group_dst`, rank 0 of the world.
     group : ProcessGroup, optional
         None means the default group.
     async_op : bool

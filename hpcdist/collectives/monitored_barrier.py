@@ -1,4 +1,4 @@
-"""A barrier with a deadline of its own that names who is missing, on every rank."""
+"""A barrier with its own deadline, whose error names the missing ranks on every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["monitored_barrier"]
 
 API = "monitored_barrier"
 
-#: Seconds for a timeout of zero: rank 0 asks who is here, and the others are here for it.
+#: Seconds that a timeout of zero stands for: enough for rank 0 to learn which ranks have called.
 _ASKS, _WAITS = 0.02, 0.5
 
 
@@ -23,30 +23,30 @@ def monitored_barrier(
     timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Wait until all ranks of the group are here, or say which are not.
+    """Wait until all ranks of the group have called, or raise an error that names the missing ones.
 
-    All ranks of the group must call it, a late one too: its call fails like the others', and all
-    ranks are in step again.
+    All ranks of the group must call it, also a late one: its call fails as the others' did, and
+    then all ranks are in step again.
 
     Parameters
     ----------
     group : ProcessGroup, optional
         None means the default group.
     timeout : datetime.timedelta or float, optional
-        How long to wait; a number is seconds. With zero, rank 0 asks who is here already. None
-        means the group's timeout.
+        How long to wait; a number is seconds. With zero, rank 0 only asks which ranks have called
+        already. None means the group's timeout.
     wait_all_ranks : bool
-        Accepted for torch's sake: all missing ranks are named either way, because one deadline
-        holds for all of them.
+        Accepted for compatibility with torch: all missing ranks are named either way, because one
+        deadline applies to all of them.
 
     Raises
     ------
     DistTimeoutError
-        On all ranks that called, with the missing ones; on a late one, when it calls.
+        On all ranks that called, with the missing ranks; on a late rank, when it calls.
     DistMismatchError
-        On all ranks, where some are in another operation of the group.
+        On all ranks, if some are in another operation of the group.
     ValueError
-        If the timeout is negative. The other ranks hear of it.
+        If the timeout is negative. The other ranks receive this error too.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Point to point for Python objects."""
+"""Send and receive for Python objects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from hpcdist.groups.state import _resolve
 
 __all__ = ["recv_object_list", "send_object_list"]
 
-#: Tag of object messages between two ranks, so that they never meet a tensor's. The largest that
-#: every MPI leaves: it promises tags up to 32767, and the engine needs five bits of them.
+#: Tag of object messages between two ranks, so that they never match a tensor's receive. It is the
+#: largest tag that every MPI allows: MPI guarantees tags up to 32767, and the engine uses five
+#: bits.
 _TAG = 1022
 
-#: Of each group, by sender: the sizes of a message whose payload has not come, or has come when a
-#: signal handler raised. The next receive goes on from there.
+#: Per group and sender: the sizes of a message whose payload has not arrived, or arrived while a
+#: signal handler raised. The next receive continues from there.
 _begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[int], Any]]]
 _begun = weakref.WeakKeyDictionary()
 
@@ -50,11 +51,11 @@ def send_object_list(
     group : ProcessGroup, optional
         None means the default group.
     device : torch.device or str, optional
-        Accepted for torch's sake; objects always travel through host memory.
+        Accepted for compatibility with torch; objects always travel through host memory.
     group_dst : int, optional
         Rank of the receiver in `group`, instead of `dst`.
     use_batch : bool
-        Accepted for torch's sake; it changes nothing here.
+        Accepted for compatibility with torch; it changes nothing here.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry; the receiver must allow it
         too. None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say.
@@ -62,7 +63,7 @@ def send_object_list(
     Raises
     ------
     TypeError, ValueError
-        On both sides, when the codec does not carry an object. The receiver gets the reason.
+        On both sides, if the codec does not carry an object. The receiver's error has the reason.
 
     Notes
     -----
@@ -104,11 +105,11 @@ def recv_object_list(
     group : ProcessGroup, optional
         None means the default group.
     device : torch.device or str, optional
-        Accepted for torch's sake; objects always travel through host memory.
+        Accepted for compatibility with torch; objects always travel through host memory.
     group_src : int, optional
         Rank of the sender in `group`, instead of `src`.
     use_batch : bool
-        Accepted for torch's sake; it changes nothing here.
+        Accepted for compatibility with torch; it changes nothing here.
     pickle : bool, optional
         Whether a pickle may be loaded. None: as :class:`hpcdist.allow_pickle` and
         ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -123,10 +124,9 @@ def recv_object_list(
     TypeError, ValueError
         When the sender could not encode its objects.
     CodecError
-        When what came cannot be read here, for example a pickle that is not allowed.
+        If the payload cannot be decoded here, for example a pickle that is not allowed.
     DistMismatchError
-        When the sender's list has another length. The message is used up; the sender does not
-        learn of it.
+        If the sender's list has another length. The message is consumed; the sender gets no error.
 
     Notes
     -----
@@ -158,15 +158,15 @@ def recv_object_list(
         begun.pop(peer)
         raise
     object_list[:] = objects
-    begun.pop(peer)  # no handler runs between this and the line before
+    begun.pop(peer)  # no signal handler runs between the line above and this one
     return int(pg._ranks[peer])
 
 
-# No handler runs inside the call of extend(): what MPI has been given is in the list.
+# No signal handler runs inside extend(): every operation that MPI has started is in the list.
 
 
 def _send(comm: Any, peer: int, messages: list[Any]) -> None:
-    """Send all of them or none, over MPI also where a signal handler raises."""
+    """Send all of them or none; over MPI that is true even if a signal handler raises."""
     if not isinstance(serving(comm, messages[0]), Comm):
         for message in messages:
             comm.send(message, peer, _TAG)
@@ -178,7 +178,7 @@ def _send(comm: Any, peer: int, messages: list[Any]) -> None:
 
 
 def _receive(pg: Any, peer: int) -> tuple[int, list[int], Any]:
-    """The sender, the sizes and the payload; what came before an exception is kept for the next."""
+    """Receive a message; what arrived before an exception is kept for the next call."""
     comm, begun = pg._comm, _begun.setdefault(pg, {})
     if peer < 0:
         peer = next(iter(begun), peer)
@@ -201,7 +201,7 @@ def _receive(pg: Any, peer: int) -> tuple[int, list[int], Any]:
 
 
 def _message(comm: Any, array: Any, peer: int, keep: Callable[[int], None]) -> int:
-    """Receive into an array, and keep it if it has come, even where there is an exception."""
+    """Receive into an array, and keep the data if it has arrived, even after an exception."""
     if not isinstance(serving(comm, array), Comm):
         source = int(comm.recv(array, peer, _TAG))
         keep(source)

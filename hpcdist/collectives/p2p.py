@@ -1,4 +1,4 @@
-"""From one rank to another."""
+"""Point-to-point operations: from one rank to another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def isend(
 ) -> Work | None:
     """Begin to send a tensor to one rank.
 
-    That rank must receive it. The tag 1022 is taken by :func:`send_object_list`.
+    That rank must receive it. :func:`send_object_list` uses the tag 1022.
 
     Parameters
     ----------
@@ -74,8 +74,8 @@ def irecv(
         Destination, of the size and dtype that is sent; must not be touched until the handle is
         done.
     src : int, optional
-        Source, as a rank of the world; may be this process. With neither, any rank: the handle's
-        ``source_rank()`` tells which, as a rank of the group.
+        Source, as a rank of the world; may be this process. Without `src` and `group_src`, any
+        rank: the handle's ``source_rank()`` returns the sender, as a rank of the group.
     group : ProcessGroup, optional
         None means the default group.
     tag : int
@@ -114,9 +114,8 @@ def send(
 ) -> None:
     """Send a tensor to one rank, and wait until it may be changed.
 
-    That rank must receive it. Without a message waiting for it there, a long send waits for the
-    receive: two ranks that both send first wait for each other. Use
-    :func:`batch_isend_irecv` for exchanges.
+    That rank must receive it. A long send waits until the receive is posted: two ranks that both
+    send first wait for each other. Use :func:`batch_isend_irecv` for exchanges.
 
     Parameters
     ----------
@@ -165,7 +164,7 @@ def recv(
     tensor : torch.Tensor, numpy.ndarray or buffer
         Destination, of the size and dtype that is sent.
     src : int, optional
-        Source, as a rank of the world; not this process. With neither, any rank.
+        Source, as a rank of the world; not this process. Without `src` and `group_src`, any rank.
     group : ProcessGroup, optional
         None means the default group.
     tag : int
@@ -223,7 +222,7 @@ class P2POp:
     ValueError
         If `op` is neither, or the peer is not in the group, or given twice or not at all.
     TypeError
-        If `tensor` is no tensor at all.
+        If `tensor` is not a tensor.
 
     Notes
     -----
@@ -243,7 +242,7 @@ class P2POp:
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"op must be hpcdist.isend or hpcdist.irecv, not {op!r}")
-        # the native call looks closer; here a batch with a hole is found before any of it is sent
+        # the native call checks more; this check rejects a bad batch before any of it is sent
         if tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex)):
             raise TypeError(f"tensor must be a tensor or an array, not {type(tensor).__name__}")
         pg = _resolve(group)
@@ -285,8 +284,8 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     Raises
     ------
     ValueError
-        If the list holds something else than P2POp, or operations of different groups; if a tensor
-        is not C-contiguous, or a tag is out of range.
+        If the list contains anything other than P2POp, or operations of different groups; if a
+        tensor is not C-contiguous, or a tag is out of range.
     TypeError
         If a tensor is of a type that cannot be sent.
 

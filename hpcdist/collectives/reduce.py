@@ -33,8 +33,8 @@ def all_reduce(
     Parameters
     ----------
     tensor : torch.Tensor, numpy.ndarray or buffer
-        Input and result; the same shape and dtype on all ranks. May be empty. A sparse COO tensor
-        too, with other entries on each rank, for SUM and AVG and not with `async_op`.
+        Input and result; the same shape and dtype on all ranks. May be empty. For SUM and AVG
+        without `async_op` it may also be a sparse COO tensor, whose entries may differ per rank.
     op : ReduceOp
         SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM(factor). Complex numbers have
         SUM, AVG and PREMUL_SUM only.
@@ -53,16 +53,16 @@ def all_reduce(
     ValueError, TypeError
         If the tensor is not dense, or of a type or dtype that cannot be reduced this way.
     DistMismatchError
-        On all ranks, if they did not call the same; nothing has been changed then.
+        On all ranks, if their calls disagree; no tensor has been changed then.
     DistTimeoutError
-        If a rank does not come within the group's timeout.
+        If a rank does not call within the group's timeout.
 
     Notes
     -----
     The result is bitwise the same on all ranks, and from run to run. float16 and bfloat16 are
     accumulated in float32. A NaN wins in MIN and MAX. Source: ``torch.distributed.all_reduce``.
     """
-    # one attribute and one native call: at 8 bytes everything else would be felt
+    # one attribute and one native call: anything more would be measurable at 8 bytes
     comm = _world.comm if group is None else _comm_of(group)
     try:
         return comm.all_reduce(tensor, op, async_op)
@@ -80,8 +80,8 @@ def all_reduce_coalesced(
     Parameters
     ----------
     tensors : list of tensor, or tensor
-        Inputs and results, of one dtype; the same number and shapes on all ranks. Complex ones
-        may stand among real ones of their precision for SUM, AVG and PREMUL_SUM.
+        Inputs and results, of one dtype; the same number and shapes on all ranks. For SUM, AVG and
+        PREMUL_SUM, complex tensors may be mixed with real ones of their precision.
     op : ReduceOp
         See :func:`all_reduce`.
     group : ProcessGroup, optional
@@ -129,8 +129,8 @@ def reduce(
     Parameters
     ----------
     tensor : torch.Tensor, numpy.ndarray or buffer
-        Input, the same shape and dtype on all ranks; on the destination also the result. Elsewhere
-        it is left as it is.
+        Input, the same shape and dtype on all ranks; on the destination also the result. On the
+        other ranks it is not changed.
     dst : int, optional
         Destination, as a rank of the world.
     op : ReduceOp

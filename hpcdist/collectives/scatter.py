@@ -1,4 +1,4 @@
-"""One rank's list, one tensor to each rank."""
+"""Scatter: each rank receives one tensor of one rank's list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Give each rank its tensor of one rank's list.
+    """Send each rank its tensor of the source's list.
 
     All ranks of the group must call it.
 
@@ -30,7 +30,7 @@ def scatter(
         On the source: one per rank of the group, element i of the size of rank i's tensor. None
         elsewhere.
     src : int, optional
-        Source, as a rank of the world. With neither, rank 0 of the world.
+        Source, as a rank of the world. Without `src` and `group_src`, rank 0 of the world.
     group : ProcessGroup, optional
         None means the default group.
     async_op : bool
@@ -51,9 +51,9 @@ def scatter(
     TypeError
         If a tensor is of a type that cannot be sent.
     DistMismatchError
-        On all ranks, if they did not call the same; nothing has been changed then.
+        On all ranks, if their calls disagree; no tensor has been changed then.
     DistTimeoutError
-        If a rank does not come within the group's timeout.
+        If a rank does not call within the group's timeout.
 
     Notes
     -----

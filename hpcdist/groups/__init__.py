@@ -1,1 +1,1 @@
-"""Groups of ranks: which exist, how new ones are made, and what may be asked about them."""
+"""Groups of ranks: their state, how to make new ones, and the queries about them."""

@@ -1,4 +1,4 @@
-"""The collectives of a group in object style: ``pg.all_reduce(t)``."""
+"""The collectives as methods of a group: ``pg.all_reduce(t)``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Collectives"]
 
 
 def as_list(tensors: Any) -> Any:
-    """A lone tensor as a list of one, as torch allows."""
+    """Return a single tensor as a list of one, as torch allows."""
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
 def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
-    """Views of complex tensors as pairs of real ones: their sums are the same.
+    """Return complex tensors as views of pairs of real numbers: their sums are the same.
 
-    None where that does not make them one dtype, or would not give the same result.
+    Return None if the views are not of one dtype, or the result would not be the same.
     """
     if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
         return None
@@ -39,9 +39,9 @@ def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
 
 
 def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | None:
-    """Reduce a tensor that was refused because it is sparse; raise again if it is not.
+    """Reduce a tensor that was refused because it is sparse; re-raise if it is not sparse.
 
-    Called while the TypeError is handled: so a dense tensor pays nothing for it.
+    It is called while the TypeError is handled, so a dense tensor pays nothing for it.
     """
     if not getattr(tensor, "is_sparse", False):
         raise  # noqa: PLE0704  # the others have heard
@@ -54,13 +54,13 @@ def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | N
 def reals_or_raise(
     comm: Any, tensors: Any, op: Any, async_op: bool, error: TypeError
 ) -> Work | None:
-    """Reduce a list that was refused for complex tensors among real ones; else raise again.
+    """Reduce a list that was refused because it mixes complex and real tensors; else re-raise.
 
-    Called while the TypeError is handled. Complex tensors count as pairs of real ones.
+    It is called while the TypeError is handled. Complex tensors count as pairs of real numbers.
     """
     views = _as_reals(tensors, op)
     if views is None:
-        if complex_among(tensors):  # else the others have heard
+        if complex_among(tensors):  # else the other ranks have the reason already
             agreeing(comm, tensors).refuse(error, api="all_reduce_coalesced")
         raise error
     work: Work | None = comm.all_reduce_coalesced(views, op, async_op)
@@ -70,7 +70,7 @@ def reals_or_raise(
 class Collectives:
     """The part of :class:`hpcdist.ProcessGroup` that moves data among all its ranks.
 
-    Ranks are group ranks. Each method is one native call; arguments are checked there.
+    Ranks are group ranks. Each method makes one native call, which checks the arguments.
     """
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class Collectives:
     _root: Any
 
     def _listed(self, api: str, tensor: Any, given: Any, root: int, role: str) -> bool:
-        """Whether this rank is the root, which has a list and nobody else."""
+        """Whether this rank is the root, the only rank that has a list."""
         comm = self._comm
         here = bool(comm.rank == root)
         if here is bool(given):
@@ -98,12 +98,12 @@ class Collectives:
         raise error
 
     def _gather(self, tensor: Any, gather_list: Any, root: int, async_op: bool) -> Work | None:
-        """Gather with the list where it belongs, and nowhere else."""
+        """Gather; only the root may have a list."""
         here = self._listed("gather", tensor, gather_list, root, "destination")
         return self._comm.gather(tensor, gather_list if here else None, root, async_op)
 
     def _scatter(self, tensor: Any, scatter_list: Any, root: int, async_op: bool) -> Work | None:
-        """Scatter with the list where it belongs, and nowhere else."""
+        """Scatter; only the root may have a list."""
         here = self._listed("scatter", tensor, scatter_list, root, "source")
         return self._comm.scatter(tensor, scatter_list if here else None, root, async_op)
 
@@ -170,7 +170,7 @@ class Collectives:
         tensor : tensor
             Data on `group_src`, destination elsewhere; the same size on all ranks.
         group_src : int
-            Rank in this group that gives the data.
+            Rank in this group that sends the data.
         async_op : bool
             Return a :class:`Work` at once instead of waiting.
 
@@ -185,7 +185,7 @@ class Collectives:
     def reduce(
         self, tensor: Any, group_dst: int, op: Any = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Reduce over all ranks onto one; elsewhere `tensor` is left as it is.
+        """Reduce over all ranks onto one; the other ranks' `tensor` is not changed.
 
         All ranks of the group must call it. See :func:`hpcdist.reduce`.
 
@@ -194,7 +194,7 @@ class Collectives:
         tensor : tensor
             Input, and on `group_dst` the result.
         group_dst : int
-            Rank in this group that gets the result.
+            Rank in this group that receives the result.
         op : ReduceOp
             The reduction.
         async_op : bool
@@ -262,7 +262,7 @@ class Collectives:
         Parameters
         ----------
         output_tensor_lists : list of list of tensor
-            One list per rank, shaped like what that rank sends.
+            One list per rank, with the shapes that this rank sends.
         input_tensor_list : list of tensor
             What this rank sends.
         async_op : bool
@@ -289,7 +289,7 @@ class Collectives:
         gather_list : list of tensor, optional
             Destinations on `group_dst`, one per rank; None elsewhere.
         group_dst : int
-            Rank in this group that gets the result.
+            Rank in this group that receives the result.
         async_op : bool
             Return a :class:`Work` at once instead of waiting.
 
@@ -315,7 +315,7 @@ class Collectives:
         scatter_list : list of tensor, optional
             On `group_src` one tensor per rank; None elsewhere.
         group_src : int
-            Rank in this group that gives the data.
+            Rank in this group that sends the data.
         async_op : bool
             Return a :class:`Work` at once instead of waiting.
 
@@ -389,7 +389,7 @@ class Collectives:
         output_tensor_list : list of tensor
             Destinations, one per rank.
         input_tensor_list : list of tensor
-            What goes to each rank.
+            What this rank sends to each rank.
         async_op : bool
             Return a :class:`Work` at once instead of waiting.
 
@@ -435,7 +435,7 @@ class Collectives:
         )
 
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Wait until all ranks of the group are here.
+        """Wait until all ranks of the group have called.
 
         All ranks of the group must call it. See :func:`hpcdist.barrier`.
 

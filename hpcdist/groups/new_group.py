@@ -1,7 +1,7 @@
-"""New groups from ranks of existing ones.
+"""Makes new groups from ranks of existing ones.
 
-Only the members of a group take part in making it (MPI_Comm_create_group): processes outside may
-call these functions too, as programs written for torch do, and return at once.
+Only the members of a group take part in its creation (MPI_Comm_create_group). Other processes may
+call these functions too, as programs written for torch do; they return at once.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def new_group(
     pg_options : object, optional
         Options of the backend: :class:`hpcdist.MPIOptions`.
     use_local_synchronization : bool
-        Accepted for torch's sake: a group is always made by its members alone.
+        Accepted for compatibility with torch: only the members ever make a group.
     group_desc : str, optional
         Description, for messages.
     device_id : torch.device, int or str, optional
-        GPU this process works on: a group over NCCL then makes its communicator now. All members
-        must give one, or none.
+        GPU this process uses: a group over NCCL then creates its communicator now. Either all
+        members give one, or none.
     sort_ranks : bool
-        Number the members by their rank in the world; False numbers them as they stand in `ranks`.
+        Number the members by their rank in the world; False numbers them in the order of `ranks`.
 
     Returns
     -------
@@ -77,14 +77,14 @@ def new_group(
 
     Notes
     -----
-    A call that failed does not count: a member that comes late makes the group with the others'
-    next call for the same ranks. Source: ``torch.distributed.new_group``.
+    A failed call does not count: a late member makes the group with the others' next call for the
+    same ranks. Source: ``torch.distributed.new_group``.
     """
     parent = _group._get_default_group()
     members = tuple(parent._ranks) if ranks is None else _members(ranks, parent)
     if sort_ranks:
         members = tuple(sorted(members))
-    # on all processes, so that a mistake is one everywhere
+    # checked on all processes, so that all of them raise the error
     limit = _timeout(timeout, parent)
     if parent._comm.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
@@ -100,9 +100,9 @@ def part_of_world(
     description: str | None,
     divides: bool,
 ) -> Any:
-    """Make one of the groups that some ranks of the world, or with `divides` all, make at once.
+    """Make one of several groups that some ranks of the world make at once; all, with `divides`.
 
-    The members' ranks in the group are as they stand in `members`. See :func:`new_group`.
+    The order of `members` gives the ranks in the group. See :func:`new_group`.
     """
     parent = _group._get_default_group()
     limit = _timeout(timeout, parent)
@@ -127,7 +127,7 @@ def new_subgroups(
     ----------
     group_size : int, optional
         Ranks in each subgroup, in order; must divide the group's size. None makes one subgroup per
-        node, as MPI sees nodes, however many ranks each has.
+        node, as MPI sees nodes, whatever the number of ranks per node.
     group : ProcessGroup, optional
         What to divide; None means the default group.
     timeout : datetime.timedelta, optional
@@ -200,8 +200,8 @@ def new_subgroups_by_enumeration(
     -------
     tuple
         The group this process is in, or None if it is in none, and the list of all groups, where
-        those it is not in are GroupMember.NON_GROUP_MEMBER. Do not hand the None on as an
-        operation's ``group``: there it means the world.
+        those it is not in are GroupMember.NON_GROUP_MEMBER. Do not pass this None as an operation's
+        ``group``: there it means the world.
 
     Raises
     ------
@@ -247,7 +247,7 @@ def split_group(
     parent_pg : ProcessGroup, optional
         What to split; None means the default group.
     split_ranks : sequence of sequence of int
-        For each new group its members, as ranks of the parent. They keep the parent's order.
+        Per new group, its members as ranks of the parent. They keep the parent's order.
     timeout : datetime.timedelta, optional
         See :func:`new_group`; None means the parent's timeout.
     pg_options : object, optional
@@ -260,7 +260,7 @@ def split_group(
     Returns
     -------
     ProcessGroup or None
-        The new group this process is in; None if it is in none. Do not hand the None on as an
+        The new group this process is in; None if it is in none. Do not pass this None as an
         operation's ``group``: there it means the world.
 
     Raises
@@ -308,15 +308,15 @@ def make(
     shrinks: int | None = None,
     device_id: Any = None,
 ) -> ProcessGroup:
-    """Make and register a group of `ranks` of `parent`; on members only.
+    """Make and register a group of `ranks` of `parent`; only members call it.
 
     With `divides` all ranks of the parent make their groups in this very call.
     """
     kind = Backend(backend or parent._backend)
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
     world_ranks = tuple(parent._ranks[rank] for rank in ranks)
-    # a backend makes subgroups of its own kind; another kind has nothing to start from
-    # (over MPI that is the host's, also for a group of CUDA tensors alone)
+    # a backend makes subgroups from a parent of its own kind (over MPI that is the host's backend,
+    # also for a group of CUDA tensors alone)
     kin = {
         name: parent._backends["cpu" if name == Backend.MPI else device]
         for device, name in BackendConfig(parent._config).get_device_backend_map().items()
@@ -345,7 +345,7 @@ def make(
 
 
 def _by_node(pg: ProcessGroup) -> list[tuple[int, ...]]:
-    """World ranks of each node, in order of the nodes' first ranks."""
+    """World ranks per node; the nodes in order of their first ranks."""
     first = array("q", [min(pg._comm.node_ranks)])
     firsts = array("q", [0]) * len(pg._ranks)
     pg._comm.all_gather_into_tensor(firsts, first, False, api="new_subgroups")
@@ -360,7 +360,7 @@ def _members(ranks: Iterable[int], parent: ProcessGroup) -> tuple[int, ...]:
 
 
 def checked(ranks: Iterable[int], size: int, where: str) -> tuple[int, ...]:
-    """Ranks as a tuple of distinct numbers below size."""
+    """Return ranks as a tuple of distinct numbers below size."""
     try:
         members = tuple(operator.index(rank) for rank in ranks)
     except TypeError:
@@ -387,7 +387,7 @@ def _disjoint(divided: list[tuple[int, ...]], what: str) -> None:
 
 
 def _timeout(timeout: timedelta | None, parent: ProcessGroup) -> timedelta:
-    """The timeout given, else the parent's."""
+    """Return the given timeout, else the parent's."""
     if timeout is None:
         return parent.timeout
     if not isinstance(timeout, timedelta):
@@ -398,7 +398,7 @@ def _timeout(timeout: timedelta | None, parent: ProcessGroup) -> timedelta:
 
 
 def _check_kept(backend: str, parent: ProcessGroup) -> None:
-    """ValueError unless the parent has this backend for these devices."""
+    """Raise ValueError unless the parent has this backend for these devices."""
     have = BackendConfig(parent._config).get_device_backend_map()
     for device, name in BackendConfig(backend).get_device_backend_map().items():
         if have.get(device) != name:

@@ -1,4 +1,4 @@
-"""A group of processes as an object: who is in it, and the operations among them."""
+"""A group of processes as an object: its members, and the operations among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ProcessGroup"]
 
 
 def short(ranks: tuple[int, ...]) -> str:
-    """The ranks in a line, however many they are."""
+    """Return the ranks as one line of text, whatever their number."""
     if len(ranks) <= 16:
         return str(list(ranks))
     first, last = (", ".join(map(str, part)) for part in (ranks[:8], ranks[-4:]))
@@ -25,8 +25,8 @@ class ProcessGroup(Collectives):
     """Some ranks of the world that communicate with each other.
 
     Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
-    methods are the package's functions in object style, with ranks counted in this group; the
-    functions take a group and, where they say so, ranks counted in the world.
+    methods are the package's functions in object style and take ranks of this group; the functions
+    take a group and, where documented, ranks of the world.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class ProcessGroup(Collectives):
     ranks : sequence of int
         World ranks of the members, in group order.
     name : str
-        Name, the same on all members and used for one group only.
+        Name, the same on all members and unique to this group.
     description : str
         Text of the user, for messages.
     backend : str
@@ -45,8 +45,8 @@ class ProcessGroup(Collectives):
 
     Notes
     -----
-    A group holds a communicator until :func:`hpcdist.destroy_process_group`. It cannot be pickled:
-    it stands for a connection of this process.
+    A group owns a communicator until :func:`hpcdist.destroy_process_group`. It cannot be pickled,
+    because it represents a connection of this process.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class ProcessGroup(Collectives):
         config: str,
     ) -> None:
         self._backends = backends
-        # objects, barriers and host tensors go through the host's backend where there is one
+        # the host's backend, if there is one, serves objects, barriers and host tensors
         self._comm = dispatch.over(backends)
         self._ranks = tuple(ranks)
         self._index = {world: place for place, world in enumerate(self._ranks)}
@@ -117,7 +117,7 @@ class ProcessGroup(Collectives):
 
     @property
     def timeout(self) -> timedelta:
-        """After this long a missing peer is an error. May be set, to the same on all members."""
+        """After this long a missing peer is an error. All members must set the same value."""
         return timedelta(seconds=self._comm.timeout)
 
     @timeout.setter
@@ -136,7 +136,7 @@ class ProcessGroup(Collectives):
         )
 
     def _check_rank(self, rank: int, what: str) -> int:
-        """A rank in the group, or ValueError."""
+        """Return a rank in the group, or raise ValueError."""
         rank = operator.index(rank)
         if 0 <= rank < self._comm.size:
             return rank
@@ -146,7 +146,7 @@ class ProcessGroup(Collectives):
         )
 
     def _check_peer(self, rank: int, what: str) -> int:
-        """A rank in the group that is not this one, or ValueError."""
+        """Return a rank in the group other than this one, or raise ValueError."""
         if rank == self._comm.rank:
             kind = "isend" if what.endswith("dst") else "irecv"
             raise ValueError(
@@ -160,7 +160,7 @@ class ProcessGroup(Collectives):
         return self._check_peer(self._place(rank, group_rank, what), what)
 
     def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """The group rank that `dst` (a world rank) or `group_dst` names; one must be given."""
+        """Return the group rank that `dst` (a world rank) or `group_dst` names; one is required."""
         if group_rank is not None:
             if rank is not None:
                 raise ValueError(
@@ -181,7 +181,7 @@ class ProcessGroup(Collectives):
     def _root(
         self, api: str, tensor: Any, rank: int | None, group_rank: int | None, what: str
     ) -> int:
-        """The same as :meth:`_place` for a collective: the others hear what is wrong with it."""
+        """The same as :meth:`_place` for a collective: the other ranks receive the error too."""
         try:
             return self._place(rank, group_rank, what)
         except Exception as error:

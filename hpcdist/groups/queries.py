@@ -1,4 +1,4 @@
-"""What may be asked about groups, backends and this process's place, without communication."""
+"""Queries about groups, backends and this process's ranks, without communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Say whether hpcdist can communicate here.
+    """Return whether hpcdist can communicate here.
 
     Returns
     -------
@@ -48,12 +48,12 @@ def is_available() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Say whether a backend can be had here.
+    """Return whether a backend can be had here.
 
     Parameters
     ----------
     backend : str
-        A name, or ``"device:backend,device:backend"``, of which all must be there.
+        A name, or ``"device:backend,device:backend"``, where all must be available.
 
     Returns
     -------
@@ -76,12 +76,12 @@ def is_backend_available(backend: str) -> bool:
 
 
 def _usable(name: str) -> bool:
-    """Whether a backend can be made here; for NCCL its library has to be there."""
+    """Whether a backend can be made here; NCCL needs its library."""
     return registry.is_registered(name) and (name != Backend.NCCL or _nccl_loader.is_available())
 
 
 def is_mpi_available() -> bool:
-    """Say whether the MPI backend can be had here.
+    """Return whether the MPI backend can be had here.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Say whether the NCCL backend can be had here.
+    """Return whether the NCCL backend can be had here.
 
     Returns
     -------
@@ -111,12 +111,12 @@ def is_nccl_available() -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Say whether a Gloo backend can be had here.
+    """Return whether a Gloo backend can be had here.
 
     Returns
     -------
     bool
-        False, unless a third party registered one: hpcdist does without Gloo.
+        False, unless a third party registered one: hpcdist does not use Gloo.
 
     Notes
     -----
@@ -126,12 +126,12 @@ def is_gloo_available() -> bool:
 
 
 def is_ucc_available() -> bool:
-    """Say whether a UCC backend can be had here.
+    """Return whether a UCC backend can be had here.
 
     Returns
     -------
     bool
-        False, unless a third party registered one: UCC is used inside MPI.
+        False, unless a third party registered one: MPI uses UCC internally.
 
     Notes
     -----
@@ -141,7 +141,7 @@ def is_ucc_available() -> bool:
 
 
 def is_xccl_available() -> bool:
-    """Say whether an XCCL backend can be had here.
+    """Return whether an XCCL backend can be had here.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def is_xccl_available() -> bool:
 
 
 def is_torchelastic_launched() -> bool:
-    """Say whether torchrun started this process.
+    """Return whether torchrun started this process.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_default_backend_for_device(device: torch.device | str) -> str:
-    """Name of the backend that serves a device when none is asked for.
+    """Return the name of the backend that serves a device by default.
 
     Parameters
     ----------
@@ -201,12 +201,12 @@ def get_default_backend_for_device(device: torch.device | str) -> str:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Rank of this process among those of its node.
+    """Return the rank of this process among those of its node.
 
     Parameters
     ----------
     fallback_rank : int, optional
-        Answer when neither MPI nor a launcher knows.
+        Result when neither MPI nor a launcher knows.
 
     Returns
     -------
@@ -217,7 +217,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     Raises
     ------
     RuntimeError
-        If nobody knows and there is no `fallback_rank`.
+        If neither MPI nor a launcher knows and there is no `fallback_rank`.
 
     Notes
     -----
@@ -239,7 +239,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def supports_complex(reduceOp: Any) -> bool:
-    """Say whether a reduction is defined for complex numbers.
+    """Return whether a reduction is defined for complex numbers.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def supports_complex(reduceOp: Any) -> bool:
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """Name of a group's backend.
+    """Return the name of a group's backend.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
     Returns
     -------
     str
-        Lower case, as it was asked for: ``"mpi"``, or ``"cpu:mpi,cuda:nccl"``.
+        Lower case, as requested: ``"mpi"``, or ``"cpu:mpi,cuda:nccl"``.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """Backend of each device type in a group.
+    """Return the backend of each device type in a group.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def get_backend_config(group: ProcessGroup | None = None) -> str:
 
 
 def get_pg_count() -> int:
-    """Number of groups this process is in.
+    """Return the number of groups this process is in.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A group of the ranks that are left of another one."""
+"""Makes a group of the ranks that remain of another one."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
 ) -> ProcessGroup:
-    """Make a group of the ranks that are left when some are left out, for instance failed ones.
+    """Make a group without some ranks, for instance without failed ones.
 
-    The ranks that are left must call it, and they alone.
+    All remaining ranks must call it; the excluded ranks must not.
 
     Parameters
     ----------
     ranks_to_exclude : sequence of int
-        Ranks of `group` that are left out.
+        Ranks of `group` to exclude.
     group : ProcessGroup, optional
-        What to shrink; None means the default group. It stays as it is.
+        What to shrink; None means the default group. It is not changed.
     shrink_flags : int
-        0, or 1 (``hpcdist.groups.shrink.SHRINK_ABORT``) to abort first what is in flight in `group`
-        over NCCL, because a rank that is left out has failed; it cannot be used over NCCL then.
+        0, or 1 (``hpcdist.groups.shrink.SHRINK_ABORT``) to first abort what is in flight in `group`
+        over NCCL, because an excluded rank has failed; `group` cannot be used over NCCL afterwards.
     pg_options : object, optional
         See :func:`new_group`.
 
     Returns
     -------
     ProcessGroup
-        Of the ranks that are left, in their order, with the backends of `group`.
+        The remaining ranks, in their order, with the backends of `group`.
 
     Raises
     ------
     ValueError
-        If no rank is left out, or all are, or one is out of range or named twice, or the flags are
-        others.
+        If no rank or every rank is excluded, or one is out of range or named twice, or the flags
+        are unknown.
     RuntimeError
-        If this rank is one of them.
+        If this rank is excluded.
     DistTimeoutError
-        If one that is left does not come within the group's timeout.
+        If a remaining rank does not call within the group's timeout.
 
     Notes
     -----
     Over NCCL 2.27 and newer its communicator is made from that of `group` (``ncclCommShrink``).
     Source: ``torch.distributed.shrink_group``, which destroys the old group, and where that is the
-    default group all others too, and numbers the world anew.
+    default group all others too, and renumbers the world.
     """
     parent = _group.member(group)
     if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):

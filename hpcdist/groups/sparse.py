@@ -1,7 +1,7 @@
-"""Sums of sparse tensors: every rank has other entries, and not equally many of them.
+"""Sums of sparse tensors, whose entries and their number differ per rank.
 
-Two rounds. The ranks tell each other how many entries they have; then they exchange the entries,
-and each adds up what came.
+There are two rounds: the ranks exchange the number of their entries, then the entries, and each
+rank adds them up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ API = "all_reduce of a sparse tensor"
 
 
 class SparseReduction:
-    """The sum of all ranks' sparse tensors, under way.
+    """The sum of all ranks' sparse tensors, in flight.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class SparseReduction:
     divisor : int
         What to divide the sum by.
     api : str
-        What the operation is called in messages.
+        Name of the operation in messages.
     extra : int
         A number that must be the same on all ranks.
     """
@@ -52,7 +52,7 @@ class SparseReduction:
         Returns
         -------
         torch.Tensor
-            Sparse COO, coalesced; the same bits on every rank.
+            Sparse COO, coalesced; bitwise the same on every rank.
         """
         self._work.wait()
         counts = self._counts.tolist()
@@ -79,14 +79,14 @@ def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False)
     Parameters
     ----------
     comm : Comm
-        Between whose ranks.
+        Communicator of the ranks.
     tensor : torch.Tensor
         Sparse COO; its shape and its number of sparse dimensions are the same on all ranks, its
-        entries are not. Afterwards it is coalesced.
+        entries need not be. Afterwards it is coalesced.
     op : ReduceOp
         SUM or AVG.
     async_op : bool
-        Must be false: there are two rounds, and nobody to begin the second.
+        Must be false: there are two rounds, and nothing would begin the second.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The groups of this process: which exist, which is the default, and what ranks mean in them.
+"""The groups of this process: the registry, the default group, and the translation of ranks.
 
 ``hpcdist.group.WORLD`` is the default group, or None before
 :func:`hpcdist.init_process_group`.
 
-Operations do not ask whether they may run. The default group's communicator is one attribute of
-:data:`world`; where there is no group to run on, a stand-in lies there that raises (no default
+Operations do not check whether they may run. The default group's communicator is one attribute of
+:data:`world`. Where there is no group to run on, a stand-in takes its place that raises (no default
 group, destroyed group) or warns and returns None (this process is not in the group). So the usual
 path of an operation has no branch for the unusual cases.
 """
@@ -33,7 +33,7 @@ __all__ = [
     "is_initialized",
 ]
 
-#: Seconds that destroying a group waits for its outstanding operations, if its timeout is longer.
+#: The most seconds that the destruction of a group waits for its outstanding operations.
 DRAIN = 30.0
 
 _log = log.get_logger("group")
@@ -82,7 +82,7 @@ class _Outside:
 
 
 class _NonMember(int):
-    """What a process gets in place of a group it is not in: torch's number, and a stand-in."""
+    """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
 
     _comm = _Outside()
     _ranks: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class _NonMember(int):
         return "GroupMember.NON_GROUP_MEMBER"
 
     def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """Any rank will do: the operation does not run."""
+        """Accept any rank: the operation does not run."""
         return -1
 
     _peer = _place
@@ -124,7 +124,7 @@ class _World:
         self.forget()
 
     def forget(self) -> None:
-        """Back to no groups at all."""
+        """Forget all groups."""
         self.comm: Any = _Absent(_NOT_INITIALIZED)
         self.pg: ProcessGroup | None = None
         self.groups: dict[ProcessGroup, None] = {}
@@ -153,8 +153,8 @@ class GroupMember(metaclass=_MemberType):
     """Two constants: ``GroupMember.WORLD`` and ``GroupMember.NON_GROUP_MEMBER``.
 
     ``WORLD`` is the default group, None before :func:`hpcdist.init_process_group`.
-    ``NON_GROUP_MEMBER`` (-100, as in torch) is what :func:`hpcdist.new_group` gives to a process
-    outside the group; operations on it warn and do nothing.
+    :func:`hpcdist.new_group` returns ``NON_GROUP_MEMBER`` (-100, as in torch) to a process outside
+    the group; operations on it warn and do nothing.
 
     Notes
     -----
@@ -165,14 +165,14 @@ class GroupMember(metaclass=_MemberType):
 
 
 def _get_default_group() -> ProcessGroup:
-    """The default group, or ValueError."""
+    """Return the default group, or raise ValueError."""
     if world.pg is None:
         raise ValueError(_NOT_INITIALIZED)
     return world.pg
 
 
 def _resolve(group: Any) -> Any:
-    """The group an argument means: None is the default group; NON_GROUP_MEMBER stays itself."""
+    """Return the group an argument means: None means the default group."""
     if group is None:
         return _get_default_group()
     if isinstance(group, (ProcessGroup, _NonMember)):
@@ -183,7 +183,7 @@ def _resolve(group: Any) -> Any:
 
 
 def comm_of(group: Any) -> Any:
-    """The communicator of an explicit group, or its stand-in."""
+    """Return the communicator of an explicit group, or its stand-in."""
     try:
         return group._comm
     except AttributeError:
@@ -191,7 +191,7 @@ def comm_of(group: Any) -> Any:
 
 
 def add(pg: ProcessGroup) -> None:
-    """Put a new group into the registry; the first one is the default group."""
+    """Register a new group; the first one is the default group."""
     world.groups[pg] = None
     if world.pg is None:
         world.pg = pg
@@ -210,12 +210,12 @@ def add(pg: ProcessGroup) -> None:
 
 
 def waits_on(problem: BaseException | None) -> bool:
-    """Whether to go on waiting after an error: not after what a signal handler raised."""
+    """Whether to go on waiting after an error: not after an exception of a signal handler."""
     return problem is None or isinstance(problem, DistError)
 
 
 def leave_handler(pg: ProcessGroup) -> None:
-    """Raise in a signal handler that interrupted an operation of this group, before it is ended."""
+    """Raise if a signal handler that interrupted an operation of this group wants to destroy it."""
     for backend in pg._backends.values():
         refuse = getattr(backend, "leave_handler", None)
         if refuse is not None:
@@ -223,14 +223,14 @@ def leave_handler(pg: ProcessGroup) -> None:
 
 
 def remove(pg: ProcessGroup, end: float = math.inf) -> None:
-    """Take a group out of the registry and free it; a later use raises.
+    """Remove a group from the registry and free it; any later use raises.
 
-    `end`, of ``time.monotonic``, is when its outstanding operations are waited for at the latest.
+    `end`, of ``time.monotonic``, limits the wait for its outstanding operations.
     """
     leave_handler(pg)
     world.groups.pop(pg, None)
     _log.info("group %r is being destroyed", pg._name)
-    # what was made over another before that other
+    # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
     drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
     pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
@@ -239,14 +239,14 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     for backend in backends:
         try:
             backend.free(drain if waits_on(problem) else 0.0)
-        except BaseException as error:  # the other one must be freed all the same, after Ctrl-C too
+        except BaseException as error:  # free the others too, also after Ctrl-C
             problem = problem or error
     if problem is not None:
         raise problem
 
 
 def member(group: Any) -> ProcessGroup:
-    """A living group this process is in, or ValueError."""
+    """Return a live group that this process is in, or raise ValueError."""
     pg = _resolve(group)
     if isinstance(pg, _NonMember):
         raise ValueError("this process is not in the given group")
@@ -256,17 +256,18 @@ def member(group: Any) -> ProcessGroup:
 
 
 def new_name(ranks: tuple[int, ...]) -> str:
-    """A name for a new group that all its members come to without talking.
+    """Return the name of a new group; its members choose the same one without communication.
 
-    They create groups of the same ranks in the same order, so counting those is enough; processes
-    outside need not count along. Groups that came about are counted, by :func:`add`: where a member
-    did not come, the others tried in vain, and all must come to one name at the next attempt.
+    The members create groups of the same ranks in the same order, so it is enough to count those;
+    processes outside need not count. Only groups that were made are counted, by :func:`add`: after
+    an attempt that failed because a member was missing, all members must choose the same name at
+    the next attempt.
     """
     return f"{short(ranks)}#{world.counts.get(ranks, 0) + 1}"
 
 
 def is_initialized() -> bool:
-    """Say whether the default group exists.
+    """Return whether the default group exists.
 
     Returns
     -------
@@ -282,7 +283,7 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """Rank of this process in a group.
+    """Return the rank of this process in a group.
 
     Parameters
     ----------
@@ -307,7 +308,7 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Number of processes in a group.
+    """Return the number of processes in a group.
 
     Parameters
     ----------
