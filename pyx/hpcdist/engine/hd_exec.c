@@ -3,14 +3,15 @@
 
 #include "hd_data.h"
 
-/* Does this thread have to poll? The ranks agree on the answer: a blocking call does not match a
+/* Whether this thread has to poll. The ranks agree on the answer: a blocking call does not match a
  * nonblocking one. Unchecked, they cannot agree, and block. */
 static int must_poll(const hd_comm *c, const hd_job *j)
 {
     if (!c->check || c->on_device || hd_session_serialized(c->session) || hd_session_spin(c->session, !j->inline_))
         return 0;
 #ifdef OPEN_MPI
-    /* Its blocking calls yield when told to: see init_mpi. Only a long all_reduce between nodes can do better. */
+    /* This library's blocking calls yield when told to: see init_mpi. Only a long all_reduce
+     * between nodes can do better. */
     return hd_ring_fits(c, j) && !j->inline_;
 #else
     return 1;
@@ -32,7 +33,8 @@ static int barrier(hd_comm *c, hd_job *j)
 static int data(hd_comm *c, hd_job *j)
 {
     switch (j->kind) {
-    case HD_BARRIER: return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j); /* the check was one */
+    /* The check was the barrier. */
+    case HD_BARRIER: return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j);
     case HD_ALL_REDUCE: return hd_all_reduce(c, j);
     case HD_REDUCE: return hd_reduce(c, j);
     case HD_REDUCE_SCATTER: return hd_reduce_scatter(c, j);
@@ -64,7 +66,8 @@ static uint64_t fingerprint(const hd_job *j)
     return h;
 }
 
-/* A sum of several NaNs is a NaN, but which one depends on the order: eight bytes with all their NaNs alike. */
+/* A sum of several NaNs is a NaN, but which one depends on the order: returns eight bytes with all
+ * their NaNs made equal. */
 static uint64_t nans_alike(uint64_t word, int dtype)
 {
     const int width = dtype == HD_FLOAT16 || dtype == HD_BFLOAT16    ? 16
@@ -81,7 +84,8 @@ static uint64_t nans_alike(uint64_t word, int dtype)
     return word;
 }
 
-/* Level full: what must be the same everywhere is compared after the operation as well. 1: the others go on. */
+/* Level full: after the operation, also compares the results that must be the same on all ranks. 1:
+ * the others go on. */
 static int check_result(hd_comm *c, hd_job *j)
 {
     const int floats = j->kind == HD_ALL_REDUCE && j->dtype >= HD_FLOAT16 && j->dtype <= HD_COMPLEX128;

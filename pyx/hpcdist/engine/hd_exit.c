@@ -15,7 +15,8 @@
 
 #include "hd_session.h"
 
-/* Which entry tells the others that this process is on its way out; kept mapped after the session. */
+/* The entry that tells the others that this process is on its way out; kept mapped after the
+ * session. */
 static entry *exit_page;
 static int exit_open; /* its session still uses it */
 static int exit_n, exit_slot, exit_whole; /* exit_whole: the node's ranks are all the ranks */
@@ -23,8 +24,8 @@ static size_t exit_bytes;
 static int armed, armed_owner;
 static pid_t armed_pid;
 static int poisoned;
-static int exit_same_pids; /* the pids of the page mean something to this process */
-static struct pollfd *exit_peers; /* set while this process waits in its end for the others */
+static int exit_same_pids; /* the pids on the page are valid in this process's namespace */
+static struct pollfd *exit_peers; /* set while this process waits, at its end, for the others */
 
 int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
 
@@ -53,7 +54,7 @@ void hd_exit_unfollow(hd_session *s)
         munmap(s->page, s->page_bytes);
 }
 
-/* A thread of ours that is inside MPI while MPI ends crashes the process, or lets it hang. */
+/* A thread of ours that is inside MPI while MPI ends would crash or hang the process. */
 static int threads_out_of_mpi(void)
 {
     const int64_t until = hd_now() + 3000000000LL;
@@ -68,7 +69,7 @@ static int threads_out_of_mpi(void)
     return 1;
 }
 
-/* MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else, whoever calls it. */
+/* MPI_Finalize, by any caller, deletes the attributes of MPI_COMM_SELF before anything else. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
@@ -85,9 +86,10 @@ static void *abort_fallback(void *code)
     return NULL;
 }
 
-/* Wait until the launcher has read what this process wrote. Who aborts takes the launcher down with it, and
- * what still lies in the pipe is lost: with MPICH's hydra the last words of 3 ranks in 100. A reader that does
- * not read cannot hold the job: half a second is all. */
+/* Waits until the launcher has read what this process wrote. A process that aborts takes the
+ * launcher down with it, and what is still in the pipe is lost: with MPICH's hydra, the last words
+ * of 3 ranks in 100. A reader that does not read must not hold the job up: the wait ends after half
+ * a second. */
 static void until_read(int fd)
 {
     struct stat st;
@@ -102,8 +104,8 @@ static void until_read(int fd)
     }
 }
 
-/* Files of shared memory have a name only while ranks open them. A job that ends in between leaves it: whoever
- * ends the job takes away what is named after the node's ranks. */
+/* A file of shared memory has a name only while ranks open it. A job that ends in between leaves
+ * the name behind: the rank that ends the job removes the files named after the node's ranks. */
 static void unlink_segments(void)
 {
     DIR *shm = exit_page && exit_same_pids ? opendir("/dev/shm") : NULL;
@@ -127,7 +129,7 @@ static int witness = -1;
 
 void hd_abort_tell(int fd) { witness = fd; }
 
-/* Whether what is written to stderr arrives there too. */
+/* Whether fd is the file or pipe that stderr writes to. */
 static int is_stderr(int fd)
 {
     struct stat one, other;
@@ -135,7 +137,8 @@ static int is_stderr(int fd)
            one.st_ino == other.st_ino;
 }
 
-/* A pipe that nobody reads is full at some time, and a write to it waits for ever: half a second is all. */
+/* A pipe without a reader fills up, and a write to it then waits for ever: this one waits half a
+ * second at most. */
 static void tell(int fd, const char *why)
 {
     char line[HD_TEXT + 2];
@@ -151,7 +154,8 @@ void hd_abort(int code, const char *why)
     int up = 0, down = 0;
     if (code <= 0 || code > 255)
         code = 1;
-    /* First: what follows may wait for a reader of stdout, and MPI_Abort itself can hang. */
+    /* First, because what follows may wait for a reader of stdout, and MPI_Abort itself can
+     * hang. */
     if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
     unlink_segments();
@@ -163,7 +167,7 @@ void hd_abort(int code, const char *why)
     fflush(stdout);
     hd_until_read();
     until_read(witness);
-    if (hd_pmi_active() && exit_page) /* no launcher ends the others: their watchdogs do */
+    if (hd_pmi_active() && exit_page) /* without a launcher the others' watchdogs end them */
         __atomic_store_n(&exit_page[exit_slot].state, ABORTED, __ATOMIC_RELEASE);
     MPI_Initialized(&up);
     MPI_Finalized(&down);
@@ -196,7 +200,8 @@ void hd_failing(double grace_s)
         pthread_detach(t);
 }
 
-/* Without a launcher: opens what hd_exit_watch() looks at while this process waits for the others' end. */
+/* Without a launcher: opens the descriptors that hd_exit_watch() polls while this process waits for
+ * the others to end. */
 static void watch_peers(void)
 {
     struct pollfd *peers;
@@ -222,7 +227,7 @@ void hd_exit_watch(void)
             gone = i;
     if (gone < 0 && poll(peers, (nfds_t)exit_n, 0) <= 0)
         return;
-    /* Who has passed MPI_Finalize may go; then this process follows at once. */
+    /* A rank that has passed MPI_Finalize may go; then this process follows at once. */
     if (gone >= 0 && ++ticks > 30) {
         fprintf(stderr, "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it in "
                 "MPI_Finalize: ending the process\n", exit_page[exit_slot].world_rank, (int)getpid(),
@@ -232,8 +237,8 @@ void hd_exit_watch(void)
     }
 }
 
-/* Runs inside libc's exit(), after Python has gone, and is told the exit status: the only place where
- * `sys.exit(3)` shows. MPI_Finalize would wait for ranks that are waiting for this one. */
+/* Runs inside libc's exit(), after Python has gone, with the exit status: the only place that sees
+ * the status of `sys.exit(3)`. MPI_Finalize would wait for ranks that are waiting for this one. */
 static void at_exit(int status, void *arg)
 {
     int down = 0, others = 0;
@@ -245,7 +250,7 @@ static void at_exit(int status, void *arg)
         return;
     status &= 0xff;
     if (status != 0 && exit_page && exit_n >= 1) {
-        /* A whole job that ends with an error ends by itself: give the others a moment. */
+        /* If all ranks end with an error, the job ends by itself: give the others a moment. */
         for (int k = 0; k < 100; k++) {
             struct timespec ts = {0, 10000000};
             others = !exit_whole;
@@ -268,11 +273,12 @@ static void at_exit(int status, void *arg)
         return;
     if (hd_pmi_active()) {
         if (status != 0)
-            return; /* the others will not come, and no launcher wants to be told */
+            return; /* the others will not arrive, and there is no launcher to tell */
         watch_peers();
-        MPI_Barrier(MPI_COMM_WORLD); /* stands for the process manager's, which hd_pmi.c does not have */
+        /* Replaces the process manager's barrier, which hd_pmi.c does not have. */
+        MPI_Barrier(MPI_COMM_WORLD);
     }
-    if (poisoned) { /* finalizing may wait for messages that never come */
+    if (poisoned) { /* MPI_Finalize may wait for messages that never arrive */
         pthread_t t;
         if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)status) == 0)
             pthread_detach(t);

@@ -1,7 +1,7 @@
-/* Hydra, the launcher of MPICH, kills all processes of a node as soon as the connections of one of them to it
- * close, before the others can say who died. So each rank holds copies of its neighbour's connections: a death
- * is then seen by the watchdogs first, which name it and abort the job. If they do not, hydra does when the
- * copies are closed with their holder. */
+/* Hydra, the launcher of MPICH, kills all processes of a node as soon as the connections of one of
+ * them close, before the others can say which rank died. So each rank holds copies of its
+ * neighbour's connections: the watchdogs then see a death first, name it and abort the job. If they
+ * do not, hydra does when the copies close with their holder. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int own_connection(void)
 {
     const char *fd = getenv("PMI_FD");
     int n;
-    if (!fd || !getenv("MPI_LOCALNRANKS")) /* the latter is hydra's alone */
+    if (!fd || !getenv("MPI_LOCALNRANKS")) /* only hydra sets the latter */
         return -1;
     n = atoi(fd);
     return n > 2 && fcntl(n, F_GETFD) >= 0 ? n : -1;
@@ -32,7 +32,7 @@ static socklen_t address(struct sockaddr_un *a, uint64_t node, int slot)
                                         (unsigned long long)node, slot));
 }
 
-/* One byte with file descriptors beside it. */
+/* Sends one byte with file descriptors attached. */
 typedef struct parcel {
     char byte;
     struct iovec io;
@@ -72,7 +72,8 @@ void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HE
         p.m.msg_name = &a;
         p.control.head = (struct cmsghdr){CMSG_LEN(sizeof own), SOL_SOCKET, SCM_RIGHTS};
         memcpy(CMSG_DATA(&p.control.head), own, sizeof own);
-        (void)!sendmsg(s, &p.m, MSG_DONTWAIT | MSG_NOSIGNAL); /* in vain: hydra is first, as without us */
+        /* If this fails, hydra is first, as without us. */
+        (void)!sendmsg(s, &p.m, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
     MPI_Barrier(comm);
     for (int i = 0; i < HD_HELD; i++)

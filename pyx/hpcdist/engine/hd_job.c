@@ -10,8 +10,8 @@
 
 #include "hd_engine.h"
 
-#define DATA_LEAST 5.0 /* seconds for the data, or the timeout if that is shorter */
-#define DDP "DistributedDataParallel" /* how the names of its operations begin */
+#define DATA_LEAST 5.0 /* seconds for the data, or the timeout if shorter */
+#define DDP "DistributedDataParallel" /* the names of its operations begin with this */
 
 hd_hooks hd_py;
 
@@ -55,7 +55,7 @@ void hd_fail(hd_job *j, int code, const char *fmt, ...)
 {
     va_list ap;
     if (j->code == HD_ERR_INTERRUPT)
-        return; /* the Python exception that is already set tells more */
+        return; /* the Python exception that is already set says more */
     j->code = code;
     free(j->text);
     j->text = malloc(HD_TEXT);
@@ -128,7 +128,7 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, n > 16 ? ", ...]" : "]");
         sep = ", ";
     }
-    if (j->extra) { /* DDP's own collectives put another number there */
+    if (j->extra) { /* DDP's own collectives put another number here */
         hd_say(t, "%s%s %lld", sep, strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass",
                (long long)j->extra);
         sep = ", ";
@@ -169,7 +169,8 @@ void hd_job_finish(hd_job *j)
     __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
     watched = j->watched;
     pthread_mutex_unlock(&c->mu);
-    pthread_cond_broadcast(&c->done_cv); /* without the mutex, on which a waiter would fall asleep again */
+    /* Without the mutex, on which a waiter would block again. */
+    pthread_cond_broadcast(&c->done_cv);
     if (watched && hd_py.notify)
         hd_py.notify(j);
 }
@@ -187,9 +188,11 @@ int hd_job_wait(hd_job *j, double seconds)
     int64_t end;
     int spins;
 
-    if (hd_job_state(j) == HD_DONE) /* the group may have been destroyed since, and has no session then */
+    /* The group may have been destroyed since, and then has no session. */
+    if (hd_job_state(j) == HD_DONE)
         return 1;
-    /* Only where the lane has a core beside this one: elsewhere it would wait for the core that spins here. */
+    /* Only if the lane has a core besides this one: otherwise the lane would wait for the core that
+     * spins here. */
     spins = hd_session_spin(c->session, 1) ? 2000 : 0;
     for (int i = 0; i < spins; i++) {
         if (hd_job_state(j) == HD_DONE)

@@ -1,7 +1,7 @@
-/* A lane: the order of one group's collectives. A synchronous call on an empty lane runs on the caller's
- * own thread (a handoff costs 10 us); everything else queues for a C thread that never takes the GIL, so
- * a main thread busy in Python cannot hold it up. Submissions come one at a time (the caller holds the
- * GIL, or the lane's mutex decides), and so does execution. */
+/* A lane: the order of one group's collectives. A synchronous call on an empty lane runs on the
+ * caller's own thread (a handoff costs 10 us). Everything else queues for a C thread that never
+ * takes the GIL, so a main thread busy in Python cannot hold it up. Operations are submitted one at
+ * a time (the caller holds the GIL, or the lane's mutex decides), and executed one at a time. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -17,12 +17,13 @@
 
 int hd_lanes_busy;
 
-/* Dekker with the submitter: clear busy, then look whether somebody queued meanwhile. */
+/* Dekker's algorithm with the submitter: clear busy, then check whether a job was queued
+ * meanwhile. */
 static void leave(hd_comm *c)
 {
     __atomic_store_n(&c->busy, 0, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST)) {
-        pthread_mutex_lock(&c->mu); /* the lane has either seen busy change, or waits */
+        pthread_mutex_lock(&c->mu); /* the lane's thread has either seen busy change, or waits */
         pthread_mutex_unlock(&c->mu);
         pthread_cond_signal(&c->work_cv);
     }
@@ -37,7 +38,7 @@ int hd_lane_try(hd_comm *c)
         return 0;
     if (!__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST))
         return 1;
-    leave(c); /* somebody queued in between: first come, first served */
+    leave(c); /* a job was queued in between: first come, first served */
     return 0;
 }
 
@@ -49,8 +50,9 @@ void hd_lane_run(hd_comm *c, hd_job *j)
     leave(c);
 }
 
-/* The lane sleeps much and works little at a time: it asks for short time slices, which it may have at once when
- * it wakes beside a thread that computes (Linux 6.12; before, the wish is ignored), and for exact naps. */
+/* The lane's thread sleeps much and works little at a time. It asks for short time slices, so that
+ * it may run as soon as it wakes beside a thread that computes (from Linux 6.12; earlier kernels
+ * ignore the wish), and for exact naps. */
 static void ask_for_short_slices(void)
 {
     struct {
@@ -62,18 +64,19 @@ static void ask_for_short_slices(void)
     } wish = {.size = sizeof wish};
     prctl(PR_SET_TIMERSLACK, 1000);
     if (syscall(SYS_sched_getattr, 0, &wish, sizeof wish, 0) == 0 && wish.policy == SCHED_OTHER) {
-        wish.runtime = 100000; /* ns, the least there is */
+        wish.runtime = 100000; /* ns, the minimum */
         syscall(SYS_sched_setattr, 0, &wish, 0);
     }
 }
 
-/* ---- what is queued behind a failure ----
+/* ---- operations queued behind a failure ----
  *
- * Operations in flight may build on each other: a second all_reduce of the tensor that a first one has left as it
- * was would end well, with a wrong number. And each would wait for the peer that did not come to the first. So when
- * one ends by a timeout or for want of a peer, those behind it do, at once, until the program has seen the failure.
- * In the entry check such an operation tells the others its reason, and waits for nobody: all ranks stay in step.
- * (After a mismatch they are in step anyway, and all of them have come.) */
+ * Operations in flight may build on each other: if a first all_reduce fails and leaves the tensor
+ * as it was, a second one of the same tensor would succeed with a wrong number. And each would
+ * wait for the peer that did not come to the first. So when an operation fails by a timeout or
+ * because a peer is missing, those behind it fail at once, until the program has seen the failure.
+ * In the entry check such an operation tells the others its reason, and waits for no rank: all
+ * ranks stay in step. (After a mismatch they are in step anyway, and all of them have come.) */
 
 static int begun_before_seen(const hd_comm *c, const hd_job *j)
 {
@@ -95,7 +98,8 @@ static void pass_on_cause(hd_comm *c, hd_job *j)
     j->refusal = j->cause;
 }
 
-/* With c->mu held. The one that failed first, before the program saw any, is the cause. */
+/* With c->mu held. The first operation that failed before the program saw any failure is the
+ * cause. */
 static void keep_cause(hd_comm *c, const hd_job *j)
 {
     if ((j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_FAILED) || !c->check || begun_before_seen(c, j))
@@ -109,7 +113,7 @@ static void keep_cause(hd_comm *c, const hd_job *j)
         c->cause_upto = c->given_up_to;
 }
 
-/* With c->mu held, when nothing is left in the lane that was begun before the failure was seen. */
+/* With c->mu held, once the lane contains nothing that was begun before the failure was seen. */
 static void forget_cause(hd_comm *c)
 {
     free(c->cause);
@@ -203,7 +207,8 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
         __atomic_add_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&c->mu);
-    pthread_cond_signal(&c->work_cv); /* without the mutex, on which the lane would fall asleep again */
+    /* Without the mutex, on which the lane's thread would block again. */
+    pthread_cond_signal(&c->work_cv);
     return rc;
 }
 

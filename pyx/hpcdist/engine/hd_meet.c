@@ -1,6 +1,7 @@
-/* MPI_Comm_idup does not block, but a rank that has called it cannot take that back: a duplicate that a missing rank
- * has kept from being made is made when that rank comes. So each rank keeps it, and a later attempt goes on with it.
- * Then it may be there already on a rank that comes late, while others have given up. A roll call over it tells. */
+/* MPI_Comm_idup does not block, but a rank that has called it cannot take that back: a duplicate
+ * that waits for a missing rank is completed when that rank arrives. So each rank keeps the
+ * duplicate, and a later attempt goes on with it. A rank that comes late may then find it complete
+ * while others have given up. A roll call over the duplicate decides. */
 #include "hd_meet.h"
 
 #include <stdio.h>
@@ -14,7 +15,8 @@ typedef struct attempt {
     MPI_Request req;
 } attempt;
 
-static attempt *attempts; /* one thread at a time starts a group of all: it holds the GIL in between */
+static attempt *attempts; /* a group of all ranks is started by one thread at a time: it holds
+                           * the GIL in between */
 
 static attempt *attempt_of(MPI_Comm from)
 {

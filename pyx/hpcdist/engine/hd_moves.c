@@ -1,4 +1,4 @@
-/* Operations that move data and reduce nothing. */
+/* Operations that move data without reducing it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +32,8 @@ static void copy(const hd_job *j, hd_seg to, hd_seg from)
 
 /* ---- any pattern of blocks, pair by pair ---- */
 
-/* The own block: copied here, but for device memory, which MPI alone may touch: that is a message to itself. */
+/* This rank's own block: copied here, except in device memory, which MPI alone may touch: there it
+ * is a message to itself. */
 static int copies_itself(const hd_comm *c, const hd_seg *out, const hd_seg *in)
 {
     return !c->on_device || (out && in && out[c->rank].ptr == in[c->rank].ptr);
@@ -54,7 +55,8 @@ static int exchange(hd_comm *c, hd_job *j, const hd_seg *out, const hd_seg *in)
     if (out && in && copies_itself(c, out, in))
         copy(j, out[c->rank], in[c->rank]);
     hd_mpi_lock(c->session);
-    for (int pass = 0; pass < 2; pass++) { /* receives first: nothing arrives unexpected */
+    /* Receives first, so that no message arrives unexpected. */
+    for (int pass = 0; pass < 2; pass++) {
         const hd_seg *list = pass ? in : out;
         for (int i = copies_itself(c, out, in); list && i < c->size && !rc; i++) {
             const int r = pass ? (c->rank + i) % c->size : (c->rank - i + c->size) % c->size;
@@ -157,8 +159,8 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
     return j->text ? j->code : HD_OK;
 }
 
-/* An input may lie in any of the outputs. So it goes to its own place before anything comes in, and is sent from
- * there. (Of device memory it lies in its own place or in none.) */
+/* An input may lie in any of the outputs. So it is copied to its own place before any block
+ * arrives, and sent from there. (In device memory it lies in its own place or in none.) */
 static hd_seg put_in_place(const hd_comm *c, const hd_job *j, hd_seg in, hd_seg own)
 {
     if (c->on_device)
@@ -174,7 +176,8 @@ int hd_all_gather(hd_comm *c, hd_job *j)
     hd_seg in = j->in[0];
 
     if (j->listed) { /* nin tensors, each gathered into `size` of the outputs */
-        for (int i = 0; i < j->nin; i++) /* all first: one may lie in an output of another */
+        /* All of them first: one may lie in an output of another. */
+        for (int i = 0; i < j->nin; i++)
             j->in[i] = put_in_place(c, j, j->in[i], j->out[(int64_t)i * c->size + c->rank]);
         for (int i = 0; i < j->nin; i++)
             if (all_gather_list(c, j, j->in[i], j->out + (int64_t)i * c->size))
@@ -203,13 +206,14 @@ int hd_all_gather(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
-/* One block to or from the root: the list is the root's, the single block everybody's. */
+/* One block to or from the root: only the root has the list, every rank has the single block. */
 static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
 {
     hd_seg *mine;
     int rc;
 
-    if (c->rank == j->root && !c->on_device) { /* one may lie in any place of the list: it is read first, written last */
+    /* The single block may lie in any place of the list: read it first, write it last. */
+    if (c->rank == j->root && !c->on_device) {
         if (to_root)
             copy(j, list[c->rank], one);
         if (exchange(c, j, to_root ? list : NULL, to_root ? NULL : list))

@@ -1,33 +1,36 @@
-/* all_reduce through memory that the ranks of a node share: where they all are on one, and the tensor is long.
+/* all_reduce through memory that the ranks of a node share, for a long tensor of a group on one
+ * node.
  *
- * Each rank has a slot of two halves in a segment of the communicator's. A tensor goes in pieces, which use the
- * halves in turn; a piece has a slice for each rank. For each piece a rank
- *   1. copies into its slot what the others are to reduce, and says so: `in`;
- *   2. when the others have, adds their slots to its own slice, in place, and puts the result into its slot, in
- *      the place that step 1 left out: `out`;
+ * Each rank has a slot of two halves in a segment of the communicator. A tensor goes in pieces,
+ * which use the halves in turn; a piece has a slice for each rank. For each piece a rank
+ *   1. copies into its slot what the others are to reduce, and then announces `in`;
+ *   2. when the others have, adds their slots to its own slice, in place, puts the result into its
+ *      slot, in the place that step 1 left out, and then announces `out`;
  *   3. when the others have, copies their slices out.
- * Each slice is combined by one rank, so all ranks get the same bits. Nobody touches another's tensor, and a
- * piece stays in the caches until it is done.
+ * Each slice is combined by one rank, so all ranks get the same bits. No rank touches another's
+ * tensor, and a piece stays in the caches until it is done.
  *
- * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from everybody, and whoever says
- * that is done with all of piece k.
+ * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from all ranks, and
+ * a rank announces that only when it is done with all of piece k.
  *
- * All waits know the timeout and look at who has gone. Giving up is one decision for all, because a rank that
- * has seen everybody's `out` returns with the result:
- *   - a rank that has not said `out` of a piece gives up by never saying it;
- *   - a rank that has, must keep somebody else from it: it puts a veto into the `out` of a rank that has not,
- *     by compare-and-swap on the word that the other must itself swap. Either the veto is first, and nobody
- *     gets past this piece; or all have said it, and the rank that wanted to give up has its result.
- * Only then is the segment marked as broken. Whoever finds the mark, waiting or about to begin the same
- * operation, fails as well; from then on the group takes MPI. tests/model/node.pml is this protocol. */
+ * All waits end at the timeout and check for ranks that have gone. Giving up is one decision for
+ * all ranks, because a rank that has seen `out` from all ranks returns with the result:
+ *   - a rank that has not announced `out` of a piece gives up by never announcing it;
+ *   - a rank that has must keep another rank from it: it puts a veto into the `out` of a rank that
+ *     has not, by compare-and-swap on the word that the other must itself swap. Either the veto is
+ *     first, and no rank gets past this piece; or all have announced `out`, and the rank that
+ *     wanted to give up has its result.
+ * Only then is the segment marked as broken. A rank that finds the mark, waiting or about to begin
+ * the same operation, fails as well; from then on the group uses MPI. tests/model/node.pml models
+ * this protocol. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "hd_data.h"
 
-#define LEAST (4 << 10)      /* bytes: shorter tensors alone are not worth the memory */
-#define PIECE (256 << 10)    /* bytes: with what belongs to it, it fits the second-level caches of today */
+#define LEAST (4 << 10)      /* bytes: shorter tensors alone do not justify the memory */
+#define PIECE (256 << 10)    /* bytes: with its buffers, it fits the second-level caches of today */
 #define LONG_PIECE (1 << 20) /* bytes: with more ranks than cores each piece costs a round of the scheduler */
 #define LEAST_SLICE (4 << 10)
 #define PATIENCE 0.2         /* seconds for the next piece, after Ctrl-C */
@@ -39,13 +42,14 @@ typedef struct line {
     uint64_t out __attribute__((aligned(HD_LINE))); /* pieces and veto */
     double after __attribute__((aligned(HD_LINE))); /* seconds, when this rank gave up */
     uint64_t at;                                    /* in the piece after so many */
-    int interrupted;                                /* why it did */
+    int interrupted;                                /* whether it gave up because of a signal */
 } line;
 
 typedef struct segment {
-    int32_t broken __attribute__((aligned(HD_LINE))); /* 1 + a rank that gave up; all give up the same piece */
+    /* 1 + a rank that gave up; all ranks give up the same piece. */
+    int32_t broken __attribute__((aligned(HD_LINE)));
     line lines[];
-    /* then, from the next page on, the slots */
+    /* followed, from the next page on, by the slots */
 } segment;
 
 struct hd_node {
@@ -76,7 +80,7 @@ static int64_t head_bytes(const hd_comm *c)
     return page_up((int64_t)(sizeof(segment) + (size_t)c->size * sizeof(line)));
 }
 
-/* The largest piece that the memory allows; 0: none that is worth it. */
+/* The largest piece that the memory allows; 0: none that is worth using. */
 static int64_t piece_of(const hd_comm *c, int64_t limit)
 {
     const int64_t most = hd_session_spin(c->session, 0) ? PIECE : LONG_PIECE;
@@ -85,7 +89,8 @@ static int64_t piece_of(const hd_comm *c, int64_t limit)
     return piece < (int64_t)LEAST_SLICE * c->size ? 0 : piece;
 }
 
-/* Collective, at the first tensor for it: a group that never reduces one needs no memory. */
+/* Collective, at the first tensor that can use it: a group that never reduces one needs no
+ * memory. */
 static int open_node(hd_comm *c, hd_job *j)
 {
     struct hd_node *node;
@@ -96,7 +101,7 @@ static int open_node(hd_comm *c, hd_job *j)
     c->node_asked = 1;
     node = calloc(1, sizeof *node);
     if (!node)
-        limit = 0; /* the others must do without, too */
+        limit = 0; /* the others must do without it, too */
     hd_mpi_lock(c->session);
     rc = MPI_Allreduce(MPI_IN_PLACE, &limit, 1, MPI_INT64_T, MPI_MIN, c->mpi);
     piece = piece_of(c, limit);
@@ -145,8 +150,9 @@ static int behind(const segment *s, int rank, int out, uint64_t n)
     return (out ? said_out(&s->lines[rank]) : __atomic_load_n(&s->lines[rank].in, __ATOMIC_ACQUIRE)) < n;
 }
 
-/* 1 + a rank that gave up this rank's piece, or the next one if that is where it begins; else 0. A piece that was
- * given up later is one that this rank will get to: all have said `out` of the present one. */
+/* 1 + a rank that gave up this rank's piece, or the next one if this rank is about to begin it;
+ * else 0. If the mark is for a later piece, this rank will get there: all ranks have announced
+ * `out` of the present one. */
 static int broken(const struct hd_node *node)
 {
     const int by = __atomic_load_n(&node->at->broken, __ATOMIC_ACQUIRE);
@@ -171,7 +177,8 @@ static int fail_broken(const run *r, int by)
     return HD_ERR_TIMEOUT;
 }
 
-/* Keeps a rank from saying `out`. 0: all have said it; else 1 + the rank that did so, which may be another. */
+/* Keeps a rank from announcing `out`. 0: all have announced it; else 1 + the rank whose veto was
+ * first, which may be another rank. */
 static int veto(const run *r)
 {
     const uint64_t before = r->node->done, mine = (uint64_t)(r->c->rank + 1) << VETO;
@@ -186,7 +193,8 @@ static int veto(const run *r)
     return 0;
 }
 
-/* Gives this piece up for all. 0: too late, it is done; else 1 + the rank that speaks for all. */
+/* Gives this piece up for all ranks. 0: too late, it is done; else 1 + the rank that gave it up for
+ * all. */
 static int break_off(const run *r, int out, double after)
 {
     segment *s = r->node->at;
@@ -236,7 +244,7 @@ static int give_up(const run *r, int out, uint64_t n, double after)
     return HD_ERR_TIMEOUT;
 }
 
-/* Every 50 ms: signals, and whether the rank that is waited for has gone. */
+/* Every 50 ms: checks for signals, and whether the rank that is waited for has gone. */
 static int look_around(run *r, int rank, int out, uint64_t n)
 {
     hd_comm *c = r->c;
@@ -244,9 +252,10 @@ static int look_around(run *r, int rank, int out, uint64_t n)
     int how;
     hd_session_note(c->session, j);
     if (j->inline_ && j->code == HD_OK && hd_py.slow && hd_py.slow(j))
-        j->code = HD_ERR_INTERRUPT; /* raised when all are through, or nothing comes any more */
+        /* Raised when all ranks are through, or no data arrives any more. */
+        j->code = HD_ERR_INTERRUPT;
     how = hd_session_gone(c->session, c->node_slot[rank]);
-    if (how && behind(r->node->at, rank, out, n)) { /* read in this order */
+    if (how && behind(r->node->at, rank, out, n)) { /* the order of these two reads matters */
         const int by = break_off(r, out, hd_job_elapsed(j));
         if (by)
             return by == c->rank + 1 ? hd_fail_gone(c, j, rank, how) : fail_broken(r, by);
@@ -254,7 +263,7 @@ static int look_around(run *r, int rank, int out, uint64_t n)
     return HD_OK;
 }
 
-/* HD_OK also where this rank came too late to give up: all have said it then. */
+/* HD_OK also if this rank was too late to give up: all ranks have announced `out` then. */
 static int wait_slowly(run *r, int rank, int out, uint64_t n)
 {
     hd_waiter w;
@@ -276,7 +285,7 @@ static int wait_slowly(run *r, int rank, int out, uint64_t n)
     return HD_OK;
 }
 
-/* Until all others have said `in` or `out` of piece n-1. */
+/* Waits until all others have announced `in` or `out` of piece n-1. */
 static int wait_all(run *r, int out, uint64_t n)
 {
     for (int i = 1; i < r->c->size; i++) {
@@ -349,7 +358,8 @@ static int piece(run *r, char *data, int64_t n)
 int hd_node_takes(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    /* Where each rank has a core, which they agree on, it beats MPI for short ones, too; in turns it does not. */
+    /* Where each rank has a core, which the ranks agree on, it beats MPI for short tensors, too;
+     * where ranks take turns it does not. */
     const int64_t least = c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
     int any = 0, by;
     if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
@@ -362,7 +372,8 @@ int hd_node_takes(hd_comm *c, hd_job *j)
         return -1;
     if (!c->node || c->node->told)
         return 0;
-    if ((by = broken(c->node))) { /* in this operation: without this rank nobody got past its first piece */
+    /* In this operation: without this rank no rank got past its first piece. */
+    if ((by = broken(c->node))) {
         fail_broken(&(run){.c = c, .j = j, .node = c->node}, by);
         return -1;
     }

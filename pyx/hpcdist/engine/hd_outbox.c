@@ -39,7 +39,8 @@ int hd_outbox_tidy(hd_outbox *box)
     for (struct hd_parcel **p = &box->first; *p;) {
         struct hd_parcel *x = *p;
         int gone = 0;
-        if (!MPI_Testall(x->n, x->req, &gone, MPI_STATUSES_IGNORE) && gone) { /* after an error it is kept for ever */
+        /* After an error the message is kept for ever. */
+        if (!MPI_Testall(x->n, x->req, &gone, MPI_STATUSES_IGNORE) && gone) {
             *p = x->next;
             free(x->text);
             free(x);

@@ -1,4 +1,5 @@
-/* Messages of the engine's own that nobody waits for: their text stays until MPI is done with it. */
+/* The engine's own messages that no thread waits for: their text stays until MPI is done with
+ * it. */
 #ifndef HD_OUTBOX_H
 #define HD_OUTBOX_H
 
@@ -10,9 +11,10 @@ typedef struct hd_outbox {
 } hd_outbox;
 
 /* Both are called where MPI may be: under hd_mpi_lock.
- * Sends to n ranks. How many sends were begun; *rc: of the one that failed, then none follow, or MPI_SUCCESS. */
+ * Sends to n ranks. Returns the number of sends begun. *rc: MPI_SUCCESS, or the error of the send
+ * that failed, after which no more are begun. */
 int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to, int n, int tag, int *rc);
-/* Frees what has gone. 1: all has. */
+/* Frees the messages that have gone. 1: all have. */
 int hd_outbox_tidy(hd_outbox *box);
 
 #endif

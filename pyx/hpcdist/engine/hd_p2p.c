@@ -1,8 +1,9 @@
-/* Point to point: nonblocking MPI from the caller's thread, progressed by whoever waits and by one
- * poller thread (hd_poller.c), never queued behind a lane.
+/* Point to point: nonblocking MPI from the caller's thread, never queued behind a lane. A thread
+ * that waits makes progress, and so does one poller thread (hd_poller.c).
  *
- * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match and
- * cannot misread the bytes; a receive that waits looks for such a message now and then and says so. */
+ * The MPI tag carries the user's tag and the dtype, so a receive of another dtype does not match
+ * and cannot misread the bytes. A receive that waits checks for such a message now and then and
+ * reports it. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 #include "hd_p2p.h"
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
-#define PATIENCE 0.5 /* seconds that the rest of a message has to come when its receive ends */
+#define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
 
 static int expired(const hd_job *j)
 {
@@ -34,7 +35,8 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
     }
     if (j->kind == HD_SEND)
         __atomic_add_fetch(&c->unread, 1, __ATOMIC_RELAXED);
-    /* A short send is done. A receive rarely is, and Open MPI yields the core in each look that finds nothing. */
+    /* A short send is done. A receive rarely is, and Open MPI yields the core in each test that
+     * finds nothing. */
     return j->kind == HD_SEND && hd_p2p_test(j) ? j->code : HD_OK;
 }
 
@@ -72,7 +74,7 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
     }
 }
 
-/* One look at a receive that MPI was asked to take back. 1: MPI is done with it. */
+/* One test of a receive that MPI was asked to cancel. 1: MPI is done with it. */
 static int look_at_recalled(hd_job *j, int *cancelled, MPI_Status *st, int *rc)
 {
     int done = 0;
@@ -90,7 +92,7 @@ static int look_at_recalled(hd_job *j, int *cancelled, MPI_Status *st, int *rc)
     return done || *rc;
 }
 
-/* The receive was taken back, or its message arrived at the last moment. */
+/* The receive was cancelled, or its message arrived at the last moment. */
 static void settle_recalled(hd_job *j, int cancelled, const MPI_Status *st, int rc)
 {
     if (cancelled) {
@@ -136,7 +138,7 @@ int hd_p2p_test(hd_job *j)
     if (hd_job_state(j) == HD_DONE)
         return 1;
     if (pthread_mutex_trylock(&j->mu))
-        return 0; /* another thread looks right now */
+        return 0; /* another thread is testing it right now */
     done = test_locked(j);
     pthread_mutex_unlock(&j->mu);
     return done;
@@ -150,8 +152,9 @@ static void cancel(hd_job *j)
     j->recalled = ASKED;
 }
 
-/* With j->mu held. A receive can be taken back unless it has matched: then its message, which is on its way, is waited
- * for. A send cannot: its buffer stays owned for ever. 1: MPI is done with it, 0: not within so many seconds. */
+/* With j->mu held. A receive can be cancelled unless it has matched: then its message is on its
+ * way, and this waits for it. A send cannot be cancelled: its buffer stays owned for ever. 1: MPI
+ * is done with it; 0: not within that many seconds. */
 static int end_request(hd_job *j, double seconds)
 {
     const int64_t until = hd_until(seconds);
@@ -265,8 +268,8 @@ static void end_closed(hd_job *j)
     hd_job_finish(j);
 }
 
-/* With j->mu held: once its group waits for receives no more, asks MPI for one back, unless its message is on its
- * way. Whoever looks next finds what came of it. */
+/* With j->mu held. If the group no longer waits for receives, asks MPI to cancel this one, unless
+ * its message is on its way. The next thread that tests it finds the outcome. */
 static void recall(hd_job *j)
 {
     if (j->kind != HD_RECV || j->recalled || !recalls(j->comm) || hd_message_matched(j))

@@ -1,4 +1,4 @@
-/* Inside of point to point: shared by hd_p2p.c, hd_poller.c and hd_envelope.c only. */
+/* Internals of point to point: shared by hd_p2p.c, hd_poller.c and hd_envelope.c only. */
 #ifndef HD_P2P_H
 #define HD_P2P_H
 
@@ -11,15 +11,18 @@ _Static_assert((int)HD_NDTYPES <= (int)HD_ANNOUNCEMENT, "the dtype code has five
 
 static inline int hd_tag(const hd_job *j) { return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype); }
 
-/* One message, as hd_p2p.c sees it: begun, and looked at until it is done. With the lock of MPI held.
+/* One message, as hd_p2p.c sees it: begun, and tested until it is done. With the lock of MPI held.
  * A receive that is done has its bytes in j->got, and its sender in st. */
 int hd_message_begin(hd_comm *c, hd_job *j);
 int hd_message_test(hd_job *j, int *done, MPI_Status *st);
-int hd_message_arrived(hd_job *j, int *done, MPI_Status *st); /* the request of a receive is done: what came? */
-int hd_message_matched(const hd_job *j); /* a receive whose message is on its way: it cannot be taken back */
+/* The request of a receive is done: what arrived? */
+int hd_message_arrived(hd_job *j, int *done, MPI_Status *st);
+/* A receive whose message is on its way: it cannot be cancelled. */
+int hd_message_matched(const hd_job *j);
 void hd_message_free(hd_job *j);         /* when MPI is done with it */
 
-int hd_p2p_look_after(hd_job *j); /* a job that nobody waits for: 1 if it has ended, in time or not */
+/* A job that no thread waits for: 1 if it has ended, in time or not. */
+int hd_p2p_look_after(hd_job *j);
 void hd_p2p_end(hd_job *j);       /* its group is being destroyed */
 
 #endif
