@@ -1,13 +1,15 @@
 /* How a message travels.
  *
- * Open MPI 5.0.11 writes past the end of a receive that is shorter than its message when the message is long
- * enough for its rendezvous (mpi4py alone crashes that way with 8 KB sent and 40 bytes expected). So with Open
- * MPI a long message goes in two: a short envelope, with the tag of the message, that tells how long it is and
- * by which number the rest comes; then the rest, which the receiver asks for at its true length. Short messages
- * are sent whole, into a buffer that takes the longest of them. MPICH's receives are told of the truncation.
+ * Open MPI 5.0.11 writes past the end of a receive that is shorter than its message when the
+ * message is long enough for its rendezvous (mpi4py alone crashes that way with 8 KB sent and 40
+ * bytes expected). So with Open MPI a long message goes in two parts: a short envelope, with the
+ * tag of the message, that contains the length and the number of the rest; then the rest, which
+ * the receiver requests at its true length. Short messages are sent whole, into a buffer that has
+ * room for the longest of them. MPICH reports the truncation to its receives.
  *
- * The length of what comes tells an envelope from a tensor: whatever has the length of an envelope is one, because
- * a tensor of that length also goes in two. So nothing in a tensor is ever read as if hpcdist had written it. */
+ * The length of what arrives tells an envelope from a tensor: anything with the length of an
+ * envelope is one, because a tensor of that length also goes in two parts. So nothing in a tensor
+ * is ever read as if hpcdist had written it. */
 #include <limits.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -34,9 +36,10 @@ static int64_t bytes_of(const hd_job *j)
 
 #define SHORT 2048 /* bytes: far below every eager limit */
 
-#define ENVELOPE 13 /* bytes: few tensors are as long, and none of a dtype of more than one byte */
+#define ENVELOPE 13 /* bytes: few tensors have this length, and none of a dtype of more than one
+                     * byte */
 
-/* What travels is the first ENVELOPE bytes. A receive has room for any short message. */
+/* The first ENVELOPE bytes travel. A receive has room for any short message. */
 struct hd_envelope {
     int64_t bytes;
     uint32_t number;
@@ -70,7 +73,7 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     return rc ? rc : MPI_Isend(j->in->ptr, n, type, j->peer, TAG((int)e->number, TAG_LONG), c->mpi, &j->req);
 }
 
-/* Something came: all of it, or an envelope, whose rest is then asked for. */
+/* A message arrived: all of it, or an envelope, whose rest is then requested. */
 static int open_envelope(hd_job *j, int *done, MPI_Status *st)
 {
     struct hd_envelope *e = j->envelope;
@@ -89,7 +92,7 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
     }
     j->got = e->bytes;
     if (e->bytes > own && !(to = j->spill = malloc((size_t)e->bytes))) {
-        /* the sender will time out: there is nowhere to put it */
+        /* there is nowhere to put it: the sender will time out */
         __atomic_add_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         return MPI_SUCCESS;
     }

@@ -1,5 +1,5 @@
-/* The queue between the threads that finish jobs and the one Python thread that completes futures: a
- * finisher never takes the GIL, so a main thread busy in Python cannot hold the lane up. */
+/* The queue between the threads that finish jobs and the one Python thread that completes futures:
+ * a finisher never takes the GIL, so a main thread busy in Python cannot hold up the lane. */
 #include "hd_engine.h"
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;

@@ -87,10 +87,10 @@ int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing)
 
 /* ---- reasons ----
  *
- * A note may be overwritten while somebody reads it: its number is cleared first and written last, and looked at
- * before and after. */
+ * A note may be overwritten while another rank reads it: the writer clears its number first and
+ * writes it last, and the reader checks it before and after. */
 
-/* How a slow rank learns that a check was refused whose note others have taken the place of. */
+/* How a slow rank learns that a check was refused whose note has been overwritten. */
 static void count_refusal(hd_words *own, uint32_t n)
 {
     const uint64_t old = __atomic_load_n(&own->refused, __ATOMIC_RELAXED);
@@ -134,7 +134,7 @@ static int read_note(const hd_note *note, uint32_t n, hd_note *out)
     return out->why && __atomic_load_n(&note->check, __ATOMIC_RELAXED) == n;
 }
 
-/* A refusal says more than a rank that crossed, and that more than one that only waited. */
+/* A refusal ranks above a rank that crossed, and that above one that only waited. */
 int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
 {
     hd_note next;
@@ -164,7 +164,7 @@ void hd_page_refused(const hd_comm *c, uint32_t n, int by, const hd_note *note, 
         if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) && next.why == note->why &&
             r != by && strcmp(next.text, note->text) == 0)
             hd_refused_by(out, r);
-    hd_refused_by(out, by); /* whatever has become of its note since */
+    hd_refused_by(out, by); /* even if its note has been overwritten since */
 }
 
 /* ---- the end of a group ---- */

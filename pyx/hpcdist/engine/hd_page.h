@@ -1,20 +1,24 @@
-/* The page through which the ranks of a node agree on each call of a group: its layout, and the protocol in the
- * terms of tests/model/check.pml, which model checks it. Nothing here waits; hd_check.c does.
+/* The page through which the ranks of a node agree on each call of a group: its layout, and its
+ * protocol in the terms of tests/model/check.pml, the model of it. Nothing here waits; hd_check.c
+ * does.
  *
- * A rank *comes* to check n in one of two ways. It *joins*: it publishes its fields and takes part. Or it *passes*:
- * the check is abandoned, and the rank only goes by. Both are one swap of its word. A check is *decided* when all
- * ranks have joined it; then every rank that looks finds all fields in place, and all come to the same outcome.
+ * A rank *comes* to check n in one of two ways. It *joins*: it publishes its fields and takes
+ * part. Or it *passes*: the check is abandoned, and the rank only goes by. Both are one swap of
+ * its word. A check is *decided* when all ranks have joined it; then every rank that looks finds
+ * all fields in place, and all ranks come to the same outcome.
  *
- * A rank that gives up on n puts a *veto* into the word of a rank that has not come to n. The late rank must swap
- * that same word to come, so either the veto is first, and the rank can only pass; or the rank was first, and the
- * veto fails. So n is abandoned exactly if some rank can never join it, and no rank can find n decided then.
+ * A rank that gives up on n puts a *veto* into the word of a rank that has not come to n. The late
+ * rank must swap that same word to come. So either the veto is first, and the rank can only pass;
+ * or the rank is first, and the veto fails. So n is abandoned exactly if some rank can never join
+ * it, and then no rank can find n decided.
  *
- * The fields of n lie where those of n-2 were. A rank publishes them only after all ranks have come to n-1, and so
- * have left n-2. A rank that decided n-1 has seen that; after an abandoned check it has to look, and maybe to wait.
+ * The fields of n are stored where those of n-2 were. A rank publishes them only after all ranks
+ * have come to n-1, and so have left n-2. A rank that decided n-1 has seen that; after an
+ * abandoned check it has to check, and may have to wait.
  *
- * A rank may still be inside n while others are far ahead, having abandoned one check after the other. It can tell
- * how n ended: nobody decides a later check without it, so a rank that is past n has decided n if and only if n is
- * the last check it decided. */
+ * A rank may still be inside n while others are far ahead, having abandoned one check after the
+ * other. It can tell how n ended: no rank decides a later check without it, so a rank that is past
+ * n has decided n if and only if n is the last check it decided. */
 #ifndef HD_PAGE_H
 #define HD_PAGE_H
 
@@ -31,7 +35,8 @@ typedef struct hd_fields {
 } hd_fields;
 
 typedef struct hd_slot {
-    uint64_t word;    /* high half: check this rank has come to; then one bit: it joined it; 31 bits: vetoed up to */
+    uint64_t word;    /* high half: the check this rank has come to; then one bit: it joined it;
+                       * 31 bits: vetoed up to */
     hd_fields d[2];   /* of even and of odd checks */
     uint32_t decided; /* last check this rank decided before it came to the present one */
     uint32_t unused;
@@ -41,27 +46,28 @@ typedef struct hd_payload {
     char bytes[2][HD_TINY];
 } __attribute__((aligned(HD_LINE))) hd_payload;
 
-#define HD_NOTES 4 /* a rank that gives up again and again still has its last few reasons read */
+#define HD_NOTES 4 /* others can still read the last few reasons of a rank that gives up again
+                    * and again */
 
 enum hd_why { HD_GAVE_UP = 1, HD_CROSSED, HD_REFUSED };
 
-/* Why a rank abandoned a check. Informs; decides nothing. */
+/* Why a rank abandoned a check. It informs; it decides nothing. */
 typedef struct hd_note {
     uint32_t check;
     int32_t why;  /* enum hd_why */
-    int32_t code; /* with what the others' calls end */
+    int32_t code; /* the error code of the others' calls */
     double after; /* seconds that it had waited */
     char text[HD_DESC] __attribute__((aligned(8)));
 } hd_note;
 
-/* What a rank says in words; on slow paths only. */
+/* What a rank reports in words; on slow paths only. */
 typedef struct hd_words {
     uint32_t seq[2]; /* the check that text[] belongs to */
     char text[2][HD_DESC];
     hd_note notes[HD_NOTES];
     uint64_t refused; /* the latest checks in a row that this rank refused: the first (high half) and the last */
     int64_t unread; /* once closed: see hd_comm.unread */
-    int32_t closed; /* this rank frees the group */
+    int32_t closed; /* this rank is freeing the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {
@@ -76,30 +82,32 @@ static inline hd_words *hd_words_of(const hd_comm *c) { return (hd_words *)(hd_p
 /* Check numbers wrap. */
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
 
-/* Has this rank come to check n? */
+/* Whether this rank has come to check n. */
 static inline int hd_page_come(const hd_comm *c, int rank, uint32_t n)
 {
     return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >> 32), n);
 }
 
-/* What a rank that has published its fields of n, or is about to, finds of another. */
+/* What a rank that has published its fields of n, or is about to, sees of another rank. */
 enum hd_sight { HD_NOT_YET, HD_JOINED, HD_ABANDONED };
 enum hd_sight hd_page_look(const hd_comm *c, int rank, uint32_t n);
 
-/* May the fields of n be published? The first rank that has not come to n-1; -1: they may. */
+/* Whether the fields of n may be published: -1 if so, else the first rank that has not come to
+ * n-1. */
 int hd_page_behind(const hd_comm *c, uint32_t n);
 
-/* 1: joined; 0: there was a veto, and this rank has passed. Its fields are published before. */
+/* 1: joined; 0: there was a veto, and this rank has passed. Publish its fields first. */
 int hd_page_join(hd_comm *c, uint32_t n);
 void hd_page_pass(hd_comm *c, uint32_t n);
 
 /* Vetoes n for all ranks that have not come to it, and lists them. 0: all have come; the check goes on. */
 int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing);
 
-/* This rank's reason to abandon n, and the best one that any rank has left; 0: there is none. */
+/* Records this rank's reason to abandon n, and finds the best one that any rank has left; 0: there
+ * is none. */
 void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after, const char *text);
 int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out);
-/* The ranks that refused n for the reason of that note, which was rank `by`'s. */
+/* The ranks that refused n for the same reason as that note, which rank `by` wrote. */
 void hd_page_refused(const hd_comm *c, uint32_t n, int by, const hd_note *note, hd_refused *out);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "hd_engine.h"
 
-/* What one rank tells another about a tensor between them. */
+/* What one rank tells another about a tensor that travels between them. */
 typedef struct part {
     int64_t n;
     uint64_t form;
@@ -24,7 +24,7 @@ static int fits(const part *told, const hd_seg *own)
 }
 
 /* Sizes that differ from rank to rank cannot be compared by a fingerprint: each sender tells each
- * receiver what is coming, and all ranks hear whether every pair agrees. */
+ * receiver what it will send, and all ranks learn whether every pair agrees. */
 int hd_verify_pairs(hd_comm *c, hd_job *j)
 {
     static const char form[] = "the same number of elements in another shape or other strides";

@@ -1,7 +1,7 @@
-/* The last part of a job without a launcher: hpcdist.launchers.pmi answers MPI's process-manager requests (PMI-1) while MPI
- * starts, from Python. What MPI asks later, it asks while it ends: after Python has gone, from libc's exit. So
- * this thread answers it, and it also sees to it that a rank which waits there for another does not wait for one
- * that died: nobody else would end it. */
+/* The last part of a job without a launcher. hpcdist.launchers.pmi answers MPI's process-manager
+ * requests (PMI-1) from Python while MPI starts. The later requests come while MPI ends: after
+ * Python has gone, from libc's exit. So this thread answers them. It also ensures that a rank which
+ * waits there for another does not wait for one that died: no other process would end it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ static void reply(const char *text)
         if (k < 0 && errno == EINTR)
             continue;
         if (k <= 0)
-            return; /* MPI has closed its end: nobody waits for the answer */
+            return; /* MPI has closed its end and does not wait for the answer */
         text += k;
         n -= (size_t)k;
     }
@@ -40,7 +40,8 @@ static int answer(const char *line, int *in_mcmd)
 {
     char command[64] = "";
     char text[128];
-    if (*in_mcmd || strncmp(line, "mcmd=", 5) == 0) { /* of several lines: MPI_Comm_spawn */
+    /* A command of several lines: MPI_Comm_spawn. */
+    if (*in_mcmd || strncmp(line, "mcmd=", 5) == 0) {
         *in_mcmd = strcmp(line, "endcmd") != 0;
         if (!*in_mcmd)
             reply("cmd=spawn_result rc=-1 msg=there_is_no_process_manager\n");
@@ -52,10 +53,11 @@ static int answer(const char *line, int *in_mcmd)
         reply("cmd=finalize_ack rc=0\n");
         return 0;
     }
-    if (strcmp(command, "abort") == 0) /* has no answer */
+    if (strcmp(command, "abort") == 0) /* abort has no answer */
         return 0;
     if (strcmp(command, "barrier_in") == 0) {
-        /* MPI_Finalize's: hd_exit.c calls MPI_Barrier just before it, for the same effect. */
+        /* MPI_Finalize's barrier: hd_exit.c calls MPI_Barrier just before it, to the same
+         * effect. */
         reply("cmd=barrier_out rc=0\n");
         return 1;
     }

@@ -1,10 +1,12 @@
-/* MPICH over Slurm's mpi/pmi2 plugin. The plugin promises room for values of 1024 bytes (vallen_max), but reads
- * lines of at most 1024 bytes, and a value travels in a line with its key. A line that is longer arrives in two
- * pieces; the other node's ranks then get a damaged address, and MPI_Init dies or hangs. MPICH fills its values to
- * the limit when a job has several nodes and UCX carries the messages (pmodels/mpich#6924).
+/* MPICH over Slurm's mpi/pmi2 plugin. The plugin promises room for values of 1024 bytes
+ * (vallen_max), but reads lines of at most 1024 bytes, and a value travels in a line with its key.
+ * A longer line arrives in two pieces; the other node's ranks then get a damaged address, and
+ * MPI_Init dies or hangs. MPICH fills its values to the limit when a job has several nodes and UCX
+ * carries the messages (pmodels/mpich#6924).
  *
- * So while MPI starts, a thread stands between the two and passes every byte on, but for the promise, which it
- * lowers. After that MPI gets the plugin's own socket back, under the number it knows. */
+ * So while MPI starts, a thread stands between the two and passes every byte on unchanged, except
+ * the promise, which it lowers. Afterwards MPI gets the plugin's own socket back, under the number
+ * it knows. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +26,7 @@
 
 static struct {
     int running, plugin, mpi, ours; /* plugin's socket; MPI's end and our end of the pair */
-    char number[16];                /* what PMI_FD said */
+    char number[16];                /* the original value of PMI_FD */
     pid_t pid;                      /* a forked child has no thread to join */
     pthread_t thread;
 } relay;
@@ -43,7 +45,8 @@ static int send_all(int fd, const char *data, ssize_t n)
     return 0;
 }
 
-/* The answer to get_maxes, with less room. It comes alone, MPI waits for it. Returns its new length. */
+/* Lowers the room in the answer to get_maxes. The answer arrives alone, because MPI waits for it.
+ * Returns its new length. */
 static ssize_t lower(char *text, ssize_t n, size_t size)
 {
     static const char name[] = "vallen_max=";
@@ -80,7 +83,8 @@ static void *pass_on(void *unused)
             n = recv(fds[i].fd, data, sizeof data - 64, 0);
             if (n < 0 && errno == EINTR)
                 continue;
-            if (n <= 0) { /* hd_pmi_relay_end, or the plugin has gone: MPI shall see that */
+            /* Hd_pmi_relay_end was called, or the plugin has gone: MPI must see that. */
+            if (n <= 0) {
                 shutdown(relay.ours, SHUT_RDWR);
                 return NULL;
             }
@@ -95,7 +99,7 @@ static void *pass_on(void *unused)
     return NULL;
 }
 
-/* What MPI has said last (that it aborts) still has to get through. */
+/* The last message of MPI (that it aborts) must still get through. */
 static void drain(void)
 {
     if (!relay.running || relay.pid != getpid())
@@ -113,7 +117,7 @@ void hd_pmi_relay_begin(void)
     if (!type || strcmp(type, "pmi2") != 0 || !fd || strlen(fd) >= sizeof relay.number || atoi(fd) <= 0)
         return;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
-        return; /* it may well go without */
+        return; /* MPI may well start without the relay */
     relay.plugin = atoi(fd);
     relay.mpi = pair[0];
     relay.ours = pair[1];
@@ -137,7 +141,7 @@ void hd_pmi_relay_end(void)
     if (!relay.running)
         return;
     drain();
-    /* MPI waits for no answer now, so nothing is under way in the pair. */
+    /* MPI is not waiting for an answer now, so nothing is in transit in the pair. */
     dup2(relay.plugin, relay.mpi);
     fcntl(relay.mpi, F_SETFD, FD_CLOEXEC);
     close(relay.ours);

@@ -1,8 +1,8 @@
-/* The poller: the messages in flight that nobody waits for yet, and their end.
+/* The poller: the messages in flight that no thread waits for yet, and their end.
  *
- * Whoever waits for a message looks after it alone. The poller is for those that nobody waits for yet, so it is in
- * no hurry: where it looks at once, it takes the core from the thread that is about to wait (on two cores that made
- * an irecv cost 30 us in place of 4). */
+ * A thread that waits for a message looks after that message itself. The poller takes the others,
+ * so it is in no hurry: if it looked at once, it would take the core from the thread that is about
+ * to wait (on two cores an irecv then took 30 us instead of 4). */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/prctl.h>
@@ -20,7 +20,7 @@ static struct {
     hd_job *list;
     hd_job *inbox;        /* atomic: a stack of jobs that are not on the list yet */
     int started, asleep;  /* atomic */
-    int stop;             /* it has to end, and none may begin */
+    int stop;             /* it has to end, and none may start */
     pthread_t thread;
 } poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0};
 
@@ -70,7 +70,8 @@ static void *poller_main(void *arg)
     while (!poller.stop) {
         struct timespec ts;
         if (idle > IDLE_NAPS) {
-            __atomic_store_n(&poller.asleep, 1, __ATOMIC_SEQ_CST); /* then look: hd_p2p_watch does it the other way */
+            /* Then check: hd_p2p_watch uses the opposite order. */
+            __atomic_store_n(&poller.asleep, 1, __ATOMIC_SEQ_CST);
             while (!poller.stop && !__atomic_load_n(&poller.inbox, __ATOMIC_SEQ_CST))
                 pthread_cond_wait(&poller.cv, &poller.mu);
             __atomic_store_n(&poller.asleep, 0, __ATOMIC_SEQ_CST);
@@ -81,7 +82,8 @@ static void *poller_main(void *arg)
         ts = (struct timespec){0, nap};
         nanosleep(&ts, NULL);
         pthread_mutex_lock(&poller.mu);
-        nap = sweep() ? FIRST_NAP : nap < LONGEST_NAP ? nap * 5 / 4 : nap; /* waiting costs a share of a core */
+        /* Waiting uses a share of a core. */
+        nap = sweep() ? FIRST_NAP : nap < LONGEST_NAP ? nap * 5 / 4 : nap;
         idle = poller.list ? 0 : idle + 1;
     }
     pthread_mutex_unlock(&poller.mu);

@@ -1,5 +1,6 @@
-/* Reductions. Long ones go in pieces of a few MiB: MPI's temporaries then stay below the allocator's mmap
- * limit and in cache, which makes 64 MiB twice as fast as one call, and 2^31 elements no limit. */
+/* Reductions. Long ones go in pieces of a few MiB: MPI's temporaries then stay below the
+ * allocator's mmap limit and in cache, which makes 64 MiB twice as fast as one call, and the 2^31
+ * limit on elements no longer applies. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     if (by_node < 0)
         return j->code;
     if (by_node) {
-        /* All of them: MPI would wait for ever for a rank that has given up the node's memory. */
+        /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
         for (int i = 0; i < j->nout; i++)
             if (hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
@@ -73,7 +74,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
-/* One block to one root, piece by piece. At the root, out may be in. */
+/* One block to one root, piece by piece. At the root, out may equal in. */
 static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, int64_t count)
 {
     const MPI_Datatype type = hd_mpi_type(j->dtype);
@@ -86,12 +87,12 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
         const int64_t n = count - at < step ? count - at : step;
         char *from = in + at * item, *to = mine ? out + at * item : NULL;
         const int apart = mine && !first && c->on_device && to != from; /* MPI alone may touch them */
-        if (mine) { /* put the own part into the result, reduce in place */
+        if (mine) { /* copy the rank's own part into the result, reduce in place */
             if (first)
                 hd_scale_mul(to, from, n, j->dtype, factor);
             else if (to != from && !apart)
                 memcpy(to, from, (size_t)(n * item));
-        } else if (first) { /* the input is not ours to change */
+        } else if (first) { /* the caller's input must not change */
             char *s = hd_stage(c, j, step < count ? step * item : count * item);
             if (!s)
                 return j->code;
@@ -111,7 +112,7 @@ int hd_reduce(hd_comm *c, hd_job *j)
     return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
 }
 
-/* All blocks by one call. */
+/* All blocks in one call. */
 static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
 {
     CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, j->in[0].ptr, to, (int)n, hd_mpi_type(j->dtype),
@@ -120,7 +121,7 @@ static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
     return HD_OK;
 }
 
-/* Whether all blocks go by one call. */
+/* Whether all blocks go in one call. */
 static int goes_whole(const hd_comm *c, const hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype), n = j->out[0].n;
@@ -135,7 +136,8 @@ int hd_keep_apart(const hd_comm *c, hd_job *j)
     const char *to = j->out[0].ptr, *own = j->listed ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * bytes;
     int clash = 0;
 
-    /* Block by block the result may be written over the own block of the input, when that is no other rank's too. */
+    /* Block by block, the result may overwrite this rank's own block of the input, unless another
+     * rank's block shares that memory. */
     for (int r = 0; r < j->nin; r++)
         clash |= j->in[r].ptr < to + bytes && to < j->in[r].ptr + j->in[r].n * item &&
                  (j->listed ? r != c->rank || own != to : own != to || goes_whole(c, j));

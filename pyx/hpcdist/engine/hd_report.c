@@ -1,4 +1,4 @@
-/* What the errors of the entry check say: which call, on which ranks, called where. */
+/* The error texts of the entry check: which call, on which ranks, called where. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,28 +1,29 @@
-/* all_reduce of a long tensor as a ring of messages, polled with naps: between nodes, on a lane without a core to
- * spare. There the blocking call of Open MPI yields, which costs a time slice of the thread that computes each
- * time, its nonblocking call passes whole tensors on, half as fast, and MPICH's takes more of the core.
+/* all_reduce of a long tensor as a ring of messages, polled with naps: between nodes, on a lane
+ * without a core to spare. There the blocking call of Open MPI yields, which each time costs a
+ * time slice of the thread that computes; its nonblocking call passes whole tensors on, half as
+ * fast; and MPICH's takes more of the core.
  *
- * The tensor has a block for each rank. In the first size-1 steps a block goes around and every rank adds its
- * own; in the last size-1 the results go around. A block travels in segments, and a segment goes on as soon as
- * it is there, so steps overlap. Each block is combined once, in the order of the ring: all ranks get the same
- * bits. */
+ * The tensor has a block for each rank. In the first size-1 steps a block goes around and every
+ * rank adds its own; in the last size-1 steps the results go around. A block travels in segments,
+ * and a segment goes on as soon as it has arrived, so steps overlap. Each block is combined once,
+ * in the order of the ring: all ranks get the same bits. */
 #include <stdlib.h>
 
 #include "hd_data.h"
 
 #define TAG_RING 31        /* user tags never end in 31: see hd_p2p.c */
-/* Bytes. Open MPI sends up to 64 KiB over TCP without asking first, its header included: a segment of just that
- * size took three messages more, and half as much of the core again. */
+/* Bytes. Open MPI sends up to 64 KiB over TCP, its header included, without asking first: a segment
+ * of exactly that size took three more messages, and half as much of the core again. */
 #define SEGMENT (60 << 10)
-#define LEAST (1 << 20) /* bytes: shorter tensors are the library's */
-#define BLOCK (32 << 10) /* bytes: so are those that many ranks divide into shorter blocks */
+#define LEAST (1 << 20) /* bytes: shorter tensors are left to the library */
+#define BLOCK (32 << 10) /* bytes: so are tensors that many ranks divide into shorter blocks */
 #define WINDOW 32       /* segments in flight each way: what the link moves in a few naps */
 
 typedef struct ring {
     hd_comm *c;
     char *data, *temp;
     int64_t n, item, per, segments; /* elements; bytes of one; elements of a block; segments of a block */
-    int64_t steps;                  /* of segments, all together */
+    int64_t steps;                  /* of segments, in total */
     int64_t sent, sends_done, posted, received;
     MPI_Request send[WINDOW], recv[WINDOW];
 } ring;
@@ -49,7 +50,7 @@ static int64_t incoming(const ring *r, int64_t q) { return (outgoing(r, q) + r->
 
 static int reducing(const ring *r, int64_t q) { return q / r->segments < r->c->size - 1; }
 
-/* Posts what may be posted. */
+/* Posts all the messages that may be posted. */
 static int post(ring *r)
 {
     const int next = (r->c->rank + 1) % r->c->size, before = (r->c->rank + r->c->size - 1) % r->c->size;
@@ -60,7 +61,7 @@ static int post(ring *r)
         char *p = place(r, incoming(r, q), q, &bytes);
         if (reducing(r, q))
             p = r->temp + q % WINDOW * SEGMENT;
-        /* What a result overwrites was sent size steps before. */
+        /* What a result overwrites was sent `size` steps before. */
         else if (r->sends_done <= q - (r->c->size - 1) * r->segments)
             break;
         rc = MPI_Irecv(p, (int)bytes, MPI_BYTE, before, TAG_RING, r->c->mpi, &r->recv[q % WINDOW]);

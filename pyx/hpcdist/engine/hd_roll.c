@@ -1,12 +1,13 @@
-/* The first member leads. A member says hello; the leader says go; the member promises to wait for the verdict. When
- * all have promised, the verdict is that they go on.
+/* The first member leads. A member says hello; the leader says go; the member promises to wait for
+ * the verdict. When all members have promised, the verdict is that they go on.
  *
- * A member may leave on its own before it has promised. After that it can only ask the leader to end the roll call
- * (by the same word, bye), and the leader's verdict counts, which is the same for all. The leader is there: it has
- * said go. So nobody goes on alone.
+ * A member may leave on its own before it has promised. After that it can only ask the leader to
+ * end the roll call (by the same word, bye), and the leader's verdict counts, which is the same
+ * for all. The leader is there: it has said go. So no member goes on alone.
  *
- * Each call of a member has a random number. What is left of one that has ended finds nobody: the leader answers it,
- * and no promise comes back, because its member does not wait for that number any more. */
+ * Each call of a member has a random number. A message left over from a call that has ended has no
+ * effect: the leader answers it, but no promise follows, because its member no longer waits for
+ * that number. */
 #include "hd_roll.h"
 
 #include <stdlib.h>
@@ -29,7 +30,7 @@ typedef struct member {
     int promised;
 } member;
 
-/* Words that MPI had not taken when their roll call was over. */
+/* Messages that MPI had not taken when their roll call was over. */
 static hd_outbox left;
 static pthread_mutex_t left_mu = PTHREAD_MUTEX_INITIALIZER;
 
@@ -70,7 +71,7 @@ static int say(hd_roll *r, int to, const word *w, int tag)
     return rc ? fail_mpi(r, rc, "MPI_Isend") : HD_OK;
 }
 
-/* One word of a rank's. *there: whether there was one. */
+/* Receives one message of a rank. *there: whether there was one. */
 static int hear(hd_roll *r, int from, int tag, word *w, int *there)
 {
     MPI_Message message;
@@ -89,7 +90,8 @@ static int hear(hd_roll *r, int from, int tag, word *w, int *there)
     return HD_OK;
 }
 
-/* Outside hpcdist it may be long before MPI can send them. */
+/* Waits until MPI has taken the messages: outside hpcdist it may be long before MPI can send
+ * them. */
 static void flush(const hd_roll *r)
 {
     const int64_t until = hd_until(FLUSH_S);
@@ -109,7 +111,7 @@ static void flush(const hd_roll *r)
 
 /* ---- the leader ---- */
 
-/* What one member has said meanwhile. */
+/* Reads what one member has sent meanwhile. */
 static int listen(hd_roll *r, int i, member *m)
 {
     hd_text t;
@@ -152,7 +154,7 @@ static void name_missing(hd_roll *r, const member *all)
         }
 }
 
-/* Until all have promised, or it is known that they do not. */
+/* Waits until all members have promised, or one of them will not. */
 static int gather(hd_roll *r, member *all)
 {
     hd_waiter w;
@@ -205,7 +207,7 @@ static int lead(hd_roll *r)
 
 /* ---- a member ---- */
 
-/* The leader's words. -1: no verdict yet. */
+/* Reads the leader's messages. -1: no verdict yet. */
 static int heed(hd_roll *r, uint64_t number, int leaves, int *promised)
 {
     word w;
@@ -259,7 +261,7 @@ static int follow(hd_roll *r)
     }
     if (code)
         flush(r);
-    /* when all go on, so does this rank; the exception is raised afterwards */
+    /* if all go on, so does this rank, and the exception is raised afterwards */
     return code && interrupted ? HD_ERR_INTERRUPT : code;
 }
 

@@ -1,5 +1,6 @@
-/* A session: one job's ranks, as one init_process_group sees them. It holds the control communicator, the
- * node's status page (hd_status.c) and the watchdog (hd_watchdog.c), and counts its communicators. */
+/* A session: one job's ranks, as one init_process_group sees them. It contains the control
+ * communicator, the node's status page (hd_status.c) and the watchdog (hd_watchdog.c), and counts
+ * its communicators. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,8 +22,8 @@
 
 /* ---- shared memory ---- */
 
-/* Every rank allocates its part, so that it lies in memory near it. A full /dev/shm is an error here, not a
- * SIGBUS later. */
+/* Every rank allocates its part, so that the part lies in memory near the rank. A full /dev/shm is
+ * an error here, not a SIGBUS later. */
 static int allocate(int fd, int64_t bytes, int rank, int n)
 {
     const int64_t from = bytes * rank / n / 4096 * 4096;
@@ -65,7 +66,8 @@ int hd_session_share(MPI_Comm node, size_t bytes, void **out)
     if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node))
         ok = 0;
     if (rank == 0 && name[0])
-        shm_unlink(name); /* all have it mapped, or none will: nothing is left behind by a kill */
+        shm_unlink(name); /* either all ranks have mapped it or none will: a killed job leaves
+                           * nothing behind */
     if (!ok) {
         if (at != MAP_FAILED)
             munmap(at, bytes);
@@ -75,9 +77,9 @@ int hd_session_share(MPI_Comm node, size_t bytes, void **out)
     return HD_OK;
 }
 
-/* MPICH keeps the name of its node's segment until MPI_Finalize, so a job that is killed leaves 2 MB behind in
- * /dev/shm every time. All ranks of the node have it mapped when they are out of MPI_Init: the name is of no use
- * any more, and the memory goes with the last of them. */
+/* MPICH keeps the name of its node's segment until MPI_Finalize, so each killed job would leave 2
+ * MB behind in /dev/shm. All ranks of the node have mapped the segment when they are out of
+ * MPI_Init: the name is no longer needed, and the memory is freed with the last of them. */
 static void unlink_mpich_segment(void)
 {
     static const char segment[] = "/dev/shm/mpich_shm_";
@@ -94,7 +96,7 @@ static void unlink_mpich_segment(void)
         fclose(maps);
 }
 
-/* ---- what others may ask ---- */
+/* ---- queries ---- */
 
 uint64_t hd_session_node(const hd_session *s, int *slot)
 {
@@ -165,7 +167,8 @@ static void fill_page(hd_session *s, MPI_Comm node)
     }
     if (stat("/proc/self/ns/pid", &st) == 0)
         ns[0] = (uint64_t)st.st_ino, ns[1] = ~ns[0];
-    MPI_Allreduce(MPI_IN_PLACE, ns, 2, MPI_UINT64_T, MPI_MAX, node); /* a barrier as well: pids are filled in */
+    /* Also a barrier: the pids are filled in. */
+    MPI_Allreduce(MPI_IN_PLACE, ns, 2, MPI_UINT64_T, MPI_MAX, node);
     for (int i = 0; i < s->node_n; i++) {
         s->pidfd[i] = ns[0] == ~ns[1] ? NO_PIDFD : UNSEEN;
         if (s->page && i != s->slot && s->pidfd[i] != UNSEEN) {
@@ -216,7 +219,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     MPI_Comm_rank(node, &s->slot);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
-    count_cpus(s, node); /* a barrier as well */
+    count_cpus(s, node); /* also a barrier */
     if (s->slot == 0)
         unlink_mpich_segment();
     fill_page(s, node);

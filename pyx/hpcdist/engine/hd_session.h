@@ -1,4 +1,4 @@
-/* Inside of a session, shared by hd_session.c, hd_status.c, hd_watchdog.c and hd_exit.c only. */
+/* Internals of a session, shared by hd_session.c, hd_status.c, hd_watchdog.c and hd_exit.c only. */
 #ifndef HD_SESSION_H
 #define HD_SESSION_H
 
@@ -7,17 +7,19 @@
 enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without a launcher only */
 #define HD_HELD 3
 
-enum { NO_PIDFD = -1, UNSEEN = -2 }; /* UNSEEN: another pid namespace, its pids mean nothing here */
+/* UNSEEN: another pid namespace, its pids are not valid here. */
+enum { NO_PIDFD = -1, UNSEEN = -2 };
 
-/* What one rank shows the others of its node. All but `why` may be written while others read it. */
+/* What one rank shows the other ranks of its node. All fields but `why` may be written while others
+ * read them. */
 typedef struct entry {
     uint32_t state, pid, world_rank, seq, kind;
     uint64_t phase;      /* odd: inside an operation */
-    int64_t beat, since; /* ns; since: the watchdog saw this phase first */
+    int64_t beat, since; /* ns; since: when the watchdog first saw this phase */
     uint64_t since_phase, text_phase;
-    char text[2][192] __attribute__((aligned(8))); /* what it is in (slow paths only) */
+    char text[2][192] __attribute__((aligned(8))); /* the call it is in (slow paths only) */
     char why[160];       /* of FAILING */
-    uint64_t blocked_phase, blocked_group; /* in this phase it waits in that group ... */
+    uint64_t blocked_phase, blocked_group; /* in this phase it waits in this group ... */
     uint32_t blocked_check;                /* ... in this check, and can come to no other call meanwhile */
 } __attribute__((aligned(HD_LINE))) entry;
 
@@ -35,7 +37,8 @@ struct hd_session {
     pthread_t watchdog;
     int watching, stop;
     int wake[2];
-    int held[HD_HELD];   /* the neighbour's lines to the launcher: see hd_hydra.c; or -1 */
+    int held[HD_HELD];   /* copies of the neighbour's connections to the launcher: see
+                          * hd_hydra.c; or -1 */
     pthread_mutex_t mu;  /* comms */
     hd_comm *comms;
     pthread_mutex_t mpi_mu;
@@ -43,11 +46,12 @@ struct hd_session {
     uint32_t last_seq;
 };
 
-/* Collective over the ranks of a node. Descriptors to close in the end, or -1. */
+/* Collective over the ranks of a node. held: the descriptors to close at the end, or -1. */
 void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
 void hd_watchdog_start(hd_session *s);
 void hd_watchdog_stop(hd_session *s);
-void hd_exit_follow(hd_session *s);   /* the process's end looks at this session's page */
-void hd_exit_unfollow(hd_session *s); /* ... and keeps it, or frees it when it is another's */
+void hd_exit_follow(hd_session *s);   /* the exit handler will look at this session's page */
+/* ... and keeps the page, or frees it if it is another session's. */
+void hd_exit_unfollow(hd_session *s);
 
 #endif

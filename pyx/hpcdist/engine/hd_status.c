@@ -1,5 +1,5 @@
-/* The status page: what the ranks of a node know of each other without asking - alive or leaving, in which
- * call, since when. It informs; nothing waits on it. */
+/* The status page: what the ranks of a node know of each other without asking: whether a rank is
+ * alive or leaving, in which call, and since when. It informs; no rank waits on it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 
 static uint64_t own_phase(const entry *e) { return __atomic_load_n(&e->phase, __ATOMIC_RELAXED); }
 
-/* The fast path: a few stores into this rank's own entry, no clock. Two threads of a rank may overwrite each
- * other's; the entry only informs. */
+/* The fast path: a few stores into this rank's own entry, no clock. Two threads of a rank may
+ * overwrite each other's stores; the entry only informs. */
 void hd_session_enter(hd_session *s, const hd_job *j)
 {
     __atomic_store_n(&s->last_api, j->api, __ATOMIC_RELAXED);
@@ -38,7 +38,7 @@ void hd_session_note(hd_session *s, const hd_job *j)
     if (!s->page)
         return;
     e = &s->page[s->slot];
-    if (!(own_phase(e) & 1)) /* what a signal handler called meanwhile has ended */
+    if (!(own_phase(e) & 1)) /* a call that a signal handler made meanwhile has ended */
         hd_session_enter(s, j);
     k = !(__atomic_load_n(&e->text_phase, __ATOMIC_RELAXED) & 1);
     hd_text_init(&t, text, sizeof text);
@@ -53,9 +53,10 @@ void hd_session_note(hd_session *s, const hd_job *j)
     __atomic_store_n(&e->text_phase, (own_phase(e) << 1) | k, __ATOMIC_RELEASE);
 }
 
-#define SOON 5 /* seconds: a call that times out by then is left to it; programs may count on that */
+#define SOON 5 /* seconds: a call that times out within these is left to do so; programs may
+                * count on that */
 
-/* Can this process come to another call while it waits in the present one? */
+/* Whether this process cannot come to another call while it waits in the present one. */
 static int stuck_here(hd_session *s, double left)
 {
     int pending = left < SOON;

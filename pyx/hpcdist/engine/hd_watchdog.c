@@ -1,5 +1,5 @@
-/* The watchdog: one thread a session that keeps this rank's status fresh, notices peers that die, and ends
- * the job, with a report, when a call cannot end. It never takes the GIL. */
+/* The watchdog: one thread per session that keeps this rank's status fresh, notices peers that die,
+ * and ends the job, with a report, when a call cannot end. It never takes the GIL. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,12 +14,14 @@
 #include "hd_session.h"
 
 #define TICK_MS 100
-#define GRACE 500000000   /* ns after the deadline: waits that can end by themselves go first */
-#define STOPPED 1000000000 /* ns: this thread did not run for so long, the process was stopped */
+#define GRACE 500000000   /* ns after the deadline: waits that can end by themselves get a chance
+                           * to end first */
+#define STOPPED 1000000000 /* ns: if this thread did not run for so long, the process was stopped */
 
 /* ---- operations that move data ---- */
 
-/* What the watchdog reads of one, while the thread that moves the data may end it and begin the next. */
+/* What the watchdog reads of an operation, while the thread that moves the data may end it and
+ * begin the next. */
 typedef struct moving {
     const char *api;
     uint32_t seq;
@@ -27,11 +29,12 @@ typedef struct moving {
     double timeout;
 } moving;
 
-/* Each store orders itself after the end of the operation before: a watchdog that reads one of the new fields sees
- * in read_moving() that the phase has changed. */
+/* Each store is ordered after the end of the previous operation: a watchdog that reads one of the
+ * new fields sees in read_moving() that the phase has changed. */
 void hd_data_begin(hd_comm *c, const hd_job *j)
 {
-    const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0; /* one that did not wait reads no clock */
+    /* An operation that did not wait reads no clock. */
+    const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0;
     __atomic_store_n(&c->cur_api, j->api, __ATOMIC_RELEASE);
     __atomic_store_n(&c->cur_seq, j->seq, __ATOMIC_RELEASE);
     __atomic_store(&c->cur_timeout, &j->timeout, __ATOMIC_RELEASE);
@@ -105,7 +108,7 @@ static void mourn(hd_session *s, int slot)
 
 /* ---- the thread ---- */
 
-/* slept: ns for which this process was stopped before this look. */
+/* slept: ns for which this process was stopped before this call. */
 static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
 {
     pthread_mutex_lock(&s->mu);
@@ -118,7 +121,7 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
         } else if (phase & 1) {
             moving m;
             int64_t until;
-            c->wd_slept += slept; /* a stop of the whole job is no fault of its ranks */
+            c->wd_slept += slept; /* its ranks are not to blame if the whole job is stopped */
             if (!read_moving(c, phase, &m))
                 continue;
             until = m.until ? m.until : hd_later(c->wd_since, hd_ns(m.timeout));
@@ -143,7 +146,7 @@ static void *watchdog_main(void *arg)
     hd_session *s = arg;
     const int n = s->page ? s->node_n : 0;
     struct pollfd *fds = calloc((size_t)n + 1, sizeof *fds);
-    int64_t last = 0; /* ns, when it looked */
+    int64_t last = 0; /* ns of the last look */
 
     prctl(PR_SET_NAME, "hpcdist-watch");
     for (;;) {
@@ -177,8 +180,9 @@ static void *watchdog_main(void *arg)
             if (s->dead[i] || !process_gone(&s->page[i], s->pidfd[i], fds[i].revents))
                 continue;
             __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
-            /* At once: a launcher ends the job too, but names no operation, and MPICH's takes a rank that
-             * vanished with status 0 for success unless somebody says otherwise first. */
+            /* At once: a launcher ends the job too, but names no operation, and MPICH's takes a
+             * rank that vanished with status 0 for success unless another rank reports otherwise
+             * first. */
             if (__atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE) != LEAVING &&
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 mourn(s, i);
