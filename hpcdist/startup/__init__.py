@@ -1,1 +1,1 @@
-"""The start and the end of the world: how processes meet, how MPI starts, the default group."""
+"""The start and the end of the world: rendezvous, MPI's start, the default group."""

@@ -1,11 +1,11 @@
-"""Who has come to the start, and the end of a start that waits for somebody who does not.
+"""Bounds the start in time: names the missing processes, and ends a start that cannot finish.
 
-MPI_Init waits for all processes of the job and cannot be left by an exception. So a thread looks at
-the clock, and at the launcher's other processes on this node; when the time is over, or one of them
-has ended, it says so and ends the job.
+MPI_Init waits for all processes of the job, and no exception can interrupt it. So a thread watches
+the clock and the launcher's other processes on this node. When the time is over, or one of them has
+ended, the thread prints the reason and ends the job.
 
-A process that starts MPI shows it by a Unix socket in Linux's abstract namespace, whose name tells
-the job and the rank: nothing to clean up, and nothing left after a kill.
+A process that starts MPI binds a Unix socket in Linux's abstract namespace, whose name contains the
+job and the rank. The kernel removes it with the process, also after a kill.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hpcdist.errors import DistBackendError, DistTimeoutError
 
 __all__ = ["Watch"]
 
-#: Exit status, as of the engine's own watchdog.
+#: Exit status, the same as that of the engine's watchdog.
 _STATUS = 70
-#: Beginnings of the names of processes whose children are the ranks of a node.
+#: Prefixes of the names of processes whose children are the ranks of a node.
 _PARENTS = ("hydra", "prte", "orted", "mpirun")
-#: Seconds between two looks at the other processes.
+#: Seconds between two checks of the other processes.
 _TICK = 0.25
 #: Seconds for which a process must be missing before it counts as ended: a launcher on a busy node
 #: may take long from one process to the next.
 _PATIENCE = 5.0
-#: Seconds after the deadline: what can raise comes first.
+#: Seconds after the deadline, so that calls that can raise do so first.
 _GRACE = 0.5
 
 _claim: socket.socket | None = None
-_shown: socket.socket | None = None  # also after a start that failed: the others look for it
+_shown: socket.socket | None = None  # kept after a failed start: the others check it
 
 
 class Watch:
-    """Watches over one start of the default group; a context manager.
+    """Context manager that bounds one start of the default group in time.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Watch:
     DistBackendError
         On entry, if another process is this rank of the job already.
     DistTimeoutError
-        On exit, in place of one that was raised: the same with the names of who is missing.
+        On exit, in place of one that was raised: the same error with the missing ranks.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Watch:
         missing = ""
         while not self._over.wait(_TICK):
             if _engine.mpi_state() != "none":
-                # from here on exceptions can be raised; this is for what blocks all the same
+                # a call that can raise has done so by now; what follows ends one that blocks
                 if time.monotonic() > end + 4 * _GRACE:
                     self._end_job(f"timeout after {self.seconds:.3g} s. {self._missing()}")
                 continue
@@ -113,7 +113,7 @@ class Watch:
                 who = f"rank {ended[0]}" if ended else "a rank of this node"
                 self._end_job(f"{who} has ended before it called init_process_group.")
             if time.monotonic() > end:
-                missing = missing or self._missing()  # before the others end the job, too
+                missing = missing or self._missing()  # look before another rank ends the job
             if time.monotonic() > end + _GRACE:
                 self._end_job(f"timeout after {self.seconds:.3g} s. {missing}")
 
@@ -130,7 +130,7 @@ class Watch:
         )
 
     def _missing(self) -> str:
-        """A sentence on who has not come, as far as this node shows it."""
+        """Return a sentence that names the missing ranks, as far as this node shows them."""
         launch = self._launch
         if launch is None or self._job is None or not launch.size:
             return "Some rank has not called it."
@@ -155,9 +155,9 @@ class Watch:
         return found
 
     def _ended(self) -> list[int] | None:
-        """Ranks of this node whose process has ended; None: none has, or it cannot be known.
+        """Return the ranks of this node whose process has ended; None if none has or it is unknown.
 
-        MPICH's launcher ends a job for no such rank, Open MPI's for those that fail.
+        MPICH's launcher never ends a job for such a rank, Open MPI's does for those that fail.
         """
         launch = self._launch
         parent = os.getppid()
@@ -185,13 +185,13 @@ def _comm(pid: int) -> str:
 
 
 def _children(pid: int) -> list[str]:
-    """The processes that any thread of a process has started, and that are left."""
+    """Return the live children of a process, of all its threads."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return [child for each in threads for child in (each / "children").read_text().split()]
 
 
 def _rank_of(pid: str) -> int | None:
-    """The rank of a process that runs; None for others."""
+    """Return the rank of a running process; None for others."""
     if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
         return None
     for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -201,7 +201,7 @@ def _rank_of(pid: str) -> int | None:
 
 
 def _job() -> str | None:
-    """A word for this job, the same in all its processes of a node; None if there is none."""
+    """Return a name of this job, the same in all its processes of a node; None if there is none."""
     env = os.environ
     if "PMIX_NAMESPACE" in env:
         key = env["PMIX_NAMESPACE"]
@@ -222,7 +222,7 @@ def _job() -> str | None:
 
 
 def _bind(name: str) -> socket.socket | None:
-    """Take an abstract name; None if it cannot be had."""
+    """Bind an abstract name; None if that fails."""
     taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         taken.bind(f"\0{name}")
@@ -233,12 +233,13 @@ def _bind(name: str) -> socket.socket | None:
 
 
 def _claim_rank(job: str, rank: int | None) -> None:
-    """Take this rank's place for the life of the process.
+    """Claim this rank for the life of the process.
 
     Raises
     ------
     DistBackendError
-        If another process has it: this one was started by a rank, and has its variables.
+        If another process has claimed it: a rank started this process, which inherited its
+        variables.
     """
     global _claim
     name = f"hpcdist-{job}/{rank}"

@@ -1,4 +1,4 @@
-"""What is looked at beside a start: the launcher, what the caller stated, the cores."""
+"""Checks around a start: the launcher, what the caller stated, the cores."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _log = log.get_logger("world")
 
 
 def warn_of_abort() -> None:
-    """MPICH without PMIx stops the process in MPI_Init where it finds PMIx: say why beforehand."""
+    """MPICH without PMIx stops the process in MPI_Init if it finds PMIx: print why beforehand."""
     launcher = launchers.find()
     library = _engine.library_version()
     if (
         isinstance(launcher, (OpenMpi, SlurmPmix, Pmix))
         and _engine.mpi_state() == "none"
         and launchers.mpi_family(library) == "MPICH"
-        and "pmix" not in library.lower()  # of its configure options
+        and "pmix" not in library.lower()  # among its configure options
     ):
-        # on every rank: the first that stops takes the others with it
+        # on every rank: the first one that stops ends the others
         _log.warning(
             "this MPICH was built without PMIx, by which %s speaks to it: if it stops here with "
             "'unsupported PMI version', that is why. %s",
@@ -43,7 +43,7 @@ def warn_of_abort() -> None:
 
 
 def check_launcher(size: int) -> None:
-    """A launcher with several processes, and an MPI with one: the start went wrong."""
+    """Raise if the launcher started several processes and MPI sees one."""
     launcher = launchers.find()
     launch = launchers.detect()
     if size > 1 or launcher is None or launch is None or (launch.size or 1) <= 1:
@@ -57,7 +57,7 @@ def check_launcher(size: int) -> None:
 
 
 def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
-    """What is wrong with what the caller stated. Programs for torch's MPI pass 0 and 0."""
+    """Return how MPI contradicts the caller. Programs for torch's MPI pass 0 and 0."""
     if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
         return (
             f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
@@ -68,7 +68,7 @@ def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
 
 
 def log_start(comm: Any) -> None:
-    """Say once a job what it runs on: the first lines that a bug report needs."""
+    """Log once per job what it runs on: the first lines that a bug report needs."""
     if comm.rank == 0:
         _log.info(
             "%s; debug level %s",
@@ -81,7 +81,7 @@ def log_start(comm: Any) -> None:
 
 
 def check_binding() -> None:
-    """Once a node: say so when a rank has one core for all its threads."""
+    """Warn once per node if a rank has one core for all its threads."""
     family = launchers.mpi_family(_engine.library_version())
     advice = hardware.binding_advice(family, hardware.allowed_cpus(), os.cpu_count() or 1)
     if advice is not None:
@@ -89,7 +89,7 @@ def check_binding() -> None:
 
 
 def warn_without_nccl(comm: Any) -> None:
-    """Say once a job that CUDA tensors take the way through the host, and why."""
+    """Log once per job that CUDA tensors go through the host, and why."""
     if comm.rank:
         return
     try:

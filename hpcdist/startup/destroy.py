@@ -1,4 +1,4 @@
-"""The end of groups, and of the world."""
+"""Destroys groups, and with the default group the world."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["destroy_process_group"]
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free a group, or all groups.
 
-    All members must call it. It waits for outstanding operations, of all groups together for the
-    group's timeout or 30 seconds, whichever is shorter; where nothing but receives is left whose
-    messages do not come, for three seconds, and then takes those back. And it waits up to a second
-    for the other members: where they do not come, or a message was sent that nobody received, MPI's
-    communicator is kept, because MPI would take what is still on its way for messages of the next
+    All members must call it. It waits for the outstanding operations of all groups together, for
+    the group's timeout or 30 seconds, whichever is shorter. If only receives are left whose
+    messages do not arrive, it waits three seconds and cancels them. Then it waits up to a second
+    for the other members. If they do not call, or a message was sent and never received, MPI's
+    communicator is kept, because MPI would match what is still in flight with messages of the next
     group. MPI itself stays up, so that :func:`init_process_group` may be called again.
 
     Parameters
@@ -31,10 +31,10 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     ValueError
         If there is no default group, or the group was destroyed already.
     DistTimeoutError
-        If an operation is still outstanding then. The group is gone all the same; the operation
-        keeps its tensors.
+        If an operation is still outstanding then. The group is destroyed nevertheless; the
+        operation keeps its tensors.
     DistError
-        What went wrong in flight over NCCL, if no call has raised it yet.
+        An error of an operation in flight over NCCL, if no call has raised it yet.
 
     Notes
     -----
@@ -54,7 +54,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     for each in reversed(list(_group.world.groups)):
         try:
             _group.remove(each, end if _group.waits_on(problem) else 0.0)
-        except BaseException as error:  # the others must be freed all the same, after Ctrl-C too
+        except BaseException as error:  # free the others too, also after Ctrl-C
             problem = problem or error
     _group.world.forget()
     log.set_rank(None)

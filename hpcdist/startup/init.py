@@ -1,4 +1,4 @@
-"""The start of the world: resolve what the caller asks for, meet, start MPI, make the group."""
+"""The start of the world: resolve the request, meet, start MPI, make the group."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ def init_process_group(
 ) -> None:
     """Make the default group, of all processes of the job.
 
-    All processes must call it. Under mpirun, srun or torchrun nothing needs to be given; without a
-    launcher the process is a world of one. Processes that no MPI launcher started become one MPI
-    job through their store, with MPICH and its derivatives; Open MPI cannot, and the error has the
-    mpirun command.
+    All processes must call it. Under mpirun, srun or torchrun no argument is needed; without a
+    launcher the process is a world of one. With MPICH and its derivatives, processes that no MPI
+    launcher started become one MPI job through their store; Open MPI cannot do that, and the error
+    shows the mpirun command to use.
 
     Parameters
     ----------
     backend : str, optional
         ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. None means the
-        default backend of `device_id`'s type; without that MPI, and NCCL for CUDA tensors where
-        torch can use a GPU and there is a libnccl.so.2. Without that library MPI moves them too.
+        default backend of `device_id`'s type; without a `device_id` MPI, and NCCL for CUDA tensors
+        where torch can use a GPU and there is a libnccl.so.2. Without that library MPI moves CUDA
+        tensors too.
     init_method : str, optional
         URL that says how the processes meet: ``"mpi://"``, ``"env://"``,
-        ``"tcp://host:port?rank=&world_size="``, ``"file:///path?rank=&world_size="`` or of a scheme
-        that was registered. None means ``"mpi://"``, and ``"env://"`` under torchrun or where a
+        ``"tcp://host:port?rank=&world_size="``, ``"file:///path?rank=&world_size="`` or one of a
+        registered scheme. None means ``"mpi://"``, and ``"env://"`` under torchrun or where a
         script has set RANK, WORLD_SIZE and MASTER_ADDR without an MPI launcher.
     timeout : datetime.timedelta, optional
         After this long a missing peer is an error. None means the setting ``HPCDIST_TIMEOUT``, 30
         minutes by default.
     world_size : int
-        Number of processes; -1 means "as the launcher or the URL says". Under an MPI launcher
+        Number of processes; -1 takes it from the launcher or the URL. Under an MPI launcher it is
         only compared with MPI's.
     rank : int
-        This process's rank; -1 means "as the launcher or the URL says". Under an MPI launcher only
-        compared with MPI's.
+        This process's rank; -1 takes it from the launcher or the URL. Under an MPI launcher it is
+        only compared with MPI's.
     store : object, optional
         Key-value store shared by the processes, in place of `init_method`, with `rank` and
         `world_size`: an :class:`hpcdist.Store` or one of torch's.
@@ -76,29 +77,28 @@ def init_process_group(
         Options of the backend: :class:`hpcdist.MPIOptions`, for example with a communicator of
         mpi4py as the world.
     device_id : torch.device, int or str, optional
-        Device this process works on; an int is the index of a CUDA device. Over NCCL the
-        communicator is then made now, and not at the first operation; all ranks must give one, or
-        none.
+        Device this process uses; an int is the index of a CUDA device. Over NCCL the communicator
+        is then created now, and not at the first operation; either all ranks give one, or none.
 
     Raises
     ------
     ValueError
         If the default group exists already, or the arguments contradict each other or MPI, or the
-        URL says too little.
+        URL is incomplete.
     TypeError
         If an argument is of the wrong type.
     DistNetworkError
-        If nobody knows the init method, or the store cannot be reached.
+        If the init method is unknown, or the store cannot be reached.
     DistBackendError
-        If the backend cannot be had here, or the launcher started several processes and MPI sees
+        If the backend is not available here, or the launcher started several processes and MPI sees
         one: then the message names the right launcher or srun plugin.
     DistMismatchError
-        On all ranks that came, if two are the same rank, or they disagree on the world size or the
-        backend.
+        On all ranks that called, if two are the same rank, or they disagree on the world size or
+        the backend.
     DistTimeoutError
-        On all ranks that came, if others do not come within the timeout; it names those of this
-        node. Where MPI waits for them while it starts, nothing can be raised, and the job ends with
-        the same words.
+        On all ranks that called, if others do not call within the timeout; it names those of this
+        node. If MPI itself waits for them while it starts, no exception is possible: the job ends
+        with the same message.
 
     Notes
     -----
@@ -122,14 +122,14 @@ def init_process_group(
 
 @dataclass(frozen=True)
 class _Request:
-    """What the caller asks for, with the defaults filled in."""
+    """The caller's request, with the defaults filled in."""
 
     kind: str
     config: BackendConfig
     store: Any
-    #: URL of the way to meet; words for messages where the caller gave a store.
+    #: The init URL; a description for messages if the caller passed a store.
     method: str
-    #: As the caller states them; -1: not stated.
+    #: As the caller stated them; -1: not stated.
     rank: int
     size: int
     limit: timedelta
@@ -138,7 +138,7 @@ class _Request:
     name: str
     options: Any
     device_id: Any
-    #: Whether the backend was named, or chosen for the caller.
+    #: Whether the caller named the backend.
     named: bool
     #: Whether a backend runs over MPI.
     needs_mpi: bool
@@ -151,20 +151,20 @@ class _Request:
 
     @property
     def own_world(self) -> bool:
-        """Whether the caller hands in a communicator to be the world."""
+        """Whether the caller passes a communicator that becomes the world."""
         return isinstance(self.options, mpi.MPIOptions) and self.options.comm is not None
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where this process is in the world, as far as it is known; -1 where it is not."""
+    """This process's place in the world, as far as it is known; -1 where it is not."""
 
     rank: int
     size: int
     #: The keys of this start; None where the processes met without a store.
     store: Any = None
     meeting: Any = None
-    #: How MPI contradicts what the caller stated.
+    #: How MPI contradicts the caller.
     problem: str = ""
 
 
@@ -179,7 +179,7 @@ def _resolve(
     options: Any,
     device_id: Any,
 ) -> _Request:
-    """Check the arguments, and fill in what they leave open."""
+    """Check the arguments, and fill in the defaults."""
     if store is not None and init_method is not None:
         raise ValueError("give either init_method or store, not both")
     kind = Backend(backend) if backend is not None else _default_backend(device_id)
@@ -216,7 +216,7 @@ def _resolve(
 
 
 def _meet(request: _Request) -> _Place:
-    """Find the other processes, and hold the roll call where there is a store to hold it over."""
+    """Find the other processes, and call the roll if there is a store."""
     store, rank, size = request.store, request.rank, request.size
     if store is None:
         store, rank, size = next(rendezvous(request.method, rank, size, timeout=request.limit))
@@ -224,14 +224,14 @@ def _meet(request: _Request) -> _Place:
         return _Place(rank, size)
     wanted = repr(request.config)
     meeting = steps.meet(store, rank, size, request.limit, request.method, wanted)
-    # the keys are unlike those of any other start
+    # the keys differ from those of any other start
     return _Place(rank, size, prefixed(meeting.store, meeting.name), meeting)
 
 
 def _start_mpi(request: _Request, place: _Place, starting: contextlib.ExitStack) -> _Place:
-    """Start MPI where it is needed, and take the place that it gives this process.
+    """Start MPI if it is needed, and return the place that it assigns to this process.
 
-    What must last until the backends are made is entered into `starting`.
+    Contexts that must last until the backends are made are entered into `starting`.
     """
     if not (request.meets_over_mpi or request.needs_mpi):
         return place
@@ -244,7 +244,7 @@ def _start_mpi(request: _Request, place: _Place, starting: contextlib.ExitStack)
     rank, size = steps.start_mpi(server, place.size)
     claimed = place.rank, place.size
     if request.meets_over_mpi or place.store is None:
-        # what the caller stated is compared with MPI; a launcher's word is looked at below
+        # compare what the caller stated with MPI; the launcher's variables are checked below
         claimed = _merge((request.rank, request.size), stated(request.method))
     if request.own_world:
         return replace(place, rank=claimed[0], size=claimed[1])
@@ -269,7 +269,7 @@ def _make(request: _Request, place: _Place) -> dict[str, Any]:
 
 
 def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
-    """Make the default group of the backends, unless a rank has found a problem."""
+    """Make the default group from the backends, unless a rank has found a problem."""
     comm = next(iter(backends.values()))
     problem = place.problem
     if request.own_world:
@@ -292,7 +292,7 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
 
 
 def _default_backend(device_id: Any) -> str:
-    """The backend for a device, or for all that this installation serves."""
+    """Return the backend for a device, or for all that this installation serves."""
     if device_id is not None:
         return get_default_backend_for_device(
             f"cuda:{device_id}" if isinstance(device_id, int) else device_id

@@ -1,4 +1,4 @@
-"""The parts of a start: the default way to meet, the roll call, and MPI without a launcher."""
+"""The steps of a start: the default init URL, the roll call, and MPI without a launcher."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _default = ""
 
 
 def set_default_method(url: str) -> None:
-    """Say how init_process_group meets in this process when it is not told; "" takes it back."""
+    """Set init_process_group's default init URL in this process; "" resets it."""
     global _default
     _default = url
 
 
 def default_method(needs_mpi: bool) -> str:
-    """How the processes meet when the caller does not say.
+    """Return the default init URL.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ def default_method(needs_mpi: bool) -> str:
 
 
 def alone() -> bool:
-    """Whether MPI would start here as a world of one, because no launcher makes an MPI job."""
+    """Whether MPI would start here as a world of one, because no launcher started an MPI job."""
     return _engine.mpi_state() == "none" and not launchers.starts_mpi()
 
 
 def expected_size(url: str, world_size: int) -> int:
-    """How many processes there will be, as far as it is known before they meet; else -1."""
+    """Return the number of processes, if it is known before they meet; else -1."""
     if world_size == -1:
         world_size = stated(url)[1]
     text = os.environ.get("WORLD_SIZE", "").strip()
@@ -106,37 +106,37 @@ def refuse_without_launcher(size: int) -> None:
 def meet(
     store: Any, rank: int, size: int, limit: timedelta, where: str, backend: str
 ) -> meeting.Meeting:
-    """Hold the roll call over a store, whoever made it.
+    """Call the roll over a store, hpcdist's or another.
 
     Raises
     ------
     TypeError
-        If it is no store.
+        If it is not a store.
     ValueError, DistMismatchError, DistTimeoutError, DistNetworkError
         As :func:`hpcdist.startup.rendezvous.meeting.hold`.
     """
     store = prefixed(store, "hpcdist")
     about = {"node": pmi.node_of_this_process(), "pids": pid_space()}
-    # without this rank's own number, so that all ranks name the place alike
+    # without this rank's number, so that the text is the same on all ranks
     where = urlsplit(where)._replace(query="").geturl() if "://" in where else where
     return meeting.hold(store, rank, size, limit.total_seconds(), where, about, backend)
 
 
 @contextlib.contextmanager
 def manager(meeting: meeting.Meeting, end: float) -> Iterator[pmi.Server]:
-    """This process's own process manager, for MPI's start and what follows until all is open.
+    """Run this process's own process manager while MPI starts and connections are opened.
 
     Parameters
     ----------
     meeting : Meeting
-        The roll call that came before.
+        The roll call that preceded.
     end : float
         When the start must be over, of ``time.monotonic``.
 
     Yields
     ------
     hpcdist.launchers.pmi.Server
-        To be given to :func:`start_mpi`.
+        For :func:`start_mpi`.
     """
     server = pmi.Server(
         prefixed(meeting.store, f"pmi/{meeting.name}"),
@@ -155,7 +155,7 @@ def manager(meeting: meeting.Meeting, end: float) -> Iterator[pmi.Server]:
 
 
 def start_mpi(server: pmi.Server | None, size: int) -> tuple[int, int]:
-    """Start MPI, by its launcher or by our own process manager.
+    """Start MPI, through its launcher or our own process manager.
 
     Parameters
     ----------
@@ -167,12 +167,12 @@ def start_mpi(server: pmi.Server | None, size: int) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        Rank and size, as MPI has them.
+        Rank and size, as MPI reports them.
 
     Raises
     ------
     DistBackendError
-        If MPI does not start, or did not take part in the job that met.
+        If MPI does not start, or starts outside the job that met.
     """
     if server is None:
         began = _engine.mpi_state() == "up"
@@ -197,7 +197,7 @@ def start_mpi(server: pmi.Server | None, size: int) -> tuple[int, int]:
 
 
 def raise_together(comm: Any, problem: str) -> None:
-    """Raise on all ranks if one has a problem; its text is raised where it is.
+    """Raise on all ranks if one has a problem; the rank that has it raises its text.
 
     All ranks must call it.
 

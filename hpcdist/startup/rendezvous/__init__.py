@@ -2,8 +2,8 @@
 
 A handler is a generator function. It yields ``(store, rank, world_size)``: the key-value store the
 processes share (None when there is none), this process's rank and the number of processes, where -1
-means "the MPI library knows". Each scheme has a file here. ``meeting`` is the roll call that
-:func:`hpcdist.init_process_group` holds over a store, whoever made it.
+means "the MPI library knows". Each scheme has a file here. ``meeting`` is the roll call of
+:func:`hpcdist.init_process_group`, over any store.
 """
 
 from __future__ import annotations

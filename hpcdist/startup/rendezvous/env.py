@@ -1,7 +1,8 @@
 """``env://``: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and many scripts set them.
 
-torchrun's agent serves a store of torch's own at that address, and then says
-``TORCHELASTIC_USE_AGENT_STORE=True``: it is used as it is, so that no further port is opened.
+If torchrun's agent serves a store of torch's at that address, it sets
+``TORCHELASTIC_USE_AGENT_STORE=True``. That store is used as it is, so that no further port is
+opened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def handler(
 ) -> Iterator[tuple[Any, int, int]]:
     """Yield the store at MASTER_ADDR and MASTER_PORT.
 
-    Under an MPI launcher the variables may be missing, as torch's MPI backend asks for none: then
+    Under an MPI launcher the variables may be missing, because torch's MPI backend needs none: then
     rank and size are the launcher's, and there is no store.
     """
     query = dict(parse_qsl(urlsplit(url).query))
@@ -53,7 +54,7 @@ def handler(
 
 
 def _agent_store(host: str, port: int, size: int, timeout: timedelta) -> Any:
-    """The store that torchrun's agent serves; only torch speaks its language."""
+    """Return the store that torchrun's agent serves; only torch speaks its protocol."""
     from torch.distributed import PrefixStore, TCPStore
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -90,7 +91,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _place(query: dict[str, str], name: str, variable: str, otherwise: int | None = None) -> int:
-    """Rank or size: from the URL, else from the variable, else as the launcher says."""
+    """Return rank or size: from the URL, else from the variable, else from the launcher."""
     if name in query:
         return _number(name, query[name])
     if otherwise is not None and not _set(variable):

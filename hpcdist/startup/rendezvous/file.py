@@ -15,8 +15,8 @@ from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
 
-# For the life of the process: a FileStore for N ranks takes N, and after destroy_process_group one
-# may come back before another has left.
+# Kept for the life of the process: a FileStore for N ranks accepts N, and after
+# destroy_process_group one rank may return before another has left.
 _open: dict[tuple[int, str, int], FileStore] = {}
 
 

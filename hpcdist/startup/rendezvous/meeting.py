@@ -1,9 +1,9 @@
-"""The roll call: all ranks come, or all that came get the same error, in time.
+"""The roll call: all ranks arrive, or all that arrived raise the same error, in time.
 
-Each rank writes its name under its number; the last one to come writes the verdict, for which all
-wait. Whoever finds something wrong, or runs out of time, writes another verdict instead. Only the
-first counts, so all hear the same. The keys of a meeting are under its own number: a later
-meeting over the same store does not see them.
+Each rank writes its name under its number; the last one to arrive writes the verdict, for which all
+wait. A rank that finds an error, or runs out of time, writes another verdict instead. Only the
+first verdict counts, so it is the same for all. The keys of a meeting are under its own number: a
+later meeting over the same store does not see them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hpcdist.store import Store
 
 __all__ = ["Meeting", "hold"]
 
-# Seconds that one call of the store may wait: it may not look at Ctrl-C before it returns.
+# Seconds that one call of the store may wait: it may not notice Ctrl-C before it returns.
 _SLICE = 1.0
-#: Tells this process from all others; a fork's child is another.
+#: Distinguishes this process from all others, also from the child of a fork.
 _token = (0, "")
 
 _ERRORS = {"mismatch": DistMismatchError, "timeout": DistTimeoutError}
@@ -38,20 +38,20 @@ _ERRORS = {"mismatch": DistMismatchError, "timeout": DistTimeoutError}
 
 @dataclass(frozen=True)
 class Meeting:
-    """A roll call at which all were there.
+    """A roll call that all ranks answered.
 
     Parameters
     ----------
     store : object
         The store.
     prefix : str
-        Beginning of this meeting's keys.
+        Prefix of this meeting's keys.
     rank : int
         This process's rank.
     size : int
         Number of ranks.
     name : str
-        A name that no other meeting has, the same on all ranks.
+        Unique name of the meeting, the same on all ranks.
     """
 
     store: Any
@@ -61,7 +61,7 @@ class Meeting:
     name: str
 
     def said(self) -> list[dict[str, Any]]:
-        """What each rank told of itself, in the order of the ranks.
+        """What each rank published about itself, in the order of the ranks.
 
         Returns
         -------
@@ -96,29 +96,29 @@ def hold(
     rank : int
         This process's rank.
     size : int
-        Number of ranks, in this process's opinion.
+        Number of ranks, as this process knows it.
     seconds : float
         How long to wait for the others.
     where : str
         The place, for messages: a URL.
     about : dict, optional
-        What the others may know of this rank; JSON.
+        What this rank publishes about itself; JSON.
     agree : str
-        Something that must be the same on all ranks, in words.
+        A text that must be the same on all ranks.
 
     Returns
     -------
     Meeting
-        Name, keys, and what the others told.
+        Name, keys, and what the other ranks published.
 
     Raises
     ------
     ValueError
         If this rank is not one of the ranks; the others get a DistMismatchError.
     DistMismatchError
-        On all ranks that came: if two of them are the same rank, or they disagree on the size.
+        On all ranks that arrived: if two of them are the same rank, or they disagree on the size.
     DistTimeoutError
-        On all ranks that came: if others do not come in time; it names them.
+        On all ranks that arrived: if others do not arrive in time; it names them.
     DistNetworkError
         If the store fails.
     """
@@ -167,12 +167,12 @@ def _own_token() -> str:
 
 
 def _first(store: Any, key: str, value: str) -> str:
-    """Write a key that nobody has written; return what is there now."""
+    """Write a key unless it exists; return its value."""
     return store.compare_set(key, "", value).decode()
 
 
 def _judge(store: Any, prefix: str, verdict: str) -> str:
-    """Give a verdict, unless there is one; return the one that counts."""
+    """Write a verdict, unless there is one; return the one that counts."""
     return _first(store, f"{prefix}/verdict", verdict)
 
 
@@ -181,7 +181,7 @@ def _prefix(number: int) -> str:
 
 
 def _open_round(store: Any) -> str:
-    """The first meeting without a verdict: for a rank that has no number to find its own by."""
+    """Find the first meeting without a verdict, for a rank that has no number to find its own."""
     number = 0
     while store.check([f"{_prefix(number)}/verdict"]):
         number += 1
@@ -189,9 +189,9 @@ def _open_round(store: Any) -> str:
 
 
 def _enter(store: Any, rank: int, about: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Take this rank's place in the first meeting it has not been to.
+    """Take this rank's place in the first meeting it has not attended.
 
-    Returns the meeting's prefix, and who has the place already if it is another process.
+    Returns the meeting's prefix, and the process that has the place if it is another one.
     """
     mine = {**about, "token": _own_token()}
     number = 0
@@ -206,7 +206,7 @@ def _enter(store: Any, rank: int, about: dict[str, Any]) -> tuple[str, dict[str,
 
 
 def _disagreement(store: Any, prefix: str, rank: int, size: int, me: str, agree: str) -> str:
-    """Compare what must be the same everywhere with what the first rank said."""
+    """Compare what must be the same on all ranks with the first rank's text."""
     mine = {"size": size, "agree": agree, "who": f"rank {rank} ({me})"}
     first = json.loads(_first(store, f"{prefix}/agreed", json.dumps(mine)))
     if first["size"] != size:
@@ -220,7 +220,7 @@ def _disagreement(store: Any, prefix: str, rank: int, size: int, me: str, agree:
 
 
 def _wait(store: Any, prefix: str, end: float) -> str | None:
-    """Wait for the verdict; None when time is over."""
+    """Wait for the verdict; None after the deadline."""
     key = f"{prefix}/verdict"
     pause = 0.002
     while not store.check([key]):
@@ -237,7 +237,7 @@ def _wait(store: Any, prefix: str, end: float) -> str | None:
 
 
 def _absent(store: Any, prefix: str, size: int, seconds: float) -> str:
-    """Who has not come."""
+    """Return the missing ranks."""
     missing = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
     names = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
     return (

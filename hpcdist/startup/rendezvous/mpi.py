@@ -1,4 +1,4 @@
-"""``mpi://``: rank, size and addresses come from the MPI library and its launcher."""
+"""``mpi://``: the MPI library and its launcher supply rank, size and addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["handler"]
 
 
 def handler(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield the launcher's word for what the URL leaves out; the backend starts MPI itself."""
+    """Yield the launcher's values for what the URL omits; the backend starts MPI itself."""
     rank, world_size = stated(url)
     launch = launchers.detect()
     if launch is not None:

@@ -1,4 +1,4 @@
-"""The schemes that are known, and who handles them."""
+"""The known URL schemes and their handlers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _handlers: dict[str, Handler] = {}
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
-    """Teach :func:`rendezvous` a URL scheme.
+    """Register a URL scheme for :func:`rendezvous`.
 
     Local to this process; every rank that uses the scheme must register it.
 
@@ -46,7 +46,7 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Meeting]:
-    """Meet the other processes in the way a URL says.
+    """Meet the other processes as a URL specifies.
 
     Parameters
     ----------
@@ -54,24 +54,25 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) ->
         ``"mpi://"``, ``"env://"``, ``"tcp://host:port"``, ``"file:///path"``, or of a registered
         scheme. Rank and world size may be in its query: ``scheme://...?rank=0&world_size=4``.
     rank : int
-        This process's rank, when the URL does not hold it; -1 for not given.
+        This process's rank, if the URL does not contain it; -1 for not given.
     world_size : int
-        Number of processes, when the URL does not hold it; -1 for not given.
+        Number of processes, if the URL does not contain it; -1 for not given.
     **kwargs
         Passed on to the scheme's handler (``timeout``, a :class:`datetime.timedelta`).
 
     Returns
     -------
     iterator
-        Its first item is ``(store, rank, world_size)``; ``mpi://`` gives no store, and -1 for what
-        its launcher leaves to MPI. What it does beyond depends on the handler.
+        Its first item is ``(store, rank, world_size)``; ``mpi://`` yields no store, and -1 for what
+        its launcher leaves to MPI. Further items depend on the handler.
 
     Raises
     ------
     TypeError
         If an argument is of the wrong type.
     ValueError
-        If rank or world size are given twice, or not as whole numbers; if something is missing.
+        If rank or world size are given twice, or are not whole numbers; if a part of the URL is
+        missing.
     DistNetworkError
         If no handler is known for the scheme.
 

@@ -13,11 +13,11 @@ from . import urls
 
 __all__ = ["connect", "handler"]
 
-# Rank 0's servers, for the life of the process: after destroy_process_group another rank may come
-# back to the same address before rank 0 does.
+# Rank 0's servers, kept for the life of the process: after destroy_process_group another rank may
+# return to the same address before rank 0 does.
 _served: dict[tuple[str, int], TCPStore] = {}
 
-#: As torch's stores have it, where rendezvous() is called without a timeout.
+#: The default of torch's stores, if rendezvous() is called without a timeout.
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
@@ -41,14 +41,14 @@ def handler(
 
 
 def connect(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> TCPStore:
-    """Serve a store on rank 0, connect to it on the others.
+    """Serve a store on rank 0; connect to it on the others.
 
     Parameters
     ----------
     host : str
-        Name or address of rank 0's machine. It binds this address and no other.
+        Name or address of rank 0's machine. The server binds this address and no other.
     port : int
-        Where it listens.
+        Port of the server.
     rank : int
         This process's rank.
     world_size : int

@@ -1,4 +1,4 @@
-"""Reading rank and world size from a URL's query."""
+"""Reads rank and world size from a URL's query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["complete", "error", "stated"]
 
 
 def stated(url: str) -> tuple[int, int]:
-    """Rank and world size that a URL's query states; -1 for what it leaves out."""
+    """Return rank and world size from a URL's query; -1 for what it omits."""
     query = dict(parse_qsl(urlsplit(url).query))
     try:
         return int(query.get("rank", "-1")), int(query.get("world_size", "-1"))
@@ -17,7 +17,7 @@ def stated(url: str) -> tuple[int, int]:
 
 
 def complete(url: str) -> tuple[int, int]:
-    """Rank and world size of a scheme that cannot go without them.
+    """Return rank and world size for a scheme that requires them.
 
     Raises
     ------
@@ -36,5 +36,5 @@ def complete(url: str) -> tuple[int, int]:
 
 
 def error(url: str, text: str) -> ValueError:
-    """The error for a URL that says too little, or something wrong."""
+    """Return the error for a URL that is incomplete or wrong."""
     return ValueError(f"{urlsplit(url).scheme}:// rendezvous: {text} (the URL was {url})")

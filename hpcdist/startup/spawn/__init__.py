@@ -1,7 +1,7 @@
 """``hpcdist.spawn``: run a function on N ranks of this machine, from an ordinary program.
 
-``api`` starts them, ``context`` waits for them and raises what they raised, ``child`` is what each
-of them runs. The function and its arguments travel in a file that only this user can read.
+``api`` starts the processes, ``context`` waits for them and raises what they raised, ``child`` runs
+in each of them. The function and its arguments travel in a file that only this user can read.
 """
 
 from .api import spawn

@@ -1,4 +1,4 @@
-"""``spawn``: start the processes, over the site's launcher or as they are."""
+"""``spawn``: start the processes, through the site's launcher or directly."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .context import ProcessContext
 
 __all__ = ["spawn"]
 
-# What each process runs: with this process's sys.path, then the rest is in the package.
+# Program of each process: it sets this process's sys.path and calls the package.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.load(open(sys.argv[1] + '/path')); "
     "from hpcdist.startup.spawn.child import main; main()"
 )
-#: Beginnings of the variables by which an outer launcher speaks to its processes.
+#: Prefixes of the variables that an outer launcher sets for its processes.
 _OUTER = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "TORCHELASTIC_", "MASTER_", "HYDI_")
 _OUTER_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
@@ -47,9 +47,8 @@ def spawn(
     """Run a function on several ranks of this machine.
 
     Each rank calls ``fn(rank, *args)`` in a process of its own, in which
-    :func:`hpcdist.init_process_group` needs no arguments. The processes are started by the mpirun
-    that belongs to this MPI, or srun; MPICH needs neither. Output comes with the rank in front of
-    each line.
+    :func:`hpcdist.init_process_group` needs no arguments. The mpirun that belongs to this MPI, or
+    srun, starts the processes; MPICH needs neither. Each line of output is prefixed with the rank.
 
     Local to this process, which must not be one of an MPI job.
 
@@ -64,11 +63,11 @@ def spawn(
     nprocs : int
         Number of ranks.
     join : bool
-        Wait for the end. Otherwise the result's ``join()`` does.
+        Wait until all processes have ended. Otherwise call ``join()`` of the result.
     daemon : bool
-        Accepted for torch's sake: the processes never outlive this one.
+        Accepted for compatibility with torch: the processes never outlive this one.
     start_method : str
-        Accepted for torch's sake; the processes are always started afresh.
+        Accepted for compatibility with torch; the processes are always started afresh.
 
     Returns
     -------
@@ -120,7 +119,7 @@ def spawn(
 
 
 def _starter() -> commands.Starter | None:
-    """The launcher; None where MPICH's processes can be started without."""
+    """Return the launcher; None where MPICH's processes can be started without one."""
     try:
         return commands.find()
     except DistBackendError:
@@ -131,7 +130,7 @@ def _starter() -> commands.Starter | None:
 
 def _write(folder: Path, fn: Callable[..., Any], args: Sequence[Any]) -> None:
     preparation = mp_spawn.get_preparation_data("hpcdist.spawn")
-    # a key of multiprocessing's own connections, which may only be passed through them
+    # a key of multiprocessing's connections, which can be sent only through them
     preparation.pop("authkey", None)
     call = pickle.dumps((fn, tuple(args)))
     (folder / "job").write_bytes(pickle.dumps({"preparation": preparation, "call": call}))

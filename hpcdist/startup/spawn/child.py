@@ -1,4 +1,4 @@
-"""What each process of :func:`hpcdist.spawn` runs: the function, and a word on how it ended."""
+"""The program of each process of :func:`hpcdist.spawn`: it runs the function, records the end."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _with_launcher() -> int:
 
 def _without_launcher(folder: Path) -> int:
     rank, size, parent = map(int, sys.argv[2:5])
-    # The parent ends its children; this is for a parent that is killed.
+    # The parent ends its children; this covers a parent that is killed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)
     steps.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size
-    if share < 2:  # as hpcdist.launchers.commands has it
+    if share < 2:  # the same rule as in hpcdist.launchers.commands
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:
         os.sched_setaffinity(0, cpus[rank * share : (rank + 1) * share])
@@ -74,7 +74,7 @@ def _without_launcher(folder: Path) -> int:
 
 
 def _tell(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave the exception where the parent looks; the object too, if it can be pickled."""
+    """Write the exception for the parent; also the object, if it can be pickled."""
     said: dict[str, Any] = {
         "rank": rank,
         "pid": os.getpid(),
@@ -92,7 +92,7 @@ def _tell(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def _leave_word(folder: Path, name: str, said: dict[str, Any]) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file atomically."""
     partial = folder / f".{name}"
     partial.write_text(json.dumps(said))
     partial.rename(folder / name)

@@ -1,4 +1,4 @@
-"""The processes of one spawn: waiting for them, ending them, raising what they raised."""
+"""The processes of one spawn: wait for them, end them, raise what they raised."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "ProcessRaisedException",
 ]
 
-#: Seconds the others have, after one has failed, to end by themselves; then again after SIGTERM.
+#: Seconds that the others have to end by themselves after one failed; again after SIGTERM.
 GRACE = 5.0
 
 
@@ -37,7 +37,7 @@ class ProcessException(DistError):
     msg : str
         What happened.
     error_index : int
-        Its rank; -1 if only the launcher's status tells of it.
+        Its rank; -1 if only the launcher's status reports it.
     error_pid : int
         Its process id; the launcher's if the rank is not known.
     """
@@ -64,7 +64,7 @@ class ProcessExitedException(ProcessException):
     msg, error_index, error_pid
         As for :class:`ProcessException`.
     exit_code : int
-        Its status; minus the signal's number.
+        Its status; for a signal, minus the signal's number.
     """
 
     def __init__(self, msg: str, error_index: int, error_pid: int, exit_code: int) -> None:
@@ -88,7 +88,7 @@ class ProcessContext:
     processes : list of subprocess.Popen
         One for each rank, or the launcher alone.
     folder : pathlib.Path
-        Where they say how they ended; it is deleted with them.
+        Where the processes record how they ended; it is deleted with them.
     nprocs : int
         Number of ranks.
     """
@@ -138,7 +138,7 @@ class ProcessContext:
         Raises
         ------
         ProcessRaisedException
-            If the function raised on a rank. The first exception counts that is not the news of
+            If the function raised on a rank. It is the first exception that does not merely report
             another rank's failure.
         ProcessExitedException
             If a process ended with an exit status or by a signal.
@@ -166,7 +166,7 @@ class ProcessContext:
         return True
 
     def end(self, grace: float, how: signal.Signals = signal.SIGTERM) -> None:
-        """End what still runs: after `grace` seconds by a signal, later by SIGKILL.
+        """End the processes that still run: after `grace` seconds by a signal, later by SIGKILL.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class ProcessContext:
 
     def _clean(self) -> None:
         for printer in self._printers:
-            printer.join(1.0)  # longer only if a grandchild keeps the pipe
+            printer.join(1.0)  # longer only if a grandchild keeps the pipe open
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _raise(self) -> None:
@@ -211,7 +211,7 @@ class ProcessContext:
             text = f"process {rank} terminated with exit code {code}"
             raise ProcessExitedException(text, rank, pid, code)
         codes = [process.returncode for process in self.processes]
-        # who was told of another's death (71) or ended by us is not the cause
+        # a rank that exited because another died (71), or that we ended, is not the cause
         index = min(
             (i for i, code in enumerate(codes) if code),
             key=lambda i: codes[i] in (71, -signal.SIGTERM),
@@ -225,7 +225,7 @@ class ProcessContext:
 
 
 def _print(rank: int, stream: IO[bytes], out: Any) -> None:
-    """Pass a rank's output on, line by line, with the rank in front as hydra puts it."""
+    """Forward a rank's output line by line, with the rank as prefix in hydra's format."""
     with stream:
         for line in stream:
             text = line.decode("utf-8", "replace")
