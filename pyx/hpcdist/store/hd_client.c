@@ -9,10 +9,11 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define SLICE_NS 50000000 /* how often signals are looked at */
-#define SPIN_NS 25000     /* a server on this machine answers within it; sleeping costs 5 us more */
+#define SLICE_NS 50000000 /* how often the client checks for signals */
+#define SPIN_NS 25000     /* a server on this machine answers within this time; sleeping costs 5
+                           * us more */
 enum {
-    ROOM = 16 * 1024,        /* of the buffer, for usual requests and replies */
+    ROOM = 16 * 1024,        /* of the buffer, for typical requests and replies */
     KEPT = 1 << 20,          /* a longer buffer is not kept */
     PIECE = 256 * 1024
 };
@@ -23,7 +24,7 @@ void hd_client_init(hd_client *c)
     c->fd = -1;
 }
 
-/* After a call that did not get on: the time, then signals. */
+/* After a call that made no progress: checks for signals, then the time. */
 static int go_on(int64_t deadline, hd_hook hook)
 {
     if (hook && hook())
@@ -31,7 +32,8 @@ static int go_on(int64_t deadline, hd_hook hook)
     return hd_clock() >= deadline ? HD_TOO_LATE : HD_FINE;
 }
 
-/* The socket's own timeout is a slice; what is left of less than that is waited for by poll. */
+/* The socket's own timeout is one slice; poll waits for what is left if that is less than a
+ * slice. */
 static int short_wait(int fd, short what, int64_t deadline)
 {
     int64_t left = deadline - hd_clock();
@@ -59,8 +61,8 @@ static int give(hd_client *c, const uint8_t *data, uint64_t size, int64_t deadli
     return HD_FINE;
 }
 
-/* Looks for an answer without sleeping, for a moment, if there is a core for the server too; where
- * that is busy, it may run on this one. */
+/* Looks for an answer for a moment without sleeping, if there is a core for the server too; where
+ * that core is busy, the server may run on this one. */
 static ssize_t look(int fd, uint8_t *into, uint64_t room)
 {
     static int cores;
@@ -158,7 +160,7 @@ int hd_client_begin(hd_client *c, int fd, const uint8_t key[HD_KEY], int64_t dea
     return HD_FINE;
 }
 
-/* A request that fits the buffer goes out in one call; longer items from where they lie. */
+/* A request that fits the buffer is sent in one call; longer items are sent from where they are. */
 static int ask(hd_client *c, const hd_head *head, const hd_item *items, int64_t deadline,
                hd_hook hook)
 {
@@ -204,7 +206,7 @@ static int widen(hd_client *c, uint64_t have, uint64_t total)
 {
     if (have < c->room)
         return HD_FINE;
-    /* with what has come, not with what was announced */
+    /* to hold what has arrived, not what was announced */
     uint64_t room = 2 * c->room < total ? 2 * c->room : total;
     uint8_t *wider = realloc(c->buffer, room);
     if (!wider)
@@ -264,7 +266,7 @@ int hd_client_ended(const hd_client *c)
 {
     uint8_t byte;
     ssize_t n = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return !(n < 0 && (errno == EAGAIN || errno == EINTR)); /* it has nothing to say unasked */
+    return !(n < 0 && (errno == EAGAIN || errno == EINTR)); /* the server sends nothing unasked */
 }
 
 void hd_client_relax(hd_client *c)

@@ -1,5 +1,5 @@
 /* A client's connection to a store's server: one request at a time, from one thread at a time. No
- * GIL; every wait ends at its deadline, and looks at signals every 50 ms. */
+ * GIL; every wait ends at its deadline, and checks for signals every 50 ms. */
 #ifndef HD_CLIENT_H
 #define HD_CLIENT_H
 
@@ -7,15 +7,15 @@
 
 enum hd_outcome {
     HD_FINE = 0,
-    HD_TOO_LATE,     /* the deadline came first */
+    HD_TOO_LATE,     /* the deadline passed first */
     HD_GONE,         /* the peer closed the connection */
     HD_SYSTEM,       /* errno says why */
-    HD_REFUSED,      /* the server does not take our proof */
+    HD_REFUSED,      /* the server rejects our proof */
     HD_CROWDED,      /* the server has no room */
-    HD_FOREIGN,      /* the peer is no store's server, or of another version */
-    HD_IMPOSTOR,     /* the server does not know the key, or a message was changed on its way */
+    HD_FOREIGN,      /* the peer is not a store's server, or has another version */
+    HD_IMPOSTOR,     /* the server does not know the key, or a message was changed in transit */
     HD_NO_MEMORY,
-    HD_SIGNAL        /* the hook said so */
+    HD_SIGNAL        /* the hook asked to stop */
 };
 
 /* Called every 50 ms and when a system call was interrupted; nonzero ends the wait. */
@@ -36,14 +36,14 @@ typedef struct hd_reply {
 } hd_reply;
 
 void hd_client_init(hd_client *c);
-/* The handshake on a connected, blocking socket, which the client then owns. */
+/* The handshake on a connected, blocking socket, which the client owns from then on. */
 int hd_client_begin(hd_client *c, int fd, const uint8_t key[HD_KEY], int64_t deadline,
                     hd_hook hook);
 int hd_client_call(hd_client *c, hd_head *head, const hd_item *items, int64_t deadline,
                    hd_hook hook, hd_reply *reply);
 /* Whether the peer has closed an idle connection. */
 int hd_client_ended(const hd_client *c);
-/* Gives memory back that a long reply needed. */
+/* Frees memory that a long reply needed. */
 void hd_client_relax(hd_client *c);
 void hd_client_end(hd_client *c);
 

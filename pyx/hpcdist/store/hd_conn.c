@@ -8,11 +8,11 @@
 #include "hd_server.h"
 
 enum {
-    SMALL = 4096,         /* values from here on are sent from where they lie */
+    SMALL = 4096,         /* longer values, and those of this size, are sent from where they are */
     UNCHECKED = 1 << 16,  /* messages up to this size are always read */
 };
 
-/* Bytes that one connection may send before others have their turn. */
+/* Bytes that one connection may send before it is the others' turn. */
 #define TURN (4 * (uint64_t)HD_SCRATCH)
 
 hd_conn *hd_conn_new(hd_server *s, int fd)
@@ -36,7 +36,7 @@ hd_conn *hd_conn_new(hd_server *s, int fd)
     s->stats.strangers++;
     hd_link_last(&s->strangers, &c->all);
     hd_set_deadline(c, s->now + s->limits.handshake_ns);
-    /* into an empty socket buffer: it fits, or the peer has gone */
+    /* the socket buffer is empty: it fits, or the peer has gone */
     if (send(fd, greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting)
         hd_close(c, 0);
     return c;
@@ -64,7 +64,7 @@ void hd_conn_free(hd_conn *c)
 static int64_t patience(const hd_server *s, uint64_t bytes)
 {
     int64_t mebibytes = (int64_t)(bytes >> 20);
-    if (mebibytes > 1 << 20) /* announced, by somebody who will not send it */
+    if (mebibytes > 1 << 20) /* announced by a client that will not send it */
         mebibytes = 1 << 20;
     return s->now + s->limits.message_ns + mebibytes * 1000000000;
 }
@@ -118,8 +118,8 @@ static int begin_message(hd_conn *c)
         return -1;
     hd_seal_begin(&c->in_seal, &c->in_mac);
     hd_mac_update(&c->in_mac, c->head_bytes, HD_HEAD);
-    /* What comes in has the limit for itself, so that a long value can replace another; whether it
-     * fits into the store is seen when it is here. */
+    /* The limit applies to messages in transit separately, so that a long value can replace
+     * another; whether a value fits into the store is checked when it has arrived. */
     if (c->head.body > UNCHECKED &&
         (c->head.body > s->limits.bytes || s->inflight > s->limits.bytes - c->head.body))
         c->skip = 1;
@@ -129,7 +129,7 @@ static int begin_message(hd_conn *c)
     return 0;
 }
 
-/* Room for what comes next: grows with what has come, not with what was announced. */
+/* Room for the next bytes: grows with what has arrived, not with what was announced. */
 static int widen(hd_conn *c)
 {
     uint64_t stored = c->have - HD_HEAD;
@@ -167,7 +167,7 @@ static void message_complete(hd_conn *c, const uint8_t *body, const uint8_t *tag
     hd_bytes_drop(own);
 }
 
-/* A message that has come in one piece is looked at where it lies. Returns its size, or 0. */
+/* Handles a message that has arrived in one piece in place. Returns its size, or 0. */
 static uint64_t whole_message(hd_conn *c, const uint8_t *data, uint64_t size)
 {
     hd_head head;
@@ -237,7 +237,7 @@ static void feed(hd_conn *c, const uint8_t *data, uint64_t size)
         data += n;
         size -= n;
     }
-    /* A client sends its next request after the reply to the last. */
+    /* A client sends its next request only after the reply to the last one. */
     if (size && c->state != HD_CLOSED)
         hd_close(c, 1);
 }
@@ -274,7 +274,7 @@ void hd_conn_readable(hd_conn *c)
         if (c->have == HD_ANSWER)
             admit(c);
     } else if (c->state != HD_READY) {
-        hd_close(c, 1); /* says something while its request waits */
+        hd_close(c, 1); /* it sends although its request is still waiting */
     } else if (direct) {
         body_came(c, into, (uint64_t)n);
     } else {
@@ -358,7 +358,8 @@ static void reply_done(hd_conn *c)
         hd_close(c, 1);
 }
 
-/* Sends what the socket takes. The last piece is the tag, made when all before it is sealed. */
+/* Sends as much as the socket takes. The last piece is the tag, computed when everything before it
+ * is sealed. */
 void hd_conn_writable(hd_conn *c)
 {
     if (c->state != HD_REPLYING) {
@@ -426,7 +427,7 @@ static void send_small(hd_conn *c)
     hd_mac m;
     hd_seal_begin(&c->out_seal, &m);
     hd_mac_update(&m, s->build, s->build_size);
-    hd_mac_final(&m, s->build + s->build_size); /* build_room left room for it */
+    hd_mac_final(&m, s->build + s->build_size); /* build_room left space for it */
     uint64_t total = s->build_size + HD_TAG;
     ssize_t done = send(c->fd, s->build, total, MSG_NOSIGNAL);
     if (done == (ssize_t)total) {

@@ -108,7 +108,7 @@ void hd_mac_update(hd_mac *m, const void *data, size_t size)
     const uint8_t *p = data;
     if (!size)
         return;
-    /* The last block is compressed with a mark, so a full one waits until more comes. */
+    /* The last block is compressed with a mark, so a full one waits until more bytes arrive. */
     if (m->used + size > HD_MAC_BLOCK) {
         unsigned room = HD_MAC_BLOCK - m->used;
         memcpy(m->block + m->used, p, room);

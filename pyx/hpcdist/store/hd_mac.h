@@ -1,13 +1,13 @@
-/* BLAKE2b (RFC 7693) with a key: the authentication code of the store's messages, the proof of the
- * handshake, and what session keys are derived with. No padding rules or second pass are needed
- * for a keyed hash, unlike with HMAC. Pure C, any thread. */
+/* Keyed BLAKE2b (RFC 7693): the authentication code of the store's messages, the proof in the
+ * handshake, and the derivation of session keys. Unlike HMAC, a keyed hash needs no padding rules
+ * and no second pass. Pure C, any thread. */
 #ifndef HD_MAC_H
 #define HD_MAC_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define HD_MAC_BLOCK 128 /* bytes that one compression takes */
+#define HD_MAC_BLOCK 128 /* bytes per compression */
 #define HD_MAC_MAX 64    /* bytes of the longest key and the longest result */
 
 typedef struct hd_mac {
@@ -23,7 +23,7 @@ void hd_mac_init(hd_mac *m, unsigned out, const void *key, unsigned key_size);
 void hd_mac_update(hd_mac *m, const void *data, size_t size);
 void hd_mac_final(hd_mac *m, uint8_t *result);
 
-/* Compares without telling by its time where the difference is. Returns 1 if equal. */
+/* Compares in constant time. Returns 1 if equal. */
 int hd_mac_equal(const uint8_t *a, const uint8_t *b, size_t size);
 
 #endif

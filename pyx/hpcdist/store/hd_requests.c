@@ -7,8 +7,8 @@
 #include "hd_server.h"
 
 enum {
-    SHARED = 4096, /* values from here on may stay in the message that brought them */
-    NAMED = 16     /* missing keys that a reply names */
+    SHARED = 4096, /* values of this size or more may stay in the message that brought them */
+    NAMED = 16     /* the most missing keys that a reply names */
 };
 
 #define CONN(l, member) ((hd_conn *)((char *)(l) - offsetof(hd_conn, member)))
@@ -19,7 +19,7 @@ static void reply(hd_conn *c, int status, int64_t number)
     hd_reply_finish(c, status, number, 0);
 }
 
-/* Without memory for an answer there is none: the client sees the connection end. */
+/* Without memory for an answer there is no answer: the client sees the connection end. */
 static void reply_value(hd_conn *c, const hd_value *v)
 {
     hd_reply_begin(c->server);
@@ -53,7 +53,7 @@ static uint64_t present_bytes(const hd_entry *e)
     return e && e->has_value ? e->key_size + e->value.size + HD_OVERHEAD : 0;
 }
 
-/* Whether a value may be stored in place of what the entry holds, which may be NULL. */
+/* Whether a value may be stored in place of the entry's, which may be NULL. */
 static int fits_instead(const hd_server *s, const hd_entry *e, uint64_t key, uint64_t value)
 {
     uint64_t more = key + value + HD_OVERHEAD, less = present_bytes(e);
@@ -84,7 +84,7 @@ void hd_request_forget(hd_conn *c)
     c->state = HD_READY;
 }
 
-/* The request stays: keeps its items, and the deadline it came with. */
+/* Keeps the request: its items, and the deadline it came with. */
 static int begin_waiting(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body,
                          hd_bytes *own)
 {
@@ -120,7 +120,7 @@ static int there(const hd_conn *c, const hd_entry *e)
     }
 }
 
-/* The first item from `from` on that is not there; count if all are. */
+/* The first item from `from` on that is missing; count if none is. */
 static uint32_t first_missing(const hd_conn *c, const hd_item *items, uint32_t count, uint32_t from)
 {
     const hd_table *t = &c->server->table;
@@ -171,8 +171,8 @@ static void reply_late(hd_conn *c, const hd_item *items, uint32_t count)
     hd_reply_finish(c, HD_RE_LATE, missing, named);
 }
 
-/* Waits for the item w_at, or answers if all are there. Those before w_at were there once; only
- * when the last is found are they looked at again. */
+/* Waits for the item w_at, or answers if all items are present. Those before w_at were present
+ * once; they are checked again only when the last one is found. */
 static void attempt(hd_conn *c)
 {
     hd_table *t = &c->server->table;
@@ -214,7 +214,8 @@ static void awaited(hd_conn *c, const hd_item *items, uint32_t count, const uint
         attempt(c);
 }
 
-/* Something has come into the entry. Those who wait try again, in the order in which they came. */
+/* Something was stored in the entry. The clients that wait for it try again, in order of
+ * arrival. */
 static void wake(hd_entry *e)
 {
     hd_link all;
@@ -287,8 +288,8 @@ static int value_of(const hd_item *i, hd_bytes *own, hd_value *v)
     return 0;
 }
 
-/* Stores one value. Returns its entry, whose waiters are to be woken after the reply; NULL without
- * memory. */
+/* Stores one value. Returns its entry, whose waiters are to be woken after the reply; NULL if out
+ * of memory. */
 static hd_entry *store(hd_server *s, const hd_item *key, const hd_item *value, hd_bytes *own)
 {
     hd_value v;
@@ -309,7 +310,7 @@ static void set_all(hd_conn *c, const hd_item *items, uint32_t count, hd_bytes *
     uint64_t more = 0;
     for (uint32_t i = 0; i < count; i++)
         more += items[i].size + HD_OVERHEAD / 2;
-    /* of several, some may be of one key: what they replace is counted once at most */
+    /* of several items, some may share a key: what they replace is counted at most once */
     hd_entry *first = count == 2 ? hd_table_find(&s->table, items[0].at, items[0].size) : NULL;
     if (count == 2 ? !fits_instead(s, first, items[0].size, items[1].size) : !fits(s, more)) {
         full(c);
@@ -329,7 +330,8 @@ static void set_all(hd_conn *c, const hd_item *items, uint32_t count, hd_bytes *
     }
 }
 
-/* A whole number of 64 bits, blanks before and a sign allowed, nothing after. Returns 0, or -1. */
+/* A 64-bit integer; leading blanks and a sign are allowed, and nothing after it. Returns 0, or
+ * -1. */
 static int number_in(const hd_value *v, int64_t *number)
 {
     char text[64], *end;
@@ -447,7 +449,7 @@ static void drop(hd_conn *c, const hd_item *key)
     reply(c, HD_RE_DONE, was_there);
 }
 
-/* --- meeting ----------------------------------------------------------------------------------- */
+/* --- barriers and joining ---------------------------------------------------------------------- */
 
 static void barrier(hd_conn *c, const hd_item *items, const uint8_t *body, hd_bytes *own)
 {
@@ -479,7 +481,7 @@ static void barrier(hd_conn *c, const hd_item *items, const uint8_t *body, hd_by
     reply(c, HD_RE_DONE, 0);
     for (int64_t others = e->arrived; others > 0; others--) {
         hd_conn *other = CONN(e->in_barrier.next, waits);
-        hd_request_forget(other); /* frees the entry with the last, if nothing else is in it */
+        hd_request_forget(other); /* the last one frees the entry, if it contains nothing else */
         hd_rearm(other);
         reply(other, HD_RE_DONE, 0);
     }
@@ -512,7 +514,7 @@ static void joined(hd_conn *c, const uint8_t *body, hd_bytes *own)
         hd_link_last(&s->for_joined, &c->waits);
 }
 
-/* --- questions --------------------------------------------------------------------------------- */
+/* --- queries ----------------------------------------------------------------------------------- */
 
 static void list(hd_conn *c, const hd_item *prefix, int with_names)
 {
@@ -534,9 +536,9 @@ static void list(hd_conn *c, const hd_item *prefix, int with_names)
     hd_reply_finish(c, HD_RE_DONE, count, with_names ? (uint32_t)count : 0);
 }
 
-/* --- all of them ------------------------------------------------------------------------------- */
+/* --- dispatch ---------------------------------------------------------------------------------- */
 
-/* How many items a request has to have: the number, or -1 for any, or -2 for pairs. */
+/* How many items a request must have: the number, or -1 for any, or -2 for pairs. */
 static const int8_t wanted[HD_OP_END] = {
     [HD_OP_SET] = -2,  [HD_OP_GET] = -1,   [HD_OP_ADD] = 1,    [HD_OP_EXCHANGE] = 3,
     [HD_OP_CHECK] = -1, [HD_OP_WAIT] = -1, [HD_OP_DELETE] = 1, [HD_OP_APPEND] = 2,

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum { EVENTS = 256, ACCEPTS = 64 };
-#define PAUSE_NS 50000000 /* before accepting again when descriptors have run out */
-#define SPIN_NS 20000     /* how long the next request is looked for without sleeping */
+#define PAUSE_NS 50000000 /* before accepting again when there are no descriptors left */
+#define SPIN_NS 20000     /* how long to look for the next request without sleeping */
 
 /* --- fork --------------------------------------------------------------------------------------
  * The thread does not exist in a child, but the sockets would: as long as a child had them open,
@@ -116,7 +116,8 @@ void hd_set_deadline(hd_conn *c, int64_t deadline)
         return;
     }
     if (c->place < 0)
-        put_at(s, s->heap_size++, c); /* there is room: made when the connection was */
+        /* Cannot fail: the connection made room when it was created. */
+        put_at(s, s->heap_size++, c);
     else
         sink(s, c->place);
     rise(s, c->place);
@@ -180,7 +181,7 @@ void hd_close(hd_conn *c, int dropped)
     s->stats.dropped += dropped != 0;
     c->state = HD_CLOSED;
     hd_set_deadline(c, INT64_MAX);
-    close(c->fd); /* epoll forgets it with that: nobody has a duplicate */
+    close(c->fd); /* that removes it from epoll: there is no duplicate */
     c->fd = -1;
     hd_link_out(&c->all);
     hd_link_last(&s->closed, &c->all);
@@ -211,8 +212,9 @@ static void accept_some(hd_server *s, int listener)
                 continue;
             if (errno == EAGAIN || errno == EWOULDBLOCK)
                 return;
-            /* No descriptors left: a stranger's is free at once. One for each pause would let hundreds that say
-             * nothing hold up a client behind them for a minute. */
+            /* No descriptors left: close a stranger's, which is free at once. If only one were
+             * accepted per pause, hundreds of silent strangers would hold up a client behind them
+             * for a minute. */
             if (!hd_link_alone(&s->strangers)) {
                 drop_oldest(s);
                 continue;
@@ -240,7 +242,7 @@ static int sleep_ms(hd_server *s)
     int64_t left = until - hd_clock();
     if (left <= 0)
         return 0;
-    left = (left + 999999) / 1000000; /* up: not to wake too early, and again */
+    left = (left + 999999) / 1000000; /* rounded up, so as not to wake too early, and again */
     return left > 3600000 ? 3600000 : (int)left;
 }
 
@@ -257,7 +259,7 @@ static void handle(hd_server *s, const struct epoll_event *e)
 {
     char *what = e->data.ptr;
     if (what == (char *)&s->wake)
-        return; /* stop is set; the loop looks */
+        return; /* stop is set; the loop checks it */
     if (what >= (char *)s->listeners && what < (char *)(s->listeners + s->listener_count)) {
         if (!s->paused)
             accept_some(s, *(int *)what);
@@ -272,9 +274,10 @@ static void handle(hd_server *s, const struct epoll_event *e)
         hd_conn_readable(c);
 }
 
-/* Waits for events. Who calls again and again has its next request here within SPIN_NS of the last
- * reply; a thread that sleeps takes longer than that to wake up. It does not yield: one that has
- * yielded waits for its turn behind what computes, and one that sleeps is woken before it. */
+/* Waits for events. A client that makes call after call sends its next request within SPIN_NS of
+ * the last reply; a sleeping thread takes longer than that to wake up. This one does not yield: a
+ * thread that has yielded waits for its turn behind threads that compute, and a sleeping one is
+ * woken before it. */
 static int next_events(hd_server *s, struct epoll_event *events, int ms)
 {
     int64_t end = s->spins ? s->now + SPIN_NS : 0;
@@ -309,7 +312,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* --- its life ---------------------------------------------------------------------------------- */
+/* --- start and stop ---------------------------------------------------------------------------- */
 
 static void free_server(hd_server *s)
 {
@@ -318,7 +321,7 @@ static void free_server(hd_server *s)
     if (s->wake >= 0)
         close(s->wake);
     for (int i = 0; i < s->listener_count; i++) {
-        shutdown(s->listeners[i], SHUT_RDWR); /* also where the caller has a duplicate */
+        shutdown(s->listeners[i], SHUT_RDWR); /* also takes effect if the caller has a duplicate */
         close(s->listeners[i]);
     }
     hd_table_free(&s->table);
@@ -376,7 +379,7 @@ hd_server *hd_server_start(const int *listeners, int count, const uint8_t key[HD
     pthread_once(&once, watch_forks);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* Python's main thread handles the signals */
     int failed = prepare(s) ? errno : 0;
     if (!failed) {
         pthread_mutex_lock(&servers_mutex);
@@ -400,7 +403,7 @@ void hd_server_stop(hd_server *s)
 {
     uint64_t one = 1;
     if (!hd_server_here(s))
-        return; /* closed in the child already; the memory is the parent's copy */
+        return; /* the child has closed it already; the memory is a copy of the parent's */
     pthread_mutex_lock(&s->mutex);
     s->stop = 1;
     pthread_mutex_unlock(&s->mutex);

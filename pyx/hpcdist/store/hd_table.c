@@ -21,8 +21,8 @@ void hd_bytes_drop(hd_bytes *b)
         free(b);
 }
 
-/* Keys come from clients that have the job's key; the seed still keeps buckets short whatever they
- * are called. */
+/* Keys come from clients that have the job's key; the seed still keeps buckets short, whatever
+ * their names. */
 static uint64_t hash_of(const hd_table *t, const uint8_t *key, uint64_t size)
 {
     uint64_t h = t->seed ^ size * 0x9e3779b97f4a7c15ULL;
@@ -154,8 +154,8 @@ int hd_table_append(hd_table *t, hd_entry *e, const uint8_t *tail, uint64_t size
 {
     hd_value *v = &e->value;
     uint64_t total = v->size + size;
-    /* In place if nobody else reads the memory; else into new memory with room to grow, so that
-     * many short appends do not copy everything each time. */
+    /* In place if no other reader has the memory; otherwise into new memory with room to grow, so
+     * that many short appends do not copy everything each time. */
     if (v->in->owners > 1 || v->in->room - v->begin < total) {
         hd_bytes *wider = hd_bytes_new(total + total / 2);
         if (!wider)

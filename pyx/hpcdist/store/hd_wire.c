@@ -35,7 +35,7 @@ int hd_head_unpack(const uint8_t in[HD_HEAD], hd_head *h)
     h->op = (uint16_t)op;
     h->number = (int64_t)hd_load64(in + 24);
     h->wait_ns = (int64_t)hd_load64(in + 32);
-    /* every item has a length of 8 bytes, and nothing fills half an address space */
+    /* every item has an 8-byte length, and no body fills half an address space */
     if (op > UINT16_MAX || load32(in + 20) || h->body / 8 < h->items || h->body >> 62)
         return -1;
     return 0;

@@ -1,14 +1,14 @@
-/* What a store's client and server say to each other.
+/* The protocol between a store's client and server.
  *
  * The server begins with a greeting: a magic word and 32 random bytes. The client answers with the
- * magic word, 32 random bytes of its own and a proof, a keyed hash of both; the server with its
- * identity and its own proof. Nobody without the key gets further, and neither proof is of use in
- * another connection, nor in the other direction.
+ * magic word, 32 random bytes of its own and a proof, a keyed hash of both; the server answers
+ * with its identity and its own proof. A peer without the key gets no further, and neither proof
+ * is of use in another connection or in the other direction.
  *
- * Then come frames, each a head of fixed size, a body and a tag of 16 bytes. The tag is a keyed
- * hash of the frame's number in its direction, head and body, with a key made from both random
- * numbers: a frame that was recorded, repeated, left out or changed is noticed. Numbers are little
- * endian. A body is a list of items, each its length in 8 bytes and that many bytes. */
+ * Then follow frames, each a head of fixed size, a body and a tag of 16 bytes. The tag is a keyed
+ * hash of the frame's number in its direction, head and body, with a key derived from both random
+ * numbers: a recorded, repeated, omitted or changed frame is detected. Numbers are little endian.
+ * A body is a list of items, each its length in 8 bytes and that many bytes. */
 #ifndef HD_WIRE_H
 #define HD_WIRE_H
 
@@ -20,9 +20,9 @@
 
 enum {
     HD_KEY = 32,       /* bytes of the job's key */
-    HD_NONCE = 32,     /* random bytes of each side */
+    HD_NONCE = 32,     /* random bytes from each side */
     HD_MAGIC = 8,
-    HD_IDENTITY = 16,  /* random bytes that a server has for its life */
+    HD_IDENTITY = 16,  /* random bytes that a server keeps for its lifetime */
     HD_PROOF = 32,
     HD_TAG = 16,
     HD_GREETING = HD_MAGIC + HD_NONCE,
@@ -35,7 +35,7 @@ enum {
 #define HD_REFUSED_TEXT "hpcdNo\0\1" /* instead of a welcome: the proof is wrong */
 #define HD_CROWDED_TEXT "hpcdFu\0\1" /* instead of a greeting: too many connections */
 
-/* What a client asks for: items, numbers -> items, number of the reply. */
+/* Requests: items, numbers -> items, number of the reply. */
 enum hd_op {
     HD_OP_SET = 1, /* key, value, key, value ...                                     */
     HD_OP_GET,     /* keys; waits               -> values                            */
@@ -56,7 +56,7 @@ enum hd_op {
     HD_OP_END
 };
 
-/* What a reply says. */
+/* The status of a reply. */
 enum hd_status {
     HD_RE_DONE = 0,
     HD_RE_LATE,     /* items: some of the keys that are missing; number: how many, or how many came */
@@ -64,7 +64,7 @@ enum hd_status {
     HD_RE_OVERFLOW, /* number: what the key holds */
     HD_RE_FULL,     /* number: the limit in bytes */
     HD_RE_EMPTY,
-    HD_RE_SIZES,    /* number: the world size that the others said */
+    HD_RE_SIZES,    /* number: the world size that the others gave */
     HD_RE_SENSELESS /* no such request */
 };
 
@@ -72,7 +72,7 @@ typedef struct hd_head {
     uint64_t body;   /* bytes */
     uint32_t id;     /* of the request; its reply has the same */
     uint32_t items;
-    uint16_t op;     /* or status */
+    uint16_t op;     /* or the reply's status */
     int64_t number;
     int64_t wait_ns; /* how long the server may wait */
 } hd_head;
@@ -113,7 +113,7 @@ typedef struct hd_seal {
     uint64_t count; /* frames so far */
 } hd_seal;
 
-/* Starts the tag of the next frame. */
+/* Begins the tag of the next frame. */
 void hd_seal_begin(hd_seal *s, hd_mac *m);
 
 void hd_proof(const uint8_t *key, int of_server, const uint8_t *server_nonce,
@@ -121,7 +121,7 @@ void hd_proof(const uint8_t *key, int of_server, const uint8_t *server_nonce,
 void hd_seals(const uint8_t *key, const uint8_t *server_nonce, const uint8_t *client_nonce,
               hd_seal *to_server, hd_seal *to_client);
 
-/* Random bytes of the kernel. Returns 0, or -1. */
+/* Random bytes from the kernel. Returns 0, or -1. */
 int hd_random(void *out, size_t size);
 /* Nanoseconds of CLOCK_MONOTONIC. */
 int64_t hd_clock(void);
