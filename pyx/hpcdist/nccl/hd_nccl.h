@@ -1,11 +1,12 @@
-/* NCCL's functions as hpcdist calls them. Neither nccl.h nor a CUDA header is needed, and nothing is linked: the
- * library is opened at run time. A cudaStream_t is a pointer here. The numbers and the layout are NCCL's ABI. */
+/* The subset of NCCL's functions that hpcdist calls. Neither nccl.h nor a CUDA header is needed,
+ * and nothing is linked: the library is opened at run time. A cudaStream_t is a pointer here. The
+ * numbers and the layout are NCCL's ABI. */
 #ifndef HD_NCCL_H
 #define HD_NCCL_H
 
 #include <stddef.h>
 
-#define HD_NCCL_FLOOR 21800 /* ncclCommSplit, and the fields of hd_nccl_config below */
+#define HD_NCCL_FLOOR 21800 /* the first with ncclCommSplit and hd_nccl_config's fields */
 #define HD_NCCL_UNDEFINED (-2147483647 - 1)
 
 typedef struct ncclComm *ncclComm_t;
@@ -14,8 +15,8 @@ typedef struct {
     char bytes[128];
 } hd_nccl_id;
 
-/* The front of ncclConfig_t, which NCCL only ever appends to. It copies `size` bytes and takes its own defaults for
- * what is newer than `version`. */
+/* The front of ncclConfig_t, to which NCCL only ever appends. NCCL copies `size` bytes and uses its
+ * own defaults for fields newer than `version`. */
 typedef struct {
     size_t size;
     unsigned magic, version;
@@ -35,7 +36,7 @@ enum {
     HD_NCCL_IN_PROGRESS = 7
 };
 
-/* X(member, symbol, arguments): what 2.18 has. Enums travel as int. */
+/* X(member, symbol, arguments): the functions of 2.18. Enums are passed as int. */
 #define HD_NCCL_REQUIRED(X) \
     X(get_version, ncclGetVersion, (int *)) \
     X(get_unique_id, ncclGetUniqueId, (hd_nccl_id *)) \
@@ -60,7 +61,7 @@ enum {
     X(group_start, ncclGroupStart, (void)) \
     X(group_end, ncclGroupEnd, (void))
 
-/* What came later; NULL where the library is older. */
+/* Later functions; NULL where the library is older. */
 #define HD_NCCL_OPTIONAL(X) \
     X(mem_alloc, ncclMemAlloc, (void **, size_t)) \
     X(mem_free, ncclMemFree, (void *)) \
@@ -85,12 +86,14 @@ typedef struct {
 } hd_nccl;
 #undef HD_NCCL_MEMBER
 
-/* Opens a library and fills the table. path NULL: the one that is loaded already under the usual name, or with
- * `load` the system's. Returns NULL on success, or a text of what is wrong; *found tells whether there was a library
- * at all. The handle is never closed: NCCL has threads. */
+/* Opens a library and fills the table. path NULL: the library that is already loaded under the
+ * usual name or, with `load`, the system's. Returns NULL on success, or a text that says what is
+ * wrong; *found tells whether there was a library at all. The handle is never closed: NCCL has
+ * threads. */
 const char *hd_nccl_open(hd_nccl *table, const char *path, int load, int *found, const char **where);
 
-/* Polls until the communicator is not in progress, for at most `seconds`; the state it is in then. */
+/* Polls until the communicator is not in progress, for at most `seconds`; returns its state
+ * then. */
 int hd_nccl_settle(const hd_nccl *table, ncclComm_t comm, double seconds);
 
 #endif

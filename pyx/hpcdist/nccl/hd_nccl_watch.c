@@ -9,12 +9,15 @@
 #include <time.h>
 
 #define ROUND_NS 20000000 /* between two looks at what is in flight */
-#define IDLE_NS 100000000 /* between two looks for something: to wake the thread costs a call 50 to 90 us */
-#define PATIENCE 1.0      /* seconds for calls inside NCCL to come out before it is aborted under them */
+#define IDLE_NS 100000000 /* between two looks for new operations: waking the thread costs a call
+                           * 50 to 90 us */
+#define PATIENCE 1.0      /* seconds that calls inside NCCL have to return before NCCL is aborted
+                           * under them */
 #define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define EVENT_FLAGS 2u    /* CU_EVENT_DISABLE_TIMING */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, the devices and their spare events */
+/* Protects the list, the devices and their spare events. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static hd_watched *flight;
 static hd_gpu *devices;
 static int running, stopped, forked;
@@ -56,7 +59,7 @@ void hd_guard_name(hd_guard *guard, const char *where) { snprintf(guard->where, 
 void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text)
 {
     static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&first); /* the first failure is the one that tells */
+    pthread_mutex_lock(&first); /* only the first failure is kept */
     if (!load(&guard->failed)) {
         snprintf(guard->what, sizeof guard->what, "%s", what);
         snprintf(guard->text, sizeof guard->text, "%s", text);
@@ -86,7 +89,7 @@ void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text
         guard->nccl->abort(guard->comm);
 }
 
-/* What NCCL reports by itself; 0 for nothing. */
+/* What NCCL itself reports; 0 for nothing. */
 static int report(hd_guard *guard, char *text, size_t size)
 {
     int state = HD_NCCL_SUCCESS, rc;
@@ -108,7 +111,8 @@ static int report(hd_guard *guard, char *text, size_t size)
     return rc;
 }
 
-/* A thread's mode while another stream is captured: CUDA refuses queries otherwise, and breaks the capture off. */
+/* Sets a thread's mode while another stream is captured: otherwise CUDA refuses queries, and
+ * invalidates the capture. */
 static int relaxed(const hd_cuda *cuda, int mode)
 {
     if (cuda->mode)
@@ -129,7 +133,7 @@ void hd_watched_name(const hd_watched *w, char *text, size_t size)
     snprintf(text, size, "%s #%llu %s", w->api, (unsigned long long)w->number, w->guard->where);
 }
 
-/* The state of one operation now. */
+/* The current state of one operation. */
 static int look(hd_watched *w)
 {
     char said[512], name[192];
@@ -137,9 +141,9 @@ static int look(hd_watched *w)
     if (state != HD_WATCH_RUNS)
         return state;
     if (load(&w->guard->failed))
-        return HD_WATCH_FAILED; /* an aborted operation ends too, but what it left is no result */
+        return HD_WATCH_FAILED; /* an aborted operation ends too, but its output is not a result */
     rc = query(w);
-    /* also where it is over: after an error it may end without a result */
+    /* also if it has ended: after an error it may end without a result */
     if ((rc == 0 || rc == HD_CUDA_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0) {
         hd_watched_name(w, name, sizeof name);
         hd_guard_fail(w->guard, code, name, said);
@@ -195,7 +199,8 @@ static void *guardian(void *unused)
                 over = w;
             }
         }
-        /* Nobody but this thread takes out, and others put in at the front: the rest of the list stays as it is. */
+        /* Only this thread removes operations, and the others add at the front: the rest of the
+         * list stays as it is. */
         first = flight;
         pthread_mutex_unlock(&lock);
         while ((w = over) != NULL) {
@@ -218,7 +223,7 @@ static int start(void)
     int rc;
     if (running)
         return 0;
-    /* signals are Python's: they must reach its main thread */
+    /* the signals are Python's: they must reach its main thread */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     rc = pthread_create(&thread, NULL, guardian, NULL);
@@ -248,7 +253,8 @@ hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index)
     return found;
 }
 
-/* The default stream is that of the thread's context: another device's must not be used by mistake. */
+/* The default stream belongs to the thread's context: another device's must not be used by
+ * mistake. */
 static void *enter(hd_gpu *gpu)
 {
     void *before = NULL;
@@ -267,7 +273,8 @@ static void leave(hd_gpu *gpu, void *before)
 int hd_captures(hd_gpu *gpu, void *stream)
 {
     int status = 0;
-    /* the default stream cannot be captured, and asking about it may break off another's capture */
+    /* the default stream cannot be captured, and a query about it may invalidate another stream's
+     * capture */
     return gpu->cuda.captures && stream && (gpu->cuda.captures(stream, &status) || status);
 }
 
@@ -298,7 +305,7 @@ static int obtain(hd_gpu *gpu, hd_watched **made)
     return rc;
 }
 
-/* What has not been enqueued is forgotten. */
+/* Drops an operation that was not enqueued. */
 static int given_up(hd_watched *w, int rc, const char *said, const char **call)
 {
     *call = said;
@@ -345,7 +352,7 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
     void *before;
     int rc;
     if (w->state == HD_WATCH_CAPTURED && !w->apart)
-        return 0; /* nobody has to wait for it */
+        return 0; /* no thread has to wait for it */
     before = enter(w->gpu);
     rc = w->gpu->cuda.record(w->event, stream);
     leave(w->gpu, before);
@@ -383,7 +390,7 @@ int hd_watch_wait(hd_watched *w, double seconds)
         state = look(w);
         if (state == HD_WATCH_DONE)
             settle(w, state);
-        /* an error of CUDA is for the watchdog, which has words for it and aborts */
+        /* a CUDA error is for the watchdog, which has the error text and aborts */
         if (state == HD_WATCH_DONE || state == HD_WATCH_FAILED || now() >= end)
             return state == HD_WATCH_CUDA ? HD_WATCH_RUNS : state;
         rest(nap);

@@ -1,6 +1,6 @@
-/* Operations in flight, and the watchdog: one C thread that never takes the GIL. It looks at what is in flight and at
- * NCCL's own reports, and aborts a communicator whose operation is late or has failed, so that nobody waits for it for
- * ever. */
+/* Operations in flight, and the watchdog: one C thread that never takes the GIL. It checks the
+ * operations in flight and NCCL's own reports, and aborts a communicator whose operation is late or
+ * has failed, so that no thread waits for it for ever. */
 #ifndef HD_NCCL_WATCH_H
 #define HD_NCCL_WATCH_H
 
@@ -8,26 +8,29 @@
 
 #include "hd_nccl.h"
 
-/* One communicator. Whoever sets `taken` may abort or destroy it, once, and lets the calls inside come out first. */
+/* One communicator. The thread that sets `taken` may abort or destroy it, once, after giving
+ * the calls inside time to return. */
 typedef struct {
     const hd_nccl *nccl;
     ncclComm_t comm;
     int refs;   /* atomic */
-    int inside; /* atomic: calls of this process that are in NCCL right now */
+    int inside; /* atomic: calls of this process that are inside NCCL right now */
     int taken;  /* atomic */
     int failed; /* atomic: 0, else an HD_NCCL_ code or one of HD_WATCH_LATE and its neighbours */
-    int told;   /* an exception has been made of it; by threads that hold the GIL */
+    int told;   /* an exception has been made of it; accessed with the GIL held */
     char where[128]; /* "of the group 'world' on rank 0" */
     char what[192];  /* the operation that was in flight */
     char text[512];
 } hd_guard;
 
-/* An operation was past its time; CUDA reports an error; this process has aborted the communicator itself. */
+/* An operation exceeded its time; CUDA reports an error; this process has aborted the communicator
+ * itself. */
 enum { HD_WATCH_LATE = -1, HD_WATCH_CUDA = -2, HD_WATCH_ABORTED = -3 };
 enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2, HD_WATCH_CAPTURED = 3 };
 
-/* All that is needed of CUDA, by address: functions of the driver, or a test's. 0 is success; streams, events and
- * contexts are pointers. The last three may be NULL, where there are no contexts and no graphs. */
+/* The functions needed from CUDA, by address: those of the driver, or a test's. 0 is success;
+ * streams, events and contexts are pointers. The last three may be NULL, where there are no
+ * contexts and no graphs. */
 typedef struct {
     int (*create)(void **event, unsigned flags);                  /* cuEventCreate */
     int (*record)(void *event, void *stream);                     /* cuEventRecord */
@@ -41,11 +44,11 @@ typedef struct {
 
 enum { HD_CUDA_NOT_READY = 600 };
 
-/* One device: its events are kept for the next operation. */
+/* One device. It keeps its events for the next operation. */
 typedef struct hd_gpu {
     struct hd_gpu *next;
     hd_cuda cuda;
-    void *context; /* the device's, which torch uses */
+    void *context; /* the device's context, which torch uses */
     int index;
     struct hd_watched *spare;
 } hd_gpu;
@@ -57,23 +60,24 @@ typedef struct hd_watched {
     hd_gpu *gpu;
     hd_guard *guard;
     void *event;      /* reached when the operation is done */
-    const char *api;  /* lives for ever */
+    const char *api;  /* static storage */
     uint64_t number;
     int64_t deadline; /* ns, monotonic */
     double limit;     /* seconds it had, for the message */
-    void *keep;       /* of who owns the queue */
-    int apart;        /* on another stream than the caller's */
+    void *keep;       /* for the owner of the queue */
+    int apart;        /* on a stream other than the caller's */
     int refs, state, listed; /* atomic */
 } hd_watched;
 
 hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
 void hd_guard_put(hd_guard *guard);
-/* Whose it is, for messages; before its first operation. */
+/* The owner, for messages; set it before its first operation. */
 void hd_guard_name(hd_guard *guard, const char *where);
 static inline int hd_guard_failed(hd_guard *guard) { return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE); }
 static inline int hd_guard_taken(hd_guard *guard) { return __atomic_load_n(&guard->taken, __ATOMIC_ACQUIRE); }
-/* Around a call of NCCL: not 0 where the communicator must not be used any more; leave either way. This thread counts
- * itself before it looks, and whoever frees sets the word before it counts: one of the two sees the other. */
+/* Brackets a call of NCCL. Not 0 if the communicator must not be used any more; leave in either
+ * case. This thread counts itself before it checks, and the thread that frees sets the word before
+ * it counts: one of the two sees the other. */
 static inline int hd_guard_enter(hd_guard *guard)
 {
     __atomic_add_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
@@ -82,41 +86,45 @@ static inline int hd_guard_enter(hd_guard *guard)
                : 0;
 }
 static inline void hd_guard_leave(hd_guard *guard) { __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST); }
-/* 1 for the one that may abort or destroy it. */
+/* Returns 1 to the one caller that may abort or destroy it. */
 static inline int hd_guard_take(hd_guard *guard) { return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST); }
-/* Marks it as failed, unless it is: what was in flight has no result. */
+/* Marks it as failed unless it already is: the operations in flight have no result. */
 void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text);
-/* Waits a second at most for calls inside; how many are left. Nobody may come in any more: it is taken, or failed. */
+/* Waits a second at most for the calls inside; returns how many are left. The communicator is taken
+ * or failed, so no new call gets in. */
 int hd_guard_empty(hd_guard *guard);
-/* Marks it as failed while an operation was in flight, lets calls inside come out, and aborts it unless that has been
- * done. */
+/* Marks it as failed while an operation was in flight, waits for the calls inside, and aborts it
+ * unless that has been done. */
 void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text);
 
-/* The device of an index, the same one for the same functions; NULL where there is no memory. */
+/* The device of an index, the same one for the same functions; NULL if out of memory. */
 hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index);
 
-/* An operation that is to be enqueued on `stream`. With another stream than `current` it comes after all that is in
- * `current` now. *made is the operation; its state is HD_WATCH_CAPTURED where the stream is being captured into a
- * graph. Returns 0, or CUDA's error and in *call the function that gave it; HD_START_ for errors of our own. */
+/* An operation that is to be enqueued on `stream`. If `stream` is not `current`, the operation runs
+ * after all that is in `current` now. *made is the operation; its state is HD_WATCH_CAPTURED if the
+ * stream is being captured into a graph. Returns 0, or CUDA's error and in *call the function that
+ * returned it; HD_START_ for errors of our own. */
 enum { HD_START_MEMORY = -1, HD_START_OTHER_CAPTURES = -2 };
 int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made, const char **call);
-/* It has been enqueued: from now on it is watched, unless it is captured. As hd_start. */
+/* The operation has been enqueued: from now on it is watched, unless it is captured. Returns as
+ * hd_start does. */
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call);
-/* Lets `stream` wait for it. */
+/* Makes `stream` wait for it. */
 int hd_order(hd_watched *w, void *stream);
-/* Whether a stream is being captured; not 0 also where CUDA does not say. */
+/* Whether a stream is being captured; also not 0 if CUDA reports an error. */
 int hd_captures(hd_gpu *gpu, void *stream);
 /* "all_reduce #3 of the group 'world' on rank 0" */
 void hd_watched_name(const hd_watched *w, char *text, size_t size);
-/* Looks at the event now, for at most `seconds`; the state. */
+/* Checks the event for at most `seconds`; returns the state. */
 int hd_watch_wait(hd_watched *w, double seconds);
 void hd_watch_put(hd_watched *w);
 static inline void hd_watch_take(hd_watched *w) { __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL); }
 static inline int hd_watch_listed(hd_watched *w) { return __atomic_load_n(&w->listed, __ATOMIC_ACQUIRE); }
-/* Notices forks from now on. 1 in a child of one: its memory says what the parent did, and it has no watchdog. */
+/* Notices forks from now on. Returns 1 in a forked child: its memory says what the parent did, and
+ * it has no watchdog. */
 int hd_watch_forks(void);
 int hd_watch_forked(void);
-/* At the end of the process: looks at nothing any more, because the events go away. */
+/* At the end of the process: checks nothing any more, because the events are freed. */
 void hd_watch_stop(void);
 
 #endif
