@@ -39,8 +39,8 @@ HD_LOCAL int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, doub
  * HPCDIST_SIMD if it names an instruction set this machine has, else the best one. */
 HD_LOCAL const char *hd_kernels_isa(void);
 
-/* For tests: use this instruction set from now on ("auto": choose anew). 0, or -1 and no change if
- * this build or processor does not have it. */
+/* For tests: uses this instruction set from now on ("auto": choose again). Returns 0, or -1 without
+ * a change if this build or processor does not have it. */
 HD_LOCAL int hd_kernels_force(const char *isa);
 
 /* 1 if hd_kernels_force(isa) would accept the name. */

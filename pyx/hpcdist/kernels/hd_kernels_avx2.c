@@ -6,8 +6,9 @@
 #define HD_TABLE hd_table_avx2
 #define HD_LANES 16
 
-/* Two registers at a time. For float16 they hold the first and the last eight elements; for
- * bfloat16 the even and the odd ones, which come and go by shifts and masks without a shuffle. */
+/* Two registers at a time. For float16 they contain the first and the last eight elements; for
+ * bfloat16 the even and the odd ones, which shifts and masks separate and merge without a
+ * shuffle. */
 typedef struct {
     __m256 x, y;
 } hd_vec;

@@ -15,7 +15,7 @@
 
 #include "hd_kernels_impl.h"
 
-/* MPI hands out chunks of its own buffers and of the user's, at any address. */
+/* MPI passes chunks of its own buffers and of the user's, at any address. */
 #define HD_UNALIGNED __attribute__((aligned(1), may_alias))
 typedef uint8_t hd_u8 HD_UNALIGNED;
 typedef int8_t hd_i8 HD_UNALIGNED;
@@ -102,7 +102,7 @@ static inline double f64_of(uint64_t bits)
     return value;
 }
 
-/* The hardware hands on the payload of the first NaN operand, so a + b and b + a can differ; one
+/* The hardware passes on the payload of the first NaN operand, so a + b and b + a can differ; one
  * fixed NaN cannot. */
 static inline uint32_t f32_bits(float value)
 {
@@ -163,8 +163,8 @@ HD_FLOAT_EXTREMES(bf16, hd_i16, 16, 0x7FFF, 0x7F80, 0x7FC0)
 HD_FLOAT_EXTREMES(f32, hd_i32, 32, 0x7FFFFFFF, 0x7F800000, 0x7FC00000)
 HD_FLOAT_EXTREMES(f64, hd_i64, 64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000, 0x7FF8000000000000)
 
-/* In place has a loop of its own: behind two equal pointers a compiler sees a possible overlap and
- * takes its slow path. */
+/* In-place calls have a loop of their own: with two equal pointers a compiler suspects an overlap
+ * and takes its slow path. */
 #define HD_FLOAT_SCALE(SUFFIX, T, FLOAT, OF, BITS)                                                 \
     static void div_##SUFFIX(void *buf, int64_t n, int64_t divisor)                                \
     {                                                                                              \

@@ -1,4 +1,4 @@
-/* Between the dispatcher (hd_kernels.c) and the instruction sets (hd_kernels_*.c); nobody else
+/* Between the dispatcher (hd_kernels.c) and the instruction sets (hd_kernels_*.c); no other file
  * includes it. */
 #ifndef HD_KERNELS_IMPL_H
 #define HD_KERNELS_IMPL_H
@@ -12,7 +12,7 @@
 typedef void (*hd_div_fn)(void *buf, int64_t n, int64_t divisor);
 typedef void (*hd_mul_fn)(void *dst, const void *src, int64_t n, double factor);
 
-/* Everything one instruction set offers; NULL where a combination is not supported. */
+/* Everything that one instruction set offers; NULL where a combination is not supported. */
 typedef struct {
     const char *isa;
     hd_reduce_fn reduce[HD_NOPS][HD_NDTYPES];

@@ -29,8 +29,8 @@ static inline uint16_t load_u16(const void *p)
     return h;
 }
 
-/* Every case is computed and one picked by mask: with ?: compilers branch around the arithmetic,
- * and a loop with branches does not vectorise. Signed numbers, because SSE2 compares no others. */
+/* Computes every case and picks one by a mask: with ?: compilers branch around the arithmetic, and
+ * a loop with branches does not vectorise. Signed numbers, because SSE2 compares no others. */
 static inline int32_t pick(int condition, int32_t yes, int32_t no)
 {
     const int32_t mask = -condition;
@@ -43,8 +43,8 @@ static inline hd_vec hd_load_f16(const void *p)
     const int32_t magnitude = (int32_t)((h & 0x7FFFu) << 13);
     /* Move the exponent's bias from 15 to 127; exponent 31 (infinity, NaN) becomes 255. */
     const int32_t normal = magnitude + pick(magnitude < 0x0F800000, 0x38000000, 0x70000000);
-    /* Zero and denormals are multiples of 2^-24: write them behind the leading one of 2^-14, then
-     * take that away. No float32 denormal occurs, so flush-to-zero modes do not matter. */
+    /* Zero and denormals are multiples of 2^-24: write them below the leading one of 2^-14, then
+     * subtract that. No float32 denormal occurs, so flush-to-zero modes do not matter. */
     const float behind_one = from_bits((uint32_t)magnitude + 0x38800000u);
     const int32_t small = (int32_t)to_bits(behind_one - from_bits(0x38800000u));
     return from_bits(sign | (uint32_t)pick(magnitude < 0x00800000, small, normal));

@@ -3,14 +3,14 @@
 
 #include "hd_kernels.h"
 
-/* Our own operations: MPI has no float16 or bfloat16; its logical operations keep to C integers;
- * for MIN and MAX of floats it leaves NaN and -0 to the order in which ranks happen to combine; and
- * Open MPI 5.0.11 (op/avx) adds integers of 8 and 16 bits with saturating instructions, but wraps
- * in what is left over at a buffer's end.
+/* Our own operations: MPI has no float16 or bfloat16; its logical operations accept only C
+ * integers; for MIN and MAX of floats it leaves NaN and -0 to the order in which ranks happen to
+ * combine; and Open MPI 5.0.11 (op/avx) adds integers of 8 and 16 bits with saturating
+ * instructions, but wraps in the remainder at a buffer's end.
  * The rest is MPI's own, which network hardware can offload: the other operations on integers, SUM
- * and PRODUCT of float32 and float64, SUM of complex. Ranks agree in every number these give. Only
- * where several ranks bring NaNs of different bits may each keep another of them: MPICH does so for
- * buffers too small to be split among ranks. */
+ * and PRODUCT of float32 and float64, SUM of complex. All ranks get the same numbers from these.
+ * Only if several ranks contribute NaNs of different bits may each rank keep a different one:
+ * MPICH does so for buffers too small to be split among ranks. */
 #define OURS(X)                                                                                    \
     X(HD_SUM, HD_BOOL)                                                                             \
     X(HD_PRODUCT, HD_BOOL)                                                                         \
@@ -32,7 +32,7 @@
     X(HD_MIN, HD_FLOAT64)                                                                          \
     X(HD_MAX, HD_FLOAT64)
 
-/* One function for each: the function is all that MPI tells an operation by. */
+/* One function per operation and type: the function is all that tells MPI's operations apart. */
 #define FUNCTION(OP, DTYPE)                                                                        \
     static void call_##OP##_##DTYPE(void *in, void *inout, int *n, MPI_Datatype *type)             \
     {                                                                                              \
@@ -106,7 +106,7 @@ MPI_Op hd_mpi_op(int op, int dtype)
         return MPI_OP_NULL;
     if (op == HD_AVG || op == HD_PREMUL_SUM)
         op = HD_SUM;
-    if (dtype == HD_BOOL) /* or, and, xor under their several names */
+    if (dtype == HD_BOOL) /* or, and, xor under their various names */
         op = op == HD_MAX || op == HD_BOR    ? HD_SUM
              : op == HD_MIN || op == HD_BAND ? HD_PRODUCT
                                              : op;

@@ -7,16 +7,16 @@
 
 #include "hd_types.h"
 
-/* Creates our own MPI_Ops. MPI must be up; calling again does nothing. Returns an MPI error code
- * (MPI_SUCCESS, or that of the MPI_Op_create that failed, with nothing left behind). Not to be
- * called by two threads at once. */
+/* Creates our own MPI_Ops. MPI must be up; a second call does nothing. Returns an MPI error code
+ * (MPI_SUCCESS, or that of the MPI_Op_create that failed, with nothing left behind). Two threads
+ * must not call it at once. */
 HD_LOCAL int hd_mpi_ops_init(void);
 
 /* Frees them; harmless when there are none or MPI is finalized. hd_mpi_ops_init may follow. */
 HD_LOCAL void hd_mpi_ops_free(void);
 
 /* The MPI type that moves this dtype: float16 and bfloat16 travel as MPI_UINT16_T, bool and float8
- * as MPI_UINT8_T. MPI_DATATYPE_NULL for a code that is none. */
+ * as MPI_UINT8_T. MPI_DATATYPE_NULL for an invalid code. */
 HD_LOCAL MPI_Datatype hd_mpi_type(int dtype);
 
 /* The MPI_Op to use with hd_mpi_type(dtype): MPI's own where it is exact, else one over our

@@ -1,12 +1,12 @@
 /* Codes of the element types and reduce operations, shared by the kernels, the MPI tables and the
  * native modules. Pure C: no MPI, no Python. hpcdist/dtypes.py repeats the codes for Python; a test
- * holds the two together. */
+ * checks that the two agree. */
 #ifndef HD_TYPES_H
 #define HD_TYPES_H
 
 #include <stddef.h>
 
-/* Two extension modules carry a copy of this code each; hidden symbols keep the copies apart even
+/* Two extension modules contain a copy of this code each; hidden symbols keep the copies apart even
  * when a program loads one of them with RTLD_GLOBAL. */
 #if defined(__GNUC__)
 #define HD_LOCAL __attribute__((visibility("hidden")))
@@ -52,13 +52,13 @@ enum {
     HD_NOPS
 };
 
-/* Bytes of one element; 0 for a code that is none. */
+/* Bytes of one element; 0 for an invalid code. */
 HD_LOCAL size_t hd_itemsize(int dtype);
 
-/* "float32", "complex64", ...; "unknown dtype" for a code that is none. */
+/* "float32", "complex64", ...; "unknown dtype" for an invalid code. */
 HD_LOCAL const char *hd_dtype_name(int dtype);
 
-/* "SUM", "PREMUL_SUM", ...; "unknown op" for a code that is none. */
+/* "SUM", "PREMUL_SUM", ...; "unknown op" for an invalid code. */
 HD_LOCAL const char *hd_op_name(int op);
 
 /* 1 if all_reduce promises this combination, else 0. */
