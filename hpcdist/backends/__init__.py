@@ -1,5 +1,6 @@
-"""Backends: what moves the data of a group, each behind the same small interface.
+"""Backends: they move a group's data, each behind the same small interface.
 
-``base`` holds the interface and the registry, ``mpi`` the backend over MPI. A backend of a third
-party joins with :meth:`hpcdist.Backend.register_backend`.
+``base`` is the interface, ``registry`` the names, ``create`` makes a group's backends and
+``dispatch`` picks the one for a tensor. Third parties add a backend with
+:meth:`hpcdist.Backend.register_backend`.
 """

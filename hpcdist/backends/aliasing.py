@@ -1,4 +1,4 @@
-"""Tensors of one call on a device that share memory."""
+"""Finds tensors of one call on a device that share memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["inside", "refuse_input_in_output", "refuse_overlap"]
 
 
 class Region(Protocol):
-    """Where a dense tensor lies: its address, and its bytes."""
+    """The memory of a dense tensor: its address and its number of bytes."""
 
     @property
     def address(self) -> int: ...
@@ -20,7 +20,7 @@ class Region(Protocol):
 
 
 def _by_address(regions: Sequence[Region]) -> list[tuple[int, int, int]]:
-    """Begin, end and place of those that hold something."""
+    """Return begin, end and index of the regions that are not empty."""
     return sorted(
         (region.address, region.address + region.size, place)
         for place, region in enumerate(regions)
@@ -31,14 +31,14 @@ def _by_address(regions: Sequence[Region]) -> list[tuple[int, int, int]]:
 def inside(
     ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Inputs that lie in outputs, as places; but for those in the very place that is theirs.
+    """Return the indexes of inputs that overlap outputs, except those that may lie there.
 
     Parameters
     ----------
     ins, outs : sequence of Region
         No two of `outs` overlap.
     same : dict
-        Place of an input to that of the output in which it may lie as a whole.
+        Index of an input to the index of the output that may contain all of it.
     """
     spans = _by_address(outs)
     begins = [begin for begin, _, _ in spans]
@@ -56,7 +56,7 @@ def inside(
 
 
 def refuse_overlap(outs: Sequence[Region], role: str) -> None:
-    """Raise ValueError where two outputs overlap: there is no right answer."""
+    """Raise ValueError if two outputs overlap: no result would be right."""
     spans = _by_address(outs)
     for one, other in zip(spans, spans[1:], strict=False):
         if other[0] < one[1]:
@@ -70,7 +70,7 @@ def refuse_overlap(outs: Sequence[Region], role: str) -> None:
 def refuse_input_in_output(
     ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int], role: str, place: str
 ) -> None:
-    """Raise ValueError where an input is written to before it has been read."""
+    """Raise ValueError if an input would be overwritten before it is read."""
     for one, other in inside(ins, outs, same):
         raise ValueError(
             f"{role}[{one}] lies in {place}[{other}], which is written to before it has been read; "

@@ -1,4 +1,4 @@
-"""What a backend has to offer: the interface, and what it is told about its group."""
+"""The interface of a backend, and the options that describe its group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BackendOptions", "GroupBackend"]
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What a backend is told about the group it is made for.
+    """The description of a group, for the backend that is made for it.
 
     Parameters
     ----------
@@ -32,22 +32,23 @@ class BackendOptions:
     global_ranks_in_group : sequence of int
         World ranks of the members, in group order; empty for the world itself.
     parent : object or None
-        The backend of the same kind of the group this one is made from; None for the world, and
-        where that group has none.
+        The same kind of backend of the group this one is made from; None for the world, and if that
+        group has none.
     parent_ranks : sequence of int
         The members' ranks in `parent`, in group order.
     host : object or None
-        The backend over MPI of the same group, where it has one: others may meet over it.
+        The backend over MPI of the same group, if it has one: other backends may use it to meet.
     divides : bool
-        Whether every rank of `parent` makes its part of it in this very call, so that the parent
-        may be split by an operation of all its ranks.
+        Whether every rank of `parent` makes its subgroup in this very call, so that a collective of
+        all ranks of the parent may split it.
     shrinks : int or None
-        Where the group is what is left of `parent`, the flags of :func:`hpcdist.shrink_group`.
+        If the group is a shrunk `parent`, the flags of :func:`hpcdist.shrink_group`.
     device : int or None
-        Index of the GPU this process works on, where it has been told: what can be made for it
-        should be made now.
+        Index of the GPU this process uses, if the user gave it: a backend then makes what it needs
+        for that GPU now.
     end : float
-        When the world's start must be over, of ``time.monotonic``; infinity: `timeout` from now.
+        When the world's start must be over, of ``time.monotonic``; infinity means `timeout` from
+        now.
     """
 
     store: Any
@@ -66,10 +67,10 @@ class BackendOptions:
 
 
 class GroupBackend:
-    """Interface between a group and what moves its data; base class for third parties.
+    """Interface between a group and its data transport; base class for third parties.
 
     All ranks are group ranks. A collective returns None, or with ``async_op`` an object like
-    :class:`hpcdist.Work`. A backend overrides what it can do; the rest raises. The MPI backend's
+    :class:`hpcdist.Work`. A backend overrides what it supports; the rest raises. The MPI backend's
     class is native and offers the same names.
 
     Parameters
@@ -93,18 +94,18 @@ class GroupBackend:
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
-        """Group ranks on this rank's node; a backend that does not know says only itself."""
+        """Group ranks on this rank's node; only this rank if the backend does not know."""
         return (self.rank,)
 
     @property
     def local_rank(self) -> int:
-        """Place of this rank among those of its node."""
+        """Index of this rank among those of its node."""
         return self.node_ranks.index(self.rank)
 
     def free(self, drain: float = 5.0) -> None:
-        """Release what the group holds, waiting `drain` seconds for operations in flight.
+        """Free the group's resources; wait up to `drain` seconds for operations in flight.
 
-        Called once by each member, and safe to call again.
+        Each member calls it once; further calls are safe.
         """
 
     def _refuse(self, operation: str) -> Any:
@@ -116,7 +117,7 @@ class GroupBackend:
     def create_group(
         self, ranks: Sequence[int], name: str, timeout_s: float, tag: int = 0
     ) -> GroupBackend:
-        """Make the backend of a subgroup; called by its members only."""
+        """Make the backend of a subgroup; only its members call it."""
         return self._refuse("create_group")
 
     def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
@@ -191,20 +192,21 @@ class GroupBackend:
         return self._refuse("all_to_all_single")
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called."""
         return self._refuse("barrier")
 
     @property
     def agreed_on(self) -> Any:
-        """On what its ranks agree about each collective: itself, or another backend."""
+        """The backend over which the ranks agree about each collective: this one, or another."""
         return self
 
     def refuse(
         self, error: BaseException, *, api: str | None = None, owed: str | None = None
     ) -> None:
-        """Tell the others, who come to the next collective, why this rank does not make it.
+        """Send the reason why this rank does not take part in the next collective to the other
+        ranks.
 
-        A backend without an agreement before each operation cannot: they wait for their timeout.
+        A backend without an agreement before each operation cannot do this: the others time out.
         """
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:

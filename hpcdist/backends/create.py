@@ -31,21 +31,21 @@ def create(
     options : BackendOptions
         The group.
     pg_options : object, optional
-        Handed on to backends with the extended interface.
+        Passed to backends with the extended interface.
     parents : mapping, optional
-        Name of a backend to that of the group this one is made from.
+        Name of a backend to the backend of the group this one is made from.
 
     Returns
     -------
     dict
-        Device type to backend object; a backend that serves several devices is made once.
+        Device type to backend object; one object if a backend serves several devices.
 
     Raises
     ------
     ValueError
-        If nobody knows a backend of that name.
+        If no backend of that name is registered.
     DistBackendError
-        If the backend is known but cannot be had in this installation.
+        If the backend is registered but not available in this installation.
     """
     names = config.get_device_backend_map()
     for name in names.values():
@@ -69,7 +69,7 @@ def create(
 
 
 def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Let MPI move CUDA tensors too, where it is to and nobody else does.
+    """Let MPI move CUDA tensors too, if it shall and no other backend does.
 
     On a machine without GPUs a group's operations stay one native call.
     """
@@ -78,9 +78,9 @@ def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, A
     comm = serving.get("cpu") if names.get("cpu") == registry.Backend.MPI else serving.get("cuda")
     if comm is None or ("cuda" not in names and not cuda.may_come()):
         return serving
-    from hpcdist.backends.cuda_over_mpi import StagedGroup  # only where it is used
+    from hpcdist.backends.cuda_over_mpi import StagedGroup  # imported only where it is used
 
-    # the host's first: what is about no tensor is the communicator's
+    # the host's first: it serves operations without a tensor
     return {"cpu": comm, **serving, "cuda": StagedGroup(comm)}
 
 
@@ -88,7 +88,7 @@ def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
     creator, extended = registry.Backend._plugins[name]
     if not extended:
         return creator(options.store, options.group_rank, options.group_size, options.timeout)
-    # options that say whose they are go to that backend alone
+    # options that name their backend go to that backend alone
     mine = getattr(pg_options, "backend", name) == name
     return creator(options, pg_options if mine else None)
 

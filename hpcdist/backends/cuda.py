@@ -1,7 +1,7 @@
-"""The one place that knows of CUDA: streams, events and memory, all from torch.
+"""The only access to CUDA: streams, events and memory, all from torch.
 
-A runtime is an object with the methods of :class:`Cuda`. Tests put another one in its place with
-:func:`use`, whose streams are threads.
+A runtime is an object with the methods of :class:`Cuda`. Tests replace it by one whose streams are
+threads, with :func:`use`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Cuda", "device_index", "may_come", "present", "runtime", "use"]
 
 _chosen: Any = None
 
-#: Functions of the driver. What the runtime calls cudaStream_t and cudaEvent_t are its own.
+#: Functions of the driver. The runtime's cudaStream_t and cudaEvent_t are the driver's handles.
 _SYMBOLS = {
     "create": "cuEventCreate",
     "record": "cuEventRecord",
@@ -33,9 +33,9 @@ _SYMBOLS = {
 class Cuda:
     """torch's CUDA streams, and the driver's functions for events."""
 
-    #: DLPack's number of the kind of memory.
+    #: DLPack's device type.
     memory = 2
-    #: What the memory is called in messages.
+    #: Name of the memory in messages.
     name = "cuda"
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class Cuda:
         except OSError as error:
             raise DistBackendError(f"the CUDA driver's library cannot be loaded: {error}") from None
         self._driver = driver
-        #: What starting and watching an operation needs, as addresses: see hd_cuda in
+        #: Addresses of the functions that start and watch an operation: see hd_cuda in
         #: ``hd_nccl_watch.h``.
         self.functions: dict[str, int] = {
             name: ctypes.cast(getattr(driver, symbol), ctypes.c_void_p).value or 0
             for name, symbol in _SYMBOLS.items()
         }
-        #: The handle of the calling thread's current stream, of a device's index.
+        #: Returns the handle of the calling thread's current stream on the device of an index.
         self.raw: Any = torch._C._cuda_getCurrentRawStream
 
     def context(self, index: int) -> int:
-        """The CUcontext of a device that torch uses; it is kept until the process ends."""
+        """Return the CUcontext that torch uses for a device; it lives until the process ends."""
         number, made = ctypes.c_int(), ctypes.c_void_p()
         code = self._driver.cuDeviceGet(ctypes.byref(number), index)
         code = code or self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(made), number)
@@ -73,81 +73,81 @@ class Cuda:
         return made.value or 0
 
     def index(self) -> int:
-        """The calling thread's device."""
+        """Return the calling thread's device."""
         return int(self._cuda.current_device())
 
     def enter(self, index: int) -> None:
-        """Make a device the calling thread's."""
+        """Set the calling thread's device."""
         self._cuda.set_device(index)
 
     def current(self, index: int) -> Any:
-        """The stream that the caller's operations on a device go to."""
+        """Return the caller's current stream on a device."""
         return self._cuda.current_stream(index)
 
     def stream(self, index: int, high_priority: bool) -> Any:
-        """A stream of our own."""
+        """Create a stream."""
         return self._cuda.Stream(index, priority=-1 if high_priority else 0)
 
     def handle(self, stream: Any) -> int:
-        """The cudaStream_t."""
+        """Return the cudaStream_t."""
         return int(stream.cuda_stream)
 
     def record(self, stream: Any) -> Any:
-        """An event that is reached when all that is in the stream now is done."""
-        event = self._cuda.Event(blocking=True)  # who waits for it on the host gives up the core
+        """Record an event that is reached when all work now in the stream is done."""
+        event = self._cuda.Event(blocking=True)  # a host thread that waits for it yields its core
         event.record(stream)
         return event
 
     def order(self, stream: Any, event: Any) -> None:
-        """Let a stream wait for an event; the caller does not."""
+        """Let a stream wait for an event; the caller does not wait."""
         stream.wait_event(event)
 
     def reach(self, event: Any) -> None:
-        """Wait here until an event is reached; other threads go on."""
+        """Block the calling thread until an event is reached; other threads continue."""
         event.synchronize()
 
     def reached(self, event: Any) -> bool:
-        """Say whether an event has been reached."""
+        """Return whether an event has been reached."""
         return bool(event.query())
 
     def pinned(self, size: int) -> Any:
-        """So many bytes of host memory that the device copies from and to by itself."""
+        """Allocate bytes of pinned host memory, which the device copies from and to by itself."""
         torch = self._torch
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, stream: Any, to: Any, source: Any) -> None:
-        """Copy bytes between the device and pinned memory, in a stream's order."""
+        """Copy bytes between the device and pinned memory, in stream order."""
         with self._cuda.stream(stream):
             to.copy_(source, non_blocking=True)
 
     def duplicate(self, stream: Any, tensor: Any) -> Any:
-        """A copy of a tensor on its device, in a stream's order."""
+        """A copy of a tensor on its device, in stream order."""
         with self._cuda.stream(stream):
             return tensor.clone()
 
     def divide(self, stream: Any, tensor: Any, by: int) -> None:
-        """Divide a tensor in place, in a stream's order."""
+        """Divide a tensor in place, in stream order."""
         with self._cuda.stream(stream):
             tensor.div_(by)
 
     def capturing(self) -> bool:
-        """Whether what the caller enqueues now goes into a CUDA graph."""
+        """Whether a CUDA graph captures what the caller enqueues now."""
         return bool(self._cuda.is_current_stream_capturing())
 
     def promise(self, index: int) -> Any:
-        """A future for tensors of a device."""
+        """Return a future for tensors of a device."""
         return self._torch.futures.Future(devices=[f"cuda:{index}"])
 
     def upload(self, array: Any, index: int) -> Any:
-        """Host memory as a tensor on the device."""
+        """Copy host memory to a new tensor on the device."""
         return self._torch.as_tensor(array).to(f"cuda:{index}")
 
     def download(self, tensor: Any, array: Any) -> None:
-        """A tensor of the device into host memory; waits for the current stream."""
+        """Copy a device tensor into host memory; waits for the current stream."""
         array[...] = tensor.cpu().numpy()
 
     def future(self, index: int, stream: Any, result: Any) -> Any:
-        """A future whose waiters' streams wait for what is in the stream now."""
+        """Return a future whose waiters' streams wait for the work now in the stream."""
         made: Any = self._torch.futures.Future(devices=[f"cuda:{index}"])
         with self._cuda.stream(stream):
             made.set_result(result)
@@ -155,7 +155,7 @@ class Cuda:
 
 
 def runtime() -> Any:
-    """The runtime of this process, made at the first call."""
+    """Return the runtime of this process; the first call makes it."""
     global _chosen
     if _chosen is None:
         _chosen = Cuda()
@@ -168,39 +168,39 @@ def present() -> bool:
     Returns
     -------
     bool
-        As torch says, where it has been imported; without torch nobody has a tensor on a GPU.
+        As torch says, if it has been imported; without torch there is no tensor on a GPU.
     """
     torch = sys.modules.get("torch")
     return _chosen is not None or (torch is not None and torch.cuda.is_available())
 
 
 def may_come() -> bool:
-    """Whether tensors on a GPU are here or may still come: torch is not imported yet."""
+    """Whether there may be tensors on a GPU, now or after torch is imported."""
     if "torch" in sys.modules or _chosen is not None:
         return present()
     return os.path.exists("/proc/driver/nvidia/version")
 
 
 def use(other: Any) -> None:
-    """Put another runtime in its place; None: torch's CUDA again."""
+    """Replace the runtime; None restores torch's CUDA."""
     global _chosen
     _chosen = other
 
 
 def device_index(device_id: Any) -> int | None:
-    """Index of a GPU.
+    """Return the index of a GPU.
 
-    Parameters
+    Return the index of a GPU.
     ----------
     device_id : int, str, torch.device or None
-        Its number, its name as text (``"cuda:1"``), or as a device; without a number the first.
+        Its index, its name (``"cuda:1"``), or a device; without an index the first GPU.
 
     Returns
     -------
     int or None
-        None where it is no GPU.
+        None if it is not a GPU.
     """
     if device_id is None or isinstance(device_id, int):
         return device_id
-    kind, _, number = str(device_id).partition(":")  # torch.device's text is the same
+    kind, _, number = str(device_id).partition(":")  # str(torch.device) has the same form
     return int(number or 0) if kind == "cuda" else None

@@ -1,4 +1,4 @@
-"""One group with several backends: each operation goes to the one that serves its tensors."""
+"""Dispatch: in a group with several backends, each operation goes to its tensors' backend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Dispatch", "agreeing", "batch", "over", "serving"]
 
 
 def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
-    """A method that looks at one argument, a tensor or a list of tensors, to choose."""
+    """Make a method that picks the backend by one argument, a tensor or a list of tensors."""
 
     def method(self: Dispatch, *args: Any, **about: Any) -> Any:
         tensor = args[place]
         try:
             backend = self._known[tensor.device]
-        except (AttributeError, KeyError, TypeError):  # a list, or not seen before
+        except (AttributeError, KeyError, TypeError):  # a list, or a device not seen before
             while isinstance(tensor, (list, tuple)) and tensor:
                 tensor = tensor[0]
             backend = self._of(tensor)
@@ -29,18 +29,19 @@ def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
 
 
 class Dispatch:
-    """Stands in the place of a backend, and hands each operation on.
+    """Takes the place of a backend, and forwards each operation.
 
     Parameters
     ----------
     backends : dict
-        Device type to backend. What is not about a tensor goes to the host's, or the first.
+        Device type to backend. Operations without a tensor go to the host's, or the first.
     """
 
     def __init__(self, backends: dict[str, Any]) -> None:
         self._backends = backends
         self._host = backends.get("cpu") or next(iter(backends.values()))
-        #: By the device itself: to ask torch for its type takes a quarter of a launch over NCCL.
+        #: Keyed by the device itself: asking torch for its type takes a quarter of a launch over
+        #: NCCL.
         self._known: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +59,7 @@ class Dispatch:
 
     def _of(self, tensor: Any) -> Any:
         device = getattr(tensor, "device", None)
-        kind = getattr(device, "type", "cpu")  # an array's is none of torch's
+        kind = getattr(device, "type", "cpu")  # an array's device is not torch's
         try:
             found = self._backends[kind]
         except KeyError:
@@ -68,7 +69,7 @@ class Dispatch:
                 f"a tensor is on {kind!r}, and the group {self._host.name!r} serves {served}; name "
                 "a backend for it in init_process_group, as in 'cpu:mpi,cuda:nccl'"
             ) from None
-        with suppress(TypeError):  # some arrays have devices that cannot be keys
+        with suppress(TypeError):  # some arrays have unhashable devices
             self._known[device] = found
         return found
 
@@ -91,7 +92,8 @@ class Dispatch:
     recv = _by_argument("recv")
 
     def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
-        """Begin messages, those of each backend together; handles in the order of the list."""
+        """Begin messages, those of one backend together; return handles in the order of the
+        list."""
         works: list[Any] = [None] * len(operations)
         for backend in dict.fromkeys(self._backends.values()):
             mine = [i for i, each in enumerate(operations) if self._of(each[1]) is backend]
@@ -103,7 +105,7 @@ class Dispatch:
 
 
 def serving(backend: Any, tensor: Any) -> Any:
-    """The backend that moves a tensor, of a group's :func:`over`.
+    """Return the backend that moves a tensor, from a group's :func:`over`.
 
     Parameters
     ----------
@@ -116,40 +118,40 @@ def serving(backend: Any, tensor: Any) -> Any:
 
 
 def agreeing(backend: Any, tensors: Any = None) -> Any:
-    """On what the ranks agree about a collective: there a rank says why it does not make it.
+    """Return the backend over which the ranks agree about a collective, and send refusals.
 
     Parameters
     ----------
     backend : object
         A backend, or the :class:`Dispatch` of several.
     tensors : tensor or list of tensor, optional
-        What the collective is about; None for objects and barriers.
+        Tensors of the collective; None for objects and barriers.
     """
     if isinstance(backend, Dispatch):
         while isinstance(tensors, (list, tuple)):
             tensors = tensors[0] if tensors else None
         try:
             backend = backend._of(tensors)
-        except ValueError:  # on a device that nobody serves
+        except ValueError:  # on a device that no backend serves
             backend = backend._host
     return backend.agreed_on if isinstance(backend, GroupBackend) else backend
 
 
 def over(backends: dict[str, Any]) -> Any:
-    """What a group's operations call: its one backend itself, or a :class:`Dispatch`."""
+    """Return what a group's operations call: its only backend itself, or a :class:`Dispatch`."""
     different = list(dict.fromkeys(backends.values()))
     return different[0] if len(different) == 1 else Dispatch(backends)
 
 
 def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
-    """Begin several messages: as the backend does, or all receives before the first send.
+    """Begin several messages: in the backend's way, or all receives before the first send.
 
     Parameters
     ----------
     backend : object
         A backend.
     operations : sequence of (bool, tensor, int, int)
-        Whether it is sent, what, the other rank, the tag.
+        Whether to send, the tensor, the peer, the tag.
 
     Returns
     -------

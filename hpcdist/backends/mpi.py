@@ -1,4 +1,4 @@
-"""The backend over MPI: starts MPI, and makes the native communicators of groups."""
+"""The MPI backend: starts MPI, and makes the native communicators of groups."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MPIOptions:
 
 
 def _handle(comm: Any) -> int:
-    """The integer that stands for a communicator of mpi4py."""
+    """Return the integer handle of a communicator of mpi4py."""
     if isinstance(comm, int) and not isinstance(comm, bool):
         return comm
     handle = getattr(comm, "handle", None)
@@ -73,7 +73,7 @@ def _handle(comm: Any) -> int:
             f"comm must be a communicator of mpi4py 4 or newer, or its integer comm.handle, not "
             f"{type(comm).__name__}"
         )
-    # mpi4py's communicators are false exactly when they are MPI_COMM_NULL
+    # an mpi4py communicator is false exactly if it is MPI_COMM_NULL
     if not comm:
         raise ValueError("comm is MPI_COMM_NULL: this process is not in that communicator")
     if getattr(comm, "is_inter", False):
@@ -82,7 +82,7 @@ def _handle(comm: Any) -> int:
 
 
 def start() -> tuple[int, int]:
-    """Start MPI unless it runs.
+    """Start MPI unless it is running.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def start() -> tuple[int, int]:
             "MPI has been finalized in this process and cannot start again; call "
             "hpcdist.init_process_group before MPI.Finalize"
         )
-    # what was imported since hpcdist may have brought a second libmpi
+    # modules imported after hpcdist may have loaded a second libmpi
     _loader.verify()
     _engine.init_mpi()
     return _engine.world_rank_size()
@@ -123,20 +123,20 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
     Returns
     -------
     hpcdist._engine.Comm
-        A duplicate of its own; nothing else sends on it.
+        It owns a duplicate, on which nothing else sends.
 
     Raises
     ------
     TypeError
-        If `pg_options` is something else than MPIOptions.
+        If `pg_options` is not MPIOptions.
     ValueError
         If a subgroup is given a communicator.
     DistTimeoutError
-        If a member does not come.
+        If a member does not call.
 
     Notes
     -----
-    All members must call it, and nobody else needs to.
+    All members must call it, and only they.
     """
     if pg_options is None:
         pg_options = MPIOptions()

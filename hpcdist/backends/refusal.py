@@ -1,4 +1,4 @@
-"""What a rank does with a collective that it cannot make: it tells the others why."""
+"""Refusals: a rank that cannot make a collective sends the reason to the others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["parts", "refusing"]
 
 
 class parts:
-    """Around an operation that is made of several collectives, its parts.
+    """Context manager around an operation that consists of several collectives, its parts.
 
-    An exception on one rank between two parts, such as a signal handler's, keeps only this rank
-    from the next one: the others go on to it. So it tells them why it does not come, and all raise
-    at once and stay in step. It need not where the ranks could not agree on the last part that was
-    begun, since no rank goes on after that. Before the first part it does as :class:`refusing`.
+    An exception on one rank between two parts, such as a signal handler's, stops only this rank:
+    the others go on to the next part. So this rank sends them the reason, and all raise at once and
+    stay in step. That is not needed if the ranks could not agree on the last part that was begun,
+    since no rank goes on after that. Before the first part it acts as :class:`refusing`.
 
     Parameters
     ----------
@@ -26,10 +26,10 @@ class parts:
     due : int or callable
         How many parts the operation has; a callable is asked when there is an exception.
     begun : int
-        Parts that were made before the block.
+        Number of parts before the block.
     waits : int, optional
-        Parts for which the other ranks wait one by one, by default all. The rest they begin at
-        once, so that each one missing here has to be told.
+        Number of parts for which the other ranks wait one by one, by default all. They begin the
+        rest at once, so this rank must refuse each of those.
     """
 
     __slots__ = ("_api", "_begun", "_comm", "_due", "_seq", "_waits")
@@ -74,11 +74,11 @@ class parts:
 
 
 class refusing(parts):
-    """Tell the other ranks of an exception in the block, unless something was begun there.
+    """Send an exception in the block to the other ranks, unless an operation was begun there.
 
-    They are in the collective, or will be: with the reason they raise at once, and all ranks stay
-    in step. The exception goes on unchanged. What the native operations refuse they tell by
-    themselves; this is for what comes before them.
+    The others are in the collective, or will be: with the reason they raise at once, and all ranks
+    stay in step. The exception propagates unchanged. Native operations send their own refusals;
+    this class covers what precedes them.
 
     Parameters
     ----------

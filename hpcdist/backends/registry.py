@@ -1,4 +1,4 @@
-"""The names of backends, who makes them, and which devices they serve."""
+"""The names of backends, the functions that make them, and the devices they serve."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Backend(str):
     """Enum-like class of backend names.
 
     The values are lower-case strings, reachable as attributes (``Backend.MPI``). Calling the class
-    parses a name: ``Backend("MPI") == "mpi"``. A name that nobody registered is only lowered;
-    :func:`hpcdist.init_process_group` refuses it.
+    parses a name: ``Backend("MPI") == "mpi"``. An unregistered name is only converted to lower
+    case; :func:`hpcdist.init_process_group` refuses it.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ class Backend(str):
         extended_api: bool = False,
         devices: str | Sequence[str] | None = None,
     ) -> None:
-        """Make a backend of a third party known under a name.
+        """Register a third party's backend under a name.
 
         Local to this process; every rank that uses the backend must register it.
 
         Parameters
         ----------
         name : str
-            Name to give to :func:`hpcdist.init_process_group`.
+            Name for :func:`hpcdist.init_process_group`.
         func : callable
             Makes one group's backend, an object like :class:`hpcdist.backends.base.GroupBackend`.
             Called as ``func(store, rank, world_size, timeout)``, or with the extended interface as
@@ -94,7 +94,7 @@ class Backend(str):
         TypeError
             If ``func`` cannot be called.
         ValueError
-            If the name is taken by a backend that works already.
+            If a working backend has the name already.
 
         Notes
         -----
@@ -176,10 +176,10 @@ class BackendConfig:
 
 
 def plugin(name: str) -> Plugin | None:
-    """Find how a backend is made; None if nobody registered the name."""
+    """Find how a backend is made; None if the name is not registered."""
     return Backend._plugins.get(name)
 
 
 def is_registered(name: str) -> bool:
-    """Say whether a backend of this name can be made in this process."""
+    """Return whether a backend of this name can be made in this process."""
     return name in Backend._plugins

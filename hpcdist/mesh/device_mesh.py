@@ -1,4 +1,4 @@
-"""Ranks arranged in a grid, with a group along each of its dimensions."""
+"""``DeviceMesh``: ranks in a grid, with a group along each dimension, sliced and flattened."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Override = tuple[Any, Any]
 class DeviceMesh(Grid):
     """Ranks of the world in an n-dimensional grid.
 
-    For each dimension this rank has one group: the ranks that differ from it in that coordinate
-    only. A rank outside the mesh has none. All ranks of the world must make the same meshes in the
-    same order; each group is made by its members alone.
+    This rank has one group per dimension: the ranks that differ from it in that coordinate only. A
+    rank outside the mesh has none. All ranks of the world must make the same meshes in the same
+    order; only the members of a group communicate to make it.
 
     Parameters
     ----------
@@ -33,19 +33,19 @@ class DeviceMesh(Grid):
     mesh_dim_names : sequence of str, optional
         A name for each dimension; needed for slicing and flattening.
     backend_override : sequence, optional
-        For each dimension a pair (backend, pg_options) for its groups, with None for the default.
+        Per dimension, a pair (backend, pg_options) for its groups; None means the default.
 
     Raises
     ------
     ValueError
         If the shape, the ranks or the names do not fit.
     DistTimeoutError
-        If a member of a group does not come within the timeout.
+        If a member of a group does not call within the timeout.
 
     Notes
     -----
-    If there is no default group yet, one is made. A group's ranks are numbered as they stand in the
-    mesh, so that a coordinate and the rank in the group are the same number. Source:
+    If there is no default group yet, one is made. The order in the mesh numbers a group's ranks, so
+    that a coordinate and the rank in the group are the same number. Source:
     ``torch.distributed.device_mesh.DeviceMesh``.
     """
 
@@ -79,7 +79,7 @@ class DeviceMesh(Grid):
         ]
 
     def _start(self, root: DeviceMesh | None) -> None:
-        """No groups yet."""
+        """Start without groups."""
         self._root = root or self
         self._flattened: dict[str, DeviceMesh] = {}
         self._groups = []
@@ -117,8 +117,8 @@ class DeviceMesh(Grid):
         Parameters
         ----------
         mesh_dim : int or str, optional
-            Number or name of a dimension, or name of a flattened mesh; may be left out when there
-            is one dimension only.
+            Number or name of a dimension, or name of a flattened mesh; may be omitted if there is
+            only one dimension.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class DeviceMesh(Grid):
         return self.get_group(mesh_dim).rank()
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """Slice out some dimensions by name, in the order given; flattened ones count."""
+        """Slice out dimensions by name, also flattened ones, in the given order."""
         if self._names is None:
             raise ValueError("a mesh without mesh_dim_names cannot be sliced")
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
@@ -206,7 +206,7 @@ class DeviceMesh(Grid):
         return mesh
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Join all dimensions into one, with a group of its own.
+        """Join all dimensions into one, and make its group.
 
         All ranks of the world must call it, on the same mesh.
 
@@ -219,14 +219,14 @@ class DeviceMesh(Grid):
         Returns
         -------
         DeviceMesh
-            One-dimensional. Flattening twice to one name gives the same mesh.
+            One-dimensional. Flattening twice to the same name returns the same mesh.
 
         Raises
         ------
         ValueError
             If the mesh has no names, or the name is taken.
         DistTimeoutError
-            If a member does not come within the timeout.
+            If a member does not call within the timeout.
         """
         if self._names is None:
             raise ValueError("a mesh without mesh_dim_names cannot be flattened")
@@ -254,7 +254,7 @@ class DeviceMesh(Grid):
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Make a mesh of groups that exist already. Nothing is communicated.
+        """Make a mesh from existing groups, without communication.
 
         Parameters
         ----------
@@ -269,8 +269,7 @@ class DeviceMesh(Grid):
 
         Returns
         -------
-        DeviceMesh
-            With these groups.
+        DeviceMesh A mesh with these groups.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A grid of ranks: its shape, its names, and where this process is in it."""
+"""A grid of ranks: its shape, its names, and this process's place in it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Grid"]
 
 
 class Grid:
-    """What a mesh is before it has groups.
+    """A mesh without its groups.
 
     Parameters
     ----------
     device_type : str
-        Type of the devices; only kept.
+        Type of the devices; only stored.
     ranks : tuple of int
         Ranks of the world, each at most once.
     axes : tuple of tuple of int
         The axes, see :mod:`hpcdist.mesh.layout`; those of a slice do not reach all ranks.
     names : tuple of str or None
-        A name for each axis.
+        One name per axis.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Grid:
 
     @property
     def mesh(self) -> torch.Tensor:
-        """The ranks of the grid, int32; of a slice, the one this rank is in."""
+        """The ranks of the grid, int32; for a slice, those of this rank's part."""
         import torch
 
         return torch.tensor(self._own_ranks(), dtype=torch.int32, device="cpu").reshape(self.shape)
@@ -82,7 +82,7 @@ class Grid:
         return members
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Number of ranks, in all or along one dimension.
+        """Return the number of ranks, in total or along one dimension.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Grid:
         return _layout.unravel(members.index(_group.get_rank()), self.shape)
 
     def _place(self, mesh_dim: int | str) -> int:
-        """Number of a dimension given by number or name."""
+        """Return the number of a dimension, given its number or name."""
         if isinstance(mesh_dim, str):
             if self._names is None or mesh_dim not in self._names:
                 known = ", ".join(self._names or ())

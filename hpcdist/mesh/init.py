@@ -1,4 +1,4 @@
-"""Grids of the first ranks of the world."""
+"""``init_device_mesh``: arranges the first ranks of the world in a mesh."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def init_device_mesh(
     ValueError
         If the shape needs more ranks than there are, or the names do not fit.
     DistTimeoutError
-        If a member of a group does not come within the timeout.
+        If a member of a group does not call within the timeout.
 
     Notes
     -----
@@ -68,7 +68,7 @@ def init_device_mesh(
 def _overrides(
     given: dict[int | str, Any], ndim: int, names: tuple[str, ...] | None
 ) -> tuple[Override, ...]:
-    """A pair (backend, pg_options) for each dimension."""
+    """Return a pair (backend, pg_options) per dimension."""
     pairs: list[Override] = []
     for place in range(ndim):
         keys = [key for key in (place, names[place] if names else None) if key in given]

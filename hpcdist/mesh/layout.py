@@ -1,8 +1,8 @@
-"""How a grid of ranks is cut along some of its axes.
+"""Index arithmetic of a grid: divides it along some of its axes.
 
 A grid of N ranks is a list of N places. An axis is the tuple of its places relative to its first
-one: in a 2 x 3 grid the axes are (0, 3) and (0, 1, 2). Joining two axes is adding every pair, so a
-flattened axis is again an axis, whatever its strides. This module is a leaf.
+one: in a 2 x 3 grid the axes are (0, 3) and (0, 1, 2). Joining two axes means adding every pair, so
+a flattened axis is again an axis, whatever its strides. This module is a leaf.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Axes = tuple[Axis, ...]
 
 
 def axes_of(shape: Sequence[int]) -> Axes:
-    """The axes of a grid, its last dimension fastest."""
+    """Return the axes of a grid, the last dimension fastest."""
     strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
     return tuple(
         tuple(index * stride for index in range(size))
@@ -39,12 +39,12 @@ def axes_of(shape: Sequence[int]) -> Axes:
 
 
 def flattened(axes: Axes) -> Axis:
-    """One axis that runs through all places of several, the last one fastest."""
+    """Join several axes into one that runs through all their places, the last one fastest."""
     return tuple(sum(offsets) for offsets in itertools.product(*axes))
 
 
 def distinct(axes: Axes) -> bool:
-    """Say whether several axes together reach no place twice."""
+    """Return whether several axes together reach no place twice."""
     reached = flattened(axes)
     return len(set(reached)) == len(reached)
 
@@ -68,7 +68,7 @@ def parts(axes: Axes, count: int) -> list[tuple[int, ...]]:
 
 
 def part_of(rank: int, axes: Axes, ranks: Sequence[int]) -> tuple[int, ...] | None:
-    """World ranks of the grid that a rank is in, or None if it is in none."""
+    """Return the world ranks of the grid that a rank is in, or None if it is in none."""
     if rank not in ranks:
         return None
     own = ranks.index(rank)
@@ -79,7 +79,7 @@ def part_of(rank: int, axes: Axes, ranks: Sequence[int]) -> tuple[int, ...] | No
 
 
 def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Coordinates of a place in a grid, the last dimension fastest."""
+    """Return the coordinates of a place in a grid, the last dimension fastest."""
     coordinates = []
     for size in reversed(shape):
         index, coordinate = divmod(index, size)
@@ -88,7 +88,7 @@ def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def dimension_names(names: Iterable[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
-    """The names as a tuple, one for each dimension and none twice."""
+    """Return the names as a tuple of distinct names, one per dimension."""
     if names is None:
         return None
     found = tuple(names)
@@ -101,7 +101,7 @@ def dimension_names(names: Iterable[str] | None, shape: tuple[int, ...]) -> tupl
 
 
 def grid(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and ranks of nested lists, a tensor or an array."""
+    """Return shape and ranks of nested lists, a tensor or an array."""
     nested = mesh.tolist() if hasattr(mesh, "tolist") else mesh
     shape: list[int] = []
     level = nested

@@ -102,7 +102,7 @@ class Watch:
         missing = ""
         while not self._over.wait(_TICK):
             if _engine.mpi_state() != "none":
-                # a call that can raise has done so by now; what follows ends one that blocks
+                # from here on calls can raise; this ends a call that blocks nevertheless
                 if time.monotonic() > end + 4 * _GRACE:
                     self._end_job(f"timeout after {self.seconds:.3g} s. {self._missing()}")
                 continue

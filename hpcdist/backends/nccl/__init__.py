@@ -1,9 +1,9 @@
-"""The backend over NCCL: collectives among GPUs, on torch's streams.
+"""The NCCL backend: collectives among GPUs, on torch's streams.
 
-``device`` is all that knows of CUDA, ``channel`` how ranks meet before NCCL is up, ``launch`` what
-all operations share (``hpcdist._nccl`` starts them, and has their handles), ``reductions``,
-``staged`` and ``group`` the operations, ``derive`` communicators that are made from other groups'.
-Nothing here loads NCCL or torch before a group is made.
+``channel`` exchanges what ranks need before NCCL is up; ``launch`` is shared by all operations
+(``hpcdist._nccl`` starts them, and has their handles); ``reductions``, ``staged`` and ``group`` are
+the operations; ``derive`` makes communicators from other groups'. Nothing here loads NCCL or torch
+before a group is made.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
     ----------
     options : BackendOptions
         The group.
-    pg_options : NCCLOptions, optional
-        How.
+    pg_options : NCCLOptions, optional Options of the group.
 
     Returns
     -------
     hpcdist.backends.nccl.group.NcclGroup
-        Its communicators are made now where the device is known, or where they can be made from
-        the parent's; else by the first operation on each device.
+        Its communicators are made now if the device is known, or if they can be derived from the
+        parent's; else by the first operation on each device.
 
     Raises
     ------
     TypeError
-        If `pg_options` is something else than NCCLOptions.
+        If `pg_options` is not NCCLOptions.
     DistBackendError
         If there is no NCCL to use, or the processes met without MPI and without a store.
 
