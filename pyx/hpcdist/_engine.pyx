@@ -1,7 +1,8 @@
-"""The MPI engine: communicators with their collectives, and the life of MPI in this process.
+"""The MPI engine: communicators with their collectives, and MPI's start and end in this process.
 
-Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. The moving parts are C
-(``engine/*.c``) and run without the GIL; here are the Python objects on top: validation, ownership, exceptions.
+Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. The operations are C
+code (``engine/*.c``) and run without the GIL; this module has the Python objects on top:
+validation, ownership, exceptions.
 """
 
 import _signal
@@ -35,7 +36,7 @@ from hpcdist.errors import (
 )
 
 cdef extern from "Python.h":
-    # Not cpython.exc's declaration, after which Cython would swallow what the handler raised.
+    # Not cpython.exc's declaration: with it Cython would swallow the exception of the handler.
     int look_at_signals "PyErr_CheckSignals"() noexcept
     void PySys_WriteStderr(const char*, ...)
     int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) nogil

@@ -1,7 +1,7 @@
 # Comm: the operations of one group. Ranks are the group's own; hpcdist.group translates.
 
-cdef double CLOSING = 1.0  # seconds that the other ranks have to come and free a group
-cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its message, when nothing else is in flight
+cdef double CLOSING = 1.0  # seconds that the other ranks have to arrive and free a group
+cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its message, if nothing else is in flight
 
 
 cdef class Comm:
@@ -21,7 +21,7 @@ cdef class Comm:
         if self.c != NULL and not hd_forked:
             hd_comm_release(self.c)
 
-    # ---- life ----
+    # ---- create and free ----
 
     @staticmethod
     def world(str name, double timeout, int check, within=None):
@@ -36,7 +36,7 @@ cdef class Comm:
         check : int
             Entry check: 0 off, 1 on, 2 full.
         within : float, optional
-            Seconds for all to come; by default `timeout`.
+            Seconds for all ranks to arrive; by default `timeout`.
 
         Returns
         -------
@@ -45,7 +45,7 @@ cdef class Comm:
         Raises
         ------
         DistTimeoutError
-            Not all came. It can be called again.
+            Not all ranks arrived. The call can be repeated.
         """
         return open_root(libmpi.MPI_COMM_WORLD, name, timeout, check, within)
 
@@ -64,7 +64,7 @@ cdef class Comm:
         -------
         Comm
         """
-        # any width and sign: mpi4py gives MPICH's negative int handles as unsigned 64 bit numbers
+        # any width and sign: mpi4py passes MPICH's negative int handles as unsigned 64 bit numbers
         return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check, within)
 
     def create_group(self, ranks, str name, double timeout, int tag=0):
@@ -79,7 +79,7 @@ cdef class Comm:
         timeout : float
             Seconds; also the new group's timeout.
         tag : int, optional
-            Keeps apart groups that different threads make at the same time.
+            Separates groups that different threads make at the same time.
 
         Returns
         -------
@@ -119,11 +119,11 @@ cdef class Comm:
         comm.c = made
         comm.c.timeout = timeout
         open_comms[<size_t> made] = comm
-        propagate()  # Ctrl-C while the others were told to go on
+        propagate()  # Ctrl-C while the other ranks were told to go on
         return comm
 
     cdef bint together(self, double seconds) except -1:
-        """Whether all ranks free the group now, and no message is left that nobody received."""
+        """Whether all ranks free the group now, and no message is left that no rank received."""
         cdef hd_job j
         cdef hd_buf b
         cdef int left
@@ -158,13 +158,13 @@ cdef class Comm:
         Raises
         ------
         DistError
-            That is so.
+            It runs in such a handler.
         """
         if not hd_forked and self.c != NULL:
             refuse_in_handler(self, DESTROY.name)
 
     cdef bint drained(self, double seconds) except -1:
-        """Waits until nothing is in flight, and looks at signals meanwhile."""
+        """Waits until nothing is in flight, and checks for signals meanwhile."""
         cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9), idle = 0
         cdef double left, step
         cdef bint empty
@@ -190,16 +190,18 @@ cdef class Comm:
     def free(self, double drain=5.0, bint agree=True):
         """Waits for what is in flight and frees the communicator. Every member calls it; may be repeated.
 
-        MPI gives the number of a communicator that was freed to the next one, and with it whatever is still on its
-        way. So it is MPI's again only if all ranks come to free it within a second, and no message is left that was
-        sent and never received; otherwise everything but MPI's part of it is freed.
+        MPI gives the number of a freed communicator to the next one, and with it all messages that
+        are still on their way. So the communicator is returned to MPI only if all ranks free it
+        within a second, and no message is left that was sent and never received; otherwise
+        everything but MPI's part of it is freed.
 
         Parameters
         ----------
         drain : float, optional
             Seconds to wait for operations in flight.
         agree : bool, optional
-            Whether to ask the other ranks; if not, MPI's part is kept: for the end of the program.
+            Whether to ask the other ranks; if not, MPI's part is kept. False is for the end of the
+            program.
 
         Raises
         ------
@@ -216,7 +218,7 @@ cdef class Comm:
         try:
             drained = self.drained(drain)
             together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
-        except BaseException as error:  # of a signal handler; half a group would be left
+        except BaseException as error:  # from a signal handler; the group would be left half freed
             raised = error
         open_comms.pop(<size_t> self.c, None)
         with nogil:
@@ -264,7 +266,7 @@ cdef class Comm:
 
     @property
     def timeout(self):
-        """float: seconds after which an operation gives up; set it on all ranks."""
+        """float: seconds after which an operation gives up; set the same on all ranks."""
         return self.c.timeout
 
     @timeout.setter
@@ -276,7 +278,7 @@ cdef class Comm:
 
     @property
     def check(self):
-        """int: entry check level, 0 off, 1 on, 2 full; set it alike on all ranks, between operations."""
+        """int: entry check level, 0 off, 1 on, 2 full; set the same on all ranks, between operations."""
         return self.c.check
 
     @check.setter
@@ -287,7 +289,7 @@ cdef class Comm:
 
     @property
     def chunk(self):
-        """int: bytes of one piece of a long reduction; set it alike on all ranks, between operations."""
+        """int: bytes of one piece of a long reduction; set the same on all ranks, between operations."""
         return self.c.chunk
 
     @chunk.setter
@@ -298,7 +300,7 @@ cdef class Comm:
 
     @property
     def node_limit(self):
-        """int: bytes that memory for reductions within a node may take, 0 for none; the ranks' least counts."""
+        """int: bytes that memory for reductions within a node may take, 0 for none; the ranks' minimum counts."""
         return self.c.node_limit
 
     @node_limit.setter
@@ -309,12 +311,12 @@ cdef class Comm:
 
     @property
     def node_memory(self):
-        """int: bytes of that memory; 0 before the first long reduction, and where there is none."""
+        """int: bytes of that memory; 0 before the first long reduction, and if there is none."""
         return hd_node_bytes(self.c)
 
     @property
     def on_device(self):
-        """bool: tensors' addresses are device memory, which MPI takes and the engine never reads; set it alike."""
+        """bool: tensors are device memory, which MPI takes and the engine never reads; the same on all ranks."""
         return bool(self.c.on_device)
 
     @on_device.setter
@@ -344,7 +346,7 @@ cdef class Comm:
 
     @property
     def cpus(self):
-        """tuple of int: CPUs this process may use, and CPUs all ranks of the node may use together."""
+        """tuple of int: CPUs this process may use, and CPUs all ranks of the node together may use."""
         cdef int own, node
         check_alive(self)
         hd_session_cpus(self.c.session, &own, &node)
@@ -371,7 +373,7 @@ cdef class Comm:
         return run(self, &j, async_op, keep, [tensor] if async_op else None)
 
     def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, object async_op=False):
-        """Reduces several tensors of one dtype under one agreement. See :func:`hpcdist.all_reduce_coalesced`."""
+        """Reduces several tensors of one dtype with one entry check. See :func:`hpcdist.all_reduce_coalesced`."""
         cdef hd_job j
         cdef hd_buf b
         cdef Py_ssize_t i
@@ -489,7 +491,7 @@ cdef class Comm:
         return rooted(self, HD_GATHER, api_named(api, GATHER), tensor, gather_list, root, async_op, extra)
 
     def scatter(self, tensor, scatter_list, object root, object async_op=False, *, api=None, extra=0):
-        """Hands one tensor of the root's list to each rank. See :func:`hpcdist.scatter`."""
+        """Sends one tensor of the root's list to each rank. See :func:`hpcdist.scatter`."""
         return rooted(self, HD_SCATTER, api_named(api, SCATTER), tensor, scatter_list, root, async_op, extra)
 
     # ---- all to all ----
@@ -499,7 +501,7 @@ cdef class Comm:
         return gather_lists(self, api_named(api, ALL_GATHER), outputs, [tensor], False, async_op)
 
     def all_gather_coalesced(self, output_lists, inputs, object async_op=False):
-        """Collects several tensors under one agreement. See :func:`hpcdist.all_gather_coalesced`.
+        """Collects several tensors with one entry check. See :func:`hpcdist.all_gather_coalesced`.
 
         output_lists has one list per rank, each with one tensor per input.
         """
@@ -568,7 +570,7 @@ cdef class Comm:
                     )
                 same_order(j.in_[r].strides, j.out[r].strides, "this rank's tensor of input_list", "output_list", r)
             own.step = self.c.size + 1
-            own.first, own.exact = r - r * own.step, True  # of the others none
+            own.first, own.exact = r - r * own.step, True  # none for the other inputs
             apart(&j, j.out, j.nout, own, "input_list", "output_list")
         except BaseException as error:
             refused(self, &j, error, False)
@@ -600,14 +602,14 @@ cdef class Comm:
                 j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
                 j.in_[r].form = j.out[r].form = row_form(&b)  # the inputs of all ranks have rows of one shape
             if self.c.check == 0 and (input_splits or output_splits):
-                j.uneven = 1  # unchecked, the ranks cannot agree on the even form
+                j.uneven = 1  # without the check, the ranks cannot agree on the even form
         except BaseException as error:
             refused(self, &j, error, False)
             raise
         return run(self, &j, async_op, keep, [output])
 
     def barrier(self, object async_op=False, *, api=None, monitored=None):
-        """Waits until all ranks have come. See :func:`hpcdist.barrier`.
+        """Waits until all ranks have arrived. See :func:`hpcdist.barrier`.
 
         monitored: seconds; for :func:`hpcdist.monitored_barrier`.
         """
@@ -619,25 +621,28 @@ cdef class Comm:
         return run(self, &j, async_op, None, [])
 
     def refuse(self, object error, *, api=None, owed=None, bint begun=False):
-        """Takes part in the next collective with the reason why this rank does not make it.
+        """Takes part in the next collective with the reason why this rank cannot make it.
 
-        The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all stay in step. Does
-        not wait for them. The operations themselves do so for whatever is wrong with their arguments. The reason and
-        the ranks that have it are the exception's ``refusal``.
+        The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all
+        ranks stay in step. Does not wait for them. The operations themselves do the same for
+        invalid arguments. The exception's ``refusal`` contains the reason and the ranks that have
+        it.
 
         Parameters
         ----------
         error : BaseException
-            The reason. What is no Exception, such as KeyboardInterrupt, counts only for a part.
+            The reason. One that is not an Exception, such as KeyboardInterrupt, counts only for a
+            part.
         api : str, optional
             Public name of the operation.
         begun : bool, optional
-            It is part of something that the ranks have begun together and this one cannot finish: nobody's arguments
-            are wrong, and the others raise :class:`hpcdist.DistBackendError`.
+            It is part of an operation that the ranks have begun together and this one cannot
+            finish: no rank's arguments are wrong, and the others raise
+            :class:`hpcdist.DistBackendError`.
         owed : str, optional
-            For a part of an operation that was begun: ``"if agreed"``, the others come to it if all ranks agreed on
-            the part before; ``"always"``, they come to it in any case. The others raise
-            :class:`hpcdist.DistError` then.
+            For a part of an operation that was begun: ``"if agreed"``, the others arrive at it if
+            all ranks agreed on the part before; ``"always"``, they arrive at it in any case. The
+            others then raise :class:`hpcdist.DistError`.
         """
         cdef hd_job j
         begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
@@ -645,9 +650,10 @@ cdef class Comm:
                 IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
 
     def give_up(self):
-        """Takes back interest in the operations under way: an exception has ended what they were for.
+        """Gives up the operations in flight: an exception has ended the work that they were for.
 
-        If they fail, the caller has seen that, so what it begins from now on does not fail with them.
+        If they fail, the caller has seen that, so the operations it begins from now on do not fail
+        with them.
         """
         if not hd_forked and self.c != NULL and not self.c.freed:
             hd_lane_give_up(self.c)
@@ -655,9 +661,9 @@ cdef class Comm:
     # ---- point to point ----
 
     def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):
-        """Starts a send; on_device: of an address of device memory. See :func:`hpcdist.isend`.
+        """Starts a send; on_device: from an address in device memory. See :func:`hpcdist.isend`.
 
-        A tag_kind of ANNOUNCEMENT or PIECE matches receives of that kind, and none of a user's.
+        A tag_kind of ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
         """
         return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND, on_device, tag_kind)
 
@@ -692,12 +698,12 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
         code = hd_session_open(from_, limit, &session, text, sizeof(text))
         if code == HD_OK:
             code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
-            hd_session_unref(session)  # the communicator holds it now
+            hd_session_unref(session)  # the communicator owns it now
     if code:
         propagate()
         raise error_of(code, text)
     comm = Comm.__new__(Comm)
     comm.c = made
     open_comms[<size_t> made] = comm
-    propagate()  # Ctrl-C while the others were told to go on
+    propagate()  # Ctrl-C while the other ranks were told to go on
     return comm

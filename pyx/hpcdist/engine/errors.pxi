@@ -18,7 +18,7 @@ cdef object error_of(int code, const char* text):
 
 
 cdef object error_of_job(hd_job* j):
-    """The exception of a job, with which ranks could not make the call, if that is why."""
+    """The exception of a job, with the ranks that could not make the call, if that is the reason."""
     error = error_of(j.code, j.text)
     if j.refused != NULL and isinstance(error, DistError):
         ranks = tuple([j.refused.ranks[i] for i in range(min(j.refused.n, HD_REFUSED_RANKS))])
@@ -35,7 +35,7 @@ cdef int check_alive(Comm comm) except -1:
 
 
 cdef int come_in(hd_comm* c, bint begins) except -1:
-    """Before whatever uses the group's session or MPI outside its lane; hd_comm_exit() after it."""
+    """Call before any use of the group's session or MPI outside its lane, and hd_comm_exit() after it."""
     if not hd_comm_enter(c, begins):
         raise DistError(DESTROYED)
     return 0
@@ -70,5 +70,5 @@ cdef void note_line(hd_job* j) noexcept:
 
 
 cdef int propagate() except -1:
-    """Lets an exception go on that a signal handler raised while the engine waited."""
+    """Lets an exception propagate that a signal handler raised while the engine waited."""
     return -1 if PyErr_Occurred() != NULL else 0

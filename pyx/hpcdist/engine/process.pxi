@@ -1,4 +1,4 @@
-# MPI in this process: start, questions, and the way out.
+# MPI in this process: start, queries, and exit.
 
 cdef extern from * nogil:
     """
@@ -25,7 +25,7 @@ cdef dict open_comms = {}   # address -> Comm, until freed
 cdef list lost_comms = []   # freed with operations in flight: kept for ever
 cdef bint owned = False     # we started MPI, so we finalize it
 cdef bint hooked = False
-cdef object failed = None   # the unhandled exception this process ends with
+cdef object failed = None   # the unhandled exception that ends this process
 cdef object previous_excepthook = None
 cdef object previous_exit = None
 cdef object exit_status = None
@@ -33,16 +33,16 @@ cdef object leave_at_once = None
 
 
 cdef bint no_core_to_spare() except -1:
-    """Whether some core will have to carry two busy threads of the ranks of this node."""
+    """Whether some core must carry two busy threads of this node's ranks."""
     own = len(os.sched_getaffinity(0))
     if own < 2:
         return True
     launch = launchers.detect()
     if launch is None:
         return False
-    # Some launchers do not say how many ranks the node has: then as many as there may be.
+    # Some launchers do not say how many ranks the node has: then assume as many as there may be.
     ranks = launch.local_size or launch.size or 1
-    # Unbound, all ranks of the node have the same cores; bound to two or more, each has its own.
+    # Unbound, all ranks of the node share the same cores; bound to two or more, each has its own.
     return own == os.cpu_count() and own < 2 * ranks
 
 
@@ -52,11 +52,11 @@ def init_mpi():
     Raises
     ------
     DistBackendError
-        MPI was finalized already, or does not start.
+        MPI was finalized already, or failed to start.
 
     Notes
     -----
-    Whoever started MPI finalizes it: hpcdist if this call did, else e.g. mpi4py.
+    The package that started MPI finalizes it: hpcdist if this call did, otherwise e.g. mpi4py.
     """
     global owned, hooked, previous_excepthook, previous_exit, leave_at_once
     cdef int up = 0, down = 0, provided = 0, rc
@@ -101,10 +101,10 @@ def init_mpi():
 
 
 def pmi_answer(int fd):
-    """From now on a native thread answers what MPI asks its process manager on a socket, for a job that has none.
+    """From now on a native thread answers MPI's requests to its process manager, for a job without one.
 
-    MPI asks while it ends, and then Python has gone. The job also counts as one without a launcher: a rank that
-    aborts is seen by the others' watchdogs.
+    MPI sends requests while it ends, after Python has gone. The job also counts as one without a
+    launcher: the watchdogs of the other ranks notice a rank that aborts.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def pmi_answer(int fd):
     Raises
     ------
     DistBackendError
-        It was called before, or no thread can be started.
+        It was called before, or the thread could not be started.
     """
     if hd_pmi_answer(fd):
         raise DistBackendError("the thread that answers MPI's process-manager requests cannot be started")
@@ -140,15 +140,15 @@ def _fail(kind, value, traceback):
 
 
 def _exit(status=None, /):
-    """sys.exit where another package finalizes MPI: it does so before libc's exit tells the status."""
+    """sys.exit if another package finalizes MPI: that happens before libc's exit knows the status."""
     global exit_status
     exit_status = status
     previous_exit(status)
 
 
 def _exit_at_once(status):
-    """os._exit: without a word to MPI it would leave the other ranks waiting, and MPICH's mpirun takes a rank
-    that vanishes with status 0 for success."""
+    """os._exit: without a word to MPI it would leave the other ranks waiting, and MPICH's mpirun
+    takes a rank that vanishes with status 0 for success."""
     others = [c for c in open_comms.values() if c.size > 1]
     if others and not hd_forked and not hd_in_child():
         why = (
@@ -160,8 +160,8 @@ def _exit_at_once(status):
 
 
 def _leave():
-    """atexit: lets operations in flight end, tells the others, joins the threads. MPI is finalized later, by libc's
-    exit, which knows the exit status; or by mpi4py, where that started MPI."""
+    """atexit: lets operations in flight end, tells the others, joins the threads. MPI is finalized
+    later: by libc's exit, which knows the exit status, or by mpi4py if that started MPI."""
     cdef Comm comm
     cdef int ended = 1, p2p = 1
     cdef double patience = 3.0
@@ -184,14 +184,15 @@ def _leave():
         if not p2p:
             print("[hpcdist] the program ends with sends or receives that were never matched", file=sys.stderr)
     if not owned and comms and (failed is not None or (exit_status is not None and exit_status != 0)):
-        # Whoever owns MPI would now finalize it, and wait for ranks that wait for this one.
+        # The package that owns MPI would now finalize it, and wait for ranks that wait for this
+        # one.
         why = f"[hpcdist rank {comms[0].rank} of {comms[0].size}] exits with an error: aborting the job".encode()
         hd_abort(exit_status if isinstance(exit_status, int) else 1, <const char*> why)
     finish_callbacks(patience)
     for c in comms:
         hd_session_set_leaving((<Comm> c).c.session)
     p2p = 1
-    for c in comms:  # who still waits for a message leaves MPI
+    for c in comms:  # threads that still wait for a message leave MPI
         comm = c
         with nogil:
             hd_comm_close(comm.c, 2)
@@ -210,7 +211,7 @@ def _leave():
 
 
 cdef int finish_callbacks(double patience) except -1:
-    """Waits for callbacks of futures: Python ends the thread of one that still runs, and torch then the process."""
+    """Waits for callbacks of futures: Python would end a thread that still runs one, and torch then the process."""
     hd_notify_stop()
     until = time.monotonic() + patience
     for thread in list(notifiers.values()):
@@ -223,7 +224,7 @@ cdef int finish_callbacks(double patience) except -1:
 
 
 def mpi_state():
-    """Where MPI is in its life.
+    """The state of MPI in this process.
 
     Returns
     -------
@@ -247,7 +248,7 @@ def owns_mpi():
 
 
 def thread_level():
-    """What MPI was started with.
+    """The thread level that MPI was started with.
 
     Returns
     -------
@@ -281,7 +282,7 @@ def library_version():
 
 
 def world_rank_size():
-    """This process's place in MPI's world.
+    """This process's rank in MPI's world, and the world's size.
 
     Returns
     -------
@@ -316,7 +317,7 @@ def abort(int code=1, str why=""):
 
 
 def abort_tell(int fd):
-    """Sends what is said before the job is ended to a file descriptor as well.
+    """Writes the reason for ending the job to a file descriptor as well.
 
     Parameters
     ----------
@@ -327,12 +328,13 @@ def abort_tell(int fd):
 
 
 def memory_kinds():
-    """The kinds of memory that MPI's world takes, by the info key ``mpi_memory_alloc_kinds`` of MPI 4.1.
+    """The kinds of memory that MPI's world accepts, by the info key ``mpi_memory_alloc_kinds`` of MPI 4.1.
 
     Returns
     -------
     str
-        For example ``"mpi,system,cuda:device"``; empty where the library does not say, and unless MPI is up.
+        For example ``"mpi,system,cuda:device"``; empty if the library does not say, and unless MPI
+        is up.
     """
     cdef libmpi.MPI_Info info
     cdef char text[256]

@@ -7,12 +7,12 @@ cdef extern from "Python.h":
     PyObject* Py_True
 
 cdef dict loaded_modules = sys.modules
-cdef dict torch_profiler = None   # the names of torch.autograd.profiler, once somebody has imported torch
+cdef dict torch_profiler = None   # the names in torch.autograd.profiler, once it has been imported
 cdef object record_function = None
 
 
 cdef bint profiled() except -1:
-    """Whether a profiler of torch's is on, in whatever thread."""
+    """Whether a profiler of torch is on, in any thread."""
     if torch_profiler is None and not find_profiler():
         return False
     return PyDict_GetItemWithError(torch_profiler, "_is_profiler_enabled") == Py_True
@@ -24,7 +24,7 @@ cdef bint find_profiler() except -1:
     cdef PyObject* found = PyDict_GetItemWithError(loaded_modules, "torch.autograd.profiler")
     if found == NULL:
         return False
-    # of a module that another thread still imports, the class is not there yet
+    # if another thread is still importing the module, the class is not there yet
     record_function = getattr(<object> found, "record_function", None)
     if record_function is None:
         return False
@@ -33,7 +33,7 @@ cdef bint find_profiler() except -1:
 
 
 cdef int64_t bytes_moved(hd_job* j):
-    """What benchmarks call the size: the larger of what this rank gives and what it gets."""
+    """The size as benchmarks define it: the larger of this rank's input and output."""
     cdef int64_t given = 0, got = 0
     cdef int i
     if j.kind == HD_BARRIER:
@@ -48,13 +48,13 @@ cdef int64_t bytes_moved(hd_job* j):
 
 
 cdef str range_name(hd_job* j, str more):
-    # The numbers stand in the name, because torch shows the arguments of a range nowhere.
+    # The numbers are in the name, because torch shows the arguments of a range nowhere.
     return f"hpcdist::{j.api.decode()} ({bytes_moved(j)} B, {j.comm.name.decode()}{more})"
 
 
-# An asynchronous operation gets two ranges: where it is begun, and where it is waited for. One range from here to its
-# end would have to be ended by another thread, perhaps after the profiler has stopped, and torch 2.13 then writes into
-# memory that the next profiler has freed.
+# An asynchronous operation gets two ranges: where it is begun, and where it is waited for. Another
+# thread would have to end a single range from here to its end, perhaps after the profiler has
+# stopped, and torch 2.13 then writes into memory that the next profiler has freed.
 cdef object begin_range(str name):
     begun = record_function(name)
     begun.__enter__()

@@ -1,12 +1,12 @@
-# Signals while the engine waits. Python runs its handlers on the main thread alone, between two of its instructions,
-# and wherever the interpreter is asked to look: every 50 ms, by slow_hook.
+# Signals while the engine waits. Python runs its handlers on the main thread alone, between two of
+# its instructions, and wherever the interpreter is asked to check: every 50 ms, by slow_hook.
 
 cdef struct Waiting:
-    hd_comm* c      # its lane is taken by an operation that runs on this thread
+    hd_comm* c      # an operation that runs on this thread has taken its lane
     Waiting* outer
 
 cdef Waiting* waiting = NULL  # of the main thread, while a handler may run
-cdef list unraised = []       # what handlers raised where nothing can be raised
+cdef list unraised = []       # exceptions of handlers that ran where nothing can be raised
 cdef object main_thread = threading.main_thread().ident
 
 
@@ -24,7 +24,7 @@ cdef void raise_later(object error) noexcept:
 
 
 cdef void look(hd_job* j, bint handlers) noexcept:
-    """Notes the calling line; with handlers, looks at signals before. An exception may be set then."""
+    """Notes the calling line; with handlers, checks for signals first. An exception may be set then."""
     global waiting
     cdef Waiting here
     if threading.get_ident() != main_thread:
@@ -51,7 +51,7 @@ cdef int slow_hook(hd_job* j) noexcept with gil:
 
 
 cdef int refuse_in_handler(Comm comm, const char* api) except -1:
-    """An operation on a lane that cannot go on before this call returns."""
+    """Refuses an operation on a lane that cannot go on before this call returns."""
     cdef Waiting* w = waiting
     if w == NULL or threading.get_ident() != main_thread:
         return 0
@@ -68,7 +68,7 @@ cdef int refuse_in_handler(Comm comm, const char* api) except -1:
 
 
 cdef bint handlers_set() except -1:
-    """Whether some signal has a handler in Python, which might call an operation; the interpreter's own does not."""
+    """Whether any signal has a handler in Python, which might call an operation; the interpreter's own does not."""
     for number in range(1, _signal.NSIG):
         handler = _signal.getsignal(number)
         if callable(handler) and handler is not _signal.default_int_handler:
@@ -77,7 +77,7 @@ cdef bint handlers_set() except -1:
 
 
 cdef int alone_hook() noexcept with gil:
-    """Whether this thread is the only code of the process that can come to call an operation.
+    """Whether this thread is the only code of the process that can call an operation.
 
     It runs no Python code: a handler could raise there.
     """
@@ -91,7 +91,7 @@ cdef int alone_hook() noexcept with gil:
                 getattr(thread, "calls_no_operation", False)
                 or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
             )
-        # threads of the futures call what the user chained to them, but only when there are some
+        # threads of the futures call users' callbacks, but only if there are any
         if not watched and not completing:
             for ident in notifiers:
                 quiet += ident in frames

@@ -16,7 +16,7 @@ cdef class Api:
         self.own = own
 
 
-cdef dict apis = {}  # never emptied: jobs hold the pointers
+cdef dict apis = {}  # never emptied: jobs keep the pointers
 
 
 cdef class _Either:
@@ -26,12 +26,13 @@ cdef class _Either:
         return "EITHER"
 
 
-#: As `async_op`: asynchronous, where other ranks may make the call synchronously. torch's own calls allow that.
+#: As `async_op`: asynchronous, while other ranks may make the call synchronously. torch's own calls
+#: allow that.
 EITHER = _Either()
 cdef object either = EITHER
-#: Seconds for a monitored barrier that has given up to come to its end.
+#: Seconds that a monitored barrier has to end after it has given up.
 cdef double MONITORED_SLACK = 0.2
-#: Bytes: messages of device memory that are not longer go through the host.
+#: Bytes: messages of device memory up to this size go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
 ANNOUNCEMENT, PIECE = HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
 
@@ -76,7 +77,7 @@ cdef void begin(hd_job* j, Comm comm, int kind, Api api):
 
 
 cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
-    """The tensor that messages speak of."""
+    """The tensor that messages describe."""
     cdef int i
     j.dtype = b.dtype
     j.count = b.n
@@ -88,7 +89,7 @@ cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
 
 
 cdef uint64_t form_of(hd_buf* b) noexcept:
-    """Shape and strides, for those calls whose tensors are compared pair by pair."""
+    """Shape and strides, for calls whose tensors are compared pair by pair."""
     return hd_mix(b.shape, b.strides) | 1 if b.n else 0
 
 
@@ -126,7 +127,7 @@ def complex_among(object tensors):
     Returns
     -------
     bool
-        Of a list that is refused with a TypeError the other ranks have not heard then.
+        If True, the other ranks are not told when the list is refused with a TypeError.
     """
     return isinstance(tensors, (list, tuple)) and any(
         getattr(getattr(t, "dtype", None), "is_complex", False)
@@ -135,8 +136,8 @@ def complex_among(object tensors):
     )
 
 
-#: A refusal's place: of a whole operation; of a part that the others come to if they agreed on the one before; of a
-#: part that they come to in any case; of something that this rank cannot finish.
+#: The place of a refusal: a whole operation; a part that the others arrive at if they agreed on the
+#: one before; a part that they arrive at in any case; an operation that this rank cannot finish.
 cdef enum Owed:
     NOTHING_BEGUN, IF_AGREED, IN_ANY_CASE, NOT_FINISHED
 
@@ -144,15 +145,15 @@ cdef enum Owed:
 cdef bytes reason_of(object error):
     try:
         return f"{type(error).__name__}: {error}".encode("utf-8", "replace")
-    except Exception:  # no memory, or a text that cannot be made
+    except Exception:  # no memory, or a text that cannot be created
         return b"an error that could not be put into words"
 
 
 cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed=NOTHING_BEGUN) except -1:
-    """Clears a job whose arguments were refused, and tells the other ranks why, who wait in it or will.
+    """Clears a job whose arguments were refused, and tells the reason to the other ranks, which wait in it or will.
 
-    Another way: the caller does the operation otherwise. KeyboardInterrupt and its kind are no refusal where nothing
-    was begun: a handler may make the call again.
+    another_way: the caller does the operation otherwise. KeyboardInterrupt and the like are not a
+    refusal if nothing was begun: a handler may make the call again.
     """
     cdef hd_job r
     cdef hd_comm* c = comm.c
@@ -167,7 +168,7 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
         r.refusal = reason
         r.refusal_code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
         r.owed = owed == IF_AGREED
-        r.seen = 1  # it is no news to this rank
+        r.seen = 1  # this rank already knows
         if hd_lane_try(c):
             if c.closing or (owed == IF_AGREED and c.agreed != c.seq):
                 hd_lane_leave(c)
@@ -181,7 +182,7 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
         else:
             queue(comm, &r, reason, [])
     except Exception:
-        pass  # the others wait until their timeout; this rank's error is told
+        pass  # the others wait until their timeout; this rank's error is reported
     return 0
 
 
@@ -193,7 +194,7 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
     except BaseException as error:
         refused(comm, j, error, False)
         raise
-    # Called through a name of its own, hpcdist itself decides who waits, for instance in DDP.
+    # Under an API name of its own, for instance in DDP, hpcdist itself decides which ranks wait.
     j.later = async_op and not j.either and asynchronous is not either
     if not profiled():
         return run_now(comm, j, async_op, keep, outputs)
@@ -218,7 +219,7 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
         raise
     if not async_op or hd_session_serialized(c.session):
         if hd_lane_try(c):
-            if c.closing and not j.closing:  # it was set after check_alive(), by a thread that waits for this lane
+            if c.closing and not j.closing:  # set after check_alive(), by a thread that waits for this lane
                 hd_lane_leave(c)
                 hd_job_clear(j)
                 raise DistError(DESTROYED)
@@ -323,7 +324,7 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
         raise disordered(kind == HD_SEND)
     if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
         raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
-    route(comm, peer, kind, True)  # to itself too: both ends are in flight at once
+    route(comm, peer, kind, True)  # also for a message to itself: both ends are in flight at once
     come_in(comm.c, True)
     try:
         return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind)
@@ -381,7 +382,7 @@ cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
 
 
 def disordered(bint sends):
-    """The error of a message whose elements are not in C order: it carries no strides, so both ends mean that order.
+    """The error of a message whose elements are not in C order: it carries no strides, so both ends assume that order.
 
     Parameters
     ----------
@@ -450,10 +451,10 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
 
 
 cdef object interrupted(hd_job* j):
-    """Ends a message in which a signal handler raised: the exception, with a note of what became of the message.
+    """Ends a message in which a signal handler raised: the exception, with a note about the message.
 
-    A receive is taken back, or its message has come and is received to its end. So no message is lost, unless a
-    second signal cuts that short, or the message's time is over.
+    A receive is cancelled, or its message has arrived and is received to its end. So no message is
+    lost, unless a second signal cuts that short, or the message's time is over.
     """
     cdef int taken = -1
     try:

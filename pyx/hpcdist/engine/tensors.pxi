@@ -2,7 +2,7 @@
 
 
 cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str role):
-    """A list of tensors of one dtype; what keeps them alive. Sizes become part of the agreement."""
+    """A list of tensors of one dtype, and the objects that keep them alive. Its sizes become part of the agreement."""
     cdef hd_buf b
     cdef Py_ssize_t i
     cdef uint64_t h = len(tensors)
@@ -39,7 +39,7 @@ cdef int separate(hd_job* j, hd_seg* list, int n, str role) except -1:
 
 
 cdef int apart(hd_job* j, hd_seg* outputs, int nout, hd_own own, str role, str places) except -1:
-    """Inputs that lie in outputs where the data could not be moved without a copy."""
+    """Refuses inputs that lie in outputs where the data could not be moved without a copy."""
     cdef int one = 0, other = 0
     cdef int found = hd_input_in_output(j.in_, j.nin, outputs, nout, hd_itemsize(j.dtype), own, &one, &other)
     if found < 0:
@@ -81,7 +81,7 @@ cdef int same_order(uint64_t one, uint64_t other, str role, str places, int plac
 
 
 cdef bint unverified(Comm comm) noexcept:
-    """Whether nobody compares, pair by pair, what is sent with where it goes: see hd_verify_pairs."""
+    """Whether no rank compares, pair by pair, what is sent with what is expected: see hd_verify_pairs."""
     return comm.c.size == 1 or not comm.c.check
 
 
@@ -99,7 +99,7 @@ cdef bint overlap(hd_buf* a, hd_buf* b):
 
 
 cdef int kept_apart(hd_job* j) except -1:
-    """Of a reduce_scatter: memory for a result that would overwrite its input."""
+    """For a reduce_scatter: memory for a result that would overwrite its input."""
     if hd_keep_apart(j.comm, j):
         raise MemoryError(f"no memory for an output of {j.out1.n} elements that lies in the input")
     if j.apart != NULL and j.comm.on_device:
@@ -184,7 +184,7 @@ cdef list turned(Comm comm, object output_lists, list inputs):
 
 
 cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bint several, object async_op):
-    """all_gather: a list with a tensor per rank, or, of several tensors, a list per rank."""
+    """all_gather: a list with a tensor per rank, or, for several tensors, a list per rank."""
     cdef hd_job j
     cdef Py_ssize_t i, n
     cdef int size = comm.c.size, dtype
@@ -220,7 +220,7 @@ cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bin
         if comm.c.on_device:
             own.first, own.step, own.exact = comm.c.rank, size, True
             apart(&j, j.out, j.nout, own, "tensor", "tensor_list")
-        elif n > 1:  # each goes to its own place before anything is sent
+        elif n > 1:  # each is copied to its own place before any is sent
             places = segments(n)
             for i in range(n):
                 places[i] = j.out[i * size + comm.c.rank]
@@ -236,7 +236,7 @@ cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bin
 
 cdef int64_t whole(object n, str role) except? -2:
     try:
-        return operator.index(n)  # Cython would take 1.5 for 1
+        return operator.index(n)  # Cython would accept 1.5 as 1
     except TypeError:
         raise TypeError(f"{role}_split_sizes must hold whole numbers, not {n!r}") from None
     except OverflowError:
@@ -244,7 +244,7 @@ cdef int64_t whole(object n, str role) except? -2:
 
 
 cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) except -1:
-    """Blocks of a tensor along its first dimension: equal ones, or as the splits say (rows)."""
+    """Blocks of a tensor along its first dimension: equal ones, or of as many rows as the splits say."""
     cdef int64_t rows = b.dims[0] if b.ndim else b.n
     cdef int64_t row = b.n // rows if rows else 0
     cdef int64_t at = 0, n, total = 0

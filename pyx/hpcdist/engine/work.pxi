@@ -1,4 +1,5 @@
-# Work: an operation in flight. The C job has two owners, the engine and the Work; whoever lets go last frees it.
+# Work: an operation in flight. The C job has two owners, the engine and the Work; the last one
+# frees it.
 
 cdef hd_job* orphans = NULL  # jobs whose last owner was a thread without the GIL; a lock-free stack
 
@@ -20,7 +21,7 @@ cdef extern from * nogil:
 
 
 cdef void dispose(hd_job* j) noexcept:
-    """Frees a job and lets go of its tensors; with the GIL."""
+    """Frees a job and releases its tensors; with the GIL."""
     cdef PyObject* keep = <PyObject*> j.keep
     if j.code not in (HD_OK, HD_ERR_INTERRUPT, HD_ERR_CLOSED) and not j.seen and j.text != NULL:
         PySys_WriteStderr(
@@ -55,8 +56,8 @@ hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
 cdef dict watched = {}  # address of a job -> its Work, until the future is completed
-cdef dict notifiers = {}  # ident -> thread that completes futures: one, and one more for each that runs a callback
-cdef int completing = 0  # of them run callbacks right now
+cdef dict notifiers = {}  # ident -> thread that completes futures: one, and one more per callback that runs
+cdef int completing = 0  # how many of them run callbacks right now
 
 
 def _complete_futures():
@@ -75,13 +76,13 @@ def _complete_futures():
         work = None
         completing -= 1
         if len(notifiers) - completing > 1:
-            # another has come to wait in this one's place: callbacks stay in order
+            # another thread waits in place of this one: callbacks stay in order
             notifiers.pop(threading.get_ident(), None)
             return
 
 
 cdef int provide_notifier() except -1:
-    """Somebody has to complete a future: a callback may wait for one that it has made itself."""
+    """Ensures that a thread can complete a future: a callback may wait for a future that it has made itself."""
     if notifiers and threading.get_ident() not in notifiers or len(notifiers) > completing:
         return 0
     thread = threading.Thread(target=_complete_futures, name="hpcdist-futures", daemon=True)
@@ -104,8 +105,9 @@ cdef double seconds_of(object timeout) except? -2:
 cdef class Work:
     """An asynchronous operation.
 
-    Returned by operations called with ``async_op=True`` and by :func:`isend` and :func:`irecv`. It owns the tensors
-    until the operation is complete, also when the Work itself is dropped. Not created by users.
+    Returned by operations called with ``async_op=True`` and by :func:`isend` and :func:`irecv`. It
+    owns the tensors until the operation is complete, even if the Work itself is dropped. Users do
+    not create it.
     """
 
     cdef hd_job* j
@@ -157,7 +159,7 @@ cdef class Work:
         DistMismatchError, RankFailedError, DistBackendError
             The operation failed.
         KeyboardInterrupt
-            Ctrl-C, or whatever another signal handler raises; the operation goes on.
+            Ctrl-C, or any exception of another signal handler; the operation goes on.
 
         Notes
         -----
@@ -187,7 +189,7 @@ cdef class Work:
         cdef double step, waited = 0
         cdef int rc = 0
         cdef hd_job* j = self.j
-        if hd_job_state(j) == HD_DONE:  # also where the group has been destroyed since
+        if hd_job_state(j) == HD_DONE:  # even if the group has been destroyed since
             rc = j.code
         elif j.kind >= HD_SEND:
             come_in(j.comm, False)
@@ -264,7 +266,7 @@ cdef class Work:
         return list(self.outputs)
 
     def source_rank(self):
-        """Who sent what a receive has received.
+        """The sender of the message that a receive has received.
 
         Returns
         -------
@@ -277,17 +279,18 @@ cdef class Work:
     _source_rank = source_rank   # torch's other name for it
 
     def cancel(self):
-        """Takes a receive back that nothing has arrived for, so that it cannot swallow a later message.
+        """Cancels a receive that nothing has arrived for, so that it cannot swallow a later message.
 
         Returns
         -------
         bool
-            True if it was taken back: the tensor is unchanged, and :meth:`wait` raises. False if it is complete.
+            True if it was cancelled: the tensor is unchanged, and :meth:`wait` raises. False if it
+            is complete.
 
         Raises
         ------
         ValueError
-            For anything but a receive: other operations cannot be taken back.
+            For anything but a receive: other operations cannot be cancelled.
         """
         cdef int taken = -1
         check_alive(None)
@@ -305,7 +308,7 @@ cdef class Work:
         return bool(taken)
 
     def synchronize(self):
-        """Waits, like :meth:`wait` without a timeout (on the host, results are visible then)."""
+        """Waits, like :meth:`wait` without a timeout (on the host, that makes results visible)."""
         self.wait()
 
     def block_current_stream(self):
@@ -322,7 +325,8 @@ cdef class Work:
             else:
                 self.future.set_exception(error)
         except Exception:
-            # A callback of the user's may raise; torch keeps that in the future it made for the callback.
+            # A user's callback may raise; torch keeps the exception in the future it made for the
+            # callback.
             sys.excepthook(*sys.exc_info())
 
     def get_future(self):
@@ -331,8 +335,8 @@ cdef class Work:
         Returns
         -------
         torch.futures.Future
-            Its value is the list of output tensors; ``.then`` callbacks run on a thread of hpcdist's, or at once
-            when the operation is complete already.
+            Its value is the list of output tensors; ``.then`` callbacks run on a thread of hpcdist,
+            or at once if the operation is already complete.
         """
         import torch
 
