@@ -92,8 +92,7 @@ class Dispatch:
     recv = _by_argument("recv")
 
     def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
-        """Begin messages, those of one backend together; return handles in the order of the
-        list."""
+        """Begin messages, those of one backend together; return handles in list order."""
         works: list[Any] = [None] * len(operations)
         for backend in dict.fromkeys(self._backends.values()):
             mine = [i for i, each in enumerate(operations) if self._of(each[1]) is backend]

@@ -1,7 +1,7 @@
-"""Where ranks come from before MPI is up: one small class per launcher's environment variables.
+"""Rank and size before MPI is up: one small class per launcher's environment variables.
 
 The order matters, because launchers nest: torchrun inside srun, mpirun inside sbatch. After MPI has
-started, MPI is right, and what is here only serves to find a wrong start. Importing this package
+started, MPI's values count, and these serve only to detect a wrong start. Importing this package
 needs neither torch nor MPI.
 """
 
@@ -53,7 +53,7 @@ def find(env: Environ | None = None) -> Launcher | None:
     Returns
     -------
     Launcher or None
-        None when no launcher's variables are there.
+        None if no launcher's variables are set.
     """
     environ = os.environ if env is None else env
     for launcher in ORDER:
@@ -73,7 +73,7 @@ def detect(env: Environ | None = None) -> Launch | None:
     Returns
     -------
     Launch or None
-        None when no launcher's variables are there: a process of its own.
+        None if no launcher's variables are set: the process is not part of a job.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def detect(env: Environ | None = None) -> Launch | None:
 
 
 def starts_mpi(env: Environ | None = None) -> bool:
-    """Say whether this process was started as one of an MPI job.
+    """Return whether this process was started as part of an MPI job.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ def starts_mpi(env: Environ | None = None) -> bool:
     Returns
     -------
     bool
-        False for a process of its own, and under torchrun, srun without a plugin, or a script that
-        sets RANK and WORLD_SIZE.
+        False for a process without a job, and under torchrun, srun without a plugin, or a script
+        that sets RANK and WORLD_SIZE.
     """
     launcher = find(env)
     return launcher is not None and launcher.mpi

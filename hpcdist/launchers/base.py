@@ -1,4 +1,4 @@
-"""What a launcher tells a process about its place in the job."""
+"""The base class of the launchers, and a process's place in the job."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Launch:
-    """A process's place in its job, as its launcher's environment variables say.
+    """A process's place in its job, from its launcher's environment variables.
 
     Parameters
     ----------
     launcher : str
         Name of the launcher, for messages.
     rank : int or None
-        Rank in the job; None when the launcher does not say.
+        Rank in the job; None if the launcher does not set it.
     size : int or None
-        Number of processes in the job; None when the launcher does not say.
+        Number of processes in the job; None if the launcher does not set it.
     local_rank : int or None
         Rank among the processes of this node.
     local_size : int or None
@@ -39,16 +39,16 @@ class Launch:
 
 
 class Launcher:
-    """Base of the launchers: names of environment variables, and what to do with them.
+    """Base class of the launchers: the names of their environment variables, and how to read them.
 
-    A subclass states its variables as class attributes, and overrides a method only where a
-    variable needs more than to be read as a number.
+    A subclass names its variables as class attributes, and overrides a method only where a variable
+    is not a plain number.
     """
 
     name: str = ""
-    #: whether it makes its processes one MPI job
+    #: whether its processes are one MPI job
     mpi: bool = True
-    #: variables that are all there when this launcher started the process
+    #: variables that are all set if this launcher started the process
     present: tuple[str, ...] = ()
     rank_variable: str = ""
     size_variable: str = ""
@@ -57,7 +57,7 @@ class Launcher:
     nodes_variable: str = ""
 
     def detect(self, env: Environ) -> bool:
-        """Say whether this launcher started the process.
+        """Return whether this launcher started the process.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Launcher:
         Returns
         -------
         bool
-            True if all of its variables are there.
+            True if all of its variables are set.
         """
         return all(variable in env for variable in self.present)
 
@@ -82,17 +82,17 @@ class Launcher:
         Returns
         -------
         Launch
-            Ranks and sizes; None for what the launcher does not say.
+            Ranks and sizes; None for what the launcher does not set.
 
         Raises
         ------
         ValueError
-            If a variable is there and is not a whole number.
+            If a variable is set and is not a whole number.
         """
         size, local_size = self.number(env, self.size_variable), self.local_size(env)
         nodes = self.number(env, self.nodes_variable)
         if nodes is None and size is not None and size == local_size:
-            nodes = 1  # all are here; else a launcher that says nothing leaves it to MPI
+            nodes = 1  # all processes are on this node; otherwise MPI determines the number
         return Launch(
             self.name,
             self.number(env, self.rank_variable),
@@ -103,15 +103,15 @@ class Launcher:
         )
 
     def local_rank(self, env: Environ) -> int | None:
-        """Rank on the node, or None if the launcher does not say."""
+        """Return the rank on the node, or None if the launcher does not set it."""
         return self.number(env, self.local_rank_variable)
 
     def local_size(self, env: Environ) -> int | None:
-        """Number of processes on the node, or None if the launcher does not say."""
+        """Return the number of processes on the node, or None if the launcher does not set it."""
         return self.number(env, self.local_size_variable)
 
     def fix(self, library: str) -> str:
-        """Say what to do when MPI sees one process although the launcher started more.
+        """Return advice for a job where MPI sees one process although the launcher started more.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class Launcher:
         )
 
     def number(self, env: Environ, variable: str) -> int | None:
-        """Read a variable as a whole number; None if it is not there."""
+        """Read a variable as a whole number; None if it is not set."""
         text = env.get(variable, "") if variable else ""
         if not text.strip():
             return None
@@ -157,7 +157,7 @@ def mpi_family(library: str) -> str:
         ``"this MPI"`` when the text is none of those.
     """
     text = library.lower()
-    # MPICH last: its derivatives carry its name too
+    # MPICH last: its derivatives' texts contain its name too
     for mark, family in (
         ("open mpi", "Open MPI"),
         ("intel", "Intel MPI"),

@@ -8,7 +8,7 @@ __all__ = ["Flux"]
 
 
 class Flux(Launcher):
-    """Started by flux run, which does not say how many of its tasks are on this node."""
+    """Started by flux run, which does not export the number of its tasks on this node."""
 
     name = "flux run"
     present = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")

@@ -1,4 +1,4 @@
-"""Process managers that are known only by the interface they offer, and bare environments."""
+"""Process managers known only by their interface (PMI, PMIx), and bare environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Environment", "Pmi", "Pmix"]
 
 
 class Pmi(Launcher):
-    """Started by something that speaks PMI-1 or PMI-2."""
+    """Started by a process manager that speaks PMI-1 or PMI-2."""
 
     name = "a PMI process manager"
     present = ("PMI_RANK", "PMI_SIZE")
@@ -17,7 +17,7 @@ class Pmi(Launcher):
 
 
 class Pmix(Launcher):
-    """Started by something that speaks PMIx (prun, prterun): the size has to be asked from MPI."""
+    """Started by a process manager that speaks PMIx (prun, prterun): only MPI knows the size."""
 
     name = "a PMIx process manager"
     present = ("PMIX_RANK",)
@@ -36,7 +36,7 @@ class Environment(Launcher):
     local_size_variable = "LOCAL_WORLD_SIZE"
 
     def fix(self, library: str) -> str:
-        """Nobody started an MPI job: MPICH can make one of them, others need a launcher."""
+        """No launcher started an MPI job: MPICH can make one, other MPIs need a launcher."""
         family = mpi_family(library)
         if family != "Open MPI":
             return (

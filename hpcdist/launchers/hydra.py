@@ -8,7 +8,7 @@ __all__ = ["Hydra"]
 
 
 class Hydra(Launcher):
-    """Started by hydra, which does not say how many nodes there are.
+    """Started by hydra, which does not export the number of nodes.
 
     PMI_RANK alone is not enough: srun and PALS set it too.
     """

@@ -8,7 +8,7 @@ __all__ = ["Jsrun"]
 
 
 class Jsrun(Launcher):
-    """Started by jsrun. LSB_JOBID and LSB_DJOB_RANKFILE alone say only that this is an LSF job."""
+    """Started by jsrun. LSB_JOBID and LSB_DJOB_RANKFILE alone mean only that this is an LSF job."""
 
     name = "jsrun"
     present = ("JSM_NAMESPACE_RANK",)

@@ -8,7 +8,7 @@ __all__ = ["OpenMpi"]
 
 
 class OpenMpi(Launcher):
-    """Started by Open MPI's mpirun (PRRTE in version 5, which does not say how many nodes)."""
+    """Started by Open MPI's mpirun (version 5's PRRTE does not export the number of nodes)."""
 
     name = "Open MPI's mpirun"
     present = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")

@@ -8,8 +8,8 @@ __all__ = ["Pals"]
 
 
 class Pals(Launcher):
-    """Started by PALS' mpiexec. What it does not say is asked from MPI: PMI_SIZE may be missing,
-    and PALS_NODEID numbers the nodes without telling how many there are.
+    """Started by PALS' mpiexec. MPI supplies what it does not export: PMI_SIZE may be missing, and
+    PALS_NODEID is a node's number without the number of nodes.
     """
 
     name = "PALS"

@@ -25,7 +25,7 @@ _PLUGIN = {
 
 
 class Slurm(Launcher):
-    """Started by srun without an MPI plugin: N processes that do not know of each other."""
+    """Started by srun without an MPI plugin: N processes without a connection to each other."""
 
     name = "srun"
     mpi = False
@@ -37,7 +37,7 @@ class Slurm(Launcher):
     nodes_variable = "SLURM_STEP_NUM_NODES"  # not SLURM_NNODES: those of the allocation
 
     def local_size(self, env: Environ) -> int | None:
-        """Tasks of this step on this node, from the step's tasks per node and the node's number."""
+        """Return the tasks of this step on this node, from the step's tasks per node."""
         node = self.number(env, "SLURM_NODEID")
         if node is None:
             return None
@@ -74,12 +74,12 @@ class SlurmPmi2(Slurm):
     present = ("SLURM_PROCID", "PMI_RANK", "PMI_SIZE")
 
     def detect(self, env: Environ) -> bool:
-        """The plugin's own variables, and srun's word that it is this plugin."""
+        """Whether the plugin's variables are set, and srun names this plugin."""
         return super().detect(env) and env.get("SLURM_MPI_TYPE") == self.plugin
 
 
 class SlurmPmix(Slurm):
-    """Started by srun --mpi=pmix, which gives a rank and leaves the size to the step."""
+    """Started by srun --mpi=pmix, which exports the rank; the size is that of the step."""
 
     name = "srun --mpi=pmix"
     mpi = True
@@ -88,5 +88,5 @@ class SlurmPmix(Slurm):
     present = ("SLURM_PROCID", "PMIX_RANK")
 
     def detect(self, env: Environ) -> bool:
-        """The plugin's own variables, and srun's word that it is this plugin (or pmix_v4, ...)."""
+        """Whether the plugin's variables are set, and srun names this plugin (or pmix_v4, ...)."""
         return super().detect(env) and env.get("SLURM_MPI_TYPE", "").startswith(self.plugin)

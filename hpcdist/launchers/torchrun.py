@@ -8,7 +8,7 @@ __all__ = ["Torchrun"]
 
 
 class Torchrun(Launcher):
-    """Started by torchrun: its agents start plain processes that no MPI knows of."""
+    """Started by torchrun: its agents start plain processes, outside any MPI job."""
 
     name = "torchrun"
     mpi = False
@@ -17,7 +17,7 @@ class Torchrun(Launcher):
     size_variable = "WORLD_SIZE"
     local_rank_variable = "LOCAL_RANK"
     local_size_variable = "LOCAL_WORLD_SIZE"
-    nodes_variable = "GROUP_WORLD_SIZE"  # agents: one a node
+    nodes_variable = "GROUP_WORLD_SIZE"  # agents: one per node
 
     def fix(self, library: str) -> str:
         """Torchrun's processes are not an MPI job: MPICH can make them one, others need mpirun."""

@@ -1,4 +1,4 @@
-"""The interface of a key-value store, and what can be built from its few basic operations."""
+"""The interface of a key-value store, and the methods built from its basic operations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Store", "Value"]
 
 
 class Store(BasicStore):
-    """A key-value store that the processes of a job share; subclass it to make your own.
+    """A key-value store that the processes of a job share; base class for custom stores.
 
-    A subclass has to have ``set``, ``get``, ``add`` (atomic), ``check`` and ``delete_key``. All
-    else is built from those here, in the simplest way that is correct; override what your store
-    can do better. ``compare_set``, ``append`` and the queues are then guarded by a lock key made
-    with ``add``: a process that is killed inside one leaves it, and the others time out with its
+    A subclass must implement ``set``, ``get``, ``add`` (atomic), ``check`` and ``delete_key``. This
+    class builds the other methods from those, in the simplest correct way; override what your store
+    can do better. A lock key made with ``add`` then guards ``compare_set``, ``append`` and the
+    queues: a process that is killed inside one leaves the lock, and the others time out with its
     name.
 
     Keys are text. Values are str or bytes on the way in and bytes on the way out. A timeout is a
@@ -46,30 +46,30 @@ class Store(BasicStore):
                 method.__doc__ = general.__doc__
 
     def clone(self) -> Store:
-        """Return another object for the same store, with a timeout of its own.
+        """Return another object for the same store, with its own timeout.
 
         Returns
         -------
         Store
-            It sees the same keys. hpcdist's stores may be used from several threads also without
-            it.
+            It sees the same keys. Several threads may share one of hpcdist's stores also without a
+            clone.
 
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not support it.
         """
         raise self._missing("clone")
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys exist.
 
         Parameters
         ----------
         keys : list of str
             Their names; values, or queues that are not empty.
         timeout : datetime.timedelta or float, optional
-            Seconds; by default the store's timeout. 0 looks once.
+            Seconds; by default the store's timeout. 0 checks once.
 
         Raises
         ------
@@ -89,22 +89,22 @@ class Store(BasicStore):
             nap = min(2 * nap, 0.02)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Store a value if the present one is what the caller expects.
+        """Store a value if the current one is what the caller expects.
 
         Parameters
         ----------
         key : str
             Its name.
         expected_value : str or bytes
-            What has to be there; empty means that the key has to be missing, or empty.
+            The value that the key must have; empty means that the key must be missing or empty.
         desired_value : str or bytes
             What to store.
 
         Returns
         -------
         bytes
-            What the key holds afterwards. If it is missing and something was expected, it stays
-            missing, and the answer is `expected_value`.
+            The key's value afterwards. If the key is missing and a value was expected, it stays
+            missing, and the result is `expected_value`.
 
         Raises
         ------
@@ -124,14 +124,14 @@ class Store(BasicStore):
             return desired
 
     def append(self, key: str, value: Value) -> None:
-        """Add bytes to the end of a value; a key that is not there counts as empty.
+        """Append bytes to a value; a missing key counts as empty.
 
         Parameters
         ----------
         key : str
             Its name.
         value : str or bytes
-            What to add.
+            What to append.
 
         Raises
         ------
@@ -178,20 +178,20 @@ class Store(BasicStore):
         Raises
         ------
         ValueError
-            If there are more of one than of the other.
+            If the lists differ in length.
         """
         for name, value in self._pairs(keys, values):
             self.set(name, value)
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Put a value at the end of a queue. Queues and values of one name do not meet.
+        """Append a value to a queue. A queue and a value of the same name are distinct.
 
         Parameters
         ----------
         key : str
             The queue's name.
         value : str or bytes
-            What to put there.
+            What to append.
 
         Raises
         ------
@@ -252,18 +252,18 @@ class Store(BasicStore):
         Returns
         -------
         int
-            0 also when nobody has ever pushed.
+            0 also if nothing was ever pushed.
         """
-        # in this order: a pop in between makes the queue longer than it is, never negative
+        # in this order: after a concurrent pop the result is too large, never negative
         head = self.add(f"{key}/queue/head", 0)
         return self.add(f"{key}/queue/tail", 0) - head
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers are in the barrier of this name.
 
-        It can be used again for the next round. In hpcdist's own stores a caller whose time is
-        over leaves the barrier, so either all of a round pass or none; here, built from ``add``,
-        it stays counted, as in torch.
+        The barrier can be reused for the next round. In hpcdist's own stores a caller that times
+        out leaves the barrier, so either all callers of a round pass or none; here, built from
+        ``add``, it stays counted, as in torch.
 
         Parameters
         ----------
@@ -277,7 +277,7 @@ class Store(BasicStore):
         Raises
         ------
         StoreTimeoutError
-            If too few came within that time. It says how many.
+            If too few callers arrived within that time. The error has their number.
         ValueError
             If `world_size` is below 1.
         """
@@ -291,7 +291,7 @@ class Store(BasicStore):
             self.wait([done], deadline.left())
 
     def has_extended_api(self) -> bool:
-        """Whether append, multi_get, multi_set and queues are there.
+        """Return whether append, multi_get, multi_set and queues are supported.
 
         Returns
         -------
@@ -302,7 +302,7 @@ class Store(BasicStore):
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Hold the lock key that makes several basic operations one step."""
+        """Context manager that locks, so that several basic operations are atomic."""
         lock = f"{key_of(key)}/lock"
         deadline = self._deadline(None)
         nap = 0.0005

@@ -1,12 +1,12 @@
 """MPI without a launcher: each process is its own process manager, over a key-value store.
 
 MPICH and its derivatives ask a process manager for their place in the job and for their peers'
-addresses, by PMI-1: lines of text on a connection whose descriptor stands in ``PMI_FD``. mpirun is
-at the other end usually. Where there is no mpirun (torchrun, multiprocessing, a notebook), this
-package answers: what a rank puts goes into the store by which the processes have met, and a
-barrier is a counter there. No port is opened.
+addresses, by PMI-1: lines of text on a connection whose descriptor is in ``PMI_FD``. Usually mpirun
+is at the other end. Without mpirun (torchrun, multiprocessing, a notebook), this package answers:
+it puts a rank's values into the store over which the processes met, and a barrier is a counter
+there. No port is opened.
 
-``protocol`` knows the lines, ``server`` the connection and the thread.
+``protocol`` parses and answers the lines, ``server`` has the connection and the thread.
 """
 
 from .protocol import Manager, mapping

@@ -13,8 +13,8 @@ from typing import Protocol
 
 __all__ = ["KEY_MAX", "NAME_MAX", "VALUE_MAX", "Manager", "Space", "mapping", "parse"]
 
-# Longest name of a key space, key and value that MPI may use, as hydra has them: MPICH divides
-# longer values by itself.
+# Longest name of a key space, key and value that MPI may use, the same as hydra's: MPICH itself
+# divides longer values.
 NAME_MAX, KEY_MAX, VALUE_MAX = 256, 64, 1024
 
 
@@ -25,10 +25,10 @@ class Space(Protocol):
         """Store a value, for all ranks to see after the next barrier."""
 
     def get(self, key: str) -> str | None:
-        """Look a value up; None if there is none."""
+        """Return a value; None if there is none."""
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called."""
 
 
 def parse(line: str) -> dict[str, str]:
@@ -37,7 +37,7 @@ def parse(line: str) -> dict[str, str]:
     Parameters
     ----------
     line : str
-        Without the line's end. A value may hold spaces: it is the last field.
+        Without the line's end. A value may contain spaces: it is the last field.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def parse(line: str) -> dict[str, str]:
     Raises
     ------
     ValueError
-        If the line is no request.
+        If the line is not a request.
     """
     fields: dict[str, str] = {}
     rest = line.strip(" \r\n")
@@ -66,7 +66,7 @@ def parse(line: str) -> dict[str, str]:
 
 
 def mapping(nodes: Sequence[object]) -> str:
-    """Say which rank is on which node, in the notation of ``PMI_process_mapping``.
+    """Return which rank is on which node, in the notation of ``PMI_process_mapping``.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class Manager:
         value: str | None
         if key == "PMI_process_mapping":
             value = self.placement
-        elif key.startswith("PMI_"):  # what a process manager may know besides; it is optional
+        elif key.startswith("PMI_"):  # optional queries that a process manager need not answer
             value = None
         else:
             value = self.space.get(key)

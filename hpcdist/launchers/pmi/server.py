@@ -16,14 +16,14 @@ from .protocol import Manager, mapping
 
 __all__ = ["Server", "node_of_this_process"]
 
-# Seconds between two looks at the deadline and at the peers.
+# Seconds between two checks of the deadline and the peers.
 _TICK = 0.2
 
 
 def node_of_this_process() -> str:
-    """Name the memory that this process can share: alike on all processes of a node.
+    """Return a name of the memory that this process can share; the same in all processes of a node.
 
-    Two containers of one machine have each their own ``/dev/shm`` and count as two nodes, because
+    Two containers of one machine have separate ``/dev/shm`` folders and count as two nodes, because
     MPI could not share memory between them.
 
     Returns
@@ -41,14 +41,14 @@ def node_of_this_process() -> str:
 
 
 def pid_space() -> int:
-    """The namespace in which this process's process ids mean something; 0 if unknown."""
+    """Return the namespace of this process's process ids; 0 if unknown."""
     with contextlib.suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 
 class _PeerGone(Exception):
-    """A peer died, or time is over; the text says who and what."""
+    """A peer died, or the time is over; the text names the peer."""
 
 
 class Server:
@@ -76,7 +76,7 @@ class Server:
         For each rank ``node`` (as :func:`node_of_this_process` has it), ``pid``, ``pids`` (the
         namespace of the process id) and ``host``.
     name : str
-        The job's name, in which no other job of these machines has its like.
+        The job's name, unique among the jobs of these machines.
     seconds : float
         How long the start may take.
     """
@@ -117,13 +117,13 @@ class Server:
             except ProcessLookupError:
                 self._give_up(self._gone(rank))
             except OSError:
-                continue  # no pidfds here: the time limit remains
+                continue  # no pidfds on this system: only the time limit ends the wait
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
-        # The thread looks up at least every tick; the store's own time limit is a bound besides.
+        # The thread wakes at least every tick; the store's time limit is a further bound.
         self._thread.join(10 * _TICK)
         for descriptor in self._died:
             os.close(descriptor)
@@ -131,7 +131,7 @@ class Server:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Tell MPI of the connection, by environment variables that are gone afterwards."""
+        """Set the environment variables that lead MPI to the connection; remove them afterwards."""
         told = {
             "PMI_FD": str(self._theirs.fileno()),
             "PMI_RANK": str(self.rank),
@@ -149,7 +149,7 @@ class Server:
                     os.environ[name] = value
 
     def detach(self) -> int:
-        """Give the manager's end of the connection away; both ends stay open with the process.
+        """Give up the manager's end of the connection; both ends stay open until the process ends.
 
         Returns
         -------
@@ -166,12 +166,12 @@ class Server:
         self.store.set(f"kvs/{key}", value)
 
     def get(self, key: str) -> str | None:
-        """Look a value up."""
+        """Return a value."""
         key = f"kvs/{key}"
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def barrier(self) -> None:
-        """Wait for all ranks; ends the process if one does not come."""
+        """Wait for all ranks; end the process if one does not call."""
         self._round += 1
         name = f"barrier/{self._round}"
         self.store.set(f"{name}/{self.rank}", b"1")
@@ -193,7 +193,7 @@ class Server:
         except _PeerGone as error:
             if not self._stop.is_set():
                 self._give_up(str(error))
-        except Exception as error:  # of the store: its server is gone, most likely
+        except Exception as error:  # of the store: most likely its server has ended
             if not self._stop.is_set():
                 self._give_up(
                     f"the store by which the processes meet failed while MPI started: "
