@@ -1,7 +1,7 @@
 """NCCL's communicators and operations on memory given by address.
 
-Knows nothing of torch's streams or of groups of processes: addresses, counts, and stream handles are integers here,
-and :mod:`hpcdist.backends.nccl` knows where they come from. Every call runs without the GIL.
+Independent of torch's streams and of groups of processes: addresses, counts, and stream handles are
+integers here, and :mod:`hpcdist.backends.nccl` supplies them. Every call runs without the GIL.
 """
 
 cimport cython
@@ -98,7 +98,7 @@ include "nccl/tables.pxi"
 
 
 cdef int unforked() except -1:
-    """Nothing of NCCL's may be used in a child that was forked after a group or a communicator was made."""
+    """Refuses all use of NCCL in a child that was forked after a group or a communicator was made."""
     if hd_watch_forked():
         raise forked_error("NCCL")
     return 0
@@ -145,7 +145,7 @@ def mem_alloc(size_t nbytes):
 
 
 def mem_free(uintptr_t data):
-    """Give back memory of :func:`mem_alloc`."""
+    """Free memory of :func:`mem_alloc`."""
     cdef const hd_nccl* nccl = functions()
     cdef int rc
     with nogil:
@@ -171,12 +171,12 @@ def group_start():
 
 
 def group_end(comms=(), double timeout=1800.0):
-    """Start what was collected since :func:`group_start`.
+    """Start the operations collected since :func:`group_start`.
 
     Parameters
     ----------
     comms : iterable of Communicator
-        Those that were used in the group; with blocking=0 they are waited for.
+        Those that were used in the group; those with blocking=0 are waited for.
     timeout : float
         Seconds for that.
 
@@ -206,7 +206,7 @@ cdef int end_group() except -1:
 
 cdef int settle_group(object comms, double timeout) except -1:
     end = time.monotonic() + timeout
-    if hd_nccl_depth == 0:  # the outermost has started them
+    if hd_nccl_depth == 0:  # the outermost group has started them
         for comm in comms:
             (<Communicator?> comm).settle("ncclGroupEnd", end)
     return 0
@@ -242,7 +242,7 @@ class Group:
     def __enter__(self):
         cdef Communicator comm
         group_start()
-        for comm in self.comms:  # to its end: what was collected refers to them
+        for comm in self.comms:  # until the end of the block: the collected operations refer to them
             hd_guard_enter(comm.guard)
         return self
 
@@ -252,7 +252,7 @@ class Group:
             end_group()
         except DistBackendError:
             if kind is None:
-                raise  # else the first error is the one that tells
+                raise  # otherwise the first error is raised
         finally:
             for comm in self.comms:
                 hd_guard_leave(comm.guard)
@@ -275,11 +275,11 @@ def region(tensor, bint writable, int memory, str name, str role):
     writable : bool
         Whether it is written to.
     memory : int
-        DLPack's number of its kind of memory.
+        DLPack's number for its kind of memory.
     name : str
-        What torch calls the device.
+        torch's name for the device.
     role : str
-        What messages call the tensor.
+        The tensor's name in messages.
 
     Returns
     -------

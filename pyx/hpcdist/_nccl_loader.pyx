@@ -80,7 +80,7 @@ def wheel():
 
 
 def _candidates():
-    """How, path, and whether to load; in order."""
+    """How, path, and whether to load; in the order of the attempts."""
     chosen = os.environ.get("HPCDIST_NCCL_LIBRARY", "").strip()
     if chosen:
         return [("HPCDIST_NCCL_LIBRARY", chosen, True)]
@@ -94,8 +94,9 @@ def _candidates():
 def load():
     """Open the NCCL library, once for the life of the process.
 
-    Looked at in this order: the file that ``HPCDIST_NCCL_LIBRARY`` names, a libnccl.so.2 that is loaded already (as
-    torch with CUDA does), that of an installed wheel ``nvidia-nccl-*``, that of the system.
+    Tried in this order: the file that ``HPCDIST_NCCL_LIBRARY`` names, a libnccl.so.2 that is
+    already loaded (torch with CUDA loads one), that of an installed wheel ``nvidia-nccl-*``, that
+    of the system.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def load():
     Raises
     ------
     DistBackendError
-        If there is none, or it is older than 2.18. The text names every place that was looked at.
+        If there is none, or it is older than 2.18. The text names every place that was tried.
 
     Notes
     -----
@@ -130,7 +131,7 @@ def load():
                 text = problem.decode("utf-8", "replace")
                 tried.append(f"{how}: {text}")
                 if found or path is not None:
-                    # a library that cannot serve is an answer: another would be a second NCCL in the process
+                    # stop at an unusable library: another one would be a second NCCL in the process
                     break
                 continue
             if table.get_version(&version) != 0:

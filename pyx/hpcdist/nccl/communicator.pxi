@@ -2,18 +2,20 @@
 
 @cython.final
 cdef class Communicator:
-    """A communicator of NCCL; made by :meth:`init`, :meth:`split` and :meth:`shrink`.
+    """An NCCL communicator; made by :meth:`init`, :meth:`split` and :meth:`shrink`.
 
-    One thread at a time may use it, except for :meth:`abort`, :meth:`destroy` and :meth:`async_error`. It is not freed
-    with the object: NCCL would wait for the other ranks. Call :meth:`destroy` or :meth:`abort`; they let calls of other
-    threads come out of NCCL first, and what is called later raises.
+    One thread at a time may use it, except for :meth:`abort`, :meth:`destroy` and
+    :meth:`async_error`. It is not freed with the object: NCCL would wait for the other ranks. Call
+    :meth:`destroy` or :meth:`abort`. Both give calls of other threads time to return from NCCL
+    first, and later calls raise.
 
     Attributes
     ----------
     rank, size : int
-        This process's rank, and how many there are.
+        This process's rank, and the number of ranks.
     blocking : bool
-        False where it was made with blocking=0: calls return before they are done, and are waited for here.
+        False if it was made with blocking=0: calls return before they are done, and are waited for
+        here.
     state : str
         ``"ready"``, ``"finalized"``, ``"destroyed"`` or ``"aborted"``.
     timeout : float
@@ -43,14 +45,15 @@ cdef class Communicator:
         Parameters
         ----------
         unique : bytes or list of bytes
-            From :func:`unique_id` of one of them. Several, from ranks spread evenly, let a large number of ranks meet
-            at several places (``ncclCommInitRankScalable``, 2.23).
+            From :func:`unique_id` of one of them. Several, from ranks spread evenly, let a large
+            number of ranks meet at several places (``ncclCommInitRankScalable``, 2.23).
         size, rank : int
-            How many they are, and which this is.
+            The number of ranks, and this one.
         blocking : bool
-            With True NCCL itself waits for the others, without end. With False the time is kept here.
+            With True NCCL itself waits for the others, without a limit. With False the time is kept
+            here.
         timeout : float
-            Seconds for the others to come, with ``blocking=False``.
+            Seconds for the others to arrive, with ``blocking=False``.
 
         Returns
         -------
@@ -59,11 +62,11 @@ cdef class Communicator:
         Raises
         ------
         ValueError
-            If the identity is not one.
+            If the identity is invalid.
         DistBackendError, RankFailedError
             What NCCL reports.
         DistTimeoutError
-            If the others do not come in time; what was begun has been aborted.
+            If the others do not arrive in time; what was begun has been aborted.
         """
         cdef const hd_nccl* nccl = functions()
         cdef hd_nccl_id first
@@ -102,7 +105,7 @@ cdef class Communicator:
         return 0
 
     cdef str words(self):
-        """What NCCL says about its last error."""
+        """NCCL's text about its last error."""
         text = ""
         if hd_guard_enter(self.guard) == 0:
             text = last_words(self.comm)
@@ -110,7 +113,7 @@ cdef class Communicator:
         return text
 
     cdef int settle(self, str what, double end) except -1:
-        """Wait until it is not in progress; with blocking=1 it never is."""
+        """Wait until it is no longer in progress; with blocking=1 it never is."""
         cdef int state
         cdef double left
         while not self.blocking:
@@ -144,7 +147,7 @@ cdef class Communicator:
         raise failure(f"{what} (rank {self.rank} of {self.size})", rc, self.words())
 
     def named(self, str where):
-        """Say whose it is, for messages: "of the group 'world' on rank 0"."""
+        """Set its owner, for messages: "of the group 'world' on rank 0"."""
         cdef bytes text = where.encode()
         hd_guard_name(self.guard, text)
 
@@ -181,14 +184,14 @@ cdef class Communicator:
         return adopt(made, rc, "ncclCommSplit", 0, 0, self.blocking, timeout)
 
     def shrink(self, exclude, bint abort=False, double timeout=1800.0):
-        """A communicator of the ranks that are left; they alone call it.
+        """A communicator of the remaining ranks; only they call it.
 
         Parameters
         ----------
         exclude : iterable of int
-            Ranks that are left out.
+            Ranks to exclude.
         abort : bool
-            Stop the operations in flight first, because a rank that is left out has failed.
+            Stop the operations in flight first, because an excluded rank has failed.
         timeout : float
             Seconds, with ``blocking=False``.
 
@@ -201,7 +204,7 @@ cdef class Communicator:
         DistBackendError
             Also if this NCCL is older than 2.27.
         ValueError
-            If there are too many, or one is this rank or none of the communicator.
+            If there are too many, or one is this rank or not in the communicator.
         """
         cdef hd_nccl_config config
         cdef ncclComm_t made = NULL
@@ -233,7 +236,7 @@ cdef class Communicator:
         return 0
 
     def async_error(self):
-        """What went wrong since the last call, without waiting. Any thread may ask.
+        """The error since the last call, without waiting. Any thread may ask.
 
         Returns
         -------
@@ -258,32 +261,32 @@ cdef class Communicator:
         return failure(f"an operation in flight (rank {self.rank} of {self.size})", rc, self.words())
 
     def abort(self):
-        """Stop what is in flight and free the communicator, without the other ranks. Any thread may call it.
+        """Stop the operations in flight and free the communicator, without the other ranks. Any thread may call it.
 
-        What was in flight has no result: its handles raise.
+        The operations in flight have no result: their handles raise.
         """
         unforked()
         if not hd_guard_take(self.guard):
             if hd_guard_failed(self.guard):
                 self.state = "aborted"
-            return  # another thread has, or the watchdog
+            return  # another thread or the watchdog has done so
         self.state = "aborted"
         self.end()
 
     cdef int end(self) except -1:
-        """Abort what this thread has taken."""
+        """Abort the communicator that this thread has taken."""
         cdef int rc
         self.guard.told = 1
         with nogil:
             hd_guard_lose(self.guard, HD_WATCH_ABORTED, b"", b"this process has aborted its communicator")
-            hd_guard_empty(self.guard)  # one that does not come out waits for another rank: abort() wakes it
+            hd_guard_empty(self.guard)  # a call that does not return waits for another rank: abort() wakes it
             rc = self.nccl.abort(self.comm)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
             raise failure(f"ncclCommAbort (rank {self.rank} of {self.size})", rc)
         return 0
 
     def finalize(self, double timeout=1800.0):
-        """Wait for all operations on all ranks; all of them call it. Nothing can be started afterwards.
+        """Wait for all operations on all ranks; all ranks call it. No operation can be started afterwards.
 
         Parameters
         ----------
@@ -308,7 +311,8 @@ cdef class Communicator:
         Raises
         ------
         DistTimeoutError
-            If another thread's call does not come out of NCCL; the communicator has been aborted then.
+            If another thread's call does not return from NCCL; the communicator has been aborted
+            then.
         """
         cdef int rc, left
         cdef bint ready = self.state == "ready"
@@ -316,7 +320,7 @@ cdef class Communicator:
         if not hd_guard_take(self.guard):
             if hd_guard_failed(self.guard):
                 self.state = "aborted"
-            return  # another thread has, or the watchdog
+            return  # another thread or the watchdog has done so
         self.state = "destroyed"
         with nogil:
             left = hd_guard_empty(self.guard)
@@ -342,7 +346,7 @@ cdef class Communicator:
 
     @property
     def unheard(self):
-        """Whether the watchdog has aborted it, and no call has raised an error of it so far."""
+        """Whether the watchdog has aborted it, and no call has raised that error so far."""
         return self.failed and not self.guard.told
 
     @property
@@ -375,7 +379,7 @@ cdef class Communicator:
         Returns
         -------
         int
-            An ncclRedOp_t of this communicator; the 64 last ones are kept.
+            An ncclRedOp_t of this communicator; the last 64 are kept.
         """
         cdef int made = -1, rc
         cdef char[8] scalar
@@ -413,7 +417,7 @@ cdef class Communicator:
         self.after("ncclAllReduce", rc)
 
     def reduce(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, int root, uintptr_t stream):
-        """Enqueue ncclReduce; `recv` counts on `root` only."""
+        """Enqueue ncclReduce; `recv` is used on `root` only."""
         cdef int rc
         self.alive()
         with nogil:
@@ -424,7 +428,7 @@ cdef class Communicator:
         self.after("ncclReduce", rc)
 
     def broadcast(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int root, uintptr_t stream):
-        """Enqueue ncclBroadcast; `send` counts on `root` only."""
+        """Enqueue ncclBroadcast; `send` is used on `root` only."""
         cdef int rc
         self.alive()
         with nogil:
@@ -446,7 +450,7 @@ cdef class Communicator:
         self.after("ncclAllGather", rc)
 
     def reduce_scatter(self, uintptr_t send, uintptr_t recv, size_t count, int dtype, int op, uintptr_t stream):
-        """Enqueue ncclReduceScatter; `count` elements come to each rank."""
+        """Enqueue ncclReduceScatter; each rank receives `count` elements."""
         cdef int rc
         self.alive()
         with nogil:
@@ -570,7 +574,7 @@ cdef class Communicator:
         self.after("ncclCommDeregister", rc)
 
     def window_register(self, uintptr_t data, size_t nbytes, bint symmetric=False):
-        """Register memory that all ranks have, for operations that use it in place (2.27); all of them call it.
+        """Register memory that all ranks have, for operations that use it in place (2.27); all ranks call it.
 
         Returns
         -------
@@ -602,7 +606,7 @@ cdef class Communicator:
         self.after("ncclCommWindowDeregister", rc)
 
     def revoke(self):
-        """Stop what is in flight, on this rank, and take no more operations (2.28); :meth:`shrink` is still possible."""
+        """Stop the operations in flight on this rank, and accept no more (2.28); :meth:`shrink` is still possible."""
         cdef int rc
         self.alive()
         if self.nccl.revoke == NULL:

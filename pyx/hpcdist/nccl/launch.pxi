@@ -1,6 +1,6 @@
-# How every operation of a group over NCCL is started: checks, streams, NCCL, the watchdog.
+# How every operation of a group over NCCL is started: checks, streams, NCCL, watchdog.
 
-# What an operation of one call of NCCL is.
+# An operation that is one NCCL call.
 cdef struct one_call:
     int kind
     void* send
@@ -14,7 +14,7 @@ cdef enum:
 
 cdef tuple CALLS = ("ncclAllReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter")
 cdef tuple KINDS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
-cdef dict names = {}  # name of an operation -> the same as bytes, which operations in flight point to; never emptied
+cdef dict names = {}  # name of an operation -> its bytes, which operations in flight point to; never emptied
 
 
 cdef int call(Communicator comm, one_call* c, hd_stream stream) noexcept nogil:
@@ -35,7 +35,7 @@ cdef int call(Communicator comm, one_call* c, hd_stream stream) noexcept nogil:
 
 @cython.final
 cdef class Place:
-    """What a group has on one device."""
+    """A group's objects for one device."""
 
     cdef hd_gpu* gpu
     cdef int index
@@ -45,16 +45,16 @@ cdef class Place:
 
 
 cdef class Launch:
-    """What starts the operations of a group over NCCL.
+    """Starts the operations of a group over NCCL.
 
     Attributes
     ----------
     rank, size : int
-        This process's place in the group.
+        This process's rank in the group, and the group's size.
     name : str
         Of the group.
     timeout : float
-        Seconds that an operation has; a duration may be set too.
+        Seconds that an operation has; may also be set to a duration.
     seq : int
         Operations begun.
     """
@@ -64,12 +64,12 @@ cdef class Launch:
     cdef public str name
     cdef public unsigned long long seq
     cdef public dict _comms      # index of a device -> communicator of all ranks
-    cdef public dict _pairs      # rank -> communicator of this one and that, for messages
+    cdef public dict _pairs      # rank -> communicator of this rank and that one, for messages
     cdef public bint _freed
     cdef public bint _aborted
     cdef public bint _checks
     cdef public bint _blocking_wait
-    cdef public object _recorder  # what notes operations, or None
+    cdef public object _recorder  # the recorder of operations, or None
     cdef readonly object _runtime
     cdef readonly object _lock
     cdef double limit
@@ -106,7 +106,7 @@ cdef class Launch:
             self.limit = 1e9
 
     def use(self, runtime):
-        """Take streams and events from a runtime of :mod:`hpcdist.backends.cuda`."""
+        """Use streams and events of a runtime of :mod:`hpcdist.backends.cuda`."""
         cdef uintptr_t address
         cdef dict given = runtime.functions
         hd_watch_forks()
@@ -156,10 +156,10 @@ cdef class Launch:
             place.own = self._runtime.handle(place.stream)
         return place.own
 
-    # ---- what is in flight ----
+    # ---- operations in flight ----
 
     cdef void let_go(self):
-        """Forget the operations that are over; what they held goes with them."""
+        """Drop the operations that have ended, and what they kept."""
         cdef hd_watched* w
         while self.first != NULL and not hd_watch_listed(self.first):
             w = self.first
@@ -177,12 +177,12 @@ cdef class Launch:
         self.newest = NULL
 
     def drain(self, double seconds):
-        """Wait on the host until nothing is in flight, for some seconds at most.
+        """Wait on the host until nothing is in flight, for at most `seconds`.
 
         Returns
         -------
         str or None
-            The first operation that still was then.
+            The first operation that was still in flight then.
         """
         cdef hd_watched* w
         cdef double end = time.monotonic() + seconds
@@ -197,15 +197,15 @@ cdef class Launch:
         return late
 
     def forget_all(self):
-        """Let go of the tensors of all operations: nothing more happens to them."""
+        """Release the tensors of all operations: nothing more happens to them."""
         unforked()
         with self._lock:
             self.forget()
 
-    # ---- how one is started ----
+    # ---- starting an operation ----
 
     cdef int ready(self, str api, object facts) except -1:
-        """Before an operation, with the lock."""
+        """Check the group before an operation, with the lock."""
         if self._freed or self._aborted:
             how = "freed" if self._freed else "aborted"
             raise DistBackendError(f"the group {self.name!r} over NCCL has been {how}")
@@ -227,9 +227,9 @@ cdef class Launch:
 
     cdef hd_watched* start(self, str api, Place place, Communicator comm, uintptr_t current, bint async_op,
                            one_call* c, object enqueue, object keep) except NULL:
-        """Enqueue an operation, and let the watchdog and the queue know of it; with the lock.
+        """Enqueue an operation, and add it to the watchdog's list and the queue; with the lock.
 
-        The caller gets the operation; where it is captured into a graph, it owns it.
+        The caller gets the operation; if it is captured into a graph, the caller owns it.
         """
         cdef uintptr_t stream = self.stream_of(place) if async_op else current
         cdef hd_watched* w = NULL
@@ -262,7 +262,7 @@ cdef class Launch:
                     comm.after(CALLS[c.kind], code)
                 else:
                     enqueue(comm, stream)
-            except DistError as error:  # NCCL's own words know neither the group nor the number
+            except DistError as error:  # NCCL's own text contains neither the group nor the number
                 what = name_of(w)
                 hd_watch_put(w)
                 raise type(error)(f"{what} could not start: {error}") from None
@@ -301,7 +301,7 @@ cdef class Launch:
 
     cdef object one(self, str api, int index, one_call* c, object ins, object outs, object async_op, object facts,
                     object factor):
-        """An operation of one call of NCCL; `factor` of a PREMUL_SUM, whose operation belongs to the communicator."""
+        """An operation that is one NCCL call; `factor` of a PREMUL_SUM, whose operation belongs to the communicator."""
         cdef bint later = async_op
         cdef Place place = self.place(index)
         cdef uintptr_t current
@@ -310,7 +310,7 @@ cdef class Launch:
         cdef list held = None
         cdef NcclWork work = None
         entry = None
-        unforked()  # another thread of the parent's may have held the lock
+        unforked()  # another thread of the parent may have held the lock
         self.acquire()
         try:
             self.ready(api, facts)
@@ -354,21 +354,21 @@ cdef class Launch:
         parts : sequence of Part
             Every tensor it touches; all on one device.
         tensors : list
-            The same as objects, to be held.
+            The same as objects, to be kept.
         enqueue : callable
-            Given the communicator and the stream, calls NCCL.
+            Called with the communicator and the stream; calls NCCL.
         async_op : bool
-            Whether it goes to the group's own stream, and a handle is returned.
+            Whether it runs on the group's own stream, and a handle is returned.
         peer : int
             The other rank of a message outside a batch; -1 for all ranks.
         blocks : bool
             Whether waiting for it stops the caller.
         source : int
-            Rank that a receive is from.
+            Rank of the sender, for a receive.
         facts : tuple
-            What all ranks must have in common, for the entry check; None where not all ranks call.
+            What must be the same on all ranks, for the entry check; None if not all ranks call.
         shown : tuple of list
-            What comes in and what goes out, for the flight recorder; None: all tensors do both.
+            Inputs and outputs, for the flight recorder; None: all tensors are both.
 
         Returns
         -------
@@ -413,10 +413,10 @@ cdef class Launch:
 
 
 cdef void drop(hd_watched* w):
-    """Out of the queue."""
+    """Remove an operation from the queue."""
     cdef void* keep = w.keep
     if hd_watch_forked():
-        return  # the parent's: its threads may have held locks
+        return  # it is the parent's: its threads may have held locks
     w.keep = NULL
     hd_watch_put(w)
     Py_XDECREF(<PyObject*> keep)

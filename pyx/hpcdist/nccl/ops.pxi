@@ -1,16 +1,16 @@
 # The operations that training calls most, from the tensor to NCCL without Python in between.
 
 cdef struct way:
-    signed char known    # whether it has been asked for
+    signed char known    # whether it has been looked up
     signed char kind     # ncclDataType_t
-    signed char lanes    # elements of it in one of hpcdist's
+    signed char lanes    # NCCL elements per element of hpcdist
     signed char how      # ncclRedOp_t, or -1 for PREMUL_SUM
 
 cdef way ways[32][16]
 
 
 cdef way* way_of(int dtype, int op) except NULL:
-    """As :func:`reduction`, which says what NCCL cannot do."""
+    """As :func:`reduction`, which raises for what NCCL cannot do."""
     cdef way* found = &ways[dtype][op]
     if not found.known:
         found.kind, found.lanes, found.how = reduction(dtype, op)
@@ -38,7 +38,7 @@ cdef int fits(str api, int64_t found, int64_t wanted, str what) except -1:
 
 
 cdef int apart(str api, hd_buf* block, hd_buf* whole, int rank) except -1:
-    """One rank's block and all ranks' in one tensor: NCCL takes it in its own place, and nowhere else in there."""
+    """In the tensor of all ranks' blocks, NCCL accepts one rank's block only in its own place."""
     cdef size_t item = hd_itemsize(block.dtype)
     cdef char* at = <char*> block.ptr
     cdef char* begin = <char*> whole.ptr
@@ -50,7 +50,7 @@ cdef int apart(str api, hd_buf* block, hd_buf* whole, int rank) except -1:
 
 
 cdef class Operations(Launch):
-    """The part of a group over NCCL that is one call of NCCL for each operation."""
+    """The operations of a group over NCCL that are one NCCL call each."""
 
     def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
         """Reduce over all ranks, in place on each."""
@@ -91,7 +91,7 @@ cdef class Operations(Launch):
         return self.one(name, index, &c, tensor, tensor, async_op, facts, None)
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
-        """Collect equal tensors of each rank into one."""
+        """Collect one tensor of each rank, of equal sizes, into one."""
         cdef hd_buf out, own
         cdef one_call c
         cdef int index, other

@@ -1,4 +1,5 @@
-# NCCL's numbers, its errors as exceptions, and how it takes the element types and operations of hpcdist.
+# NCCL's numbers, its errors as exceptions, and how it handles hpcdist's element types and
+# operations.
 
 # ncclDataType_t and ncclRedOp_t
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(12)
@@ -6,14 +7,14 @@ SUM, PROD, MAX, MIN, AVG = range(5)
 #: Bytes of an element, by ncclDataType_t.
 ITEMSIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 _FORMATS = {FLOAT16: "<e", FLOAT32: "<f", FLOAT64: "<d"}
-#: hpcdist's element types that NCCL has; the others it can only move, as bytes.
+#: hpcdist's element types that NCCL has; it can only move the others, as bytes.
 _NATIVE = {
     HD_INT8: INT8, HD_UINT8: UINT8, HD_INT32: INT32, HD_UINT32: UINT32, HD_INT64: INT64, HD_UINT64: UINT64,
     HD_FLOAT16: FLOAT16, HD_FLOAT32: FLOAT32, HD_FLOAT64: FLOAT64, HD_BFLOAT16: BFLOAT16,
     HD_FLOAT8_E4M3FN: FLOAT8_E4M3, HD_FLOAT8_E5M2: FLOAT8_E5M2,
 }
 _OPS = {HD_SUM: SUM, HD_AVG: AVG, HD_PRODUCT: PROD, HD_MIN: MIN, HD_MAX: MAX}
-#: Of bool, as bytes of 0 and 1: or is the maximum, and is the minimum.
+#: For bool, as bytes of 0 and 1: or is the maximum, and is the minimum.
 _LOGICAL = {"SUM": MAX, "MAX": MAX, "BOR": MAX, "PRODUCT": MIN, "MIN": MIN, "BAND": MIN}
 _PREMUL_KEPT = 64
 
@@ -40,11 +41,11 @@ def failure(what, code, said=""):
     Parameters
     ----------
     what : str
-        The call, with where it was made.
+        The call, with the place that made it.
     code : int
         An ncclResult_t.
     said : str
-        What ``ncclGetLastError`` says.
+        The text of ``ncclGetLastError``.
 
     Returns
     -------
@@ -78,8 +79,9 @@ def reduction(int dtype, int op):
     Returns
     -------
     tuple of int
-        ncclDataType_t, elements of it in one of ours (2 for complex), and ncclRedOp_t; -1 in its place for PREMUL_SUM,
-        whose operation is made with :meth:`Communicator.premul_sum`.
+        ncclDataType_t, NCCL elements per element of ours (2 for complex), and ncclRedOp_t; -1 in
+        place of the latter for PREMUL_SUM, whose operation is made with
+        :meth:`Communicator.premul_sum`.
 
     Raises
     ------
@@ -120,7 +122,7 @@ def movement(int dtype):
     Returns
     -------
     tuple of int
-        ncclDataType_t, and elements of it in one of ours.
+        ncclDataType_t, and NCCL elements per element of ours.
     """
     if dtype in _NATIVE and hd_itemsize(dtype) > 1:
         return _NATIVE[dtype], 1

@@ -7,7 +7,7 @@ cdef str ADVICE = (
 
 
 cdef double seconds_of(object timeout) except? -2:
-    """A timeout in seconds; -1 for none, which is how torch's negative durations are meant."""
+    """A timeout in seconds; -1 for none, which is the meaning of torch's negative durations."""
     if timeout is None:
         return -1
     cdef double seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
@@ -17,7 +17,7 @@ cdef double seconds_of(object timeout) except? -2:
 
 
 cdef object cuda_error(int code, const char* call, str what):
-    """The exception of an error of CUDA's while an operation was started or waited for."""
+    """The exception of a CUDA error while an operation was started or waited for."""
     if code == HD_START_MEMORY:
         return MemoryError(f"{what}: there is no memory, or no thread for the watchdog of NCCL")
     if code == HD_START_OTHER_CAPTURES:
@@ -32,18 +32,19 @@ cdef object cuda_error(int code, const char* call, str what):
 
 
 cdef class StreamWork:
-    """What handles of operations on tensors of a GPU share.
+    """The common base of the handles of operations on a GPU's tensors.
 
-    ``wait(timeout)`` means the same for all: None, and as in torch a negative time, is no limit of its own, and then
-    the host need not wait; otherwise it waits here for so many seconds at most.
+    ``wait(timeout)`` means the same for all of them. None or, as in torch, a negative time sets no
+    limit of its own, and then the host need not wait. Any other time makes the host wait for at
+    most that long.
     """
 
     cpdef object _wait(self, double seconds):
-        """Wait; seconds below 0: no limit of the caller's."""
+        """Wait; seconds below 0: no limit by the caller."""
         raise NotImplementedError
 
     def wait(self, timeout=None):
-        """Let the caller's current stream wait for the operation; with a timeout, wait here.
+        """Make the caller's current stream wait for the operation; with a timeout, wait here.
 
         Parameters
         ----------
@@ -58,15 +59,15 @@ cdef class StreamWork:
         Raises
         ------
         DistTimeoutError
-            If the operation is not done in this time, or was given up after the group's timeout.
+            If the operation is not done in this time, or was aborted after the group's timeout.
         DistMismatchError, RankFailedError, DistBackendError
-            What the operation ended with.
+            The error of the operation.
         """
         self._wait(seconds_of(timeout))
         return True
 
     def synchronize(self):
-        """Let the caller's current stream wait for the operation, as :meth:`wait` without a timeout."""
+        """Make the caller's current stream wait for the operation, as :meth:`wait` without a timeout."""
         self._wait(-1)
 
     def block_current_stream(self):
@@ -74,23 +75,23 @@ cdef class StreamWork:
         self.synchronize()
 
     def is_completed(self):
-        """Say whether the operation is over, well or not."""
+        """Say whether the operation has ended, well or not."""
         raise NotImplementedError
 
     def exception(self):
-        """What went wrong, if anything has."""
+        """The error, if there is one."""
         raise NotImplementedError
 
     def source_rank(self):
-        """Group rank that a receive is from; -1 for other operations."""
+        """Group rank of the sender, for a receive; -1 for other operations."""
         return -1
 
     def is_success(self):
-        """Say whether it is over and went well."""
+        """Say whether it has ended without an error."""
         return self.is_completed() and self.exception() is None
 
     def _source_rank(self):
-        """torch's other name of ``source_rank``."""
+        """torch's other name for ``source_rank``."""
         return self.source_rank()
 
 
@@ -104,7 +105,7 @@ cdef class NcclWork(StreamWork):
     cdef hd_watched* w
     cdef Launch group
     cdef Place place
-    cdef list held      # the tensors, until it has been waited for; what is watched holds them itself till it is over
+    cdef list held      # the tensors, until it has been waited for; the watched operation keeps them until it has ended
     cdef object tensors
     cdef bint blocks    # whether wait() stops the caller, as for a barrier
     cdef int source
@@ -119,16 +120,16 @@ cdef class NcclWork(StreamWork):
 
     @property
     def what(self):
-        """The operation in words."""
+        """The operation's name, for messages."""
         return name_of(self.w)
 
     def brings(self, list copies):
-        """Let ``wait()`` stop the caller, and copy tensors into host arrays then.
+        """Make ``wait()`` block the caller, and then copy tensors into host arrays.
 
         Parameters
         ----------
         copies : list of (tensor, numpy.ndarray)
-            From where, and to where. The arrays are the result.
+            Sources and destinations. The arrays are the result.
         """
         self.blocks = True
         self.copies = copies
@@ -140,7 +141,7 @@ cdef class NcclWork(StreamWork):
             if seconds >= 0 or self.copies is not None:
                 raise self.captured("the host cannot wait for it")
         elif seconds >= 0 or self.blocks:
-            # without a time of the caller's, the watchdog keeps it
+            # without a limit by the caller, the watchdog's limit applies
             if hold(self.w, 1e9 if seconds < 0 else seconds) == HD_WATCH_RUNS:
                 raise DistTimeoutError(f"{self.what} is not done after {seconds:g} s of wait()")
         self.order()
@@ -156,7 +157,7 @@ cdef class NcclWork(StreamWork):
         )
 
     cdef int order(self) except -1:
-        """Let the current stream wait for it, in the capture or outside of it, as it was started."""
+        """Make the current stream wait for it, inside the capture or outside of it, as it was started."""
         cdef hd_watched* w = self.w
         cdef uintptr_t stream
         cdef bint captures
@@ -193,7 +194,7 @@ cdef class NcclWork(StreamWork):
         return trouble(self.w.guard, self.what)
 
     def synchronize(self):
-        """Let the caller's current stream wait for the operation; the host does not, even for a barrier."""
+        """Make the caller's current stream wait for the operation; the host does not wait, even for a barrier."""
         self.order()
 
     cdef int look(self) except -1:
@@ -203,15 +204,15 @@ cdef class NcclWork(StreamWork):
         return hd_watch_wait(self.w, 0)
 
     def is_completed(self):
-        """Say whether the operation is over, well or not."""
+        """Say whether the operation has ended, well or not."""
         return self.look() != HD_WATCH_RUNS
 
     def is_success(self):
-        """Say whether it is over and went well."""
+        """Say whether it has ended without an error."""
         return self.look() == HD_WATCH_DONE
 
     def exception(self):
-        """What went wrong, if anything has."""
+        """The error, if there is one."""
         return self.error()
 
     def result(self):
@@ -219,15 +220,15 @@ cdef class NcclWork(StreamWork):
         return [each for each in self.tensors if each is not None]
 
     def source_rank(self):
-        """Group rank that a receive is from; -1 for other operations."""
+        """Group rank of the sender, for a receive; -1 for other operations."""
         unforked()
         return self.source
 
     def get_future(self):
         """A ``torch.futures.Future`` of the result, ordered after the operation's stream.
 
-        It has a value at once, as in torch, for the stream to wait for; of an operation that has failed it has the
-        error, which its ``wait()`` and ``value()`` raise.
+        As in torch, it has a value at once, for the stream to wait for. If the operation has
+        failed, it has the error instead, which its ``wait()`` and ``value()`` raise.
         """
         error = self.error()
         if error is not None:
@@ -250,7 +251,7 @@ cdef str name_of(hd_watched* w):
 
 
 cdef int hold(hd_watched* w, double seconds) except -1:
-    """Wait on the host for some seconds at most; signals are looked at. The state."""
+    """Wait on the host for at most `seconds`, and check for signals. Returns the state."""
     cdef int state
     cdef double left, end = time.monotonic() + seconds
     while True:
@@ -264,12 +265,12 @@ cdef int hold(hd_watched* w, double seconds) except -1:
 
 
 def forked():
-    """Whether this process was forked after a group over NCCL was made: then it cannot be used here."""
+    """Whether this process was forked after a group over NCCL was made: then the group cannot be used here."""
     return bool(hd_watch_forked())
 
 
 def stop_watching():
-    """At the end of the process: the watchdog looks at nothing any more."""
+    """At the end of the process: the watchdog checks nothing any more."""
     hd_watch_stop()
 
 
