@@ -1,7 +1,7 @@
-"""Loops in C over one MPI call: what ``python -m hpcdist bench`` compares hpcdist with.
+"""Loops in C over one MPI call: the baseline that ``python -m hpcdist bench`` compares hpcdist with.
 
-Nothing but the call stands in a loop. The memory is the caller's, the element type and the operation are those
-that hpcdist passes to MPI, and the communicator is a duplicate.
+A loop contains nothing but the call. The memory is the caller's, the element type and the operation
+are those that hpcdist passes to MPI, and the communicator is a duplicate.
 """
 
 from libc.stdlib cimport calloc, free
@@ -45,7 +45,7 @@ cdef dict kinds = {
 
 
 cdef class Loop:
-    """The loops, on a duplicate of a communicator. Made and freed by all its ranks together.
+    """The loops, on a duplicate of a communicator. All its ranks make and free it together.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ cdef class Loop:
         well(rc, name)
 
     def ping_pong(self, size_t send, size_t recv, int count, int dtype, int peer, bint begins, long calls):
-        """Sends to the peer and receives from it, or the other way round.
+        """Sends to the peer and receives from it, or in the opposite order.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ cdef class Loop:
         begins : bool
             Whether this rank sends first.
         calls : int
-            How often there and back.
+            Number of round trips.
 
         Raises
         ------
@@ -184,12 +184,12 @@ cdef class Loop:
         well(rc, "ping_pong")
 
     def stream(self, size_t address, int count, int dtype, int peer, bint sends, int window, long calls):
-        """Sends a window of messages at once and awaits an answer, or receives them and answers.
+        """Sends a window of messages at once and waits for an answer, or receives them and answers.
 
         Parameters
         ----------
         address : int
-            Of one message, the same memory for all of a window.
+            Of one message; all messages of a window use the same memory.
         count, dtype : int
             Elements, and hpcdist's code of their type.
         peer : int
@@ -197,16 +197,16 @@ cdef class Loop:
         sends : bool
             Whether this rank sends.
         window : int
-            Messages in flight together.
+            Messages in flight at once.
         calls : int
-            How many windows.
+            Number of windows.
 
         Raises
         ------
         DistBackendError
             MPI reported an error.
         MemoryError
-            There is no room for the requests.
+            No memory for the requests.
         """
         cdef void* p = <void*> address
         cdef MPI_Datatype t = hd_mpi_type(dtype)

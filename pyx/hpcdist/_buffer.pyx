@@ -31,13 +31,14 @@ cdef extern from "hd_types.h":
         HD_FLOAT8_E4M3FN, HD_FLOAT8_E5M2, HD_FLOAT8_E4M3FNUZ, HD_FLOAT8_E5M2FNUZ, HD_FLOAT8_E8M0FNU
         HD_NDTYPES
 
-# Below it an address may be the offset into a storage without memory; nearly all of a process's memory lies above.
+# A lower address may be the offset into a storage without memory; nearly all of a process's memory
+# lies above.
 cdef uintptr_t LOW = <uintptr_t> 1 << 40
 
 # The last tensor type seen and its exchange function: training uses one or two types.
 cdef object known_type = None
 cdef dlpack.tensor_from_object known_function = NULL
-cdef dict functions = {}  # type -> address of its function, 0 where it has none
+cdef dict functions = {}  # type -> address of its function, 0 if it has none
 # The same for tensors on a device.
 cdef object known_on_device = None
 cdef dlpack.tensor_from_object function_on_device = NULL
@@ -59,7 +60,7 @@ cdef uintptr_t find_function(object tp):
 
 
 cdef int layout_of(hd_buf* b, int ndim, const int64_t* shape, const int64_t* strides, int64_t unit) except -2:
-    """Count, dims and hashes; strides in multiples of unit. 0 fine, -1 has gaps or overlaps."""
+    """Count, dims and hashes; strides in multiples of unit. Returns 0, or -1 for gaps or overlaps."""
     cdef int64_t n = 1, expect, step
     cdef int i, _
     cdef uint64_t h = 0x5be0cd19137e2179
@@ -197,7 +198,8 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
     if b.dtype < 0:
         return refuse(obj, role)
-    # DLPack passes on the memory of a lazily negated or conjugated view, which holds other numbers.
+    # DLPack exports the memory of a lazily negated or conjugated view, which contains other
+    # numbers.
     if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return refuse(obj, role)
     if writable and b.dtype >= HD_FLOAT16 and obj.requires_grad:
@@ -216,7 +218,7 @@ cdef bint nowhere(object obj, hd_buf* b) except -1:
 
 
 cdef str without_memory(object torch, object obj):
-    """What a torch tensor is that has no memory of its own which could be sent; None if it has."""
+    """What kind of torch tensor this is, if it has no memory of its own that could be sent; None if it has."""
     wrapped = torch._C._functorch
     if wrapped.is_batchedtensor(obj):
         return "is inside torch.vmap, which no operation between processes can be part of: make the call outside of it"
@@ -321,7 +323,7 @@ cdef object fill_attributes(object obj, hd_buf* b, bint writable, str role):
 
 
 cdef int read_only(object obj, str role) except -1:
-    """DLPack 1.0 tells that memory must not be written to; what knows an older one only tells nothing."""
+    """DLPack 1.0 marks memory that must not be written to; an older version cannot mark it."""
     cdef DLManagedTensorVersioned* managed
     try:
         capsule = obj.__dlpack__(max_version=(1, 0))
@@ -370,14 +372,15 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
 
 
 cdef object fill(object obj, hd_buf* b, bint writable, str role):
-    # Parameters alternate with tensors: both stay in the dictionary, the last one here.
+    # Calls alternate between parameters and tensors: the dictionary has both types, known_type the
+    # last one.
     if type(obj) is known_type:
         return fill_dlpack(obj, b, writable, known_function, role)
     return fill_slow(obj, b, writable, role)
 
 
 cdef int fill_plain(object obj, hd_buf* b, bint writable, int kind) except -2:
-    """A dense tensor on a device that needs no second look: the index of the device; -1 for any other."""
+    """A dense tensor on a device that needs no further checks: the index of the device; -1 for any other."""
     cdef DLTensor t
     try:
         function_on_device(<void*> obj, &t)
@@ -444,7 +447,7 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     return t.device.device_id
 
 
-# ---- the time that one call has ----
+# ---- the timeout of one call ----
 
 cdef extern from *:
     """
@@ -458,9 +461,9 @@ cdef double call_limit() noexcept nogil:
 
 
 class limited:
-    """Give the operations that this thread begins in the block a time of their own, in seconds.
+    """Give the operations that this thread begins in the block their own timeout, in seconds.
 
-    Other threads, and the group, keep theirs. A number that is not positive changes nothing.
+    Other threads, and the group, keep theirs. A number that is not positive has no effect.
     """
 
     __slots__ = ("_before", "_seconds")
@@ -480,12 +483,12 @@ class limited:
 
 
 def limit():
-    """Seconds that the surrounding :class:`limited` gives; 0 if there is none."""
+    """Seconds that the surrounding :class:`limited` sets; 0 if there is none."""
     return hd_limit
 
 
 def describe(obj):
-    """Shows how the engine sees a buffer; for tests and curious users.
+    """Shows the engine's view of a buffer; for tests and curious users.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Walking the graph that autograd has recorded, and hearing from its leaves.
+"""Traversal of the graph that autograd has recorded, and hooks on its leaves.
 
-The nodes are torch's own; Python hands out one object for a node as long as somebody holds it, so a set of those
-tells which have been visited.
+The nodes are torch's own. Python returns the same object for a node as long as a reference to it
+exists, so a set of these objects shows which nodes have been visited.
 """
 
 
@@ -11,18 +11,19 @@ def leaves(list todo not None, type accumulate not None):
     Parameters
     ----------
     todo : list of torch.autograd.graph.Node
-        Where to begin; empty afterwards.
+        The nodes to begin with; empty afterwards.
     accumulate : type
         Class of the nodes that add to a leaf's ``.grad``.
 
     Returns
     -------
     dict
-        ``id`` of the leaf to its accumulating node, which has to be kept as long as the ids are used.
+        ``id`` of the leaf to its accumulating node, which must be kept as long as the ids are used.
 
     Notes
     -----
-    About 0.15 us for each edge, most of it torch's ``next_functions``; the same loop in Python takes 0.25.
+    About 0.15 us per edge, most of it torch's ``next_functions``; the same loop in Python takes
+    0.25.
     """
     cdef dict found = {}
     cdef set seen = set(todo)
@@ -42,7 +43,7 @@ def leaves(list todo not None, type accumulate not None):
 
 
 cdef class GradientHook:
-    """A parameter's hook, which passes its number on: a fifth of what ``functools.partial`` takes, per parameter.
+    """A parameter's hook, which passes its number on: a fifth of the time of ``functools.partial``, per parameter.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Reduce operations, which element types they take, and the kernels on this process's own memory.
 
-Knows nothing of MPI. ``_engine`` carries the same kernels a second time, tied to MPI; what is
-forced here with :func:`force_isa` does not reach there, while ``HPCDIST_SIMD`` governs both.
+Independent of MPI. ``_engine`` contains a second copy of the same kernels, tied to MPI:
+:func:`force_isa` has no effect there, while ``HPCDIST_SIMD`` governs both.
 """
 
 cimport cython
@@ -90,8 +90,8 @@ cdef class ReduceOp:
     code : int
         0 to 8 in the order above, which is that of torch's ``RedOpType``.
     factor : float
-        The multiplier of ``PREMUL_SUM``, rounded to float32 when it meets anything narrower than
-        float64; 1.0 for every other operation.
+        The multiplier of ``PREMUL_SUM``, rounded to float32 for anything narrower than float64; 1.0
+        for every other operation.
 
     Notes
     -----
@@ -161,14 +161,14 @@ cdef class ReduceOp:
 
 
 cdef ReduceOp as_reduce_op(object op):
-    """What `op` means as one of ours; the commonest case, one of ours already, costs nothing."""
+    """Converts `op` to one of ours; the most common case, one of ours already, costs nothing."""
     if isinstance(op, ReduceOp):
         return <ReduceOp>op
     if isinstance(op, str):
         name = (<str>op).upper()
     else:
         # torch has RedOpType (ReduceOp.SUM) and ReduceOp around it (for PREMUL_SUM's factor).
-        # Known by their names: torch need not be imported to recognise them.
+        # Recognised by their names, so that torch need not be imported.
         if type(op).__name__ == "ReduceOp" and hasattr(op, "op"):
             if op.op.name == "PREMUL_SUM":
                 return _premul_sum(op.__getstate__()[1])
@@ -208,9 +208,9 @@ def op_refusal(op, dtype):
     Raises
     ------
     TypeError
-        If `op` is no reduce operation.
+        If `op` is not a reduce operation.
     ValueError
-        If `dtype` is no element type.
+        If `dtype` is not an element type.
 
     Notes
     -----
@@ -272,7 +272,7 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
     in_ : buffer of uint8
         As many bytes; does not overlap `inout`.
     dtype : int or str
-        Code or name of the element type the bytes hold.
+        Code or name of the element type of the bytes.
     op : ReduceOp
         AVG and PREMUL_SUM add; their scaling is :func:`scale_div` and :func:`scale_mul`.
 
@@ -281,7 +281,7 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
     TypeError
         If the operation does not take the element type; the message says why.
     ValueError
-        If the sizes differ, are no multiple of the element size, or the buffers overlap.
+        If the sizes differ or are not multiples of the element size, or the buffers overlap.
 
     Notes
     -----
@@ -317,7 +317,7 @@ def scale_div(unsigned char[::1] buf not None, dtype, int64_t divisor):
     TypeError
         If AVG does not take the element type.
     ValueError
-        If `divisor` is below 1 or the size no multiple of the element size.
+        If `divisor` is below 1 or the size is not a multiple of the element size.
 
     Notes
     -----
@@ -356,7 +356,7 @@ def scale_mul(unsigned char[::1] dst not None, const unsigned char[::1] src not 
     TypeError
         If PREMUL_SUM does not take the element type.
     ValueError
-        If the sizes differ, are no multiple of the element size, or the buffers overlap in part.
+        If the sizes differ or are not multiples of the element size, or the buffers partly overlap.
 
     Notes
     -----
@@ -410,7 +410,7 @@ def force_isa(name):
     Parameters
     ----------
     name : str
-        One of :func:`available_isas`, or ``"auto"`` to choose anew.
+        One of :func:`available_isas`, or ``"auto"`` to choose again.
 
     Raises
     ------

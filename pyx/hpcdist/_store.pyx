@@ -92,13 +92,13 @@ cdef extern from "hd_server.h" nogil:
     int hd_server_here(const hd_server *s)
 
 
-# What a client can ask for.
+# Requests.
 SET, GET, ADD, EXCHANGE = HD_OP_SET, HD_OP_GET, HD_OP_ADD, HD_OP_EXCHANGE
 CHECK, WAIT, DELETE, APPEND = HD_OP_CHECK, HD_OP_WAIT, HD_OP_DELETE, HD_OP_APPEND
 PUSH, POP, LENGTH, BARRIER = HD_OP_PUSH, HD_OP_POP, HD_OP_LENGTH, HD_OP_BARRIER
 COUNT, LIST, JOIN, JOINED = HD_OP_COUNT, HD_OP_LIST, HD_OP_JOIN, HD_OP_JOINED
 
-# What a reply can say.
+# Statuses of a reply.
 DONE, LATE, NO_NUMBER, OVERFLOW = HD_RE_DONE, HD_RE_LATE, HD_RE_NO_NUMBER, HD_RE_OVERFLOW
 FULL, EMPTY, SIZES, SENSELESS = HD_RE_FULL, HD_RE_EMPTY, HD_RE_SIZES, HD_RE_SENSELESS
 
@@ -121,7 +121,7 @@ class LinkError(Exception):
 
 
 cdef object _fail(int rc, int number):
-    """Raise what an outcome stands for; after a signal the exception is there already."""
+    """Raise the exception of an outcome; after a signal it is already set."""
     if rc == HD_SIGNAL:
         hd_raised()
     if rc == HD_NO_MEMORY:
@@ -130,7 +130,7 @@ cdef object _fail(int rc, int number):
 
 
 def clock():
-    """Nanoseconds of the clock that deadlines are in."""
+    """Nanoseconds of the clock that deadlines use."""
     return hd_clock()
 
 
@@ -190,7 +190,7 @@ cdef class Server:
             raise OSError(errno, os.strerror(errno))
 
     def stats(self):
-        """Counts of keys, bytes, connections and what became of them, as a dict."""
+        """Counts of keys and bytes, and of connections and their outcomes, as a dict."""
         cdef hd_stats found
         if self.s is NULL or not hd_server_here(self.s):
             return {}
@@ -223,7 +223,7 @@ cdef class Link:
         hd_client_init(&self.c)
 
     def __init__(self, int fd, bytes key, int64_t deadline):
-        """Take over a connected socket and prove to each other that both know the key."""
+        """Take over a connected socket; both sides prove that they know the key."""
         cdef const uint8_t *secret = key
         cdef int rc
         if len(key) != HD_KEY:
@@ -237,17 +237,17 @@ cdef class Link:
 
     @property
     def identity(self):
-        """Random bytes that the server has for its life."""
+        """Random bytes that the server keeps for its lifetime."""
         return PyBytes_FromStringAndSize(<char *>self.c.identity, HD_IDENTITY)
 
     cdef bint usable(self, int64_t fresh_ns) noexcept:
-        """Not made by a parent, and, if it was idle for longer, not closed by the server."""
+        """Whether this process made it and, if it was idle for longer, the server has not closed it."""
         if self.pid != getpid():
             return False
         return hd_clock() - self.used <= fresh_ns or not hd_client_ended(&self.c)
 
     cdef tuple call(self, int op, tuple items, int64_t number, int64_t wait_ns, int64_t deadline):
-        """Ask and wait for the reply: status, number, values."""
+        """Send a request and wait for the reply: status, number, values."""
         cdef hd_item few[4]
         cdef hd_item *at = few
         cdef hd_head head
@@ -318,9 +318,9 @@ cdef list _values(hd_reply *reply):
 
 @cython.final
 cdef class Links:
-    """The connections of a store that nobody uses: a call takes one, and gives it back.
+    """The idle connections of a store: a call takes one, and returns it.
 
-    `most` are kept. One that was idle for more than `fresh_ns` is looked at before it is used.
+    `most` are kept. One that was idle for more than `fresh_ns` is checked before it is used.
     """
     cdef list idle
     cdef Py_ssize_t most
@@ -332,16 +332,17 @@ cdef class Links:
         self.fresh_ns = fresh_ns
 
     def keep(self, Link link):
-        """Have a connection for the next call."""
+        """Keep a connection for the next call."""
         if len(self.idle) < self.most:
             self.idle.append(link)
         else:
             link.close()
 
     def ask(self, int op, tuple items, int64_t number, int64_t wait_ns, double seconds):
-        """Ask over a connection: status, number, values; None if there is none.
+        """Send a request over a connection: status, number, values; None if there is none.
 
-        After an error the connection is closed: the reply may still come, and nobody may find it.
+        After an error the connection is closed: the reply may still arrive, and no later call may
+        read it.
         """
         cdef Link link
         cdef tuple reply
