@@ -203,8 +203,7 @@ class GroupBackend:
     def refuse(
         self, error: BaseException, *, api: str | None = None, owed: str | None = None
     ) -> None:
-        """Send the reason why this rank does not take part in the next collective to the other
-        ranks.
+        """Send the other ranks the reason why this one does not make the next collective.
 
         A backend without an agreement before each operation cannot do this: the others time out.
         """

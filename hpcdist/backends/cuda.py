@@ -190,7 +190,7 @@ def use(other: Any) -> None:
 def device_index(device_id: Any) -> int | None:
     """Return the index of a GPU.
 
-    Return the index of a GPU.
+    Parameters
     ----------
     device_id : int, str, torch.device or None
         Its index, its name (``"cuda:1"``), or a device; without an index the first GPU.

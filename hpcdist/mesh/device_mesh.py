@@ -269,7 +269,8 @@ class DeviceMesh(Grid):
 
         Returns
         -------
-        DeviceMesh A mesh with these groups.
+        DeviceMesh
+            A mesh with these groups.
 
         Raises
         ------

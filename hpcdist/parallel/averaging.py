@@ -1,4 +1,4 @@
-"""Averaging parameters now and then, in place of gradients at every step."""
+"""Model averaging: average parameters periodically, instead of gradients at every step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def get_params_to_average(params: Parameters) -> list[torch.nn.Parameter]:
     Raises
     ------
     TypeError
-        If there is something else among them.
+        If `params` contains anything else.
 
     Notes
     -----
@@ -77,8 +77,8 @@ def average_parameters(
     Parameters
     ----------
     params : iterable of torch.nn.Parameter
-        They keep their memory, so that views of them stay valid. As much memory again is used
-        meanwhile.
+        They keep their memory, so that views of them stay valid. The call temporarily uses as much
+        memory again.
     process_group : ProcessGroup, optional
         None means the default group.
 
@@ -123,12 +123,12 @@ def average_parameters_or_parameter_groups(
 
 
 class ModelAverager(ABC):
-    """What averages parameters from time to time.
+    """Base class: averages parameters periodically.
 
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        Between whose ranks. None means the default group.
+        The ranks that average. None means the default group.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class ModelAverager(ABC):
 
     @abstractmethod
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and average if it is time.
+        """Count a step, and average if one is due.
 
         All ranks of the group must call it.
 
@@ -169,16 +169,16 @@ def _warn_of_one(what: str) -> None:
 class PeriodicModelAverager(ModelAverager):
     """Average parameters every few steps.
 
-    All ranks of the group must make and use it alike.
+    All ranks of the group must make and use it in the same way.
 
     Parameters
     ----------
     period : int
         Steps from one average to the next, at least 1.
     warmup_steps : int
-        Steps at the beginning without any: those in which gradients are averaged.
+        Number of first steps without an average: those in which gradients are averaged.
     process_group : ProcessGroup, optional
-        Between whose ranks. None means the default group.
+        The ranks that average. None means the default group.
 
     Raises
     ------
@@ -203,7 +203,7 @@ class PeriodicModelAverager(ModelAverager):
         self.warmup_steps = warmup_steps
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and average if it is time.
+        """Count a step, and average if one is due.
 
         All ranks of the group must call it.
 
@@ -218,9 +218,9 @@ class PeriodicModelAverager(ModelAverager):
 
 
 class HierarchicalModelAverager(ModelAverager):
-    """Average parameters often in small groups, and seldom in large ones.
+    """Average parameters often in small groups, and rarely in large ones.
 
-    All ranks of the group must make and use it alike; making it makes groups.
+    All ranks of the group must make and use it in the same way; making it makes groups.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class HierarchicalModelAverager(ModelAverager):
             )
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and average in the largest group whose time it is.
+        """Count a step, and average in the largest group that is due.
 
         All ranks of the group must call it.
 

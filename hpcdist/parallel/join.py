@@ -1,4 +1,4 @@
-"""Training on uneven inputs: ranks that are done shadow the collectives of those that are not."""
+"""Uneven inputs: ranks that are done shadow the collectives of those that still train."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpcdist._ops import ReduceOp
 
 __all__ = ["Join", "JoinHook", "Joinable"]
 
-# What peers see of it in error messages.
+# Name of the operation in error messages.
 API = "Join"
-# Steps that a rank shadows before it is told that the inputs are far too uneven.
+# Steps that a rank shadows before it warns that the inputs are far too uneven.
 _MANY = 1000
 
 
 class JoinHook:
-    """What one :class:`Joinable` does on a rank that has no inputs left.
+    """The actions of one :class:`Joinable` on a rank that has no inputs left.
 
     Derive from it and override what is needed; both methods do nothing by default.
 
@@ -39,14 +39,14 @@ class JoinHook:
         """
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Bring all ranks to the same state; called once, when all ranks are done.
+        """Bring all ranks to the same state; called once, after all ranks are done.
 
         All ranks of the group run it together.
 
         Parameters
         ----------
         is_last_joiner : bool
-            Whether this rank trained to the end, so that its state is the one to spread.
+            Whether this rank trained to the end, so that its state is copied to the others.
         """
 
 
@@ -57,7 +57,7 @@ class _JoinConfig(NamedTuple):
 
 
 class Joinable(ABC):
-    """What can be trained inside :class:`Join`.
+    """Base class of objects that can be trained inside :class:`Join`.
 
     A class that derives from it calls :meth:`Join.notify_join_context` before the first collective
     of each training step. Its constructor must call this one.
@@ -81,7 +81,7 @@ class Joinable(ABC):
         Parameters
         ----------
         **kwargs
-            What :class:`Join` was given beyond its own arguments; the same for all joinables.
+            Further arguments of :class:`Join`; the same for all joinables.
 
         Returns
         -------
@@ -112,10 +112,10 @@ class Join:
         :class:`~hpcdist.DistributedDataParallel`, :class:`~hpcdist.optim.ZeroRedundancyOptimizer`,
         or your own; in the order in which a training step uses them, the same on all ranks.
     enable : bool
-        False: do nothing at all. For inputs that are known to be even.
+        False: do nothing; for inputs that are known to be even.
     throw_on_early_termination : bool
-        Raise on all ranks as soon as one has no inputs left, in place of shadowing. With it a step
-        costs a synchronous exchange.
+        Raise on all ranks as soon as one has no inputs left, instead of shadowing. It costs a
+        synchronous exchange per step.
     **kwargs
         Passed to every ``join_hook``, such as ``divide_by_initial_world_size`` for DDP.
 
@@ -132,9 +132,9 @@ class Join:
 
     Notes
     -----
-    Source: ``torch.distributed.algorithms.join.Join``. Unlike there, a joinable is an ordinary one
-    again after the block, and the filters of ``warnings`` stay as they are. An exception inside the
-    block passes; the other ranks then meet the group's timeout.
+    Source: ``torch.distributed.algorithms.join.Join``. Unlike there, a joinable is independent
+    again after the block, and the filters of ``warnings`` are not changed. An exception inside the
+    block propagates; the other ranks then time out.
 
     Examples
     --------
@@ -212,9 +212,9 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Any:
-        """Tell the ranks that are done that this one begins another step.
+        """Notify the ranks that are done that this one begins another step.
 
-        Called by a joinable before the first collective of a step, on all ranks that still train.
+        A joinable calls it before the first collective of a step, on all ranks that still train.
         Only the first joinable of a :class:`Join` communicates; for the others, and outside of any
         block, nothing happens.
 
@@ -226,8 +226,8 @@ class Join:
         Returns
         -------
         Work or None
-            A handle whose ``result()[0][0]`` is the number of ranks that still train. None where
-            nothing happened, and with ``throw_on_early_termination``, when no rank is done.
+            A handle whose ``result()[0][0]`` is the number of ranks that still train. None if
+            nothing happened, and with ``throw_on_early_termination`` if no rank is done.
 
         Raises
         ------
@@ -259,7 +259,7 @@ class Join:
 
 
 def _count(group: Any, training: int, exhausted: int) -> tuple[int, int]:
-    """How many ranks train on, and how many are done. All ranks of the group must call it."""
+    """Return how many ranks still train, and how many are done. All ranks must call it."""
     counts = np.array([training, exhausted], np.int64)
     group._comm.all_reduce(counts, ReduceOp.SUM, api=API)
     return int(counts[0]), int(counts[1])

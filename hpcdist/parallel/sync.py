@@ -1,4 +1,4 @@
-"""Copy one rank's tensors to all others, many small ones in one message."""
+"""Copies one rank's tensors to all others, many small ones in one message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpcdist.parallel.reducer.bucket import MIB, is_dense
 
 __all__ = ["broadcast_tensors", "packed", "send"]
 
-# From here on a message is so long that packing it costs more than a call of its own.
+# A tensor of at least this size is sent alone: packing it would cost more than its own call.
 _LARGE = MIB
-# Flat buffers end here, so that packing one overlaps with sending the one before.
+# The size limit of flat buffers, so that packing one overlaps with sending the previous one.
 _FLAT = 16 * MIB
 
 
@@ -33,9 +33,9 @@ def broadcast_tensors(
         Changed in place where they differ, except on the root. Packed tensors that are equal are
         not written to, so that autograd does not take them for modified.
     root : int
-        The group rank whose values go out.
+        The group rank whose values are copied.
     api : str
-        What to call the operation in error messages.
+        Name of the operation in error messages.
     """
     if group.size() == 1:
         return
@@ -45,7 +45,7 @@ def broadcast_tensors(
 
 
 def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Lists of tensors that are sent together; a tensor alone goes as it is."""
+    """Yield lists of tensors that are sent together; a single tensor is sent as it is."""
     packs: list[list[torch.Tensor]] = []
     small: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for tensor in map(torch.Tensor.detach, tensors):
@@ -65,7 +65,7 @@ def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
-    """Broadcast each of the lists that :func:`packed` gives, all of them begun at once."""
+    """Broadcast each of the lists from :func:`packed`; start all of them at once."""
     comm = group._comm
     works: list[Any] = []
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []

@@ -22,7 +22,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     In training all ranks of the group must run forward and backward through it; batches may have
     different sizes, also none. In evaluation, and without hpcdist's default group, it is an
-    ordinary batch normalisation. CPU tensors are as good as any.
+    ordinary batch normalisation. CPU tensors work too.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     track_running_stats : bool
         Keep running statistics for evaluation.
     process_group : ProcessGroup, optional
-        Whose ranks share statistics. None means the default group.
+        The ranks that share statistics. None means the default group.
     device : torch.device, optional
-        Where parameters and buffers lie.
+        Device of parameters and buffers.
     dtype : torch.dtype, optional
-        Of parameters and buffers.
+        Type of parameters and buffers.
     bias : bool
-        Shift, where `affine` holds. False leaves the scale alone, with any torch.
+        Shift, if `affine` is true. False keeps only the scale, with any torch.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         )
-        if not bias:  # torch before 2.13 knows no such argument
+        if not bias:  # torch before 2.13 has no such argument
             self.register_parameter("bias", None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -120,21 +120,22 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_group: Any = None
     ) -> torch.nn.Module:
-        """Replace every batch normalisation in a module by this one.
+        """Replace every batch normalisation layer in a module by this class.
 
-        Local; do it on all ranks, before :class:`~hpcdist.DistributedDataParallel` wraps it.
+        Local; call it on all ranks, before :class:`~hpcdist.DistributedDataParallel` wraps the
+        module.
 
         Parameters
         ----------
         module : torch.nn.Module
             Changed in place, unless it is a batch normalisation itself.
         process_group : ProcessGroup, optional
-            Whose ranks share statistics. None means the default group.
+            The ranks that share statistics. None means the default group.
 
         Returns
         -------
         torch.nn.Module
-            The module, or what stands in its place. Parameters and buffers are the same tensors.
+            The module, or its replacement. Parameters and buffers are the same tensors.
         """
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             converted = cls(
@@ -162,15 +163,15 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 def take_over(module: torch.nn.Module) -> None:
     """Let torch's SyncBatchNorm layers share statistics between hpcdist's ranks.
 
-    They ask torch.distributed for the ranks. Where that is not initialised, each rank would
-    normalise by itself, without a word.
+    These layers ask torch.distributed for the ranks. If that is not initialised, each rank would
+    silently normalise by itself.
 
     Local to this process.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Such layers in it become hpcdist's, in place: whoever holds one holds it still.
+        Such layers in it become hpcdist's, in place: references to them stay valid.
 
     Raises
     ------
@@ -243,7 +244,7 @@ class _Normalize(Function):
         sums = torch.cat([wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)])
         to_bias, to_weight = sums.clone().chunk(2)
         result = None
-        # Always, though it may not be needed here: other ranks may need it.
+        # Always, even if this rank does not need it: other ranks may.
         ctx.group._comm.all_reduce(sums, ReduceOp.SUM, api=API)
         if ctx.needs_input_grad[0]:
             of_gradient, of_normal = (sums / count).chunk(2)

@@ -32,7 +32,7 @@ class _Hook(JoinHook):
 
 
 class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
-    """An optimizer whose state each rank keeps for its share of the parameters only.
+    """An optimizer that keeps, per rank, only the state of the rank's share of the parameters.
 
     Every rank steps its own share, and sends the new parameters to the others. All ranks of the
     group must make it with the same parameters and arguments, and use it together.
@@ -40,15 +40,15 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     Parameters
     ----------
     params : iterable of torch.nn.Parameter or of dict
-        Parameters or parameter groups, all of them. Sizes may be uneven: the largest go first, each
-        to the rank that has least so far. Dtypes may differ.
+        Parameters or parameter groups, all of them. Sizes may be uneven: the largest are assigned
+        first, each to the rank with the smallest share so far. Dtypes may differ.
     optimizer_class : type
-        What steps the shares: any optimizer whose state belongs to single parameters.
+        Class that steps the shares: any optimizer with state per parameter.
     process_group : ProcessGroup, optional
         None means the default group.
     parameters_as_bucket_view : bool
-        Let the parameters of a share lie side by side in memory, so that each share is one message
-        without packing. ``parameter.data`` is moved.
+        Store the parameters of a share contiguously, so that each share is one message without
+        packing. ``parameter.data`` is moved.
     overlap_with_ddp : bool
         Step in DDP's backward, bucket by bucket, through
         :func:`~hpcdist.parallel.comm_hooks.hook_with_zero_step`; ``step()`` then does nothing.
@@ -58,7 +58,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     Attributes
     ----------
     optim : torch.optim.Optimizer
-        That of this rank's share.
+        The optimizer of this rank's share.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         torch.optim.Optimizer.__init__(self, params, defaults)
         Joinable.__init__(self)
         self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
-        # The class's own defaults become visible, as with any optimizer.
+        # Show the class's defaults, as any optimizer does.
         for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
             group.update({k: v for k, v in local.items() if k != "params"})
         self._lay_out()
@@ -129,13 +129,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             self._lay_out()
 
     def _share(self, group: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
-        """A parameter group with only the parameters of one rank, largest first."""
+        """Return a parameter group with only the parameters of one rank, largest first."""
         rank = self.rank if rank is None else rank
         mine = [p for p in group["params"] if self._owner[p] == rank]
         return {**group, "params": sorted(mine, key=lambda p: p.numel(), reverse=True)}
 
     def _of_rank(self, rank: int) -> list[torch.Tensor]:
-        """The parameters of a rank in the order of its local optimizer."""
+        """Return the parameters of a rank in the order of its local optimizer."""
         return [p for group in self.param_groups for p in self._share(group, rank)["params"]]
 
     def _lay_out(self) -> None:
@@ -154,7 +154,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 ):
                     old = parameter.data
                     new = part.view(old.shape)
-                    if is_dense(old):  # channels last stays what it is
+                    if is_dense(old):  # channels last keeps its layout
                         new = part.as_strided(old.shape, old.stride(), part.storage_offset())
                     parameter.data = new.copy_(old)
                 self._flats.append((rank, flat))
@@ -236,9 +236,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     # -- uneven inputs -------------------------------------------------------------------------
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """The hook that steps on a rank without inputs.
+        """Return the hook that steps on a rank without inputs.
 
-        Local to this process. In a :class:`~hpcdist.parallel.Join` the model stands before it.
+        Local to this process. In a :class:`~hpcdist.parallel.Join` list the model before this
+        optimizer.
 
         Parameters
         ----------
@@ -270,7 +271,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         Parameters
         ----------
         to : int
-            Which rank of the group; :meth:`state_dict` can be called there afterwards.
+            Rank of the group on which :meth:`state_dict` can be called afterwards.
         """
         self._options(self.param_groups, self.optim.param_groups)
         state = copy.copy(self.optim.state_dict()["state"])
@@ -280,15 +281,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._all_states = states
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the whole optimizer, as the unshared one would give it.
+        """Return the state of the whole optimizer, as an unsharded one would.
 
-        Local to this process: the one that :meth:`consolidate_state_dict` has just collected on.
+        Local to this process, on which :meth:`consolidate_state_dict` must have collected the
+        state.
 
         Returns
         -------
         dict
             With ``"state"`` and ``"param_groups"``, for :meth:`load_state_dict` on any number of
-            ranks, or of the unshared optimizer.
+            ranks, or of the unsharded optimizer.
 
         Raises
         ------
@@ -311,14 +313,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a whole state; each rank keeps its share.
+        """Load a whole state; each rank keeps its share.
 
-        Local to this process; do it on all ranks with the same state.
+        Local to this process; call it on all ranks with the same state.
 
         Parameters
         ----------
         state_dict : dict
-            From :meth:`state_dict`, or of the unshared optimizer.
+            From :meth:`state_dict`, here or of the unsharded optimizer.
 
         Raises
         ------
@@ -354,7 +356,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
 
 def _checked(params: Any) -> list[Any]:
-    """Parameters or groups as a list, or an error."""
+    """Return parameters or groups as a list, or raise."""
     if isinstance(params, torch.Tensor):
         raise TypeError("params must be an iterable of parameters or of groups, not a tensor")
     try:

@@ -27,7 +27,8 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
     ----------
     options : BackendOptions
         The group.
-    pg_options : NCCLOptions, optional Options of the group.
+    pg_options : NCCLOptions, optional
+        Options of the group.
 
     Returns
     -------

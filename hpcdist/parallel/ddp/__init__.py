@@ -1,1 +1,1 @@
-"""DistributedDataParallel, one file per thing that it does around the reducer."""
+"""DistributedDataParallel, one file per task around the reducer."""

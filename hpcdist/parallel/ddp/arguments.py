@@ -1,4 +1,4 @@
-"""What the arguments of DistributedDataParallel mean, and which are refused."""
+"""Checks and resolves the arguments of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpcdist.parallel.reducer.bucket import MIB
 
 __all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "sparse_indices"]
 
-# A small first bucket lets communication begin soon after backward has begun; large ones after it
-# keep the number of messages low.
+# A small first bucket starts communication early in backward; large ones after it keep the number
+# of messages low.
 _FIRST_BUCKET = MIB
 _DEFAULT_CAP_MB = 25.0
 
 
 def bucket_caps(cap_mb: float | None, caps_mb: Sequence[float] | None) -> list[int]:
-    """Sizes of buckets in bytes, the last one for all that follow."""
+    """Return the sizes of buckets in bytes; the last one applies to all that follow."""
     for value in [*(caps_mb or ()), *(() if cap_mb is None else (cap_mb,))]:
         if not value >= 0:
             raise ValueError(f"bucket_cap_mb must be 0 or more MiB, not {value}")
@@ -32,7 +32,7 @@ def bucket_caps(cap_mb: float | None, caps_mb: Sequence[float] | None) -> list[i
 
 
 def group_of(process_group: Any, device_mesh: Any) -> Any:
-    """The group that an explicit group, a mesh of one dimension, or neither, means."""
+    """Return the group that an explicit group, a mesh of one dimension, or neither means."""
     if device_mesh is not None:
         if process_group is not None:
             raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
@@ -48,7 +48,7 @@ def group_of(process_group: Any, device_mesh: Any) -> Any:
 def input_device(
     parameters: Iterable[torch.Tensor], device_ids: Any, output: Any, dim: int
 ) -> torch.device | None:
-    """Where inputs are moved to before forward, and None for nowhere; refuses what cannot be."""
+    """Return the device for inputs, or None to leave them; raise for devices that do not fit."""
     if dim:
         raise ValueError(f"dim={dim}: it means something only with several devices per process")
     devices = {p.device for p in parameters}
@@ -86,12 +86,12 @@ def input_device(
 
 
 def _index(given: Any) -> int | None:
-    """The index of a GPU that is named by it, by text or as a device."""
+    """Return the index of a GPU, given by index, by text or as a device."""
     return given if isinstance(given, int) else torch.device(given).index
 
 
 def check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse what cannot be copied; the same on all ranks, because they have been compared."""
+    """Raise for tensors that cannot be copied; on all ranks, because they have been compared."""
     for name, tensor in named:
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(
@@ -107,7 +107,7 @@ def check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def sparse_indices(module: torch.nn.Module, trained: Collection[torch.Tensor]) -> list[int]:
-    """Places in `trained` of the parameters whose gradients will be sparse."""
+    """Return the indices in `trained` of the parameters whose gradients will be sparse."""
     sparse = {
         id(layer.weight)
         for layer in module.modules()
@@ -117,10 +117,10 @@ def sparse_indices(module: torch.nn.Module, trained: Collection[torch.Tensor]) -
 
 
 def which_buffers(broadcast: bool | None, forward: bool | None) -> tuple[bool, bool]:
-    """Whether buffers are copied at construction, and before forwards.
+    """Return whether buffers are copied at construction, and before forwards.
 
-    As in torch: the older argument ``broadcast_buffers=False`` leaves them alone in both, the newer
-    one ``forward_sync_buffers=False`` in forward only.
+    As in torch: the older argument ``broadcast_buffers=False`` disables both, the newer one
+    ``forward_sync_buffers=False`` only that before forwards.
     """
     if forward is not None:
         if broadcast is not None:

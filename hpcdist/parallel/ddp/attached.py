@@ -1,6 +1,6 @@
-"""Optimizers that torch attached to parameters, to step in the middle of backward.
+"""Takes over optimizers that torch attached to parameters, to step in the middle of backward.
 
-Their hooks step before a gradient is averaged, so DDP has to take them over, also those that were
+Their hooks would step before a gradient is averaged, so DDP takes them over, also those that were
 attached after it wrapped the module.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["Attached"]
 
-#: Where torch attaches them; not imported, none is attached.
+#: The module by which torch attaches them; if it is not imported, none is attached.
 _MODULE = "torch.distributed.optim.apply_optimizer_in_backward"
 
 
@@ -33,7 +33,7 @@ class Attached:
         self._state: Any = None
 
     def take(self, ddp: Any) -> None:
-        """Take over those that have come since the last call; local, and nothing if there are none.
+        """Take over the optimizers attached since the last call; local.
 
         Parameters
         ----------
@@ -50,7 +50,7 @@ class Attached:
         found = [len(getattr(p, "_in_backward_optimizers", ())) for p in self._parameters]
         if found == self._known:
             return
-        from hpcdist.parallel.comm_hooks import optimizer  # few need hooks
+        from hpcdist.parallel.comm_hooks import optimizer  # imported late: few programs need hooks
 
         state = optimizer.OptimizerInBackward.attached(self._parameters, ddp.process_group)
         if self._state is not None:

@@ -1,4 +1,4 @@
-"""Keeps the buffers of a module (running means and the like) alike on all ranks."""
+"""Keeps the buffers of a module (such as running means) the same on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BufferCommHookLocation(Enum):
 
 
 class Buffers:
-    """The buffers of one module, and how ranks come to hold the same ones.
+    """The buffers of one module, and their synchronization between ranks.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Buffers:
 
     def __init__(self, module: torch.nn.Module, group: Any, ignored: Collection[str]) -> None:
         self._group = group
-        # Where they are kept, not the tensors: a module may put another one in the place.
+        # Keep the owner and the name, not the tensor: a module may replace its buffer.
         self._places = [
             (f"{prefix}.{name}" if prefix else name, owner, name)
             for prefix, owner in module.named_modules()
@@ -56,11 +56,11 @@ class Buffers:
 
     @property
     def has_hook(self) -> bool:
-        """Whether a function of the user's takes care of them."""
+        """Whether a user's hook synchronizes the buffers."""
         return self._hook is not None
 
     def named(self) -> dict[str, torch.Tensor]:
-        """The buffers as they are now, by full name.
+        """Return the current buffers by full name.
 
         Returns
         -------
@@ -71,23 +71,23 @@ class Buffers:
         return {full: buffer for full, buffer in found.items() if buffer is not None}
 
     def set_hook(self, state: Any, hook: Callable[..., Any], location: Any) -> None:
-        """Let a function of the user's do what is to be done."""
+        """Register a user's hook that synchronizes the buffers."""
         self._hook = (state, hook, location.name)
 
     def sync(self, when: str, root: int = 0) -> list[Any]:
-        """Make them alike, if this is the time for it; all ranks must call it.
+        """Synchronize the buffers if it is due at `when`; all ranks must call it.
 
         Parameters
         ----------
         when : {"PRE_FORWARD", "POST_FORWARD"}
-            Where in forward this is.
+            The current point of forward.
         root : int
-            Group rank whose buffers go to the others, where no hook is set.
+            Group rank whose buffers are copied to the others, if no hook is set.
 
         Returns
         -------
         list of torch.futures.Future
-            To be waited for at the end of backward.
+            To wait for at the end of backward.
         """
         if self._hook is None:
             if when == "PRE_FORWARD":

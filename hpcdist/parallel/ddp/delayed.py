@@ -1,4 +1,4 @@
-"""Parameters whose gradients are averaged together at a moment of the user's choice."""
+"""Delayed all-reduce: averages some gradients together when a chosen one is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DelayedReduction:
     Parameters
     ----------
     named_parameters : sequence of (str, torch.nn.Parameter)
-        Whose gradients wait; all must be there when the trigger's is computed.
+        Parameters whose gradients wait; all gradients must exist when the trigger's is computed.
     trigger : torch.nn.Parameter
         The one whose gradient starts the reduction.
     group : ProcessGroup
@@ -57,13 +57,13 @@ class DelayedReduction:
                 )
 
     def detach(self) -> None:
-        """Take the hooks off the parameters, for good."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def expect(self, averages: bool) -> None:
-        """Say whether the next backward is to average."""
+        """Set whether the next backward averages."""
         self._expected = averages
 
     def _too_late(self, name: str) -> None:

@@ -38,10 +38,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     """Train one replica of a module per rank on different data, with the same parameters.
 
     Construction compares the module between ranks and copies rank 0's parameters and buffers to
-    the others. After that every backward pass ends with ``parameter.grad`` holding the average of
-    all ranks' gradients, equal on all ranks to the last bit, so that equal optimizers take equal
-    steps. Gradients travel in buckets, each of which starts as soon as it is full (on CPUs large
-    ones in pieces, as soon as those are full), while backward computes the rest.
+    the others. After every backward pass ``parameter.grad`` is the average of all ranks' gradients,
+    bitwise the same on all ranks, so that equal optimizers take equal steps. Gradients are reduced
+    in buckets, each of which starts as soon as it is full (on CPUs large ones in pieces, as soon as
+    those are full), while backward computes the rest.
 
     All ranks of the group must construct it, and must run forward and backward together (not
     under :meth:`no_sync`).
@@ -49,29 +49,29 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     Parameters
     ----------
     module : torch.nn.Module
-        Whose parameters are to be trained, in its final form: parameters added or unfrozen after
+        The module to train, in its final form: parameters added or unfrozen after
         this are not averaged. It stays usable on its own as ``.module``.
     device_ids : list of one int or torch.device, optional
         The GPU that the module is on. Inputs are then moved there before forward.
     output_device : int or torch.device, optional
         The same GPU: outputs stay where the module makes them.
     dim : int
-        0. (It means something only with several devices per process.)
+        Must be 0. (It has a meaning only with several devices per process.)
     broadcast_buffers : bool, optional
         The older form of `forward_sync_buffers`; False also leaves buffers out at construction.
     init_sync : bool
-        False: skip the comparison and the copy at construction. The caller then answers for it
-        that modules are equal.
+        False: skip the comparison and the copy at construction. The caller must then ensure that
+        the modules are equal.
     process_group : ProcessGroup, optional
         The ranks that train together. Default: the default group.
     bucket_cap_mb : float, optional
         Size of a bucket, MiB. Default: 1 for the first bucket of each dtype and 25 for the rest,
         of which the last ones become smaller, down to 1, so that little is left to do when backward
-        ends. If given, it holds for all. 0 gives each parameter its own.
+        ends. If given, it applies to all. With 0 each parameter has its own bucket.
     find_unused_parameters : bool
-        Let parameters take no part in a loss, others on each rank and in each iteration. They count
-        as zeros where they are unused, and keep their ``grad`` where no rank used them. Costs a
-        walk through the autograd graph in each forward.
+        Allow parameters that take no part in a loss; they may differ per rank and per iteration.
+        They count as zeros where they are unused, and keep their ``grad`` if no rank used them.
+        This costs a walk through the autograd graph in each forward.
     check_reduction : bool
         Ignored; kept because torch's signature has it.
     gradient_as_bucket_view : bool
@@ -90,10 +90,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     device_mesh : DeviceMesh, optional
         Of one dimension, in place of `process_group`.
     skip_all_reduce_unused_params : bool
-        With `find_unused_parameters`: leave out buckets of which no parameter is used. All ranks
-        must then leave the same parameters unused.
+        With `find_unused_parameters`: skip buckets of which no parameter is used. The unused
+        parameters must then be the same on all ranks.
     bucket_cap_mb_list : list of float, optional
-        A size for each bucket in place of `bucket_cap_mb`; the last one holds for all that follow.
+        A size for each bucket in place of `bucket_cap_mb`; the last one applies to all that follow.
     batched_grad_copy : bool
         Ignored: gradients are copied into buckets many at a time in any case.
     forward_sync_buffers : bool, optional
@@ -108,14 +108,14 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         If an argument is out of range or not available, if this process is not in the group, or
         if no parameter requires a gradient.
     TypeError
-        If `module` is no ``torch.nn.Module``.
+        If `module` is not a ``torch.nn.Module``.
     RuntimeError
         If both a group and a mesh are given, or a mesh of several dimensions.
 
     Notes
     -----
     ``torch.nn.parallel.DistributedDataParallel`` is the model for names and meanings. Unlike it,
-    the first iteration already overlaps, the unused-parameter error comes at the end of the
+    the first iteration already overlaps, the unused-parameter error is raised at the end of the
     backward pass in which it happens, and a second backward through an earlier forward is averaged
     too.
     """
@@ -174,7 +174,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self.static_graph = bool(static_graph)
         self.mixed_precision = mixed_precision
         self.bucket_bytes_cap = max(self._caps)
-        # torch's compiler refuses less than the size of its first bucket.
+        # torch's compiler refuses a size below that of its first bucket.
         self._for_compilers: Any = SimpleNamespace(
             bucket_bytes_cap=max(self.bucket_bytes_cap, arguments.MIB)
         )
@@ -191,7 +191,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._set_up()
 
     def _synced(self, buffers: bool) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that are the same on all ranks after construction."""
+        """Return the tensors that are the same on all ranks after construction."""
         named: list[tuple[str, torch.Tensor]] = list(self.module.named_parameters())
         if buffers:
             named += self.module.named_buffers()
@@ -232,7 +232,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 send(group, packed(t for _, t in named), 0, API)
 
     def _set_up(self) -> None:
-        """Make what belongs to this process: the reducer and its hooks."""
+        """Make the local state: the reducer and its hooks."""
         take_over(self.module)
         module, group = self.module, self.process_group
         delayed = {name for name, _ in self._delayed_parameters}
@@ -268,7 +268,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             )
             if self.static_graph:
                 self.reducer.set_static()
-            # The hooks keep the reducer alive; with this object gone, another one can take over.
+            # The hooks keep the reducer alive; once this object is gone, another one can wrap the
+            # module.
             weakref.finalize(self, self.reducer.detach).atexit = False
             self._attached = Attached([p for _, p in trained])
             self._attached.take(self)
@@ -344,7 +345,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     def _after_forward(self, output: Any) -> Any:
         self._sync_buffers("POST_FORWARD")
         averages = self._averages()
-        # Buffers of other ranks have moved away from rank 0's only if this was a training step.
+        # Other ranks' buffers differ from rank 0's only after a training step.
         self.require_forward_param_sync = averages
         if self._precision is not None and torch.is_grad_enabled():
             self._precision.watch(output)
@@ -359,12 +360,12 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         return output
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward makes buffers alike; local.
+        """Whether the next forward synchronizes buffers; local.
 
         Returns
         -------
         bool
-            False also where the module has none.
+            False also if the module has none.
         """
         return (
             self.require_forward_param_sync
@@ -389,10 +390,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave gradients as they are in backward passes of forwards run under this context.
+        """Do not average gradients in backward passes of forwards run under this context.
 
-        They accumulate in ``parameter.grad``, and the next backward outside averages the sum. What
-        counts is where *forward* ran. Local.
+        They accumulate in ``parameter.grad``, and the next backward outside averages the sum. The
+        place of *forward* decides. Local.
 
         Examples
         --------
@@ -448,7 +449,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._set_up()
 
 
-# Not copied and not pickled: made anew by _set_up.
+# Not copied and not pickled: rebuilt by _set_up.
 _OF_THIS_PROCESS = (
     "process_group",
     "reducer",
@@ -462,7 +463,7 @@ _OF_THIS_PROCESS = (
 
 
 def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch.compile, if it is there at all, from looking into `function`."""
+    """Keep torch.compile, if it is in use, from tracing `function`."""
     if "torch._dynamo" not in sys.modules:
         return function
     return torch.compiler.disable(function)

@@ -1,4 +1,4 @@
-"""Mixed precision: a module whose parameters are kept in full precision and used in another.
+"""Mixed precision: keeps a module's parameters in full precision and uses them in a lower one.
 
 In forward each parameter's place in the module holds a copy in the lower precision, made by a
 conversion that autograd knows. So gradients arrive at the parameters themselves in full precision,
@@ -22,7 +22,7 @@ __all__ = ["MixedPrecision", "Precision"]
 
 @dataclass
 class MixedPrecision:
-    """In what precision a DistributedDataParallel computes and communicates.
+    """The precision in which a DistributedDataParallel computes and communicates.
 
     Only floating point tensors are converted. Parameters, their gradients and checkpoints stay in
     full precision.
@@ -30,11 +30,11 @@ class MixedPrecision:
     Parameters
     ----------
     param_dtype : torch.dtype, optional
-        Of parameters and inputs within forward and backward. Default: as they are.
+        Type of parameters and inputs in forward and backward. Default: not converted.
     reduce_dtype : torch.dtype, optional
-        In which gradients are averaged between ranks. Default: `param_dtype`.
+        Type in which gradients are averaged between ranks. Default: `param_dtype`.
     buffer_dtype : torch.dtype, optional
-        To which buffers are converted at construction, for good. Default: as they are.
+        Type to which construction converts buffers permanently. Default: not converted.
 
     Notes
     -----
@@ -47,7 +47,7 @@ class MixedPrecision:
 
 
 class Precision:
-    """Puts low precision copies into a module, and takes them out again.
+    """Puts low precision copies into a module, and removes them again.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Precision:
     def __init__(self, module: torch.nn.Module, settings: Any, ignored: Collection[str]) -> None:
         self.dtype: torch.dtype | None = settings.param_dtype
         skipped = {id(t) for n, t in module.named_parameters() if n in ignored}
-        # Where each parameter is; a shared one is in several places and is converted once.
+        # The places of each parameter; a shared one has several and is converted once.
         self._places = [
             (owner._parameters, name, parameter)
             for owner in module.modules()
@@ -83,7 +83,7 @@ class Precision:
     def in_forward(self) -> Iterator[None]:
         """Compute in low precision within, with copies of the parameters as they are now."""
         self._inside = False
-        self._copies = []  # first, so that the old ones do not lie beside the new ones
+        self._copies = []  # first, so that old and new copies do not exist at the same time
         made: dict[int, torch.Tensor] = {}
         for _, _, parameter in self._places:
             if id(parameter) not in made:

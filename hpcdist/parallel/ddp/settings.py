@@ -1,4 +1,4 @@
-"""What can be set on a DistributedDataParallel after it was made, and what it can be asked."""
+"""Settings and statistics of a DistributedDataParallel after its construction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Settings"]
 
 
 class Settings:
-    """The part of DistributedDataParallel that is about hooks, settings and figures."""
+    """The part of DistributedDataParallel for hooks, settings and statistics."""
 
     forward_sync_buffers: bool
     static_graph: bool
@@ -32,7 +32,7 @@ class Settings:
     def register_comm_hook(
         self, state: Any, hook: Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
     ) -> None:
-        """Let a function of your own move the gradients between ranks, in place of the average.
+        """Register a hook that communicates the gradients, in place of the average.
 
         All ranks must register the same hook, before the first backward pass; it can be done once.
 
@@ -42,8 +42,8 @@ class Settings:
             Passed to the hook as it is: error feedback, groups, counters, or None.
         hook : callable
             ``hook(state, bucket) -> torch.futures.Future`` of a tensor. Called during backward for
-            each bucket in the order of its index, as soon as the gradients in it are there. They
-            are not divided by the number of ranks. The tensor in the future, of as many elements as
+            each bucket in the order of its index, as soon as its gradients are computed. They are
+            not divided by the number of ranks. The tensor in the future, of as many elements as
             ``bucket.buffer()``, becomes the bucket's gradients.
 
         Raises
@@ -79,7 +79,7 @@ class Settings:
         hook: Callable[[Any, dict[str, torch.Tensor]], Any],
         comm_hook_location: Any = BufferCommHookLocation.POST_FORWARD,
     ) -> None:
-        """Let ``hook(state, named_buffers)`` make buffers alike, in place of rank 0's copy.
+        """Let ``hook(state, named_buffers)`` synchronize buffers, in place of rank 0's copy.
 
         It may return a list of futures, which are waited for at the end of backward.
         """
@@ -104,7 +104,7 @@ class Settings:
         self.forward_sync_buffers = bool(value)
 
     def _set_static_graph(self) -> None:
-        """Take the graph for static from now on; before the first backward, on all ranks."""
+        """Treat the graph as static from now on; before the first backward, on all ranks."""
         if self.static_graph:
             warnings.warn(
                 "You've set static_graph to be True, no need to set it again.", stacklevel=2
@@ -125,7 +125,7 @@ class Settings:
     def _set_params_and_buffers_to_ignore_for_model(
         module: torch.nn.Module, params_and_buffers_to_ignore: Sequence[str]
     ) -> None:
-        """Leave these full names alone when `module` is wrapped: no copies and no averages."""
+        """Ignore these full names when `module` is wrapped: no copies and no averages."""
         module._ddp_params_and_buffers_to_ignore = list(  # type: ignore[assignment]
             params_and_buffers_to_ignore
         )

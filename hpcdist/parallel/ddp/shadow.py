@@ -1,7 +1,7 @@
-"""Uneven inputs: what a DistributedDataParallel without data does while others train on.
+"""Uneven inputs: a DistributedDataParallel without data shadows those that still train.
 
-At the start of each step the ranks tell each other whether they train, whether the step averages
-gradients, and whether it makes buffers alike. The ranks that are done then make the same
+At the start of each step the ranks exchange whether they train, whether the step averages
+gradients, and whether it synchronizes buffers. The ranks that are done then make the same
 collectives, with zeros for gradients.
 """
 
@@ -32,7 +32,7 @@ API = "DistributedDataParallel join"
 
 
 class Step(NamedTuple):
-    """What the ranks do in one step.
+    """The collectives of one step.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Step(NamedTuple):
     averages : bool
         Whether gradients are averaged.
     buffers : bool
-        Whether buffers are made alike.
+        Whether buffers are synchronized.
     root : int
-        The highest group rank that has data: its buffers count.
+        The highest group rank that has data: its buffers are copied.
     """
 
     training: int
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 def agree(
     group: Any, training: bool, averages: bool = False, buffers: bool = False, new: bool = False
 ) -> Step:
-    """Tell the others about this rank's step, and learn about theirs. All ranks must call it.
+    """Exchange what all ranks do in this step. All ranks must call it.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def agree(
     Raises
     ------
     RuntimeError
-        On all ranks, if one is done that has not seen its static graph.
+        On all ranks, if a rank that is done has not seen its static graph.
     """
     row = np.array([training, averages, buffers, new and not training], np.int64)
     rows = np.empty((group.size(), len(row)), np.int64)
@@ -135,7 +135,7 @@ class DDPJoinHook(JoinHook):
 
 
 class Uneven(Joinable):
-    """The part of DistributedDataParallel that is about uneven inputs."""
+    """The part of DistributedDataParallel for uneven inputs."""
 
     module: torch.nn.Module
     process_group: Any
@@ -152,17 +152,17 @@ class Uneven(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Train on inputs of which ranks have different numbers.
+        """Let ranks with different numbers of inputs train together.
 
-        To be used as a context around the training loop, on all ranks of the group. A rank that
-        leaves it takes part in the others' collectives, with zeros, until all have left. Then the
+        Use it as a context around the training loop, on all ranks of the group. A rank that leaves
+        it takes part in the others' collectives, with zeros, until all have left. Then the
         parameters of a rank that trained to the end are copied to all.
 
         Parameters
         ----------
         divide_by_initial_world_size : bool
-            Divide gradients by the number of ranks of the group, so that each input counts alike.
-            False: by the number of ranks that still have inputs.
+            Divide gradients by the number of ranks of the group, so that each input has the same
+            weight. False: by the number of ranks that still have inputs.
         enable : bool
             False: do nothing, for inputs that are known to be even.
         throw_on_early_termination : bool
@@ -235,7 +235,7 @@ class Uneven(Joinable):
         return self.process_group
 
     def _join_step(self, averages: bool) -> int:
-        """Tell ranks that are done about this step; the rank whose buffers count."""
+        """Notify the ranks that are done of this step; return the rank whose buffers are copied."""
         work = Join.notify_join_context(self)
         step = agree(self.process_group, True, averages, self.will_sync_module_buffers())
         if work is not None:

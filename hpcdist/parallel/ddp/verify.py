@@ -1,8 +1,8 @@
-"""Before training: do all ranks hold the same module?
+"""Verifies before training that all ranks have the same module.
 
-Two steps. A digest of fixed size goes round first, which is all that happens when the answer is
-yes. Only if the digests differ do the ranks exchange what the digests stand for, and then every
-rank finds, and raises, the same first difference.
+There are two steps. The ranks first exchange a digest of fixed size; if all digests are the same,
+that is all. Otherwise the ranks exchange the full descriptions, and every rank finds, and raises,
+the same first difference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_LINES = 8
 
 
 def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_Entry]:
-    """Write down what must agree between ranks.
+    """Describe what must agree between ranks.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_
         else:
             facts = {
                 "shape": str(tuple(tensor.shape)),
-                # The stride of a dimension of size 1 means nothing and may differ.
+                # The stride of a dimension of size 1 has no meaning and may differ.
                 "stride": str(
                     tuple(
                         0 if n == 1 else st
@@ -68,16 +68,16 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_
 
 
 class Comparison:
-    """Makes sure that `entries` gives the same on all ranks of the group.
+    """Verifies that `entries` yields the same on all ranks of the group.
 
     Parameters
     ----------
     group : ProcessGroup
         All of its ranks must call :meth:`verify`.
     entries : callable
-        Gives what :func:`describe` does, and ``["argument", name, {"value": text}]``; the same
-        again when called again. Of many parameters this is a lot of text, of which no more than
-        one entry is kept in memory unless ranks differ.
+        Yields entries of :func:`describe` and ``["argument", name, {"value": text}]``; the same
+        ones on each call. Many parameters make a long text, of which only one entry is in memory
+        unless ranks differ.
     """
 
     def __init__(self, group: Any, entries: Callable[[], Iterable[_Entry]]) -> None:
@@ -86,7 +86,7 @@ class Comparison:
         self._rows = np.zeros((group.size(), _WORDS), np.int64)
 
     def same(self) -> bool:
-        """Whether the digests that have come are all the same."""
+        """Whether all received digests are the same."""
         return bool((self._rows == self._mine).all())
 
     def verify(self) -> None:
@@ -126,7 +126,7 @@ def _line(entry: _Entry) -> bytes:
 
 
 def _report(texts: list[str], group: Any) -> str:
-    """Say which ranks differ from the majority, and where first."""
+    """Return which ranks differ from the majority, and where first."""
     usual, _ = max(Counter(texts).items(), key=lambda item: (item[1], -texts.index(item[0])))
     reference = texts.index(usual)
     lines = [
