@@ -19,7 +19,7 @@ from hpcdist import _loader
 from hpcdist.errors import DistBackendError
 from hpcdist.hardware import allowed_cpus
 
-__all__ = ["Starter", "beside_python", "cores", "find", "instead"]
+__all__ = ["Hydra", "OpenMpi", "Srun", "Starter", "beside_python", "cores", "find", "instead"]
 
 _FAMILY = {"openmpi": "Open MPI", "mpich": "MPICH"}
 #: Environment variables that ranks on other hosts need; Open MPI sends only what it is told to.
@@ -27,22 +27,47 @@ _SENT = re.compile(r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|(HPCDIST|OMP|TO
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How the processes of a job are spread: what a launcher's options say.
+
+    Attributes
+    ----------
+    ranks : int
+        Number of processes.
+    here : int
+        Processes per node.
+    share : int
+        Cores that each rank gets for its own; 0: the ranks share them.
+    threads : int
+        OMP_NUM_THREADS for the ranks; 0: theirs is left as it is.
+    hosts : sequence of str
+        Machines; empty: this one, or those of the batch job.
+    label : bool
+        Put the rank in front of each line of output.
+    environ : mapping
+        The environment that the ranks inherit.
+    """
+
+    ranks: int
+    here: int
+    share: int
+    threads: int
+    hosts: Sequence[str]
+    label: bool
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Starter:
-    """A launcher and the options it understands.
+    """A launcher, and the options that it understands.
 
     Parameters
     ----------
-    kind : {"openmpi", "hydra", "srun"}
-        Whose options it takes.
     path : str
         The program.
-    plugin : str
-        For srun: what its ``--mpi=`` has to be.
     """
 
-    kind: str
     path: str
-    plugin: str = ""
 
     def command(
         self,
@@ -78,78 +103,92 @@ class Starter:
             The launcher, its options, and the program.
         """
         env = os.environ if environ is None else environ
-        nodes = len(hosts) or (_nodes_of_job(env) if self.kind == "srun" else 1)
-        here = -(-ranks // nodes)
+        here = -(-ranks // (len(hosts) or self.nodes(env)))
         share = cores() // here if bind else 0
         # torch counts the cores it may use: unbound ranks would each start a thread for every core
         threads = max(1, cores() // here) if share < 2 and "OMP_NUM_THREADS" not in env else 0
         # On a core of its own a rank could not communicate while it computes.
         share = 0 if share < 2 else share
-        options = getattr(self, "_" + self.kind)(ranks, here, share, hosts, label, env, threads)
-        return [self.path, *options, *program]
+        layout = Layout(ranks, here, share, threads, hosts, label, env)
+        return [self.path, *self.options(layout), *program]
 
-    def _openmpi(
-        self,
-        ranks: int,
-        here: int,
-        share: int,
-        hosts: Sequence[str],
-        label: bool,
-        env: Mapping[str, str],
-        threads: int,
-    ) -> list[str]:
-        # It counts a core as a slot, and refuses more ranks than slots unless it is told.
+    def nodes(self, environ: Mapping[str, str]) -> int:
+        """Number of nodes that the ranks are spread over where no hosts are named."""
+        return 1
+
+    def options(self, layout: Layout) -> list[str]:
+        """The launcher's options for a layout."""
+        raise NotImplementedError
+
+
+class OpenMpi(Starter):
+    """Open MPI's mpirun."""
+
+    def options(self, layout: Layout) -> list[str]:
+        """It counts a core as a slot, and refuses more ranks than slots unless it is told."""
         options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        if hosts:
-            options += ["--host", ",".join(f"{host}:{here}" for host in hosts)]
-            for name in sorted(env):
+        here = layout.here
+        if layout.hosts:
+            options += ["--host", ",".join(f"{host}:{here}" for host in layout.hosts)]
+            for name in sorted(layout.environ):
                 if _SENT.fullmatch(name) and name != "HPCDIST_STORE_KEY":
                     options += ["-x", name]
-        if share:
-            options += ["--map-by", f"ppr:{here}:node:PE={share}", "--bind-to", "core"]
+        if layout.share:
+            options += ["--map-by", f"ppr:{here}:node:PE={layout.share}", "--bind-to", "core"]
         else:
             options += ["--map-by", f"ppr:{here}:node:OVERSUBSCRIBE", "--bind-to", "none"]
-        options += ["-x", f"OMP_NUM_THREADS={threads}"] if threads else []
-        options += ["--output", "tag"] if label else []
-        return [*options, "-n", str(ranks)]
+        options += ["-x", f"OMP_NUM_THREADS={layout.threads}"] if layout.threads else []
+        options += ["--output", "tag"] if layout.label else []
+        return [*options, "-n", str(layout.ranks)]
 
-    def _hydra(
-        self,
-        ranks: int,
-        here: int,
-        share: int,
-        hosts: Sequence[str],
-        label: bool,
-        env: Mapping[str, str],
-        threads: int,
-    ) -> list[str]:
-        options = ["-hosts", ",".join(hosts), "-ppn", str(here)] if hosts else []
-        options += ["-bind-to", f"core:{share}" if share else "none"]
-        options += ["-genv", "OMP_NUM_THREADS", str(threads)] if threads else []
-        options += ["-prepend-rank"] if label else []
-        return [*options, "-n", str(ranks)]
 
-    def _srun(
-        self,
-        ranks: int,
-        here: int,
-        share: int,
-        hosts: Sequence[str],
-        label: bool,
-        env: Mapping[str, str],
-        threads: int,
-    ) -> list[str]:
-        options = [f"--mpi={self.plugin}", f"--ntasks={ranks}"]
-        if hosts:
-            options += [f"--nodelist={','.join(hosts)}", f"--ntasks-per-node={here}"]
-        per_task = env.get("SLURM_CPUS_PER_TASK", "")
-        if share and per_task.isdecimal():  # srun does not take it over from sbatch
+class Hydra(Starter):
+    """The mpirun of MPICH and its derivatives."""
+
+    def options(self, layout: Layout) -> list[str]:
+        """Hydra binds to cores by number, and sends the whole environment."""
+        options = []
+        if layout.hosts:
+            options += ["-hosts", ",".join(layout.hosts), "-ppn", str(layout.here)]
+        options += ["-bind-to", f"core:{layout.share}" if layout.share else "none"]
+        options += ["-genv", "OMP_NUM_THREADS", str(layout.threads)] if layout.threads else []
+        options += ["-prepend-rank"] if layout.label else []
+        return [*options, "-n", str(layout.ranks)]
+
+
+@dataclass(frozen=True)
+class Srun(Starter):
+    """Slurm's srun.
+
+    Parameters
+    ----------
+    path : str
+        The program.
+    plugin : str
+        What its ``--mpi=`` has to be for this MPI.
+    """
+
+    plugin: str
+
+    def nodes(self, environ: Mapping[str, str]) -> int:
+        """Nodes of the batch job."""
+        text = environ.get("SLURM_JOB_NUM_NODES", "")
+        return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+    def options(self, layout: Layout) -> list[str]:
+        """Cores are named per task, as sbatch got them."""
+        options = [f"--mpi={self.plugin}", f"--ntasks={layout.ranks}"]
+        if layout.hosts:
+            hosts = ",".join(layout.hosts)
+            options += [f"--nodelist={hosts}", f"--ntasks-per-node={layout.here}"]
+        per_task = layout.environ.get("SLURM_CPUS_PER_TASK", "")
+        if layout.share and per_task.isdecimal():  # srun does not take it over from sbatch
             options += [f"--cpus-per-task={per_task}", "--cpu-bind=cores"]
-        elif not share:
+        elif not layout.share:
             options += ["--overcommit", "--cpu-bind=none"]
-        if threads:
-            options += [f"--export=ALL,OMP_NUM_THREADS={threads}"]
-        return [*options, *(["--label"] if label else [])]
+        if layout.threads:
+            options += [f"--export=ALL,OMP_NUM_THREADS={layout.threads}"]
+        return [*options, *(["--label"] if layout.label else [])]
 
 
 def cores() -> int:
@@ -224,7 +263,7 @@ def find(choice: str = "auto", environ: Mapping[str, str] | None = None) -> Star
         srun = shutil.which("srun", path=env.get("PATH")) if inside or choice == "srun" else None
         plugin = _plugin(srun, wanted) if srun else None
         if srun and plugin:
-            return Starter("srun", srun, plugin)
+            return Srun(srun, plugin)
         if choice == "srun":
             raise DistBackendError(
                 f"srun has no MPI plugin for {_FAMILY.get(wanted, wanted)}"
@@ -241,16 +280,16 @@ def find(choice: str = "auto", environ: Mapping[str, str] | None = None) -> Star
             "the program with --launcher"
         )
     kind = _kind(path)
-    if kind != {"openmpi": "openmpi", "mpich": "hydra"}.get(wanted, kind):
+    if kind is not {"openmpi": OpenMpi, "mpich": Hydra}.get(wanted, kind):
         raise DistBackendError(
-            f"{path} is {'Open MPI' if kind == 'openmpi' else 'hydra'}'s, but hpcdist is built for "
+            f"{path} is {'Open MPI' if kind is OpenMpi else 'hydra'}'s, but hpcdist is built for "
             f"{_FAMILY[wanted]}: its processes would be worlds of one. Put {_FAMILY[wanted]}'s "
             "mpirun first on PATH, or name it with --launcher"
         )
-    return Starter(kind, path)
+    return kind(path)
 
 
-def _kind(path: str) -> str:
+def _kind(path: str) -> type[Starter]:
     """Whose options an mpirun takes, from what it says of itself."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
@@ -258,9 +297,9 @@ def _kind(path: str) -> str:
         raise DistBackendError(f"{path} --version does not work: {error}") from error
     text = (done.stdout + done.stderr).lower()
     if any(word in text for word in ("open mpi", "openrte", "prte")):
-        return "openmpi"
+        return OpenMpi
     if any(word in text for word in ("hydra", "intel", "mpich", "mvapich")):
-        return "hydra"
+        return Hydra
     raise DistBackendError(
         f"{path} is neither Open MPI's nor hydra's mpirun. It says of itself: {text.strip()[:200]}"
     )
@@ -275,11 +314,6 @@ def _plugin(srun: str, wanted: str) -> str | None:
     there = set(re.findall(r"[\w]+", done.stdout + done.stderr))
     names = {"openmpi": ("pmix",), "mpich": ("cray_shasta", "pmi2")}.get(wanted, ())
     return next((name for name in names if name in there), None)
-
-
-def _nodes_of_job(env: Mapping[str, str]) -> int:
-    text = env.get("SLURM_JOB_NUM_NODES", "")
-    return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
 def instead(ranks: int) -> str:

@@ -11,7 +11,13 @@ import pytest
 from hpcdist import DistBackendError
 from hpcdist.cli import launch
 from hpcdist.launchers import commands
-from hpcdist.launchers.commands import Starter
+from hpcdist.launchers.commands import Hydra, OpenMpi, Srun
+
+STARTERS = {
+    "openmpi": OpenMpi("/bin/run"),
+    "hydra": Hydra("/bin/run"),
+    "srun": Srun("/bin/run", "pmix"),
+}
 
 
 @pytest.fixture
@@ -22,8 +28,7 @@ def eight_cores(monkeypatch):
 
 
 def line(kind, ranks, *hosts, env=None, **more):
-    starter = Starter(kind, "/bin/run", {"srun": "pmix"}.get(kind, ""))
-    command = starter.command(ranks, ["prog", "-n"], hosts, environ=env or {}, **more)
+    command = STARTERS[kind].command(ranks, ["prog", "-n"], hosts, environ=env or {}, **more)
     assert command[0] == "/bin/run" and command[-2:] == ["prog", "-n"]
     return " ".join(command[1:-2])
 
@@ -95,17 +100,17 @@ def programs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("family", "says", "kind"),
     [
-        ("openmpi", "mpirun (Open MPI) 5.0.11", "openmpi"),
-        ("mpich", "HYDRA build details:", "hydra"),
-        ("mpich", "Intel(R) MPI Library for Linux* OS", "hydra"),
+        ("openmpi", "mpirun (Open MPI) 5.0.11", OpenMpi),
+        ("mpich", "HYDRA build details:", Hydra),
+        ("mpich", "Intel(R) MPI Library for Linux* OS", Hydra),
     ],
 )
 def test_the_mpirun_of_this_mpi_is_found(programs, family, says, kind):
     make, env, monkeypatch = programs
     monkeypatch.setattr(commands, "family", lambda: family)
     path = make("mpirun", says)
-    assert commands.find("auto", env) == Starter(kind, path)
-    assert commands.find(path, env) == Starter(kind, path)
+    assert commands.find("auto", env) == kind(path)
+    assert commands.find(path, env) == kind(path)
 
 
 def test_the_mpirun_of_another_mpi_is_refused(programs):
@@ -134,7 +139,7 @@ def test_srun_inside_a_slurm_job_if_it_has_the_plugin(programs):
     srun = make("srun", "MPI plugin types are... none pmix pmi2")
     assert commands.find("auto", env).path == mpi
     job = {**env, "SLURM_JOB_ID": "7"}
-    assert commands.find("auto", job) == Starter("srun", srun, "pmix")
+    assert commands.find("auto", job) == Srun(srun, "pmix")
     assert commands.find("auto", {**job, "SLURM_PROCID": "0"}).path == mpi
     make("srun", "MPI plugin types are... none")
     assert commands.find("auto", job).path == mpi

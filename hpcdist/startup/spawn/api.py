@@ -141,7 +141,7 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
     program = [sys.executable, "-c", _PROGRAM, str(folder)]
     env = {name: value for name, value in os.environ.items() if not _is_outer(name)}
     if starter is not None:
-        if starter.kind == "srun":
+        if isinstance(starter, commands.Srun):
             env["SLURM_NNODES"] = "1"
         command = starter.command(nprocs, program, environ=_one_node(env))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
