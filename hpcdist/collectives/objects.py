@@ -80,7 +80,7 @@ def broadcast_object_list(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.broadcast_object_list()
+        comm.report(api, 3)
         return
     with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
@@ -143,7 +143,7 @@ def all_gather_object(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.all_gather_object()
+        comm.report(api, 3)
         return
     with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         length = check_list(object_list, "object_list")
@@ -208,7 +208,7 @@ def gather_object(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.gather_object()
+        comm.report(api, 3)
         return
     with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, dst, group_dst, "dst")
@@ -274,7 +274,7 @@ def scatter_object_list(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.scatter_object_list()
+        comm.report(api, 3)
         return
     with op_range(api, pg._name), parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")

@@ -5,34 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from hpcdist._engine import Comm
 from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
-from hpcdist.errors import DistMismatchError
 
 from . import direct
 from .aliasing import separate
-from .core import Core, Plan
+from .core import Plan
+from .exchange import Exchange, Exchanges, one_dtype, rounds, slices, views
 from .parts import Part, reducible, told
 from .ring import Copy, Piece
 
 __all__ = ["Blocks"]
-
-
-def _round(blocks: Sequence[Part], width: int, number: int) -> list[Copy]:
-    """At most `width` bytes of each block, one behind the other in the buffer."""
-    copies, at = [], 0
-    for block in blocks:
-        start = min(number * width, block.size)
-        length = min(width, block.size - start)
-        copies.append(Copy(block.bytes, start, length, at))
-        at += length
-    return copies
-
-
-def _views(buffer: Any, copies: Sequence[Copy], kind: Any) -> list[Any]:
-    return [buffer[each.at : each.at + each.length].view(kind) for each in copies]
 
 
 def _even(copies: Sequence[Copy]) -> bool:
@@ -41,12 +24,6 @@ def _even(copies: Sequence[Copy]) -> bool:
 
 def _together(buffer: Any, copies: Sequence[Copy], kind: Any) -> Any:
     return buffer[: sum(each.length for each in copies)].view(kind)
-
-
-def _alike(api: str, parts: Sequence[Part]) -> None:
-    if any(part.dtype is not parts[0].dtype for part in parts):
-        names = sorted({part.dtype.name for part in parts})
-        raise TypeError(f"{api}: the tensors must have one dtype, and have {', '.join(names)}")
 
 
 def _fits(what: str, found: int, wanted: int, why: str) -> None:
@@ -80,7 +57,7 @@ def _sections(part: Part, lengths: Sequence[int]) -> list[Part]:
     return found
 
 
-class Blocks(Core):
+class Blocks(Exchanges):
     """The part of a group whose operations give each rank a block."""
 
     # --- all blocks everywhere ---------------------------------------------------------------
@@ -92,7 +69,7 @@ class Blocks(Core):
         api = about.get("api") or "all_gather_into_tensor"
         own = Part.of(input, "input", False).contiguous("input")
         out = Part.of(output, "output").contiguous("output")
-        _alike(api, [own, out])
+        one_dtype(api, [own, out])
         _fits("output", out.elements, own.elements * self.size, "input's times the group's size")
         blocks = _sections(out, [own.elements] * self.size)
         owns, copies = separate([own], blocks, {0: self.rank})
@@ -132,7 +109,7 @@ class Blocks(Core):
             _same_order(own, mine, "tensor", f"tensor_list[{self.rank}]")
             outs.append(found)
         listed = [each for found in outs for each in found]
-        _alike(api, [*owns, *listed])
+        one_dtype(api, [*owns, *listed])
         refuse_overlap(listed, "tensor_list")
         places = {place: place * self.size + self.rank for place in range(len(owns))}
         owns, copies = separate(owns, listed, places)
@@ -157,9 +134,9 @@ class Blocks(Core):
         def pieces(comm: Comm, size: int) -> list[Piece]:
             width = self._width(size)
             return [
-                one(comm, _round([own], width, number), _round(blocks, width, number))
+                one(comm, slices([own], width, number), slices(blocks, width, number))
                 for own, blocks in zip(owns, outs, strict=True)
-                for number in range(_rounds(max(each.size for each in blocks), width))
+                for number in range(rounds(max(each.size for each in blocks), width))
             ]
 
         def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
@@ -169,7 +146,7 @@ class Blocks(Core):
                     whole = _together(target, stores, kind)
                     comm.all_gather_into_tensor(whole, mine, api=f"{api} (cuda)")
                 else:
-                    comm.all_gather(_views(target, stores, kind), mine, api=f"{api} (cuda)")
+                    comm.all_gather(views(target, stores, kind), mine, api=f"{api} (cuda)")
 
             return Piece(loads, move, stores)
 
@@ -185,7 +162,7 @@ class Blocks(Core):
         self._whole(inputs, "input_list")
         ins = [Part.of(each, "input_list", False) for each in inputs]
         out = Part.of(output, "output")
-        _alike("reduce_scatter", [out, *ins])
+        one_dtype("reduce_scatter", [out, *ins])
         _fits("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
         _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
         tensors = [output, *inputs]
@@ -198,7 +175,7 @@ class Blocks(Core):
         api = "reduce_scatter_tensor"
         whole = Part.of(input, "input", False).contiguous("input")
         out = Part.of(output, "output").contiguous("output")
-        _alike(api, [whole, out])
+        one_dtype(api, [whole, out])
         _fits("input", whole.elements, out.elements * self.size, "output's times the group's size")
         ins = _sections(whole, [out.elements] * self.size)
         return self._reduce_blocks(api, out, ins, whole, [output, input], op, async_op)
@@ -223,8 +200,8 @@ class Blocks(Core):
             width = self._width(size)
             longest = max(each.size for each in ins)
             return [
-                one(comm, _round(ins, width, number), _round([out], width, number))
-                for number in range(_rounds(longest, width))
+                one(comm, slices(ins, width, number), slices([out], width, number))
+                for number in range(rounds(longest, width))
             ]
 
         def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
@@ -233,7 +210,7 @@ class Blocks(Core):
                 if _even(loads):
                     comm.reduce_scatter_tensor(mine, _together(source, loads, kind), op)
                 else:
-                    comm.reduce_scatter(mine, _views(source, loads, kind), op)
+                    comm.reduce_scatter(mine, views(source, loads, kind), op)
 
             return Piece(loads, move, stores)
 
@@ -263,8 +240,8 @@ class Blocks(Core):
 
         sizes = [own.size if rank == root else 0 for rank in range(self.size)]
         tensors = [tensor, *listed, *copies]
-        return self._exchange(api, f"root {root}", ins, sizes, outs, None, call, tensors, listed,
-                              async_op)  # fmt: skip
+        exchange = Exchange(api, call, ins, outs, tensors, listed, f"root {root}", sends=sizes)
+        return self._exchange(exchange, async_op)
 
     def scatter(
         self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
@@ -285,8 +262,8 @@ class Blocks(Core):
 
         sizes = [out.size if rank == root else 0 for rank in range(self.size)]
         tensors = [tensor, *listed, *copies]
-        return self._exchange(api, f"root {root}", ins, None, [out], sizes, call, tensors,
-                              [tensor], async_op)  # fmt: skip
+        exchange = Exchange(api, call, ins, [out], tensors, [tensor], f"root {root}", takes=sizes)
+        return self._exchange(exchange, async_op)
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
@@ -299,8 +276,8 @@ class Blocks(Core):
         own = {self.rank: self.rank}
         refuse_input_in_output(ins, outs, own, "input_list", "output_list")
         tensors = [*outputs, *inputs]
-        return self._exchange("all_to_all", "", ins, None, outs, None, _all_to_all, tensors,
-                              outputs, async_op)  # fmt: skip
+        exchange = Exchange("all_to_all", _all_to_all, ins, outs, tensors, outputs)
+        return self._exchange(exchange, async_op)
 
     def all_to_all_single(
         self,
@@ -314,8 +291,9 @@ class Blocks(Core):
         ins = self._split(Part.of(input, "input", False), input_splits, "input")
         outs = self._split(Part.of(output, "output"), output_splits, "output")
         refuse_input_in_output(ins, outs, {}, "input", "output")
-        return self._exchange("all_to_all_single", "", ins, None, outs, None, _all_to_all,
-                              [output, input], [output], async_op)  # fmt: skip
+        tensors = [output, input]
+        exchange = Exchange("all_to_all_single", _all_to_all, ins, outs, tensors, [output])
+        return self._exchange(exchange, async_op)
 
     def _split(self, part: Part, splits: Any, role: str) -> list[Part]:
         part.contiguous(role)
@@ -336,80 +314,11 @@ class Blocks(Core):
         row = part.elements // rows if rows else 0
         return _sections(part, [row * each for each in splits])
 
-    def _exchange(
-        self,
-        api: str,
-        about: str,
-        ins: list[Part],
-        to: list[int] | None,
-        outs: list[Part],
-        sources: list[int] | None,
-        call: Any,
-        tensors: list[Any],
-        written: list[Any],
-        async_op: Any,
-    ) -> Any:
-        """Blocks from rank to rank; `to` and `sources`: bytes per rank, where no list says it."""
-        _alike(api, [*ins, *outs])
-        kind = (ins or outs)[0].dtype
-        sent = to if to is not None else [each.size for each in ins]
-        taken = sources if sources is not None else [each.size for each in outs]
-
-        def pieces(comm: Comm, size: int) -> list[Piece]:
-            width = self._width(size)
-            longest = self._compare(comm, api, sent, taken)
-            return [
-                one(comm, _round(ins, width, number), _round(outs, width, number))
-                for number in range(_rounds(longest, width))
-            ]
-
-        def one(comm: Comm, loads: list[Copy], stores: list[Copy]) -> Piece:
-            def move(source: Any, target: Any) -> None:
-                torch_kind = kind.torch_dtype
-                call(comm, _views(source, loads, torch_kind), _views(target, stores, torch_kind))
-
-            return Piece(loads, move, stores)
-
-        index = self._device(api, [*ins, *outs])
-        about = ", ".join(filter(None, (kind.name, about)))
-        plan = Plan(pieces, True, direct.exchange(call, ins, outs))
-        return self._run(api, about, index, tensors, written, plan, async_op)
-
-    def _compare(self, comm: Comm, api: str, sent: list[int], taken: list[int]) -> int:
-        """Let each pair of ranks compare its sizes, before data move; the longest of all."""
-        padded = [*sent, *[0] * (self.size - len(sent))]
-        coming = np.empty(self.size, np.int64)
-        comm.all_to_all_single(coming, np.array(padded, np.int64))
-        wanted = np.array([*taken, *[0] * (self.size - len(taken))], np.int64)
-        wrong = np.flatnonzero(coming != wanted)
-        own = np.array([max(*padded, *wanted.tolist(), 0), len(wrong)], np.int64)
-        table = np.empty((self.size, 2), np.int64)
-        comm.all_gather_into_tensor(table.reshape(-1), own, api=f"{api}: sizes")
-        if table[:, 1].any():
-            ranks = ", ".join(map(str, np.flatnonzero(table[:, 1])))
-            here = "".join(
-                f"; rank {rank} sends {coming[rank]} bytes to this rank, which takes {wanted[rank]}"
-                for rank in wrong[:4]
-            )
-            raise DistMismatchError(
-                f"{api} of CUDA tensors in group {self.name!r}: what is sent to rank {ranks} does "
-                f"not fit there{here} (this is rank {self.rank}); nothing has been changed"
-            )
-        return int(table[:, 0].max())
-
     # --- helpers -----------------------------------------------------------------------------
-
-    def _width(self, size: int) -> int:
-        """Bytes of each rank's block that a buffer takes; whole elements of every type."""
-        return max(size // self.size // 16 * 16, 16)
 
     def _whole(self, listed: list[Any], role: str) -> None:
         if len(listed) != self.size:
             raise ValueError(f"{role} has {len(listed)} tensors; the group has {self.size} ranks")
-
-
-def _rounds(longest: int, width: int) -> int:
-    return max(-(-longest // width), 1)
 
 
 def _all_to_all(comm: Comm, sent: list[Any], received: list[Any]) -> None:
