@@ -20,8 +20,8 @@ class Interrupted(Exception):
     """What our handlers raise."""
 
 
-class Died(Exception):
-    """What ends a rank."""
+class Died(BaseException):
+    """What ends a rank: nothing in its program may catch it."""
 
 
 class Alarm:

@@ -169,8 +169,9 @@ class Judge:
         if step.op == "aliased" and name == "ValueError":
             return all(other.kind != "ok" for other in found.values())
         if any(other.kind == "own" for other in found.values()):
-            told = ("DistTimeoutError", "DistError", "DistMismatchError" * (step.op == "train"))
-            return name in told
+            # before its first part a rank refuses the operation, and says why
+            refused = step.op == "train" or "arguments: Interrupted" in each.text
+            return name in ("DistTimeoutError", "DistError", "DistMismatchError" * refused)
         return name == "DistTimeoutError" and timeout < LONG
 
     def message(self, step: Step, found: dict[int, Outcome], timeout: float) -> None:
