@@ -1,4 +1,5 @@
-/* Communicators: made from MPI's world, from a user's communicator, or from some members of a group. */
+/* Communicators: made from MPI's world, from a user's communicator, or from some members of a
+ * group. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +8,10 @@
 
 #include "hd_roll.h"
 
-#define ROLL_TAG(t) ((1 + (t) % 1000) * 32 + 31) /* above the tag of data exchanges, in the engine's own residue */
-#define CHUNK (8ll << 20)                        /* bytes; measured best between 4 and 16 MiB on both MPIs */
+/* Above the tag of data exchanges, in the engine's own residue. */
+#define ROLL_TAG(t) ((1 + (t) % 1000) * 32 + 31)
+/* Bytes; measured best between 4 and 16 MiB on both MPIs. */
+#define CHUNK (8ll << 20)
 #define NODE_LIMIT (16ll << 20)                  /* bytes; HPCDIST_NODE_MEMORY's default */
 
 /* ---- shared page ---- */
@@ -195,7 +198,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
 void hd_comm_release(hd_comm *c)
 {
     if (!c->freed || c->session)
-        return; /* never freed, or not cleanly: threads may still look at it */
+        return; /* never freed, or not cleanly: threads may still use it */
     free(c->node_slot);
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->work_cv);

@@ -78,7 +78,8 @@ struct hd_job {
     int dtype, redop, root;
     double factor;        /* PREMUL_SUM */
     int64_t count;        /* elements, for messages; must agree (unless pairwise) */
-    int64_t extra;        /* part of the agreement: a list length, or the number of a backward pass */
+    int64_t extra;        /* part of the agreement: a list length, or the number of a backward
+                           * pass */
     uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
     int either;           /* some ranks may make this call asynchronously and others
                            * synchronously */
@@ -86,7 +87,8 @@ struct hd_job {
     int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
     int uneven;           /* this rank's own sizes differ from each other; after the check: some
                            * rank's do */
-    int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not match each other */
+    int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
+                           * match each other */
     int permuted;         /* dense but not C-contiguous: for messages */
     int listed;           /* in/out are lists of tensors, even of length one */
     int monitored;        /* a barrier that agrees even with the check off, and names all missing
@@ -124,7 +126,8 @@ struct hd_job {
     MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
     struct hd_envelope *envelope; /* Open MPI only: precedes a long message; see hd_envelope.c */
     MPI_Request envelope_req;
-    int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch it */
+    int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
+                           * may touch it */
     char *spill;          /* receives a message that is longer than its tensor */
     int recalled;         /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;          /* bytes received */
@@ -161,7 +164,8 @@ struct hd_comm {
     int64_t chunk;        /* bytes of one piece of a long reduction */
     int tag_limit;        /* largest user tag */
     uint32_t seq;         /* collectives begun */
-    uint32_t agreed;      /* atomic: the last collective that all ranks agreed on, so that all go on after it */
+    uint32_t agreed;      /* atomic: the last collective that all ranks agreed on, so that all go
+                           * on after it */
     uint32_t mailed;      /* atomic: long messages sent */
     int64_t unread;       /* atomic: messages sent, less those received; the sum over all ranks
                            * is the number never received */
@@ -222,14 +226,16 @@ void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
 void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* rc other than MPI_SUCCESS -> HD_ERR_BACKEND with the MPI text. */
 int hd_mpi_failed(hd_job *j, int rc, const char *call);
-void hd_job_clear(hd_job *j);                           /* frees what the job allocated, not the job */
+/* Frees what the job allocated, not the job. */
+void hd_job_clear(hd_job *j);
 void hd_job_describe(hd_text *t, const hd_job *j);      /* "all_reduce(float32[4, 3], op=SUM)" */
 int hd_job_state(const hd_job *j);
 void hd_job_finish(hd_job *j);                          /* publishes HD_DONE and wakes waiters */
 void hd_job_unref(hd_job *j);                           /* by the engine, without the GIL */
 /* The clock of a job runs from its submission. */
 void hd_job_waiter(hd_waiter *w, int spin, hd_job *j); /* a wait under the job's deadline */
-double hd_job_elapsed(const hd_job *j);                 /* seconds; 0: it runs inline and has not waited yet */
+/* Seconds; 0: it runs inline and has not waited yet. */
+double hd_job_elapsed(const hd_job *j);
 /* The time by which its data must have moved: the deadline, or a few seconds from now if all ranks
  * have met just before it. */
 int64_t hd_job_data_until(const hd_job *j, int64_t now);
@@ -258,8 +264,10 @@ extern hd_hooks hd_py;
 int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room);
 void hd_session_ref(hd_session *s);
 void hd_session_unref(hd_session *s);
-uint64_t hd_session_node(const hd_session *s, int *slot); /* identity of this node, and this rank's slot */
-int hd_session_share(MPI_Comm node, size_t bytes, void **out); /* maps zeroed shared memory on all ranks of node, or on none */
+/* Identity of this node, and this rank's slot. */
+uint64_t hd_session_node(const hd_session *s, int *slot);
+/* Maps zeroed shared memory on all ranks of node, or on none. */
+int hd_session_share(MPI_Comm node, size_t bytes, void **out);
 void hd_session_adopt(hd_session *s, hd_comm *c);     /* the watchdog watches c from now on */
 void hd_session_forget(hd_session *s, hd_comm *c);
 int hd_session_serialized(const hd_session *s);
@@ -269,7 +277,8 @@ void hd_session_progress(hd_session *s);              /* lets MPI move messages;
 void hd_session_enter(hd_session *s, const hd_job *j);      /* the status page: this rank is in j */
 void hd_session_leave(hd_session *s);
 void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
-int hd_session_gone(hd_session *s, int slot);         /* 0 running, 1 left in order, 2 died, 3 failed */
+/* 0 running, 1 left in order, 2 died, 3 failed. */
+int hd_session_gone(hd_session *s, int slot);
 /* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
 void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
 /* The check of another group that the rank in `slot` cannot leave because this rank has not come to
@@ -277,21 +286,27 @@ void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left
  * group. */
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
 void hd_session_report(hd_session *s, int slot, hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
-void hd_mpi_lock(const hd_session *s);                /* below MPI_THREAD_MULTIPLE: one thread at a time */
+/* Below MPI_THREAD_MULTIPLE: one thread at a time. */
+void hd_mpi_lock(const hd_session *s);
 void hd_mpi_unlock(const hd_session *s);
-/* Requests are left that no rank will match. */
+/* Notes that requests are left that no rank will match. */
 void hd_session_poisoned(hd_session *s);
 void hd_session_set_leaving(hd_session *s);
-/* An unhandled exception: the others see it. */
+/* After an unhandled exception: the others see the reason. */
 void hd_session_set_failing(hd_session *s, const char *why);
 void hd_abort(int code, const char *why);
 /* Where the reason goes besides stderr; -1: nowhere. */
 void hd_abort_tell(int fd);
-void hd_failing(double grace_s);                      /* an unhandled exception: end the job even if the exit hangs */
-void hd_arm_exit(int owns_mpi);                       /* libc exit handler: finalize or abort by exit status */
-void hd_until_read(void);                             /* the launcher has read this process's output */
-void hd_arm_early(void);                              /* the same for a rank that ends before MPI starts */
-int hd_end_job_early(int status);                     /* 1: the launcher was told to; see hd_early.c */
+/* After an unhandled exception: ends the job even if the exit hangs. */
+void hd_failing(double grace_s);
+/* Installs the libc exit handler, which finalizes or aborts by exit status. */
+void hd_arm_exit(int owns_mpi);
+/* Waits until the launcher has read this process's output. */
+void hd_until_read(void);
+/* As hd_arm_exit(), for a rank that ends before MPI starts. */
+void hd_arm_early(void);
+/* 1: the launcher was asked to end the job; see hd_early.c. */
+int hd_end_job_early(int status);
 /* Ends this process if it waits, at its end, for a dead one. */
 void hd_exit_watch(void);
 /* From now on a thread answers MPI's requests on fd. */
@@ -310,7 +325,8 @@ void hd_comm_release(hd_comm *c);            /* the last Python owner has gone *
 /* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
  * its number to the next communicator, and with it the messages that are still on their way. */
 int hd_comm_free(hd_comm *c, int drained, int together);
-int hd_comm_drain(hd_comm *c, double seconds); /* 1: nothing is in flight; 0 also where MPI is not up */
+/* 1: nothing is in flight; 0 also if MPI is not up. */
+int hd_comm_drain(hd_comm *c, double seconds);
 int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
 
 /* Brackets every use of a group's session or MPI outside its lane. 0: the group is being destroyed,
@@ -371,7 +387,8 @@ int hd_fail_if_gone(hd_comm *c, hd_job *j);
 /* ---- tensors of one call that share memory ---- */
 /* Whether two segments of a list overlap, and which; -1: no memory to find out. */
 int hd_overlap(const hd_seg *list, int n, int64_t item, int *one, int *other);
-/* The output that input i may lie in: first + i * step; with `exact` it must begin where that begins. */
+/* The output that input i may lie in: first + i * step; with `exact` it must begin where that
+ * output begins. */
 typedef struct hd_own {
     int first, step, exact;
 } hd_own;
@@ -379,7 +396,8 @@ typedef struct hd_own {
  * as above. */
 int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item, hd_own own, int *one,
                        int *other);
-/* Memory for a reduce_scatter whose output lies in its input: HD_OK, or HD_ERR_MEMORY. Before the ranks agree. */
+/* Memory for a reduce_scatter whose output lies in its input: HD_OK, or HD_ERR_MEMORY. Call it
+ * before the ranks agree. */
 int hd_keep_apart(const hd_comm *c, hd_job *j);
 
 /* ---- running a job ---- */
@@ -400,7 +418,8 @@ MPI_Datatype hd_big_type(int64_t bytes);     /* a committed type of that many by
 int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now the caller's */
 void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
 void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
-int hd_lane_submit(hd_comm *c, hd_job *j);   /* to the thread; errno-like; -1: the group is being destroyed */
+/* Queues j for the lane's thread; errno-like; -1: the group is being destroyed. */
+int hd_lane_submit(hd_comm *c, hd_job *j);
 /* Operations in flight may fail unseen: those begun from now on may run. */
 void hd_lane_give_up(hd_comm *c);
 /* The program has seen a failure: operations begun from now on may run. */

@@ -1,4 +1,5 @@
-/* Running a job: the ranks agree, then data moves, then - at check level full - the results are compared. */
+/* Runs a job: the ranks agree, then data moves, and then, at check level full, the results are
+ * compared. */
 #include <string.h>
 
 #include "hd_data.h"
@@ -92,7 +93,8 @@ static int check_result(hd_comm *c, hd_job *j)
     uint64_t h = 1;
     if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
         return 1;
-    if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) { /* the others compare, and must not wait for this rank */
+    /* The others compare, and must not wait for this rank. */
+    if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) {
         j->refusal = "the operation failed there";
         j->refusal_code = j->code;
         hd_check(c, j, 0);

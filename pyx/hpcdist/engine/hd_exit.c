@@ -1,5 +1,5 @@
-/* The end of the process, and of the job with it: a rank that leaves with an error must not leave the others
- * waiting. */
+/* The end of the process, and of the job with it: a rank that leaves with an error must not leave
+ * the others waiting. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -145,7 +145,8 @@ static void tell(int fd, const char *why)
     struct pollfd room = {fd, POLLOUT, 0};
     const int n = snprintf(line, sizeof line, "%s\n", why);
     if (n > 0 && poll(&room, 1, 500) == 1 && (room.revents & POLLOUT))
-        (void)!write(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1); /* below PIPE_BUF: it fits */
+        /* Below PIPE_BUF: it fits. */
+        (void)!write(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
 void hd_abort(int code, const char *why)

@@ -14,7 +14,7 @@
  *
  * The fields of n are stored where those of n-2 were. A rank publishes them only after all ranks
  * have come to n-1, and so have left n-2. A rank that decided n-1 has seen that; after an
- * abandoned check it has to check, and may have to wait.
+ * abandoned check it has to look, and may have to wait.
  *
  * A rank may still be inside n while others are far ahead, having abandoned one check after the
  * other. It can tell how n ended: no rank decides a later check without it, so a rank that is past
@@ -65,7 +65,8 @@ typedef struct hd_words {
     uint32_t seq[2]; /* the check that text[] belongs to */
     char text[2][HD_DESC];
     hd_note notes[HD_NOTES];
-    uint64_t refused; /* the latest checks in a row that this rank refused: the first (high half) and the last */
+    uint64_t refused; /* the last run of checks that this rank refused one after the other: the
+                       * first (high half) and the last */
     int64_t unread; /* once closed: see hd_comm.unread */
     int32_t closed; /* this rank is freeing the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
@@ -82,7 +83,7 @@ static inline hd_words *hd_words_of(const hd_comm *c) { return (hd_words *)(hd_p
 /* Check numbers wrap. */
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
 
-/* Whether this rank has come to check n. */
+/* Whether `rank` has come to check n. */
 static inline int hd_page_come(const hd_comm *c, int rank, uint32_t n)
 {
     return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >> 32), n);
@@ -100,7 +101,8 @@ int hd_page_behind(const hd_comm *c, uint32_t n);
 int hd_page_join(hd_comm *c, uint32_t n);
 void hd_page_pass(hd_comm *c, uint32_t n);
 
-/* Vetoes n for all ranks that have not come to it, and lists them. 0: all have come; the check goes on. */
+/* Vetoes n for all ranks that have not come to it, and lists them. 0: all have come; the check goes
+ * on. */
 int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing);
 
 /* Records this rank's reason to abandon n, and finds the best one that any rank has left; 0: there

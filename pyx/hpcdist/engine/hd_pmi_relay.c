@@ -21,7 +21,8 @@
 #include "hd_base.h"
 #include "hd_engine.h"
 
-/* "cmd=put kvsname=" 16, a name 20, " key=" 5, a key 64, " value=" 7, newline: with this a line fits 1024 bytes. */
+/* "cmd=put kvsname=" 16, a name 20, " key=" 5, a key 64, " value=" 7, newline: with this a line
+ * fits 1024 bytes. */
 #define ROOM 896
 
 static struct {

@@ -39,7 +39,7 @@ static char *place(const ring *r, int64_t block, int64_t q, int64_t *bytes)
     return r->data + at * r->item;
 }
 
-/* The block that goes out in the step of q; the one that comes in is the next rank's before it. */
+/* The block to send in the step of q; the block to receive in that step is the one before it. */
 static int64_t outgoing(const ring *r, int64_t q)
 {
     const int64_t size = r->c->size, step = q / r->segments;

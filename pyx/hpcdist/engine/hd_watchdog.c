@@ -94,7 +94,8 @@ static void mourn(hd_session *s, int slot)
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
     hd_say(&t, "rank %u (pid %u) ", s->page[slot].world_rank, s->page[slot].pid);
-    if (__atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING) /* as after Ctrl-C: Python ends by the signal, and nothing at exit runs */
+    /* As after Ctrl-C: the signal ends Python, and no exit handler runs. */
+    if (__atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING)
         hd_say(&t, "%.159s and ended", s->page[slot].why);
     else
         hd_say(&t, "died without leaving its process group");

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#define ROUND_NS 20000000 /* between two looks at what is in flight */
+#define ROUND_NS 20000000 /* between two looks at the operations in flight */
 #define IDLE_NS 100000000 /* between two looks for new operations: waking the thread costs a call
                            * 50 to 90 us */
 #define PATIENCE 1.0      /* seconds that calls inside NCCL have to return before NCCL is aborted

@@ -17,7 +17,7 @@ enum { EVENTS = 256, ACCEPTS = 64 };
 
 /* --- fork --------------------------------------------------------------------------------------
  * The thread does not exist in a child, but the sockets would: as long as a child had them open,
- * nobody would notice that this process has died. So the child closes them. */
+ * no peer would notice that this process has died. So the child closes them. */
 
 static pthread_mutex_t servers_mutex = PTHREAD_MUTEX_INITIALIZER;
 static hd_server *servers;

@@ -27,7 +27,7 @@ static inline const uint8_t *hd_value_at(const hd_value *v)
     return v->in->at + v->begin;
 }
 
-/* A list whose members hold their own links. */
+/* A list whose members contain their own links. */
 typedef struct hd_link {
     struct hd_link *next, *prev;
 } hd_link;

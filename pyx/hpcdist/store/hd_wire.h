@@ -59,9 +59,10 @@ enum hd_op {
 /* The status of a reply. */
 enum hd_status {
     HD_RE_DONE = 0,
-    HD_RE_LATE,     /* items: some of the keys that are missing; number: how many, or how many came */
-    HD_RE_NO_NUMBER, /* item: what the key holds */
-    HD_RE_OVERFLOW, /* number: what the key holds */
+    HD_RE_LATE,     /* items: some of the missing keys; number: how many are missing, or how many
+                     * clients arrived */
+    HD_RE_NO_NUMBER, /* item: the start of the key's value */
+    HD_RE_OVERFLOW, /* number: the key's value */
     HD_RE_FULL,     /* number: the limit in bytes */
     HD_RE_EMPTY,
     HD_RE_SIZES,    /* number: the world size that the others gave */
