@@ -8,8 +8,10 @@ __all__ = ["Pals"]
 
 
 class Pals(Launcher):
-    """Started by PALS' mpiexec. MPI supplies what it does not export: PMI_SIZE may be missing, and
-    PALS_NODEID is a node's number without the number of nodes.
+    """Started by PALS' mpiexec.
+
+    MPI supplies what it does not export: PMI_SIZE may be missing, and PALS_NODEID is the number of
+    this node, without the number of nodes.
     """
 
     name = "PALS"

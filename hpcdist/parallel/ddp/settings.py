@@ -145,7 +145,7 @@ class Settings:
         return self._stats.data()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Take times in the first ten iterations, and then in every so-manieth."""
+        """Take times in the first ten iterations, and then in every `sample_rate`-th."""
         if sample_rate < 1:
             raise ValueError(
                 "DDP runtime logging sample rate should be equal or greater than 1, not "

@@ -1,4 +1,4 @@
-"""Waiting for futures of the user's, which nobody else gives a deadline."""
+"""Gives users' futures a deadline, because they have none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdist.errors import DistTimeoutError
 
 __all__ = ["Bounded", "bounded"]
 
-# Event.wait takes no more; 50 days.
+# The maximum of Event.wait; 50 days.
 _LONGEST = threading.TIMEOUT_MAX / 2
 
 
@@ -22,11 +22,11 @@ class Bounded:
     Parameters
     ----------
     future : torch.futures.Future
-        It may be completed by anybody, or never.
+        Any thread may complete it, or none.
     comm : object
         The communicator whose timeout counts, from now on.
     what : str
-        What the future is of, for the message.
+        What the future stands for, for the message.
     """
 
     def __init__(self, future: torch.futures.Future[Any], comm: Any, what: str) -> None:
@@ -68,9 +68,9 @@ class Bounded:
 
 
 def bounded(work: Any, comm: Any, what: str) -> Any:
-    """The same to wait for, under the group's timeout if it is a plain future.
+    """Return a waitable; a plain future gets the group's timeout.
 
-    What the engine returns, and what runs in the thread that waits, has deadlines of its own.
+    The engine's handles, and what runs in the waiting thread, have their own deadlines.
     """
     if type(work) is torch.futures.Future:
         return Bounded(work, comm, what)

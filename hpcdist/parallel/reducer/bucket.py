@@ -22,10 +22,10 @@ Allocator = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
 
 def allocate(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Give the memory of one bucket: a flat tensor, not initialised.
+    """Allocate the memory of one bucket: a flat tensor, not initialised.
 
-    Every bucket asks here (or the callable given in its place), so that buckets can move to
-    another kind of memory without a change anywhere else.
+    Every bucket calls it (or the callable given instead), so that buckets can use another kind of
+    memory without a change elsewhere.
 
     Parameters
     ----------
@@ -43,16 +43,16 @@ def allocate(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     if device.type != "cpu" or nbytes < HUGE:
         return torch.empty(numel, dtype=dtype, device=device)
     # NumPy asks the kernel for huge pages, torch's allocator does not: an all-reduce of 25 MiB
-    # between two processes of a node takes 2.7 ms in the one and 5.3 ms in the other, because MPI
+    # between two processes of a node takes 2.7 ms with huge pages and 5.3 ms without, because MPI
     # copies from the peer's memory page by page.
     return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements fill one block of memory, in whatever order of dimensions.
+    """Return whether the elements fill one block of memory, in any order of dimensions.
 
-    Dimensions of size 1 are left out, because their stride means nothing. The answer depends on
-    shape and strides only, so ranks whose tensors agree in both agree in it.
+    Dimensions of size 1 are ignored, because their stride has no meaning. The result depends on
+    shape and strides only, so it is the same on ranks whose tensors agree in both.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Divide parameters into buckets.
 
-    A bucket holds one (dtype, device) and is closed as soon as its size reaches its cap, so that
-    a bucket can be larger than the cap by at most one parameter.
+    A bucket contains one (dtype, device) and is closed as soon as its size reaches its cap, so that
+    it can exceed the cap by at most one parameter.
 
     Parameters
     ----------
@@ -95,18 +95,18 @@ def assign_buckets(
         Size limits in bytes: the first for the first bucket of each (dtype, device), and so on;
         the last one also for all that follow.
     sparse : collection of int
-        Indices of parameters with sparse gradients; each gets a bucket of its own.
+        Indices of parameters with sparse gradients; each gets its own bucket.
     tail : int, optional
-        Let buckets become smaller towards the end, down to this many bytes: none larger than half
-        of what is left. While one of them moves, backward computes as much again, so that at its
-        end only the last, small one is still to come.
+        Let buckets become smaller towards the end, down to this many bytes: none is larger than
+        half of what is left. While one of them is reduced, backward computes as much again, so that
+        only the last, small one remains at its end.
 
     Returns
     -------
     list of list of int
-        Indices into `parameters`. The buckets stand in the order in which they are expected to
-        become full, that is, by the place of their last member in `order`. The same on every rank
-        that passes the same arguments. Local.
+        Indices into `parameters`. The buckets are in the order in which they are expected to become
+        full, that is, by the place of their last member in `order`. The same on every rank that
+        passes the same arguments. Local.
     """
     closed: list[tuple[int, list[int]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int, int]] = {}
@@ -166,11 +166,11 @@ class Bucket:
     pending : int
         Gradients not yet there in this backward pass.
     piece : int
-        Which one it is, from 0, where a bucket is reduced in pieces.
+        Number of the piece, from 0, if a bucket is reduced in pieces.
     unused : list of int
-        Places in `parameters` of those that get no gradient in this backward pass on this rank.
+        Indices in `parameters` of those that get no gradient in this backward pass on this rank.
     work : object or None
-        The reduction under way; ``wait()`` gives its result, or ends it in place.
+        The reduction in flight; ``wait()`` returns its result, or completes it in place.
     """
 
     __slots__ = (
@@ -237,7 +237,7 @@ class Bucket:
         return views
 
     def reset(self) -> None:
-        """Make ready for the next backward pass. A Work still held here keeps its own buffers."""
+        """Prepare for the next backward pass. A Work still in flight keeps its own buffers."""
         self.pending = len(self.members)
         self.work = None
         if self.unused:
@@ -267,7 +267,7 @@ class Bucket:
         if self.unused:
             for place in self.unused:
                 if self.parameters[place].grad is self.views[place]:
-                    # It may have to be given back as it was.
+                    # The original may have to be restored.
                     self.saved[place] = self.views[place].clone()
             for place in {*range(len(self.members))} - {*self.unused}:
                 self.parameters[place].grad = self.views[place]
@@ -277,12 +277,12 @@ class Bucket:
                     parameter.grad = view
 
     def leave_out(self, may_keep: bool) -> None:
-        """Take part with zeros, as where this rank has used none of the parameters.
+        """Contribute zeros, if this rank has used none of the parameters.
 
         Parameters
         ----------
         may_keep : bool
-            Whether :meth:`take` may be told to keep gradients as they were.
+            Whether :meth:`take` may have to keep gradients as they were.
         """
         self.unused = list(range(len(self.members)))
         if self.as_view and may_keep:
@@ -306,13 +306,13 @@ class Bucket:
         Parameters
         ----------
         comm : Comm
-            Of the group; all ranks must call it.
+            Communicator of the group; all ranks must call it.
         divisor : int or None
             If given, the sum is to be divided by it, which :meth:`take` does.
         extra : int
-            Has to agree between ranks.
+            A number that must be the same on all ranks.
         wait : bool
-            Return when it is done, in place of a Work.
+            Wait for the end instead of returning a Work.
 
         Returns
         -------
@@ -323,12 +323,12 @@ class Bucket:
         return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
-        """Hand out what the reduction gave.
+        """Distribute the result of the reduction.
 
         Parameters
         ----------
         result : torch.Tensor or None
-            What takes the place of the buffer's contents; None if it is in there already.
+            Replaces the buffer's contents; None if the result is in the buffer already.
         keep : sequence of int
             Places in `parameters` of those that keep the gradient they had.
         divisor : int or None
@@ -362,7 +362,7 @@ class Bucket:
 
 
 def wholes(buckets: Sequence[Any]) -> list[list[Any]]:
-    """Put pieces of one bucket side by side.
+    """Collect the pieces of each bucket.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ def wholes(buckets: Sequence[Any]) -> list[list[Any]]:
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> bool:
-    """Copy gradients; also sparse ones that came unannounced, of which it tells."""
+    """Copy gradients; also unexpected sparse ones, of which it warns."""
     try:
         torch._foreach_copy_(targets, sources)
     except RuntimeError:

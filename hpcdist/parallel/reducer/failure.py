@@ -1,4 +1,4 @@
-"""What becomes of a backward pass that went wrong."""
+"""Failed backward passes: keeps the error, and releases the peers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hpcdist.parallel.reducer.transfer import Transfer
 
 __all__ = ["EndOfBackward", "Failure"]
 
-# What peers see when this rank's backward ended before all buckets were full.
+# The name that peers see when this rank's backward ended before all buckets were full.
 API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
 
 
 class Failure:
-    """Remembers the error after which averages are lost, and sees that no peer waits in vain.
+    """Keeps the error after which averages are lost, and ensures that no peer waits in vain.
 
     Parameters
     ----------
     transfer : Transfer
         What moves the buckets.
     stats : Stats
-        Where an error is noted.
+        Where errors are recorded.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Failure:
         self._barriers: list[Any] | None = None  # under way, since an exception ended backward
 
     def note(self, error: BaseException) -> None:
-        """Take an error for the reason why there can be no further forward."""
+        """Record an error as the reason why no further forward is possible."""
         self.error = error
         self._stats.failed(error)
 
@@ -52,23 +52,23 @@ class Failure:
                 self.note(error)
 
     def of_finish(self, error: BaseException, buckets: Sequence[Any]) -> None:
-        """Note an error that came while this rank waited for its averages."""
+        """Record an error raised while this rank waited for its averages."""
         self.note(error)
         if isinstance(error, (DistMismatchError, RankFailedError)):
-            # What is under way ends soon, in whatever way, and its errors are of no interest. After
-            # other errors that could take a timeout for each bucket.
+            # Operations in flight end soon, in one way or another, and their errors do not matter.
+            # After other errors each bucket could take a timeout.
             for bucket in buckets:
                 if bucket.work is not None:
                     self.settle(bucket.work.wait)
 
     def cut_off(self, buckets: Sequence[Any], started: int) -> None:
-        """Tell peers that an exception has ended this rank's backward; waits for nobody.
+        """Signal peers that an exception has ended this rank's backward; does not wait.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
-        what is there would be a lie, and starting nothing would leave peers until their timeout or,
-        worse, pair their buckets with what this rank calls next. So this rank enters a barrier in
-        place of each: where a peer is in an all-reduce, the entry check raises on both sides, and
-        where all ranks gave up at the same bucket, the barriers match and nothing is lost.
+        incomplete gradients would be wrong; starting nothing would leave peers waiting until their
+        timeout or, worse, match their buckets with what this rank calls next. So this rank enters a
+        barrier in place of each: if a peer is in an all-reduce, the entry check raises on both
+        sides, and if all ranks gave up at the same bucket, the barriers match and nothing is lost.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class Failure:
         started : int
             How many have been started.
         """
-        # where there are several backends, what peers wait in is the one that moves the buckets
+        # with several backends, peers wait in the one that moves the buckets
         comm = serving(self._transfer.comm, buckets[0].buffer)
         if self._barriers is not None:
             return
@@ -96,7 +96,7 @@ class Failure:
             comm.give_up()
 
     def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
-        """Wind up a backward pass that will never fill the remaining buckets.
+        """Finish a backward pass that will never fill the remaining buckets.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class Failure:
         started : int
             How many have been started.
         usage : Usage
-            Whose exchange may be under way too.
+            Its exchange may be in flight too.
         """
         self.cut_off(buckets, started)
         for bucket in buckets[:started]:
@@ -118,7 +118,7 @@ class Failure:
 
 
 class EndOfBackward:
-    """What autograd calls at the end of a backward pass, or drops when an exception ends it.
+    """The callback that autograd calls at the end of a backward pass, or drops after an exception.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a communication hook is given: one bucket of gradients on its way to the other ranks."""
+"""The argument of a communication hook: one bucket of gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GradBucket:
     Parameters
     ----------
     bucket : Bucket
-        What it stands for.
+        The reducer's bucket.
     index : int
         Place of the bucket among all; hooks run in this order on every rank.
     is_last : bool
@@ -55,7 +55,7 @@ class GradBucket:
         self._comm = comm
 
     def _bounded(self, future: Any) -> Any:
-        """What a hook returned for this bucket, to be waited for under the group's timeout."""
+        """Return a hook's result for this bucket, with the group's timeout."""
         if self._comm is None:
             return future
         return bounded(
@@ -68,7 +68,7 @@ class GradBucket:
         Returns
         -------
         int
-            The same on all ranks for the same parameters. Buckets are numbered anew when they are
+            The same on all ranks for the same parameters. Buckets are renumbered when they are
             rebuilt after the first iteration.
         """
         return self._index
@@ -85,7 +85,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Put another tensor in the place of :meth:`buffer`, for hooks that wrap others.
+        """Replace the tensor of :meth:`buffer`, for hooks that wrap others.
 
         Parameters
         ----------

@@ -22,7 +22,7 @@ def find_tensors(value: Any) -> Iterator[torch.Tensor]:
     Parameters
     ----------
     value : object
-        What a forward returns. Other objects are not looked into.
+        What a forward returns. Other objects are not searched.
 
     Yields
     ------
@@ -48,7 +48,7 @@ def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
     Parameters
     ----------
     outputs : iterable of torch.Tensor
-        Those without a graph are passed over, but a leaf that is an output itself counts.
+        Those without a graph are skipped, but a leaf that is itself an output counts.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:
 
 
 def will_accumulate(nodes: Iterable[Any]) -> bool:
-    """Tell whether the backward under way is going to add to the ``.grad`` of any leaf.
+    """Return whether the current backward is going to add to the ``.grad`` of any leaf.
 
     Parameters
     ----------
@@ -82,6 +82,6 @@ def will_accumulate(nodes: Iterable[Any]) -> bool:
         try:
             if node is not None and torch._C._will_engine_execute_node(node):
                 return True
-        except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+        except RuntimeError:  # a leaf that is an input of torch.autograd.grad
             return False
     return False

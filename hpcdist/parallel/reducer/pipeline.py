@@ -1,7 +1,7 @@
-"""The buckets on their way: packed when full, started in order, waited for, handed out.
+"""The pipeline of buckets: packs full ones, starts them in order, waits, distributes results.
 
 Buckets start strictly in index order, because all ranks must start the same collectives in the same
-order while their gradients may come in different ones.
+order, while the order of their gradients may differ.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hpcdist.parallel.reducer.unused import Usage
 
 __all__ = ["Pipeline"]
 
-# With gradients as views, one of this size moves into its bucket when it is ready, which frees its
-# own memory; smaller ones are moved together when the bucket is full.
+# With gradients as views, a gradient of at least this size moves into its bucket when it is ready,
+# which frees its own memory; smaller ones are moved together when the bucket is full.
 _LARGE = 1 << 16
 
 
@@ -38,11 +38,11 @@ class Pipeline:
     transfer : Transfer
         What moves one.
     usage : Usage
-        Where ranks tell each other which parameters they use; with the last bucket, if `tracks`.
+        Exchanges which parameters the ranks use; with the last bucket, if `tracks`.
     skip_unused : bool
         Leave out buckets whose parameters are all unused; the same ones on all ranks.
     stats : Stats
-        Where to keep figures.
+        Where to record statistics.
 
     Attributes
     ----------
@@ -87,19 +87,19 @@ class Pipeline:
     # -- between passes ------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Put the pieces of buckets together, for a hook."""
-        self._bucket_of = []  # the pieces' memory is given back before the buckets ask for theirs
+        """Join the pieces of buckets, for a hook."""
+        self._bucket_of = []  # free the pieces' memory before the buckets allocate theirs
         self._set_buckets(self._schedule.join(self.buckets))
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Make the buckets anew, for another order of gradients; the same on all ranks."""
+        """Rebuild the buckets for another order of gradients; the same on all ranks."""
         members = self._schedule.assign(order)
         if members != self._schedule.members(self.buckets):
             self._bucket_of = []  # as above
             self._set_buckets(self._schedule.exchange(self.buckets, members))
 
     def reset(self) -> None:
-        """Get ready for the next pass."""
+        """Prepare for the next pass."""
         self._transfer.passes += 1
         self._next = 0
         self._late = None
@@ -111,7 +111,7 @@ class Pipeline:
     # -- during backward -----------------------------------------------------------------------
 
     def ready(self, index: int, parameter: torch.Tensor) -> None:
-        """Take a gradient that is there, and start every bucket whose turn has come."""
+        """Add a gradient that is ready, and start every bucket that is next in order."""
         bucket = self._bucket_of[index]
         bucket.pending -= 1
         if self._streams is not None:
@@ -122,7 +122,7 @@ class Pipeline:
             self._start_full()
 
     def leave_out(self, indices: Iterable[int]) -> None:
-        """Go on without gradients that do not come in this pass on this rank."""
+        """Continue without gradients that this rank does not compute in this pass."""
         for index in indices:
             bucket = self._bucket_of[index]
             bucket.pending -= 1
@@ -130,7 +130,7 @@ class Pipeline:
         self._start_full()
 
     def fill(self, unused: Sequence[int]) -> None:
-        """Take all gradients at once, but those that did not come."""
+        """Add all gradients at once, except missing ones."""
         with torch.no_grad():
             for index in self._large.keys() - set(unused):  # one by one, to free their memory
                 self._bucket_of[index].pack_one(self._large[index])
@@ -165,16 +165,16 @@ class Pipeline:
 
     @property
     def started(self) -> int:
-        """How many buckets are on their way."""
+        """Number of buckets that have started."""
         return self._next - (self._late is not None)
 
     @property
     def full(self) -> bool:
-        """Whether all buckets are."""
+        """Whether all buckets are full."""
         return self._next == len(self.buckets)
 
     def finish(self) -> list[int]:
-        """Wait for the averages and hand them out.
+        """Wait for the averages and distribute them.
 
         Returns
         -------

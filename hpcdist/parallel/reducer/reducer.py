@@ -1,9 +1,9 @@
 """Averages gradients between ranks while backward still runs.
 
 Every parameter carries a hook that autograd calls once its gradient has been accumulated. The
-reducer counts the gradients of a pass, and passes each that is complete on to the pipeline, which
-packs full buckets and starts their all-reduces. When backward is over, a callback of the autograd
-engine waits for the all-reduces and copies the averages back.
+reducer counts the gradients of a pass, and passes each complete one to the pipeline, which packs
+full buckets and starts their all-reduces. When backward is over, a callback of the autograd engine
+waits for the all-reduces and copies the averages back.
 
 How the reducer knows that a backward pass concerns it: ``expect`` is called by forward, and it puts
 a hook on each output tensor. The output's hook runs before any parameter's and in the outermost
@@ -47,25 +47,25 @@ class Reducer:
     named_parameters : sequence of (str, torch.nn.Parameter)
         Those that require gradients, in registration order, the same on every rank.
     group : ProcessGroup
-        Between whose ranks gradients are averaged.
+        The ranks between which gradients are averaged.
     caps : sequence of int
         Bucket sizes in bytes, see :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
     as_view : bool
         Let gradients be views of the buckets.
     find_unused : bool
-        Look for parameters without a gradient, and take them for zeros.
+        Find parameters without a gradient, and treat them as zeros.
     skip_unused : bool
         Leave out buckets whose parameters are all unused; the same ones on all ranks.
     sparse : collection of int
         Indices of the parameters with sparse gradients.
     dtype : torch.dtype, optional
-        What gradients are reduced in, in place of the parameters' dtype.
+        Type in which gradients are reduced, instead of the parameters' dtype.
     tail : int, optional
         See :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
     piece : int, optional
         Reduce buckets in pieces of at least this many bytes, until a hook wants them whole.
     allocator : callable
-        Where buckets get their memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
+        Allocates the buckets' memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
     stats : Stats, optional
         Where to keep figures.
 
@@ -111,13 +111,13 @@ class Reducer:
 
         total = len(self._parameters)
         self._expected = False  # a forward has announced a backward
-        self._task: int | None = None  # autograd's number of the backward under way
+        self._task: int | None = None  # autograd's number of the current backward
         self._creates_graph = False
-        self._running = False  # the first gradient of the pass has come
+        self._running = False  # the first gradient of the pass is ready
         self._static: list[int] | None = None  # gradients of each parameter, once counted
         self._recording = False  # this pass counts them
-        self._template = [1] * total  # how many gradients each parameter is to get
-        self._left = self._template[:]  # and how many are to come
+        self._template = [1] * total  # how many gradients each parameter gets per pass
+        self._left = self._template[:]  # and how many are still missing
         self._failure = Failure(self.transfer, self.stats)
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
@@ -127,8 +127,8 @@ class Reducer:
         self._rebuild = False
 
         self._accumulates = False
-        on_gradient = self._on_gradient  # one object for all of them
-        # Of torch's handles only the numbers are kept: they take more memory than many a gradient.
+        on_gradient = self._on_gradient  # one object for all parameters
+        # Keep only the numbers of torch's handles: a handle can take more memory than a gradient.
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(GradientHook(on_gradient, index)).id
             for index, parameter in enumerate(self._parameters)
@@ -140,7 +140,7 @@ class Reducer:
         return self._pipeline.buckets
 
     def detach(self) -> None:
-        """Take the hooks off the parameters, for good; they keep the reducer alive until then."""
+        """Remove the hooks from the parameters; they keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
         self._hooks = []
@@ -153,7 +153,7 @@ class Reducer:
         return self._recording
 
     def set_static(self) -> None:
-        """Take the graph for static: the next pass counts gradients, later ones expect as many."""
+        """Treat the graph as static: the next pass counts gradients, later ones expect as many."""
         self._recording = True
         self._template = [0] * len(self._parameters)
         self._find_unused = False
@@ -162,7 +162,7 @@ class Reducer:
         self._may_rebuild = True
 
     def set_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let a function of the user's move the buckets, which become whole."""
+        """Let a user's hook communicate the buckets, which are then not divided into pieces."""
         if self._running:
             raise RuntimeError("register_comm_hook cannot be called during backward")
         self.transfer.set_hook(state, hook)
@@ -171,15 +171,15 @@ class Reducer:
     # -- called by forward --------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse to start another forward on top of a backward that went wrong.
+        """Refuse to start another forward after a failed backward.
 
-        A backward pass that an exception ended is wound up here, which every rank must do: forward
-        on all of them. Peers that still wait for this rank's gradients get an error.
+        It finishes a backward pass that an exception ended, so every rank must call forward. Peers
+        that still wait for this rank's gradients raise an error.
 
         Raises
         ------
         DistError
-            If reducing gradients failed earlier, on this rank or on a peer of it.
+            If reducing gradients failed earlier, on this rank or on a peer.
         """
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
@@ -193,7 +193,7 @@ class Reducer:
             raise DistError(texts.earlier_failure(self._me(), error)) from error
 
     def rebuild(self) -> bool:
-        """Take over the order of rank 0's first backward pass; collective where that is over.
+        """Adopt the order of rank 0's first backward pass; collective if that is over.
 
         Returns
         -------
@@ -210,26 +210,26 @@ class Reducer:
         return True
 
     def expect(self, output: Any) -> None:
-        """Announce that the backward of `output` is to average gradients."""
+        """Announce that the backward of `output` averages gradients."""
         self._expected = True
         tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
         if self._pipeline.tracks or (self._static is not None and not any(self._static)):
             self._usage.search(tensors, mark=self._find_unused)
         for tensor in tensors:
-            # A parameter that is returned as it is would keep the hook for ever.
+            # A parameter that forward returns unchanged would keep the hook for ever.
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._arm)
 
     def keep_local(self) -> None:
-        """Announce that the next backward is to leave gradients alone."""
+        """Announce that the next backward does not average gradients."""
         self._expected = False
 
     # -- called by autograd --------------------------------------------------------------------
 
     def _arm(self, _gradient: Any = None) -> None:
-        """Take note of the backward pass under way, and ask to be called at its end."""
+        """Record the current backward pass, and register the callback for its end."""
         task = _current_graph_task()
-        # No gradient seen yet: nothing to lose by moving on to this pass from one that failed.
+        # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
         if self._task is None or (not self._running and self._task != task):
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
@@ -237,7 +237,7 @@ class Reducer:
             torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self, task))
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Count one gradient, and pass it on when it is complete."""
+        """Count one gradient, and pass it to the pipeline when it is complete."""
         if not self._running and not self._begin(index, parameter):
             return
         left = self._left[index] - 1
@@ -249,13 +249,13 @@ class Reducer:
         if self._order is not None:
             self._order.append(index)
         if parameter.grad is None and self._pipeline.tracks:
-            self._leave_out([index])  # its gradient is not defined: as one that does not come
+            self._leave_out([index])  # its gradient is undefined: treat it as missing
             return
         self._left[index] = 0
         self._ready(index, parameter)
 
     def _begin(self, index: int, parameter: torch.Tensor) -> bool:
-        """See whether a gradient that comes first begins a pass that averages."""
+        """Decide at the first gradient whether a pass averages."""
         if self._task is None:
             if not self._expected:
                 if self._pipeline.tracks and parameter.grad is not None:
@@ -298,7 +298,7 @@ class Reducer:
             raise self._error(texts.twice(self._names[index]))
 
     def _leave_out(self, indices: Sequence[int]) -> None:
-        """Count parameters as ready that get no gradient in this pass on this rank."""
+        """Count parameters that get no gradient in this pass on this rank as ready."""
         for index in indices:
             self._left[index] = 0
         self._pipeline.leave_out(indices)
@@ -306,10 +306,10 @@ class Reducer:
     # -- the end of a pass ---------------------------------------------------------------------
 
     def end_of_backward(self) -> None:
-        """Wait for the averages and hand them out; runs once, after the last gradient."""
+        """Wait for the averages and distribute them; runs once, after the last gradient."""
         if not self._running:
             # torch.autograd.grad accumulates nothing. A backward that reaches none of the
-            # parameters is another thing: the other ranks' may, and wait for this one.
+            # parameters differs: other ranks' backward may reach some, and wait for this rank.
             if not self._accumulates:
                 self._task = None
                 return
@@ -327,7 +327,7 @@ class Reducer:
         self._finish()
 
     def _end_recording(self) -> None:
-        """Take what was counted for the static graph, and start all buckets."""
+        """Adopt the counts for the static graph, and start all buckets."""
         self._recording = False
         self._template = [-count for count in self._left]
         assert self._order is not None
@@ -358,7 +358,7 @@ class Reducer:
             self._reset()
 
     def shadow(self) -> None:
-        """Take a joined rank's part in the others' backward pass: zeros everywhere.
+        """Take part in the others' backward pass on a rank that is done: with zeros.
 
         All ranks that have run out of data must call it once per backward pass of the others. The
         averages become this rank's gradients too, for an optimizer that shadows the others' steps,
@@ -375,11 +375,11 @@ class Reducer:
         self._reset()
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Copies of this rank's gradients, and None where there are none."""
+        """Return copies of this rank's gradients, and None for missing ones."""
         return [None if p.grad is None else p.grad.clone() for p in self._parameters]
 
     def restore(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Put gradients back; those that lie in buckets stay there."""
+        """Restore gradients; those that are views of buckets stay views."""
         with torch.no_grad():
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 if gradient is None or parameter.grad is None or gradient.is_sparse:
@@ -390,7 +390,7 @@ class Reducer:
     # -- when something went wrong -------------------------------------------------------------
 
     def cut_off(self, task: int) -> None:
-        """Tell peers that backward has ended without all gradients, if this pass was it.
+        """Signal peers that an exception ended backward, if `task` is the current pass.
 
         Parameters
         ----------
@@ -401,14 +401,14 @@ class Reducer:
             self._failure.cut_off(self.buckets, self._pipeline.started)
 
     def _abandon(self) -> None:
-        """Wind up a backward pass that will never fill the remaining buckets."""
+        """Finish a backward pass that will never fill the remaining buckets."""
         try:
             self._failure.abandon(self.buckets, self._pipeline.started, self._usage)
         finally:
             self._reset()
 
     def _reset(self) -> None:
-        """Get ready for the next pass."""
+        """Prepare for the next pass."""
         self._expected = self._running = False
         self._task = None
         self._usage.reset()
@@ -419,7 +419,7 @@ class Reducer:
         self._pipeline.reset()
 
     def _error(self, text: str) -> DistError:
-        """An error of this rank's own, which the logging data keep."""
+        """Return an error of this rank, recorded in the logging data."""
         error = DistError(text)
         self.stats.failed(error)
         return error

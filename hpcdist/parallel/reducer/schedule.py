@@ -1,11 +1,12 @@
-"""Which parameter goes into which bucket, and the one time when that changes.
+"""The schedule: which parameter is in which bucket, and the one change of that.
 
-Buckets are made in the reverse order of registration, because backward meets the parameters roughly
-so. After the first backward pass the real order is known, and they are made anew in rank 0's.
+Buckets are made in the reverse order of registration, because backward reaches the parameters
+roughly in that order. After the first backward pass the real order is known, and the buckets are
+rebuilt in rank 0's order.
 
-Only a hook of the user's sees a bucket as a whole. Where none is registered, a large bucket is
-divided into pieces, each reduced as soon as its own gradients are there, so that the link does not
-wait for the rest. The pieces lie end to end in the memory of one bucket.
+Only a user's hook needs a bucket as a whole. Without a hook, a large bucket is divided into pieces,
+each reduced as soon as its gradients are ready, so that the network does not wait for the rest. The
+pieces lie end to end in the memory of one bucket.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ __all__ = ["Schedule", "piece_size"]
 
 API = "DistributedDataParallel: order of the buckets"
 
-# Bytes of a piece; docs/performance.md has what others cost.
+# Bytes of a piece; docs/performance.md has the cost of other sizes.
 _PIECE = 2 * MIB
 
-# An all-reduce gives each rank a share of the piece. Below this many bytes the shares of thousands
-# of ranks would take longer by their number than by their size.
+# An all-reduce gives each rank a share of the piece. Below this many bytes the number of the shares
+# of thousands of ranks would cost more than their size.
 _SHARE = 1 << 16
 
 
 def piece_size(ranks: int) -> int | None:
-    """Tell from how many bytes on gradients are worth an all-reduce of their own.
+    """Return the number of bytes from which gradients are worth their own all-reduce.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def piece_size(ranks: int) -> int | None:
     Returns
     -------
     int or None
-        Bytes; None where there is nobody to exchange gradients with. Local.
+        Bytes; None if there are no other ranks. Local.
     """
     return max(_PIECE, ranks * _SHARE) if ranks > 1 else None
 
@@ -61,7 +62,7 @@ class Schedule:
     as_view : bool
         Let gradients be views of the buckets.
     allocator : callable
-        Where buckets get their memory.
+        Allocates the buckets' memory.
     dtype : torch.dtype, optional
         Of all buckets of floating point numbers, in place of the parameters'.
     tail : int, optional
@@ -91,11 +92,11 @@ class Schedule:
         self._piece = piece
 
     def first(self) -> list[list[int]]:
-        """Members of the buckets before any order is known."""
+        """Return the members of the buckets before any order is known."""
         return self.assign(range(len(self._parameters) - 1, -1, -1))
 
     def assign(self, order: Sequence[int]) -> list[list[int]]:
-        """Members of the buckets for an order in which gradients become ready."""
+        """Return the members of the buckets for an order in which gradients become ready."""
         return assign_buckets(self._parameters, order, self._caps, self._sparse, self._tail)
 
     def make(self, members: Sequence[list[int]]) -> list[Any]:
@@ -129,7 +130,7 @@ class Schedule:
             start = end
 
     def _ends(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Where the pieces of a bucket end, as places in it."""
+        """Return the ends of a bucket's pieces, as indices into it."""
         ends = []
         # A launch on a GPU costs more than on a CPU, and NCCL wants large messages.
         if self._piece is not None and parameters[0].device.type == "cpu":
@@ -144,12 +145,12 @@ class Schedule:
         return ends
 
     def join(self, buckets: list[Any]) -> list[Any]:
-        """Put pieces together, now and in all that is made later; gradients that are views move.
+        """Join pieces, now and in all buckets made later; gradients that are views move.
 
         Parameters
         ----------
         buckets : list
-            What :meth:`make` gave. Emptied.
+            From :meth:`make`. Emptied.
 
         Returns
         -------
@@ -162,11 +163,11 @@ class Schedule:
 
     @staticmethod
     def members(buckets: Sequence[Any]) -> list[list[int]]:
-        """Members of the buckets, whether they are in pieces or not."""
+        """Return the members of the buckets, in pieces or not."""
         return [[i for piece in whole for i in piece.members] for whole in wholes(buckets)]
 
     def agree(self, comm: Any, order: Sequence[int] | None) -> list[int]:
-        """Take over the order in which rank 0's gradients became ready.
+        """Adopt the order in which rank 0's gradients became ready.
 
         All ranks of the group must call it.
 
@@ -189,12 +190,12 @@ class Schedule:
         return list(map(int, agreed))
 
     def exchange(self, buckets: list[Any], members: Sequence[list[int]]) -> list[Any]:
-        """Make new buckets in the place of `buckets`, and move gradients that are views over.
+        """Replace `buckets` by new ones, and move gradients that are views.
 
         Parameters
         ----------
         buckets : list
-            Emptied, so that each one's memory is given back as soon as nothing uses it.
+            Emptied, so that each one's memory is freed as soon as nothing uses it.
         members : sequence of list of int
             Of the new ones.
 

@@ -1,4 +1,4 @@
-"""Sparse gradients: every rank has other rows, and not equally many of them.
+"""Sparse gradients, whose rows and their number differ per rank.
 
 The exchange of the numbers of rows starts during backward, with the other buckets; that of the rows
 follows at the end of backward.
@@ -19,7 +19,7 @@ API = "DistributedDataParallel: sparse gradient"
 
 
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as a coalesced sparse tensor whose only sparse dimension is the first."""
+    """Return a coalesced sparse tensor of the same values, sparse only in the first dimension."""
     if not tensor.is_sparse:
         return tensor.to_sparse(1).coalesce()
     if tensor.sparse_dim() != 1:
@@ -56,7 +56,7 @@ def all_reduce_sparse(tensor: torch.Tensor, group: Any, average: bool = True) ->
 
 
 class SparseBucket:
-    """One parameter with sparse gradients, in the place of a :class:`Bucket`.
+    """One parameter with sparse gradients, used like a :class:`Bucket`.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class SparseBucket:
         self.pending = 1
 
     def zeros(self) -> torch.Tensor:
-        """A gradient without entries."""
+        """Return a gradient without entries."""
         p = self.parameters[0]
         return torch.sparse_coo_tensor(
             torch.empty(1, 0, dtype=torch.int64, device=p.device),
@@ -92,7 +92,7 @@ class SparseBucket:
         )
 
     def reset(self) -> None:
-        """Make ready for the next backward pass."""
+        """Prepare for the next backward pass."""
         self.pending = 1
         self.work = None
         self.unused = []
@@ -103,7 +103,7 @@ class SparseBucket:
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)
 
     def leave_out(self, may_keep: bool) -> None:
-        """Take part without entries, as where this rank has not used the parameter."""
+        """Contribute no entries, if this rank has not used the parameter."""
         self.unused = [0]
         self.buffer = self.zeros()
 

@@ -1,4 +1,4 @@
-"""What a DistributedDataParallel tells of itself: its shape, its buckets, where time went."""
+"""The statistics of a DistributedDataParallel: its shape, its buckets, its times."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Stats"]
 
 _log = log.get_logger("parallel")
 
-# Runtime figures are taken in the first iterations, and after those in every so-manieth.
+# Times are sampled in the first iterations, and after those in every n-th.
 _FIRST = 10
 _RATE = 100
 
-# The names torch's logger has for dtypes.
+# The names of dtypes in torch's logger.
 _NAMES = {
     torch.float32: "float",
     torch.float64: "double",
@@ -46,11 +46,11 @@ def _sizes(buckets: Sequence[Any]) -> str:
 
 
 class Stats:
-    """Figures of one DistributedDataParallel, under the names of torch's DDP logging data.
+    """Statistics of one DistributedDataParallel, under the names of torch's DDP logging data.
 
     Times are in nanoseconds: of the last iteration that was sampled, and (``avg_``) the mean over
     all sampled ones. Forward is from the call of forward to the start of backward. Backward's
-    computation ends when the last gradient is there. Communication is from the start of the first
+    computation ends when the last gradient is ready. Communication is from the start of the first
     bucket's to the end of the last one's; the overlap is its part before computation ended.
 
     Attributes
@@ -59,7 +59,7 @@ class Stats:
         Time spent at the end of backward waiting for other ranks and for data: communication that
         computation did not hide.
     rate : int
-        After the first ten iterations every so-manieth is sampled.
+        After the first ten iterations, every `rate`-th is sampled.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Stats:
     # -- facts that do not change ----------------------------------------------------------------
 
     def describe(self, **facts: Any) -> None:
-        """Keep facts: numbers and truth values as integers, the rest as text."""
+        """Store facts: numbers and booleans as integers, the rest as text."""
         for name, value in facts.items():
             if isinstance(value, (bool, int)):
                 self.ints[name] = int(value)
@@ -85,7 +85,7 @@ class Stats:
                 self.strs[name] = str(value)
 
     def constructed(self, parameters: list[Any], buckets: list[Any]) -> None:
-        """Keep what construction decided; at debug level INFO and above, log it."""
+        """Store what construction decided; at debug level INFO and above, log it."""
         self.strs["bucket_sizes"] = _sizes(buckets)
         self.strs["dtypes"] = ", ".join(
             dict.fromkeys(_NAMES.get(p.dtype, str(p.dtype)[6:]) for p in parameters)
@@ -105,7 +105,7 @@ class Stats:
             _log.info("DistributedDataParallel constructed: %s", facts)
 
     def rebuilt(self, buckets: list[Any], order: list[int]) -> None:
-        """Keep the buckets as they are after the first iteration."""
+        """Store the buckets as they are after the first iteration."""
         self.ints["has_rebuilt_buckets"] = 1
         self.strs["rebuilt_bucket_sizes"] = _sizes(buckets)
         self.strs["rebuilt_per_bucket_param_indices"] = ", ".join(
@@ -114,7 +114,7 @@ class Stats:
         self.strs["prev_iteration_grad_ready_order_indices"] = ", ".join(map(str, order))
 
     def failed(self, error: BaseException) -> None:
-        """Keep an error that ended a backward pass."""
+        """Store an error that ended a backward pass."""
         self.ints["has_error"] = 1
         self.strs["error"] = f"{type(error).__name__}: {error}"
 
@@ -131,7 +131,7 @@ class Stats:
         self._forward = time.perf_counter_ns()
 
     def backward_begins(self) -> None:
-        """The first gradient is there."""
+        """The first gradient is ready."""
         self._backward = time.perf_counter_ns()
         self._comm = 0
 
@@ -145,7 +145,7 @@ class Stats:
         self._computed = time.perf_counter_ns()
 
     def finished(self, buckets: Sequence[Any], unused: frozenset[int], unused_bytes: int) -> None:
-        """All buckets have come back, and the iteration is over."""
+        """All buckets are reduced, and the iteration is over."""
         if self._unused is not None and unused != self._unused:
             self.static = False
         self._unused = unused
@@ -179,7 +179,7 @@ class Stats:
             _log.info("DistributedDataParallel iteration %d: %s", iteration, shown)
 
     def data(self) -> dict[str, Any]:
-        """Everything in one dictionary.
+        """Return everything in one dictionary.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""On which of a GPU's streams gradients are computed, and who waits for whom."""
+"""The GPU streams on which gradients are computed, and the waits between them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Streams:
     """The streams of the gradients in one backward pass.
 
     Autograd computes a gradient on the stream that its forward ran on. A bucket is packed, and its
-    reduction started, on the stream of the gradient that comes last; that one has to wait for the
-    streams of the others. In a program with one stream there is nothing to wait for.
+    reduction started, on the stream of its last gradient; that stream has to wait for those of the
+    others. In a program with one stream there is nothing to wait for.
     """
 
     def __init__(self) -> None:
@@ -43,5 +43,5 @@ class Streams:
 
 
 def of(parameters: Iterable[torch.Tensor]) -> Streams | None:
-    """What watches the streams of these parameters' gradients; None where they are on the host."""
+    """Return an object that tracks these parameters' streams; None if they are on the host."""
     return Streams() if any(p.device.type == "cuda" for p in parameters) else None

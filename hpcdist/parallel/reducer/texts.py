@@ -1,4 +1,4 @@
-"""What the reducer says when something is wrong.
+"""The texts of the reducer's errors.
 
 The first words are those of torch's reducer, because users and tools search for them.
 """

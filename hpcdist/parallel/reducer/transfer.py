@@ -1,4 +1,4 @@
-"""How one bucket gets to the other ranks and back: an all-reduce, or a hook of the user's."""
+"""Transfer of one bucket: an all-reduce, or a user's hook."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["Transfer"]
 
-# A last bucket below this size is not worth the way to the group's thread and back, about 60 µs:
-# it is reduced at the end of backward by the thread that computes.
+# A last bucket below this size does not justify the handover to the group's thread and back, about
+# 60 µs: the computing thread reduces it at the end of backward.
 _SMALL = 1 << 19
 
 
 class Transfer:
-    """Starts the reductions of buckets, and takes what comes back.
+    """Starts the reductions of buckets, and distributes the results.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Transfer:
         Backward passes so far; part of the entry check, so that a rank that had no gradients at all
         in one of them cannot pair its next one's buckets with its peers' last.
     divisor : int or None
-        What sums are divided by; None means the number of ranks.
+        Divisor of the sums; None means the number of ranks.
     """
 
     def __init__(self, group: Any) -> None:
@@ -46,9 +46,9 @@ class Transfer:
         return self.group._comm
 
     def failure(self, bucket: Any) -> Exception | None:
-        """What has gone wrong with a bucket on its way since it was waited for.
+        """Return the error of a bucket that failed after it was waited for.
 
-        A reduction on a GPU's stream is waited for by the stream: its failure shows only later.
+        The stream waits for a reduction on a GPU: its failure shows only later.
         """
         failure = getattr(serving(self.comm, bucket.buffer), "failure", None)
         return failure() if failure is not None else None
@@ -63,7 +63,7 @@ class Transfer:
         self._hook = (state, hook)
 
     def may_wait(self, bucket: Any) -> bool:
-        """Whether a last bucket can as well be reduced at the end of backward."""
+        """Whether a last bucket may be reduced at the end of backward."""
         return self._hook is None and not bucket.sparse and bucket.nbytes < _SMALL
 
     def start(self, bucket: Any, index: int, last: bool) -> Any:
@@ -87,20 +87,20 @@ class Transfer:
         return given._bounded(work)
 
     def run(self, bucket: Any) -> None:
-        """Reduce a packed bucket here and now."""
+        """Reduce a packed bucket in this thread, and wait."""
         bucket.reduce(self.comm, self.divisor, self.passes, wait=True)
 
     def finish(self, bucket: Any, result: Any, keep: Sequence[int]) -> None:
-        """Hand out the gradients of a bucket that has come back.
+        """Distribute the gradients of a reduced bucket.
 
         Parameters
         ----------
         bucket : Bucket or SparseBucket
             The one that was started.
         result : object
-            What waiting for it gave.
+            The result of waiting for it.
         keep : sequence of int
-            Places of parameters that keep the gradients they had.
+            Indices of parameters that keep the gradients they had.
         """
         if self._hook is None and not bucket.sparse:
             bucket.take(None, keep, self.divisor)

@@ -1,4 +1,4 @@
-"""Which parameters take part in a backward pass, on this rank and on the others."""
+"""Finds which parameters take part in a backward pass, on this rank and on the others."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Usage:
     Parameters
     ----------
     parameters : sequence of torch.Tensor
-        Among which to search.
+        The parameters to search.
     local : bool
-        All ranks leave the same ones unused, so nobody needs to ask.
+        All ranks leave the same ones unused, so no exchange is needed.
 
     Attributes
     ----------
@@ -49,8 +49,8 @@ class Usage:
         Parameters
         ----------
         tensors : list of torch.Tensor
-            The outputs. Without any, they are hidden in an object of some kind, and only the end of
-            backward will tell.
+            The outputs. If empty, an opaque object contains them, and only the end of backward
+            shows the unused ones.
         mark : bool
             Whether to note which parameters it does not lead to.
         """
@@ -65,20 +65,20 @@ class Usage:
             self._searched = True
 
     def will_accumulate(self) -> bool:
-        """Whether the backward under way adds to any leaf's gradient, of those last searched."""
+        """Whether the current backward adds to the gradient of any leaf of the last search."""
         return graph.will_accumulate(self._nodes)
 
     def begin(self) -> None:
-        """Let go of the graph, when backward has begun."""
+        """Release the graph, after backward has begun."""
         self._nodes = []
 
     def note(self, index: int) -> None:
-        """Keep that a parameter got a gradient here."""
+        """Record that a parameter got a gradient on this rank."""
         self._here[index] = 1
 
     def share(self, comm: Any, extra: int) -> None:
-        """Begin to tell the other ranks; all must call it."""
-        # A copy: what comes next may be noted while this is still on its way.
+        """Begin the exchange with the other ranks; all must call it."""
+        # A copy: the next pass may be recorded while this exchange is in flight.
         self._anywhere = np.array(self._here, np.uint8)
         if comm.size > 1 and not self._local:
             self._work = comm.all_reduce(self._anywhere, ReduceOp.MAX, True, api=API, extra=extra)
@@ -90,7 +90,7 @@ class Usage:
             work.wait()
 
     def unused_anywhere(self, members: list[int], places: Iterable[int]) -> list[int]:
-        """Those of `places` in `members` whose parameters got no gradient on any rank."""
+        """Return those of `places` in `members` whose parameters got no gradient on any rank."""
         self.wait()
         assert self._anywhere is not None
         return [place for place in places if not self._anywhere[members[place]]]
