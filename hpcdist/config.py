@@ -69,7 +69,7 @@ class Option:
         Returns
         -------
         tuple of str
-            Its own variable where nobody says anything; the text is then empty.
+            The setting's own variable if none is set; the text is then empty.
         """
         for name in (self.variable, *self.aliases):
             text = environ.get(name, "")

@@ -1,4 +1,4 @@
-"""Which samples of a data set belong to this rank."""
+"""``DistributedSampler``: this rank's share of a data set."""
 
 from __future__ import annotations
 

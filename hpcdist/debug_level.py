@@ -1,4 +1,4 @@
-"""How much hpcdist watches and tells: OFF, INFO, DETAIL.
+"""Debug levels: how much hpcdist checks and logs: OFF, INFO, DETAIL.
 
 The level comes from :func:`set_debug_level`, else from the environment variable ``HPCDIST_DEBUG``,
 else from torch's ``TORCH_DISTRIBUTED_DEBUG``. It is looked at when a group or a

@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
     ranks : tuple of int
         The first 16 of those that gave the same reason, as ranks of the group, in order.
     reason : str
-        What they said.
+        The reason that they gave.
     total : int
         How many they are.
     """

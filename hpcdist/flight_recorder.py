@@ -194,7 +194,7 @@ class Recorder:
         -------
         Entry
             To be told how it goes on. Inside of a call that is noted already (:meth:`inside`) it
-            is that one, labelled anew.
+            is that one, relabelled.
         """
         noted: Entry | None = getattr(self._here, "entry", None)
         if noted is not None:
@@ -355,7 +355,7 @@ def _frames() -> list[dict[str, Any]]:
 
 
 def _prefix(environ: Mapping[str, str] | None = None) -> str:
-    """Where dumps go if nobody says."""
+    """Return the default path of dumps."""
     env = os.environ if environ is None else environ
     named = next((env[name] for name in _FILES if env.get(name)), None)
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -1,4 +1,4 @@
-"""Where a rank is on its node: its cores, its GPU, and what lies near that GPU.
+"""The place of a rank on its node: its cores, its GPU, and the adapters near that GPU.
 
 All of it is read from ``/proc`` and ``/sys``; neither CUDA nor MPI is asked, so it can be read
 before either is started.

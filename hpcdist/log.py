@@ -55,12 +55,12 @@ def get_logger(name: str = "") -> logging.LoggerAdapter:
 
 
 def set_rank(rank: int | None, size: int | None = None) -> None:
-    """Tell the log which rank this process is.
+    """Set the rank that the log shows.
 
     Parameters
     ----------
     rank : int or None
-        Rank in the world; None takes the prefix away again.
+        Rank in the world; None removes the prefix.
     size : int, optional
         Number of ranks.
     """

@@ -127,7 +127,7 @@ def _make(rank: int, stdin: Any, stdout: Any) -> Any:
         do_c = do_cont = do_continue
 
         def do_EOF(self, arg: str) -> Any:
-            """At the end of input go on: a job must not end because nobody reads along."""
+            """Continue at the end of input: a job must not end because its input is closed."""
             self.message("end of input: going on")
             return self.do_continue(arg)
 

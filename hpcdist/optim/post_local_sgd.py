@@ -15,7 +15,7 @@ __all__ = ["PostLocalSGDOptimizer"]
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
     """Step with a local optimizer, then let an averager do its part.
 
-    All ranks must make and use it alike.
+    All ranks must make and use it in the same way.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return {**self.optim.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave, so that the warm-up does not begin anew.
+        """Load a :meth:`state_dict`, so that the warm-up does not start over.
 
         Local to this process; do it on all ranks.
 

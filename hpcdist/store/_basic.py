@@ -58,7 +58,7 @@ class BasicStore:
         Raises
         ------
         StoreTimeoutError
-            If nobody has set it within the store's timeout.
+            If no process has set it within the store's timeout.
         NotImplementedError
             If the store does not have it.
         """

@@ -208,7 +208,7 @@ class SharedFile:
         self._offset = journal.HEADER_SIZE
 
     def _judge(self) -> None:
-        """Nobody else has the file open: keep what is in it, or begin anew if it is stale."""
+        """No other process has the file open: keep its contents, or start over if it is stale."""
         reason = ""
         if self._members:
             reason = f"its members are gone without leaving it: {self._member_text()}"
@@ -280,7 +280,7 @@ class SharedFile:
                 if named.st_ino == os.fstat(self._fd).st_ino:
                     os.unlink(self.path)
         except (DistStoreError, OSError) as error:
-            # Not worth an exception at exit: the next job finds nobody alive, and begins anew.
+            # Not worth an exception at exit: the next job finds no live member, and starts over.
             _log.info("FileStore %s was not left in order: %s", self.path, error)
         finally:
             self._close_fd()
@@ -310,7 +310,7 @@ class SharedFile:
 
     @contextmanager
     def exclusive(self, deadline: Deadline) -> Iterator[Table]:
-        """The up-to-date contents, which nobody else can change meanwhile."""
+        """The up-to-date contents, which no other process can change meanwhile."""
         if not self.mutex.acquire(timeout=deadline.left() + 0.001):
             raise StoreTimeoutError(
                 f"FileStore {self.path}: another thread of this process kept it for "
@@ -346,7 +346,7 @@ class SharedFile:
         return self.table
 
     def _same_file(self) -> None:
-        """Over NFS a computer can lose its locks; then another job may have begun the file anew."""
+        """Over NFS a machine can lose its locks; then another job may have restarted the file."""
         if os.pread(self._fd, journal.HEADER_SIZE, 0) != self._header.pack():
             raise DistStoreError(
                 f"FileStore {self.path}: the file was begun anew by another job while this "

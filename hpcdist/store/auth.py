@@ -1,4 +1,4 @@
-"""The key that a job's processes share, so that nobody else can speak to its TCPStore."""
+"""The key that a job's processes share, so that no other process can use its TCPStore."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def default_key_file(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def read_key_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a key from a file, if nobody else can.
+    """Read a key from a file, if no other user can read it.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ class FileStore(Store):
     """A store in a file: each change is a record, on the disk before the call returns.
 
     A record that a killed process left half written is ignored and cut off. A file that an earlier
-    job left behind is found out, because none of its members lives any more, and begun anew. With a
-    fixed `world_size` the last member to leave deletes the file.
+    job left behind is found out, because none of its members lives any more, and started over. With
+    a fixed `world_size` the last member to leave deletes the file.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """CUDA tensors over MPI: through pinned host memory, or by an MPI that takes device memory itself.
 
-``ring`` holds the pinned buffers and moves a tensor through them in pieces, ``lane`` keeps
-operations in order, ``group`` and ``messages`` are the operations, ``aware`` finds out what MPI can
-do, ``direct`` hands it the tensors themselves. All that knows of CUDA is in
+``ring`` has the pinned buffers and moves a tensor through them in pieces, ``lane`` keeps operations
+in order, ``group`` and ``messages`` are the operations, ``aware`` finds out whether MPI takes
+device memory, ``direct`` passes it the tensors themselves. All calls of CUDA are in
 :mod:`hpcdist.backends.cuda`.
 """
 

@@ -1,4 +1,4 @@
-"""Whether MPI takes addresses of GPU memory. Who does not say so does not."""
+"""Whether MPI takes addresses of GPU memory. An MPI that does not say so is assumed not to."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _CUDA = 0
 
 
 def takes_device_memory() -> bool:
-    """Whether tensors on a GPU are handed to MPI as they are.
+    """Return whether MPI gets tensors on a GPU as they are.
 
     Returns
     -------
     bool
-        As ``HPCDIST_CUDA_AWARE`` has it; by default what the library says. MPI must be up.
+        The setting ``HPCDIST_CUDA_AWARE``; by default what the library reports. MPI must be up.
     """
     chosen = config.get("cuda_aware")
     return _asked()[0] if chosen == "auto" else chosen == "yes"
 
 
 def said() -> tuple[bool, str]:
-    """What the library says, and by which way.
+    """Return what the library reports, and through which interface.
 
     Returns
     -------
@@ -69,5 +69,5 @@ def _by_function(library: ctypes.CDLL) -> str:
 
 
 def _is_cray() -> bool:
-    """Only Cray's library heeds its variable; another MPI started there knows nothing of it."""
+    """Only Cray's library reads its variable; another MPI started there ignores it."""
     return "cray" in _engine.library_version().lower()

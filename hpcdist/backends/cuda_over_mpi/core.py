@@ -1,4 +1,4 @@
-"""What all operations of CUDA tensors over MPI share: agreement, order, buffers and errors."""
+"""Shared by all operations of CUDA tensors over MPI: agreement, order, buffers and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Core", "Plan"]
 
 #: Keeps the making of a communicator here apart from new_group's on another thread.
 _TAG = 201
-#: Bytes of a call's description that ranks show each other when they disagree.
+#: Bytes of a call's description that ranks exchange when they disagree.
 _TEXT = 240
 #: Seconds that the end of the program leaves to operations in flight; the engine waits as long.
 _PATIENCE = 3.0
@@ -153,7 +153,7 @@ class Core(GroupBackend):
         """The communicator of CUDA tensors; after a failure all ranks make another."""
         if self._made is None or self._age < age:
             if self._made is not None:
-                self._lost.append(self._made)  # who is still in it cannot be told
+                self._lost.append(self._made)  # there may be ranks still in it
                 self._made = None
             name = f"{self.name} (cuda)" if age == 1 else f"{self.name} (cuda, {age})"
             try:
@@ -258,7 +258,7 @@ class Core(GroupBackend):
             raise
 
     def _tell(self, comm: _engine.Comm, api: str, error: BaseException) -> None:
-        """Let the others, who count on this rank, know at once that it cannot go on.
+        """Signal the other ranks at once that this one cannot continue.
 
         Their next piece ends with its reason. The communicator is not used again.
         """
@@ -286,7 +286,7 @@ class Core(GroupBackend):
         return indices.pop()
 
     def _ready(self, api: str, later: bool) -> None:
-        """Refuse what cannot be, and let go of what is over."""
+        """Refuse invalid calls, and release finished operations."""
         refuse_forked(self._pid)
         if self._freed:
             raise DistBackendError(f"the group {self.name!r} has been destroyed")

@@ -19,12 +19,12 @@ class StagedGroup(InPlace, Blocks, Messages):
     """All operations of a group over MPI on CUDA tensors; ranks are group ranks."""
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
-        """Wait until all ranks are here, as for host tensors."""
+        """Wait until all ranks have called, as for host tensors."""
         return self._comm.barrier(async_op, **about)
 
 
 def _told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks hear what a method refuses before the ranks have agreed."""
+    """Send the other ranks what a method refuses before the ranks have agreed."""
 
     @functools.wraps(method)
     def call(self: StagedGroup, *args: Any, **about: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operations one after the other: on the caller's thread where it waits anyway, else on another."""
+"""Runs operations in order: on the caller's thread if it waits anyway, else on another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Job:
         self._told: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Run it, on whatever thread this is, and tell those who wait."""
+        """Run it on the current thread, and wake the waiters."""
         try:
             assert self._run is not None
             with _buffer.limited(self._limit):
@@ -74,7 +74,7 @@ class Job:
 
 
 class Lane:
-    """A queue of jobs, and a thread for those that nobody runs himself."""
+    """A queue of jobs, and a thread for jobs that no caller runs inline."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def start(self, job: Job) -> None:
-        """Put a job behind the others; the lane's thread runs it."""
+        """Append a job to the queue; the lane's thread runs it."""
         with self._changed:
             self._waiting.append(job)
             self._provide()
@@ -146,7 +146,7 @@ class Lane:
 
 
 class Lanes:
-    """A lane for each key: operations with one key come one after the other, others do not wait.
+    """One lane per key: operations of one key run in order, others do not wait.
 
     Lanes are made at the first operation, and forgotten when there are many and they are idle: a
     program may give every message a tag of its own.
@@ -207,11 +207,11 @@ class StagedWork(StreamWork):
     job : Job
         The operation.
     tensors : list
-        What it touches: held until it is over.
+        What it touches: kept alive until it is over.
     outputs : list
         What it writes.
     source : list of int
-        Where a receive puts its sender; empty for other operations.
+        Where a receive stores its sender; empty for other operations.
 
     Notes
     -----
@@ -261,7 +261,7 @@ class StagedWork(StreamWork):
         return event is None or bool(self._runtime.reached(event))
 
     def exception(self) -> Any:
-        """What went wrong, if anything has."""
+        """Return the error of the operation, or None."""
         refuse_forked(self._job.pid)
         if not self._job.over.is_set():
             return None
@@ -294,7 +294,7 @@ class StagedWork(StreamWork):
             if self._job.event is not None:
                 self._runtime.reach(self._job.event)
             self._future.set_result(self.result())
-        except Exception:  # of a callback of the user's
+        except Exception:  # of a user's callback
             import sys
 
             sys.excepthook(*sys.exc_info())

@@ -147,9 +147,9 @@ class Messages(Core):
                 ring.reach(filled.pop(place))
                 send(ring.buffers[place % 2][: copy.length])
         except DistError:
-            raise  # MPI's: there is nobody to tell
+            raise  # MPI's error: there is no peer to signal
         except BaseException:
-            if begun < len(copies):  # the peer waits for what will not come: this ends its receive
+            if begun < len(copies):  # this ends the receive of the peer, which waits for more
                 send(ring.buffers[0][:0])
             raise
 
@@ -199,7 +199,7 @@ class Messages(Core):
         return source
 
     def _swallow(self, source: int, number: int, length: int, size: int) -> None:
-        """Receive what nobody wants, so that it is not taken for the next message."""
+        """Receive and drop a message, so that it is not taken for the next one."""
         data = np.empty(min(size, length), np.uint8)
         while length > 0:
             here = data[: min(size, length)]

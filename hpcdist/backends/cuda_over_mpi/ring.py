@@ -126,14 +126,14 @@ class Rings:
         return found
 
     def drop(self, ring: Ring) -> None:
-        """Forget a ring whose buffers MPI may still hold; whoever holds them keeps them."""
+        """Forget a ring whose buffers MPI may still use; its users keep them alive."""
         for key, each in list(self._kept.items()):
             if each is ring:
                 del self._kept[key]
 
     @contextlib.contextmanager
     def borrowed(self, index: int, size: int, count: int) -> Iterator[Ring]:
-        """A ring for one message. After an error it is forgotten: MPI may still hold it."""
+        """A ring for one message. After an error it is forgotten: MPI may still use it."""
         with self._lock:
             idle = self._idle.setdefault((index, size, count), [])
             ring = idle.pop() if idle else None
@@ -153,7 +153,7 @@ class Rings:
         ring.settle()
 
     def clear(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         idle = [each for rings in self._idle.values() for each in rings]
         for ring in [*self._kept.values(), *idle]:
             ring.settle()
@@ -192,7 +192,7 @@ def pipeline(
     Parameters
     ----------
     ring : Ring
-        Used by nobody else meanwhile.
+        No other operation may use it meanwhile.
     ready : object
         Event after which the tensors may be touched.
     pieces : sequence of Piece

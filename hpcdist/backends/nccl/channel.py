@@ -1,4 +1,4 @@
-"""How ranks talk before NCCL is up: over MPI where there is MPI, else over the store."""
+"""Communication on the host before NCCL is up: over MPI if there is MPI, else over the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TURN = 0.02
 
 
 class Channel(Protocol):
-    """What a group over NCCL needs of the host."""
+    """Interface: the exchanges on the host that a group over NCCL needs."""
 
     rank: int
     size: int
@@ -36,16 +36,16 @@ class Channel(Protocol):
     def agree(
         self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
     ) -> list[bytes]:
-        """Give some ranks' identities to all, after all have compared their versions of NCCL."""
+        """Send some ranks' identities to all, after all have compared their versions of NCCL."""
 
     def all_ready(self, key: str, ready: bool, limit: float) -> bool:
-        """Whether all ranks are ready for something that they do together."""
+        """Return whether all ranks are ready for a common step."""
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """The same between two ranks: the lower one's identity."""
 
     def free(self) -> None:
-        """Let go of what the channel holds."""
+        """Free the channel's resources."""
 
 
 def _own(unique: bytes) -> bytes:
@@ -55,7 +55,7 @@ def _own(unique: bytes) -> bytes:
 def _compare(
     parts: Sequence[bytes], ranks: Sequence[int], roots: Sequence[int] = (0,)
 ) -> list[bytes]:
-    """Identities that some of them have made; raises alike on all ranks that see the same."""
+    """Return the identities that some ranks have made; raises the same on all ranks."""
     versions = [struct.unpack_from("<q", part)[0] for part in parts]
     if len(set(versions)) == 1:
         return [bytes(parts[root][8 : 8 + _UNIQUE]) for root in roots]
@@ -93,21 +93,21 @@ class MpiChannel:
     def agree(
         self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
     ) -> list[bytes]:
-        """Give some ranks' identities to all."""
+        """Send some ranks' identities to all."""
         own = np.frombuffer(_own(unique), np.uint8)
         parts = np.empty((self.size, own.size), np.uint8)
         self.comm.all_gather_into_tensor(parts, own.copy(), api="NCCL init", extra=number)
         return _compare([part.tobytes() for part in parts], range(self.size), roots)
 
     def all_ready(self, key: str, ready: bool, limit: float) -> bool:
-        """Whether all ranks are ready for something that they do together."""
+        """Return whether all ranks are ready for a common step."""
         flags = np.empty(self.size, np.int64)
         own = np.array([ready], np.int64)
         self.comm.all_gather_into_tensor(flags, own, api=f"NCCL {key}")
         return bool(flags.all())
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
-        """Give the lower rank's identity to the other."""
+        """Send the lower rank's identity to the other."""
         own = np.frombuffer(_own(unique), np.uint8).copy()
         other = np.empty_like(own)
         arrives = self.comm.irecv(other, peer, _TAG)
@@ -152,7 +152,7 @@ class StoreChannel:
         self.size = size
 
     def _exchange(self, key: str, ranks: Sequence[int], own: bytes, limit: float) -> list[bytes]:
-        """What every one of the ranks has put there; the missing ones are named."""
+        """Return the values of all ranks; the error names the missing ones."""
         end = time.monotonic() + limit
         keys = [f"{key}/{rank}" for rank in ranks]
         self._store.set(f"{key}/{self.rank}", own)
@@ -179,18 +179,18 @@ class StoreChannel:
     def agree(
         self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
     ) -> list[bytes]:
-        """Give some ranks' identities to all."""
+        """Send some ranks' identities to all."""
         ranks = range(self.size)
         parts = self._exchange(f"nccl/{number}", ranks, _own(unique), limit)
         return _compare(parts, ranks, roots)
 
     def all_ready(self, key: str, ready: bool, limit: float) -> bool:
-        """Whether all ranks are ready for something that they do together."""
+        """Return whether all ranks are ready for a common step."""
         flags = self._exchange(f"nccl/{key}", range(self.size), b"01"[ready : ready + 1], limit)
         return b"0" not in flags
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
-        """Give the lower rank's identity to the other."""
+        """Send the lower rank's identity to the other."""
         pair = sorted((self.rank, peer))
         key = f"nccl/pair/{pair[0]}-{pair[1]}/{number}"
         return _compare(self._exchange(key, pair, _own(unique), limit), pair)[0]

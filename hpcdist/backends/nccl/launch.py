@@ -1,4 +1,4 @@
-"""A group over NCCL: its communicators, its streams, and how an operation is started."""
+"""A group over NCCL: its communicators, its streams, and the start of operations."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def named(api: str, about: dict[str, Any]) -> tuple[str, int]:
 
 
 def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Make a call that may wait for ever in a thread, and wait for it here.
+    """Run a call that may block for ever in a thread, and wait for it here.
 
-    NCCL's blocking calls know no time. Where one does not come back its thread stays behind; it
-    holds no lock of Python.
+    NCCL's blocking calls have no timeout. If one does not return, its thread stays behind; it does
+    not have the GIL.
     """
     result: list[Any] = []
     error: list[BaseException] = []
@@ -99,13 +99,13 @@ def within(call: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 class _Several:
-    """What is known of messages that start together."""
+    """The state of messages that start together."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._entries = entries
 
     def follow(self, native: Any) -> None:
-        """They are under way."""
+        """They are in flight."""
         for entry in self._entries:
             entry.follow(native)
 
@@ -120,7 +120,7 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
     Parameters
     ----------
     channel : Channel
-        How the ranks talk on the host.
+        Communication of the ranks on the host.
     options : BackendOptions
         The group.
     chosen : NCCLOptions
@@ -163,7 +163,7 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
         return int(self._checks)
 
     def failure(self) -> Exception | None:
-        """What went wrong in flight, if anything has: after it the group cannot be used."""
+        """The error of an operation in flight, or None; after an error the group cannot be used."""
         for comm in (*self._comms.values(), *self._pairs.values()):
             if comm.failed:
                 return comm.async_error()
@@ -250,7 +250,7 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
     # --- operations --------------------------------------------------------------------------
 
     def _note(self, kind: str, ins: Any, outs: Any, peer: int = -1) -> Entry | _Several:
-        """Tell the flight recorder of an operation that begins."""
+        """Record an operation that begins in the flight recorder."""
         if kind == "batch_isend_irecv":
             return self._note_batch(ins)
         if peer >= 0:
@@ -365,7 +365,7 @@ class Launcher(_nccl.Operations, GroupBackend):  # type: ignore[misc]  # names a
 
 @atexit.register
 def _at_exit() -> None:
-    """Events go away with the interpreter: nobody may look at them any more."""
+    """Stop the use of events, which the interpreter destroys at its end."""
     _nccl.stop_watching()
     for each in list(_living):
         each._freed = True

@@ -6,7 +6,7 @@ __all__ = ["BenchError", "Unsupported"]
 
 
 class BenchError(Exception):
-    """A fault that every rank finds alike, such as arguments that contradict each other.
+    """A fault that every rank finds in the same way, such as arguments that contradict each other.
 
     It must be raised on all ranks. The command prints it once and ends with status 2.
     """

@@ -72,7 +72,7 @@ class Library:
         """
 
     def close(self) -> None:
-        """Let go of what `open` has got. All ranks call it."""
+        """Free what `open` has allocated. All ranks call it."""
 
     def call(self, case: Case) -> Call:
         """The function that does a collective, and its arguments.
@@ -279,7 +279,7 @@ def open_libraries(
 
 
 def close_libraries(libraries: Sequence[Library]) -> None:
-    """Let go of all of them. All ranks call it.
+    """Close all of them. All ranks call it.
 
     Parameters
     ----------

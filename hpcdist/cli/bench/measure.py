@@ -64,7 +64,7 @@ def interleave(
     warmup: int = 2,
     calls: int | None = None,
 ) -> dict[str, Times]:
-    """Measure several things in turn, so that what else the machine does meets all of them alike.
+    """Measure several things in turn, so that other load on the machine affects all equally.
 
     In each round every contender has its turn, and the rounds begin with another one each: one call
     that is not timed, a barrier, then the calls that are. All ranks must call it.

@@ -92,7 +92,7 @@ class Section:
         value : str, int, float, bool or None
             Its value.
         same : {"job", "host", "rank"}
-            Among whom it should be the same: all ranks, those of a host, or nobody.
+            The ranks on which it should be the same: all ranks, those of a host, or none.
         """
         self.facts.append({"name": name, "value": value, "same": same})
 

@@ -120,7 +120,7 @@ def _launchers_own(name: str) -> bool:
 
 
 def _own(section: Section, place: Place) -> None:
-    """hpcdist's settings: bad values, and names that nobody reads."""
+    """hpcdist's settings: bad values, and names that hpcdist does not read."""
     names = {item.variable: item for item in config.options()}
     for variable, item in names.items():
         text = place.env.get(variable, "")

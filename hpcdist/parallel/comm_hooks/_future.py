@@ -15,7 +15,7 @@ __all__ = ["Driven", "Pipeline", "dense_buffer", "group_of"]
 
 
 class Driven(torch.futures.Future):
-    """A future that is completed by whoever waits for it, in his thread.
+    """A future that the waiting thread completes.
 
     The callbacks of an ordinary future run in the thread that completes it, at any time, and their
     exceptions lose their type. Here what comes after the communication (decompressing, an optimizer
@@ -71,7 +71,7 @@ class Pipeline:
     Each stage of a bucket waits for a collective and starts the next. They advance when the next
     bucket comes, so that a stage's collective runs while backward computes, and to the end when
     somebody waits. What starts which collective depends on the order of the buckets alone, never
-    on which message happens to be there first, so all ranks start them alike.
+    on which message happens to arrive first, so all ranks start them in the same order.
     """
 
     def __init__(self) -> None:

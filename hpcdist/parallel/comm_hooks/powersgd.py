@@ -125,7 +125,8 @@ def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> to
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
-    # Another length: DDP has arranged its buckets anew. What was lost belongs elsewhere then.
+    # Another length: DDP has rebuilt its buckets. The error feedback then belongs to other
+    # elements.
     if error is not None and error.numel() == gradients.numel():
         gradients.add_(error.to(gradients.dtype))
     return gradients.clone()
@@ -134,7 +135,7 @@ def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> to
 def _memory(
     state: PowerSGDState, index: int, like: torch.Tensor, p_size: int, q_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """P and Q of a bucket, and whether Q is to be drawn anew."""
+    """Return P and Q of a bucket, and whether Q must be redrawn."""
     p, q = state.p_memory_dict.get(index), state.q_memory_dict.get(index)
     if (
         state.warm_start

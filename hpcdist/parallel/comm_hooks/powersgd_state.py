@@ -48,7 +48,7 @@ class PowerSGDState:
         Rank of the approximation, from 1. What is sent grows with it; 1 to 4 are usual.
     start_powerSGD_iter : int
         Steps at the beginning that average without compression, at least 2 with error feedback or
-        warm start, because DDP arranges its buckets anew after the first. A tenth of all steps is a
+        warm start, because DDP rebuilds its buckets after the first. A tenth of all steps is a
         good start.
     min_compression_rate : float
         Tensors that would not become this many times smaller are sent as they are, and so are
