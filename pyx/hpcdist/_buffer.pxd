@@ -17,13 +17,13 @@ cdef extern from "hd_buf.h":
         uint64_t shape
         uint64_t strides
 
-# Fills *b from a tensor or array. role names it in error messages. The answer is the object that keeps the
-# memory alive: obj itself, or a view that holds its buffer.
+# Fills *b from a tensor or array. role names it in error messages. Returns the object that keeps
+# the memory alive: obj itself, or a view of its buffer.
 cdef object fill(object obj, hd_buf* b, bint writable, str role)
 
-# The same for a torch tensor in the memory of a device: kind as DLPack numbers it, `name` as messages call it. The
-# answer is the index of the device.
+# The same for a torch tensor in the memory of a device: `kind` is DLPack's number, `name` the name
+# in messages. Returns the index of the device.
 cdef int fill_device(object obj, hd_buf* b, bint writable, int kind, str name, str role) except -1
 
-# Seconds that what this thread begins has, by `limited`; 0: as its group says.
+# Seconds that `limited` gives the operations this thread begins; 0: the group's timeout.
 cdef double call_limit() noexcept nogil
