@@ -1,4 +1,4 @@
-"""What torch passes to a process group, as hpcdist takes it."""
+"""Translates torch's arguments of a process group into hpcdist's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPS = {
 
 
 def op_of(opts: Any) -> Any:
-    """Translate a reduce operation of torch's: an enum value, or an object with a factor."""
+    """Translate a torch reduce operation: an enum value, or an object with a factor."""
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
     if type(op) is not TorchOp:
         return _OPS[op]
@@ -29,17 +29,17 @@ def op_of(opts: Any) -> Any:
 
 
 def root_of(opts: Any) -> int:
-    """Give the root of torch's options, or of its short forms, which pass the rank itself."""
+    """Return the root of torch's options, or of its short forms, which pass the rank itself."""
     return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 
 def plain(tensor: Any) -> Any:
-    """Give a tensor's memory apart from autograd, which torch's own backends do not ask either."""
+    """Return a tensor's memory without autograd, which torch's backends ignore too."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def one(tensors: Any) -> Any:
-    """Give the tensor of a list of one; torch passes lists where gloo once took several."""
+    """Return the tensor of a list of one; torch passes lists where gloo once took several."""
     if isinstance(tensors, torch.Tensor):
         return plain(tensors)
     if len(tensors) != 1:
@@ -48,7 +48,7 @@ def one(tensors: Any) -> Any:
 
 
 def every(items: Sequence[Any]) -> list[Any]:
-    """Give the list of tensors in a list of one list, or in a list that is it already."""
+    """Return the list of tensors in a list of one list, or a flat list itself."""
     tensors = items
     if items and not isinstance(items[0], torch.Tensor):
         if len(items) != 1:
@@ -58,7 +58,7 @@ def every(items: Sequence[Any]) -> list[Any]:
 
 
 def blocks(output: Any, input: Any, size: int) -> list[Any]:
-    """Give the parts of one tensor that the inputs of all ranks go to, of the input's shape."""
+    """Return the parts of one tensor that receive the ranks' inputs, in the input's shape."""
     if output.numel() != size * input.numel():
         raise ValueError(
             f"the output has {output.numel()} elements; it must have {size} (the group's size) "

@@ -25,7 +25,7 @@ _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed; once is enough."""
+    """Register the backend with torch.distributed; once is enough."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
@@ -71,12 +71,12 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             )
         store = None
         if options.group_size > 1 and steps.alone():
-            # without an MPI launcher the ranks make one MPI job through the store by which they
-            # met; torchrun keeps that store when it starts them again
+            # without an MPI launcher the ranks form one MPI job through the store over which they
+            # met; torchrun keeps that store when it restarts them
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = from_torch(dist.PrefixStore(f"hpcdist/{attempt}", options.store))
         init.init_process_group(
-            # as hpcdist alone has it: NCCL for CUDA tensors where there is one, else MPI
+            # the same as in hpcdist alone: NCCL for CUDA tensors if available, else MPI
             "mpi" if isinstance(pg_options, MPIOptions) else None,
             store=store,
             timeout=options.timeout,
@@ -100,7 +100,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
 
 
 def _known(ours: ProcessGroup) -> BridgeGroup | None:
-    """The group that torch has for one of ours; not for another of its name, destroyed since."""
+    """Return torch's group for one of ours; not that of a destroyed group of the same name."""
     found = _bridges.get(ours.name)
     return found if found is not None and found.native is ours else None
 
@@ -114,13 +114,13 @@ def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
 
 
 def _destroy(ours: ProcessGroup) -> None:
-    # hpcdist.destroy_process_group() may have come first
+    # hpcdist.destroy_process_group() may have been called first
     if ours in _group.world.groups:
         destroy.destroy_process_group(ours)
 
 
 def group(pg: Any = None) -> Any:
-    """Give hpcdist's view of a group of torch.distributed's.
+    """Return hpcdist's view of a group of torch.distributed.
 
     Local to this process.
 
@@ -132,8 +132,8 @@ def group(pg: Any = None) -> Any:
     Returns
     -------
     hpcdist.ProcessGroup
-        The group that moves its data; no second communicator. For what is no member's group, as
-        ``new_group`` returns it on other ranks, hpcdist's ``GroupMember.NON_GROUP_MEMBER``.
+        The group that moves its data, without a second communicator. For what is no member's group,
+        as ``new_group`` returns it on other ranks, hpcdist's ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def group(pg: Any = None) -> Any:
 
 
 def to_torch(ours: Any = None) -> Any:
-    """Give torch.distributed's view of a group of hpcdist's.
+    """Return torch.distributed's view of a group of hpcdist.
 
     All members must call it the first time; from then on it is local. With the default group it
     also initialises torch.distributed, where that has not been done.
@@ -168,7 +168,7 @@ def to_torch(ours: Any = None) -> Any:
     Returns
     -------
     torch.distributed.ProcessGroup
-        It can be given to any function of torch.distributed's. No second communicator.
+        Any function of torch.distributed accepts it. There is no second communicator.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def to_torch(ours: Any = None) -> Any:
 
 
 def _enter(bridge: BridgeGroup, ours: ProcessGroup) -> None:
-    """Write a group into torch's books, as its own new_group does."""
+    """Register a group in torch's tables, as its new_group does."""
     from torch._C._distributed_c10d import _register_process_group
 
     books: Any = dist.distributed_c10d._world

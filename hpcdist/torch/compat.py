@@ -1,4 +1,4 @@
-"""What differs between the versions of torch that the bridge works with, in one place.
+"""The differences between the supported versions of torch, in one place.
 
 torch calls a Python process group by the names of its methods, and renames them now and then. The
 group has every operation under its newest name; the other names stand here, each with the versions
@@ -33,7 +33,7 @@ NEWEST = (2, 15)
 
 
 class Renamed(NamedTuple):
-    """A method of process groups that has another name elsewhere.
+    """A method of process groups that has another name in other versions.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Renamed(NamedTuple):
     other : str
         Its other name.
     versions : str
-        Which torch calls it so.
+        The versions of torch that use that name.
     """
 
     ours: str
@@ -91,7 +91,7 @@ def version(text: str | None = None) -> tuple[int, int]:
 
 
 def check(text: str | None = None) -> None:
-    """Refuse a torch that is too old.
+    """Raise for a torch that is too old.
 
     Local to this process.
 
@@ -114,7 +114,7 @@ def check(text: str | None = None) -> None:
 
 
 def untested() -> str:
-    """Say that torch is newer than what hpcdist was run with.
+    """Return a warning if torch is newer than what hpcdist was tested with.
 
     Local to this process.
 
@@ -135,14 +135,14 @@ def untested() -> str:
 
 @contextlib.contextmanager
 def explain() -> Iterator[None]:
-    """Let an error of a torch that is too new say so.
+    """Context manager: an error of a torch that is too new names that version.
 
     Local to this process. Errors of hpcdist's own, and of wrong arguments, pass as they are.
 
     Raises
     ------
     RuntimeError
-        In the place of what torch raised, which is its cause.
+        In place of what torch raised, which is its cause.
     """
     try:
         yield
@@ -156,11 +156,11 @@ def explain() -> Iterator[None]:
 
 
 def hide_from_compiler(module: ModuleType) -> None:
-    """Keep torch.compile from translating a module's functions and methods.
+    """Keep torch.compile from compiling a module's functions and methods.
 
     Local to this process. C++ calls a group's methods while a compiled program runs, and the
-    compiler would take them for a part of that, and fail at what it does not know. This costs
-    nothing where nobody compiles: ``torch.compiler.disable`` would import the compiler.
+    compiler would treat them as part of it, and fail at what it does not support. This costs
+    nothing in programs that do not compile: ``torch.compiler.disable`` would import the compiler.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 torch 2.15 attaches a flight recorder to every group and asks the group's default backend about it;
 what else its C++ asks a backend for changes from version to version. So a group has such a backend,
-which hands everything back to the group.
+which forwards everything to the group.
 
 It is not the group itself. What a backend in Python returns reaches the user as the C++ part of a
 Work, of which torch 2.15 passes on ``wait`` and ``get_future`` only: ``is_completed``,
@@ -50,12 +50,12 @@ _OPERATIONS = {
 
 
 class Delegate(Backend):
-    """A backend that is its group's.
+    """A backend that forwards to its group.
 
     Parameters
     ----------
     group : BridgeGroup
-        The group, which holds this.
+        The group, which owns this backend.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class Delegate(Backend):
         If this torch makes no backend in Python (2.13 and older).
     """
 
-    # torch's answers to these call the Python attribute again, without end
+    # torch's versions of these call the Python attribute again, in endless recursion
     supports_abort_hooks = False
     supports_coalescing = False
     supports_completion_hooks = False
@@ -100,7 +100,7 @@ for _name, _of_group in _OPERATIONS.items():
 
 
 def give_delegate(group: Any) -> Delegate | None:
-    """Give a group its backend; None where torch makes none in Python.
+    """Make a group's backend; None if torch supports none in Python.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Tensors of devices that the user gave to another of torch's backends.
+"""Forwards tensors of devices that the user assigned to another of torch's backends.
 
-In ``"cpu:hpcdist,cuda:nccl"`` torch gives all tensors to the group of the first backend that is
+In ``"cpu:hpcdist,cuda:nccl"`` torch passes all tensors to the group of the first backend that is
 written in Python, which is ours. So the group makes the other backend itself, as torch would have,
-and hands it what is its.
+and forwards its tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 def _first(arguments: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor among some arguments, or lists of them; None if there is none."""
+    """Return the first tensor among some arguments, or lists of them; None if there is none."""
     for each in arguments:
         while isinstance(each, (list, tuple)) and each:
             each = each[0]
@@ -50,7 +50,7 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 
 def by_device(method: _Method) -> _Method:
-    """Let a method of a group's go to the backend of its tensors' device."""
+    """Forward a group's method to the backend of its tensors' device."""
     name = method.__name__
     message = name in _MESSAGES
 
@@ -59,7 +59,7 @@ def by_device(method: _Method) -> _Method:
         elsewhere = self._elsewhere
         if elsewhere is not None:
             if elsewhere.nothing:
-                self._elsewhere = None  # nobody need ask again
+                self._elsewhere = None  # no further check is needed
             else:
                 device = _device_of(args) or _device_of(named.values())
                 if device is not None and elsewhere.has(device):
@@ -83,7 +83,7 @@ class Elsewhere:
     group : BridgeGroup
         Ours.
     store : torch.distributed.Store
-        Where its members meet.
+        The store over which its members meet.
     timeout : datetime.timedelta
         Of the group.
     ranks : list of int
@@ -131,7 +131,7 @@ class Elsewhere:
         return self._config
 
     def part(self, group: Any, ranks: list[int], name: str) -> Elsewhere:
-        """The same for a group of some of the ranks, of a name that no other group has."""
+        """The same for a group of some of the ranks, with a unique name."""
         store = dist.PrefixStore(f"hpcdist/{name}", self._store)
         made = Elsewhere(group, store, self._timeout, ranks, self._own)
         made._config = self.names
@@ -182,7 +182,7 @@ class Elsewhere:
         return made
 
     def call(self, name: str, device: torch.device, args: Any, named: Any) -> Any:
-        """Call a method of the other group's, by the name that this torch has for it."""
+        """Call a method of the other group, by its name in this version of torch."""
         group = self.of(device)
         method = next(
             found

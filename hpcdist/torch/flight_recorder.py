@@ -8,7 +8,7 @@ __all__ = ["dump_flight_recorder"]
 
 
 def dump_flight_recorder(prefix: str | None = None) -> str:
-    """Write what the flight recorder knows, for ``torchfrtrace``.
+    """Write a dump of the flight recorder, for ``torchfrtrace``.
 
     Local to this process: call it on all ranks, and give the folder to
     ``torchfrtrace -p PREFIX FOLDER``.

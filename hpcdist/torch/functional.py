@@ -1,4 +1,4 @@
-"""The functional collective that torch to 2.13 does not pass on to groups written in Python."""
+"""The functional collective that torch up to 2.13 does not forward to groups in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _library: Any = None
 
 
 def register() -> None:
-    """Let ``torch.ops._c10d_functional.all_gather_into_tensor_out`` ask the group's own method.
+    """Let ``torch.ops._c10d_functional.all_gather_into_tensor_out`` call the group's method.
 
     Once is enough. From torch 2.14 on it does so by itself.
     """
@@ -26,7 +26,7 @@ def register() -> None:
     if _library is None and version() < (2, 14):
         _library = torch.library.Library("_c10d_functional", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it takes the place of torch's is meant
+            warnings.simplefilter("ignore")  # the override of torch's kernel is intended
             _library.impl(_NAME, _all_gather, "CompositeExplicitAutograd", allow_override=True)
 
 

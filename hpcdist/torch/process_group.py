@@ -92,7 +92,7 @@ class BridgeGroup(Refusals, ProcessGroup):
         self._delegate = give_delegate(self)
 
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
-        """Tell where the members meet for other backends, if torch's user named some."""
+        """Set where the members meet for other backends, if the user named some."""
         self._elsewhere = Elsewhere(self, store, timeout, ranks, NAME)
 
     # --- who it is -------------------------------------------------------------------------------
@@ -161,9 +161,9 @@ class BridgeGroup(Refusals, ProcessGroup):
             release()
 
     def abort(self) -> None:
-        """Free what was made for torch without waiting for operations that are under way.
+        """Free what was made for torch without waiting for operations in flight.
 
-        They keep their tensors, and end when their peers come or their timeouts pass.
+        They keep their tensors, and end when their peers call or their timeouts pass.
         """
         if self._release is not None and not self._comm.freed:
             self._comm.timeout = _SOON
@@ -236,7 +236,7 @@ class BridgeGroup(Refusals, ProcessGroup):
     def _note(
         self, name: str, inputs: list[Any], outputs: list[Any], peers: str | None = None
     ) -> Entry:
-        """Tell the flight recorder of an operation that begins."""
+        """Record an operation that begins in the flight recorder."""
         assert self._recorder is not None
         native = self.native
         where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
@@ -440,7 +440,7 @@ class BridgeGroup(Refusals, ProcessGroup):
     # send that blocked here would deadlock its batches.
 
     def _carrier(self, tensor: Any) -> Any:
-        """What moves messages: of GPU tensors the ring, also where NCCL has their collectives.
+        """The backend of messages: for GPU tensors the ring, also if NCCL runs their collectives.
 
         torch starts the messages of a batch one by one, with tags and from any rank; NCCL has none
         of that, and two ranks that both send first would wait for each other.

@@ -1,4 +1,4 @@
-"""What torch's groups can do and hpcdist's cannot: refused in words, not by torch's internals."""
+"""Methods of torch's groups that hpcdist does not support: they raise a clear error."""
 
 from __future__ import annotations
 

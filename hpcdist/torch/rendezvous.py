@@ -1,4 +1,4 @@
-"""Start torch.distributed, with any of its backends, from what MPI knows."""
+"""Starts torch.distributed, with any of its backends, from MPI's ranks and addresses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY, _LENGTH = 32, 320
 
 
 def register() -> None:
-    """Make the init method ``mpi://`` known to torch.distributed; once is enough."""
+    """Register the init method ``mpi://`` with torch.distributed; once is enough."""
     from torch.distributed.rendezvous import _rendezvous_handlers
 
     if "mpi" not in _rendezvous_handlers:
@@ -74,7 +74,7 @@ def init_process_group(
 def meet(
     url: str, timeout: timedelta | None = None, **_rest: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Let rank 0 open a store, and tell the others through MPI where it is, and its key.
+    """Open a store on rank 0, and send its address and key to the others over MPI.
 
     All processes of the job must call it: torch does, for the init method ``mpi://``.
 
@@ -123,7 +123,7 @@ def meet(
 
 
 def _refuse(size: int) -> None:
-    """Raise where ``mpi://`` would make each of several processes a world of its own."""
+    """Raise if ``mpi://`` would make each of several processes its own world."""
     steps.refuse_without_launcher(size)
     if size > 1:
         raise DistBackendError(

@@ -1,4 +1,4 @@
-"""hpcdist's stores where torch takes one, and torch's where hpcdist does."""
+"""Adapters: hpcdist's stores for torch, and torch's stores for hpcdist."""
 
 from __future__ import annotations
 

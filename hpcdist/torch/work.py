@@ -19,17 +19,17 @@ _ZERO = timedelta(0)
 
 
 def limit_of(timeout: timedelta | None) -> timedelta | None:
-    """Give a timeout that torch passes: zero and less are its ways to say that none is set."""
+    """Return a timeout that torch passes: zero and less mean that none is set."""
     return timeout if timeout is not None and timeout > _ZERO else None
 
 
 def flat(outputs: Sequence[Any]) -> list[Any]:
-    """Give the tensors of a list of tensors or of lists of them."""
+    """Return the tensors of a list of tensors or of lists of them."""
     return [tensor for each in outputs for tensor in (each if isinstance(each, list) else (each,))]
 
 
 def _whole(output: Any) -> Any:
-    """Give one tensor for a list of tensors of one shape; anything else as it is."""
+    """Return one tensor for a list of tensors of one shape; anything else as it is."""
     same = isinstance(output, list) and len({tensor.shape for tensor in output}) == 1
     return torch.stack(output) if same else output
 
@@ -70,7 +70,7 @@ def _outputs_after(
 
 
 class BridgeWork(Work):
-    """An operation under way.
+    """An operation in flight.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class BridgeWork(Work):
 
 
 class FinishedWork(Work):
-    """An operation that is over: what a synchronous call gives back.
+    """A finished operation, which a synchronous call returns.
 
     Parameters
     ----------

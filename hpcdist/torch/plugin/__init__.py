@@ -1,4 +1,4 @@
-"""What torch loads by itself where hpcdist is installed: the entry point under ``torch.backends``.
+"""The entry point under ``torch.backends``, which torch loads where hpcdist is installed.
 
 It makes the backend "hpcdist" and the init method ``mpi://`` known to torch.distributed, and
 imports hpcdist when one of them is used. So ``import torch`` costs nothing more, starts no MPI and
@@ -16,7 +16,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make hpcdist known to torch.distributed; called by torch, at the end of its import."""
+    """Register hpcdist with torch.distributed; torch calls it at the end of its import."""
     import torch.distributed as dist
 
     if not dist.is_available():  # torch was built without it
