@@ -41,7 +41,7 @@ __all__ = ["NAME", "BridgeGroup"]
 #: Name of the backend.
 NAME = "hpcdist"
 
-#: Seconds that an abort waits for operations under way.
+#: Seconds that an abort waits for operations in flight.
 _SOON = 0.001
 
 #: What a synchronous call gives back: torch's functions only wait for it.
