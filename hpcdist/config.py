@@ -419,7 +419,7 @@ register(
         "bool",
         True,
         "Make the communicators of groups that divide another one by ncclCommSplit. 0 makes each "
-        "of them anew at its first operation. Give it to all ranks.",
+        "of them separately, at its first operation. Give it to all ranks.",
     )
 )
 register(

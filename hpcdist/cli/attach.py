@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
             connection.connect(options.path)
         except OSError as error:
             print(
-                f"hpcdist attach: nobody waits at {options.path} ({error.strerror}). It has to run "
-                "on the rank's own host, by the same user, while the rank waits.",
+                f"hpcdist attach: no rank waits at {options.path} ({error.strerror}). It has to "
+                "run on the rank's own host, by the same user, while the rank waits.",
                 file=sys.stderr,
             )
             return 1

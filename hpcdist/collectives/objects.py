@@ -119,7 +119,7 @@ def all_gather_object(
         Result: item ``i`` becomes the object of group rank ``i``. At least as long as the group is
         large, and as long on every rank.
     obj : object
-        This rank's object; the ranks' objects need not be alike.
+        This rank's object; they may differ between ranks.
     group : ProcessGroup, optional
         None means the default group.
     pickle : bool, optional

@@ -61,7 +61,7 @@ def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
     if (size > 0 and size != true_size) or (rank >= 0 and size != 0 and rank != true_rank):
         return (
             f"init_process_group was told rank={rank}, world_size={size}, but this is rank "
-            f"{true_rank} of {true_size}. Leave both out, and start with: mpirun -n "
+            f"{true_rank} of {true_size}. Omit both, and start with: mpirun -n "
             f"{size if size > 0 else 'N'} python ..."
         )
     return ""
@@ -97,6 +97,6 @@ def warn_without_nccl(comm: Any) -> None:
     except DistBackendError as error:
         _log.warning(
             "CUDA tensors go over MPI, through pinned host memory where MPI does not take them as "
-            "they are: %s. backend='mpi' says that it is meant so.",
+            "they are: %s. Pass backend='mpi' to silence this warning.",
             error,
         )

@@ -219,7 +219,7 @@ class SharedFile:
         elif 0 < self._world_size <= self._opened:
             reason = "all its members have left it"
         if reason:
-            _log.warning("FileStore %s is left over, so it begins anew: %s", self.path, reason)
+            _log.warning("FileStore %s is left over, so it starts empty: %s", self.path, reason)
             self._start()
 
     def _fits(self) -> bool:
@@ -349,7 +349,7 @@ class SharedFile:
         """Over NFS a machine can lose its locks; then another job may have restarted the file."""
         if os.pread(self._fd, journal.HEADER_SIZE, 0) != self._header.pack():
             raise DistStoreError(
-                f"FileStore {self.path}: the file was begun anew by another job while this "
+                f"FileStore {self.path}: another job emptied the file while this "
                 "process was in it (its locks were lost, or somebody wrote into the file)"
             )
 

@@ -111,4 +111,4 @@ def test_attaching_where_nobody_waits():
         [sys.executable, "-m", "hpcdist", "attach", "/nowhere/rank1"],
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
-    assert done.returncode == 1 and "nobody waits at /nowhere/rank1" in done.stderr
+    assert done.returncode == 1 and "no rank waits at /nowhere/rank1" in done.stderr

@@ -208,7 +208,7 @@ def test_a_file_that_was_taken_over(folder):
     locks.unlock(store._file._fd, locks.ALIVE)
     other = hpcdist.FileStore(folder / "f", timeout=1)
     other.set("k", "new")
-    with pytest.raises(DistStoreError, match="begun anew by another job"):
+    with pytest.raises(DistStoreError, match="another job emptied the file"):
         store.set("k", "old")
     assert other.get("k") == b"new"
 

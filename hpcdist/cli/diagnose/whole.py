@@ -25,7 +25,7 @@ def judge(whole: dict[str, Any], parts: list[Any], measured: dict[str, Any] | No
             whole["findings"].append({"section": "binding", **found, "ranks": ranks})
     if measured is None:
         whole["all_reduce"] = {
-            "explained": "not measured: one rank has nobody to reduce with. "
+            "explained": "not measured: one rank has no other to reduce with. "
             "mpirun -n 2 python -m hpcdist diagnose measures."
         }
         return

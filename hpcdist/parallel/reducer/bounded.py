@@ -62,8 +62,8 @@ class Bounded:
         after = time.monotonic() - self._began
         return DistTimeoutError(
             f"timeout after {after:.3g} s in {self._what} (group {self._comm.name!r}, this is rank "
-            f"{self._comm.rank} of {self._comm.size}): nobody has completed the future that the "
-            "hook returned"
+            f"{self._comm.rank} of {self._comm.size}): the future that the hook returned "
+            "is not complete"
         )
 
 

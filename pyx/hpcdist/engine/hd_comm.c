@@ -81,8 +81,8 @@ static int meet(hd_comm *c, char *text, size_t room)
             wrong = r;
     }
     if (wrong >= 0) {
-        snprintf(text, room, "group '%s': rank 0 has entry check level %d, rank %d has %d; set HPCDIST_CHECK alike on "
-                 "all ranks", c->name, (int)all[0].check, wrong, (int)all[wrong].check);
+        snprintf(text, room, "group '%s': rank 0 has entry check level %d, rank %d has %d; give "
+                 "HPCDIST_CHECK the same value on all ranks", c->name, (int)all[0].check, wrong, (int)all[wrong].check);
         free(all);
         return HD_ERR_MISMATCH;
     }

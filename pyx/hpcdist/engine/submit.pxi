@@ -377,7 +377,7 @@ cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
     if peer >= c.size or peer < (-1 if kind == HD_RECV else 0):
         raise ValueError(f"rank {peer} is not in group '{c.name.decode()}' of {c.size} ranks")
     if kind == HD_RECV and c.size == 1 and not itself:
-        raise ValueError("a group of one rank has nobody to receive from")
+        raise ValueError("a group of one rank has no other rank to receive from")
     return 0
 
 
