@@ -89,8 +89,8 @@ def judge(
             "what": f"all_reduce of {BYTES >> 20} MiB takes at best {best * 1e3:.1f} ms: "
             f"{times:.1f} times what memory and links let expect; up to {GOOD:g} times is good",
             "fix": "fix what is reported above first (binding, CMA, adapters). Then see whether "
-            "other jobs use the hosts, and which transport is used: OMPI_MCA_pml_base_verbose=10 or "
-            "UCX_LOG_LEVEL=info",
+            "other jobs use the hosts, and which transport is used: OMPI_MCA_pml_base_verbose=10 "
+            "or UCX_LOG_LEVEL=info",
         }
     if hosts == 1 and latency > SLICE:
         return {
