@@ -85,7 +85,8 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
 
     MPI_Get_elements_x(st, MPI_BYTE, &got);
     if (got != ENVELOPE) {
-        if (!j->on_device) /* no receive of device memory is as short as this message: it does not fit */
+        /* An empty tensor may have no address. No receive of device memory is as short as this message: it does not fit. */
+        if (!j->on_device && own)
             memcpy(to, e, (size_t)(got < own ? got : own));
         j->got = got;
         return MPI_SUCCESS;
