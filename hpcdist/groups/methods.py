@@ -113,20 +113,6 @@ class Collectives:
         """Reduce `tensor` over all ranks, in place; the result is bitwise the same on each.
 
         All ranks of the group must call it. See :func:`hpcdist.all_reduce`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Input and result, the same size and dtype on all ranks.
-        op : ReduceOp
-            The reduction.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         try:
             return self._comm.all_reduce(tensor, op, async_op)
@@ -139,20 +125,6 @@ class Collectives:
         """Reduce several tensors over all ranks in one operation, in place.
 
         All ranks of the group must call it. See :func:`hpcdist.all_reduce_coalesced`.
-
-        Parameters
-        ----------
-        tensors : list of tensor
-            Inputs and results, the same sizes on all ranks.
-        op : ReduceOp
-            The reduction.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         listed = as_list(tensors)
         try:
@@ -164,20 +136,6 @@ class Collectives:
         """Copy the tensor of one rank to all.
 
         All ranks of the group must call it. See :func:`hpcdist.broadcast`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Data on `group_src`, destination elsewhere; the same size on all ranks.
-        group_src : int
-            Rank in this group that sends the data.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         root = self._root("broadcast", tensor, None, group_src, "src")
         return self._comm.broadcast(tensor, root, async_op)
@@ -188,22 +146,6 @@ class Collectives:
         """Reduce over all ranks onto one; the other ranks' `tensor` is not changed.
 
         All ranks of the group must call it. See :func:`hpcdist.reduce`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Input, and on `group_dst` the result.
-        group_dst : int
-            Rank in this group that receives the result.
-        op : ReduceOp
-            The reduction.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         root = self._root("reduce", tensor, None, group_dst, "dst")
         return self._comm.reduce(tensor, root, op, async_op)
@@ -212,20 +154,6 @@ class Collectives:
         """Collect a tensor of each rank in a list on all ranks; sizes may differ between ranks.
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather`.
-
-        Parameters
-        ----------
-        tensor_list : list of tensor
-            Destinations, one per rank, each of the size that rank sends.
-        tensor : tensor
-            What this rank sends.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.all_gather(tensor_list, tensor, async_op)
 
@@ -235,20 +163,6 @@ class Collectives:
         """Collect equal tensors of all ranks into one tensor on all ranks.
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather_single`.
-
-        Parameters
-        ----------
-        output_tensor : tensor
-            Destination: size() times as many elements as the input.
-        input_tensor : tensor
-            What this rank sends, the same size on all ranks.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
@@ -258,20 +172,6 @@ class Collectives:
         """Collect several tensors of each rank on all ranks in one operation.
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather_coalesced`.
-
-        Parameters
-        ----------
-        output_tensor_lists : list of list of tensor
-            One list per rank, with the shapes that this rank sends.
-        input_tensor_list : list of tensor
-            What this rank sends.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
 
@@ -281,22 +181,6 @@ class Collectives:
         """Collect a tensor of each rank in a list on one rank.
 
         All ranks of the group must call it. See :func:`hpcdist.gather`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            What this rank sends.
-        gather_list : list of tensor, optional
-            Destinations on `group_dst`, one per rank; None elsewhere.
-        group_dst : int
-            Rank in this group that receives the result.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         root = self._root("gather", tensor, None, group_dst, "dst")
         return self._gather(tensor, gather_list, root, async_op)
@@ -307,22 +191,6 @@ class Collectives:
         """Give each rank its tensor of one rank's list.
 
         All ranks of the group must call it. See :func:`hpcdist.scatter`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Destination.
-        scatter_list : list of tensor, optional
-            On `group_src` one tensor per rank; None elsewhere.
-        group_src : int
-            Rank in this group that sends the data.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         root = self._root("scatter", tensor, None, group_src, "src")
         return self._scatter(tensor, scatter_list, root, async_op)
@@ -333,22 +201,6 @@ class Collectives:
         """Reduce a list over all ranks, element by element; rank i keeps element i.
 
         All ranks of the group must call it. See :func:`hpcdist.reduce_scatter`.
-
-        Parameters
-        ----------
-        output : tensor
-            Result of this rank.
-        input_list : list of tensor
-            One tensor per rank, each of the size of that rank's output.
-        op : ReduceOp
-            The reduction.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.reduce_scatter(output, input_list, op, async_op)
 
@@ -358,22 +210,6 @@ class Collectives:
         """Reduce a tensor over all ranks; rank i keeps its i-th part.
 
         All ranks of the group must call it. See :func:`hpcdist.reduce_scatter_single`.
-
-        Parameters
-        ----------
-        output : tensor
-            Result of this rank, the same size on all ranks.
-        input : tensor
-            size() times as many elements as the output.
-        op : ReduceOp
-            The reduction.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.reduce_scatter_tensor(output, input, op, async_op)
 
@@ -383,20 +219,6 @@ class Collectives:
         """Send the i-th input to rank i and receive the i-th output from it.
 
         All ranks of the group must call it. See :func:`hpcdist.all_to_all`.
-
-        Parameters
-        ----------
-        output_tensor_list : list of tensor
-            Destinations, one per rank.
-        input_tensor_list : list of tensor
-            What this rank sends to each rank.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
@@ -411,24 +233,6 @@ class Collectives:
         """Send the i-th part of a tensor to rank i and receive the i-th part of another from it.
 
         All ranks of the group must call it. See :func:`hpcdist.all_to_all_single`.
-
-        Parameters
-        ----------
-        output : tensor
-            Destination.
-        input : tensor
-            What goes out.
-        output_split_sizes : list of int, optional
-            Rows (dimension 0) received from each rank; None for equal parts.
-        input_split_sizes : list of int, optional
-            Rows sent to each rank; None for equal parts.
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.all_to_all_single(
             output, input, output_split_sizes or None, input_split_sizes or None, async_op
@@ -438,16 +242,6 @@ class Collectives:
         """Wait until all ranks of the group have called.
 
         All ranks of the group must call it. See :func:`hpcdist.barrier`.
-
-        Parameters
-        ----------
-        async_op : bool
-            Return a :class:`Work` at once instead of waiting.
-
-        Returns
-        -------
-        Work or None
-            A handle if `async_op` is true, else None.
         """
         return self._comm.barrier(async_op)
 

@@ -192,20 +192,6 @@ class ProcessGroup(Collectives):
         """Begin to send to one rank.
 
         The peer must receive. See :func:`hpcdist.isend`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            What to send.
-        group_dst : int
-            Rank in this group to send to.
-        tag : int
-            Only a message sent and received with the same tag matches.
-
-        Returns
-        -------
-        Work
-            The handle of the operation.
         """
         return self._comm.isend(tensor, self._check_rank(group_dst, "group_dst"), tag)
 
@@ -213,20 +199,6 @@ class ProcessGroup(Collectives):
         """Begin to receive from one rank, or from any.
 
         The peer must send. See :func:`hpcdist.irecv`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Destination.
-        group_src : int, optional
-            Rank in this group to receive from; None for any.
-        tag : int
-            Only a message sent and received with the same tag matches.
-
-        Returns
-        -------
-        Work
-            The handle of the operation.
         """
         source = -1 if group_src is None else self._check_rank(group_src, "group_src")
         return self._comm.irecv(tensor, source, tag)
@@ -235,20 +207,6 @@ class ProcessGroup(Collectives):
         """Send to one rank and wait until `tensor` may be changed.
 
         The peer must receive. See :func:`hpcdist.send`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            What to send.
-        group_dst : int
-            Rank in this group to send to.
-        tag : int
-            Only a message sent and received with the same tag matches.
-
-        Raises
-        ------
-        ValueError
-            If `group_dst` is this rank itself.
         """
         self._comm.send(tensor, self._check_peer(group_dst, "group_dst"), tag)
 
@@ -256,20 +214,6 @@ class ProcessGroup(Collectives):
         """Receive from one rank, or from any, and wait.
 
         The peer must send. See :func:`hpcdist.recv`.
-
-        Parameters
-        ----------
-        tensor : tensor
-            Destination.
-        group_src : int, optional
-            Rank in this group to receive from; None for any.
-        tag : int
-            Only a message sent and received with the same tag matches.
-
-        Returns
-        -------
-        int
-            The sender's rank in this group.
         """
         source = -1 if group_src is None else self._check_peer(group_src, "group_src")
         return self._comm.recv(tensor, source, tag)
