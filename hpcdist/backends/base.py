@@ -83,6 +83,19 @@ class GroupBackend:
         Name of the group, for messages.
     timeout : float
         Seconds after which a missing peer is an error.
+
+    Notes
+    -----
+    Where a method ends in ``**about``, hpcdist passes what it knows about the call, and an override
+    must accept it. A backend may ignore all of it:
+
+    api : str
+        Public name of the operation that the user called, for messages: an ``all_gather_object``
+        makes an ``all_gather``.
+    extra : int
+        A number in which all ranks must agree, compared with the call's other arguments.
+    monitored : float
+        Seconds after which a barrier names the ranks that are missing.
     """
 
     def __init__(self, rank: int, size: int, name: str = "", timeout: float = 1800.0) -> None:

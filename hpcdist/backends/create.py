@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from hpcdist.backends import cuda
-from hpcdist.backends.base import BackendOptions
+from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError
 
 from . import registry
@@ -87,10 +88,44 @@ def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, A
 def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
     creator, extended = registry.Backend._plugins[name]
     if not extended:
-        return creator(options.store, options.group_rank, options.group_size, options.timeout)
-    # options that name their backend go to that backend alone
-    mine = getattr(pg_options, "backend", name) == name
-    return creator(options, pg_options if mine else None)
+        made = creator(options.store, options.group_rank, options.group_size, options.timeout)
+    else:
+        # options that name their backend go to that backend alone
+        mine = getattr(pg_options, "backend", name) == name
+        made = creator(options, pg_options if mine else None)
+    try:
+        _check_interface(type(made))
+    except TypeError:
+        made.free()
+        raise
+    return made
+
+
+def _check_interface(backend: type) -> None:
+    """Refuse a class whose operations do not accept what GroupBackend's accept.
+
+    Raises
+    ------
+    TypeError
+        Else the first all_gather_object would raise one that does not say what is wrong.
+    """
+    for name, ours in vars(GroupBackend).items():
+        theirs = getattr(backend, name, None)
+        if not _takes_keywords(ours) or theirs is None or _takes_keywords(theirs):
+            continue
+        raise TypeError(
+            f"{backend.__qualname__}.{name} must accept **about, what hpcdist knows about the "
+            "call; see hpcdist.backends.base.GroupBackend"
+        )
+
+
+def _takes_keywords(method: Any) -> bool:
+    """Whether a method ends in ``**about``; native ones name each keyword."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # not a function, or one that does not tell
+        return False
+    return "api" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _missing(name: str) -> Exception:

@@ -91,6 +91,28 @@ def test_a_registered_backend(no_world):
         dist.Backend.register_backend("Echo", make, devices="cpu")
 
 
+def test_a_backend_that_does_not_take_what_the_interface_passes(no_world):
+    from hpcdist.backends.base import GroupBackend
+
+    class Narrow(GroupBackend):
+        def all_gather(self, tensor_list, tensor, async_op=False):
+            pass
+
+    if not dist.is_backend_available("narrow"):
+
+        def make(store, rank, world_size, timeout):
+            return Narrow(rank, world_size)
+
+        dist.Backend.register_backend("narrow", make, devices="cpu")
+    try:
+        dist.init_process_group("narrow", timeout=SHORT)
+        text = ""
+    except TypeError as error:
+        text = str(error)
+    dist.init_process_group(timeout=SHORT)
+    parallel_assert("Narrow.all_gather must accept **about" in text, text)
+
+
 def test_a_registered_scheme_and_the_mpi_backend(no_world, mpi_tmp_path):
     rank, size = true_place()
     schemes = sys.modules["hpcdist.startup.rendezvous.registry"]._handlers
