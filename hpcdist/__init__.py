@@ -103,9 +103,9 @@ from hpcdist.groups.state import (  # noqa: E402
 )
 from hpcdist.mesh.device_mesh import DeviceMesh  # noqa: E402
 from hpcdist.mesh.init import init_device_mesh  # noqa: E402
+from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
 from hpcdist.startup.destroy import destroy_process_group  # noqa: E402
 from hpcdist.startup.init import init_process_group  # noqa: E402
-from hpcdist.startup.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
 from hpcdist.startup.spawn import spawn  # noqa: E402
 from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 
