@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
-__all__ = ["parts", "refusing"]
+__all__ = ["bursts", "parts", "refusing"]
 
 
 class parts:
@@ -71,6 +72,41 @@ class parts:
         if begun >= waits and comm.seq != seq:
             for _ in range(due - begun - 1):
                 comm.refuse(error, api=api, owed="always")
+
+
+class bursts(parts):
+    """Like :class:`parts`, for an operation whose ranks begin several parts, then wait for them.
+
+    Parameters
+    ----------
+    comm : object
+        The group's communicator, or the stand-in of a group that cannot be used.
+    api : str
+        Public name of the operation.
+    lengths : callable
+        Returns the number of parts of each burst; it is asked when there is an exception.
+    """
+
+    __slots__ = ("_lengths",)
+
+    def __init__(self, comm: Any, api: str, lengths: Callable[[], Iterable[int]]) -> None:
+        super().__init__(comm, api, 0)
+        self._lengths = lengths
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        begun = (self._comm.seq - self._seq) % 2**32
+        ends = [0, *accumulate(self._lengths())]
+        # after a burst the others begin the next one only if they agreed on its last part
+        self._due = next((end for end in ends if end > begun), begun)
+        self._waits = begun if begun in ends else 0
+        super().__exit__(kind, error, trace)
 
 
 class refusing(parts):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import bursts, parts
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.bucket import is_dense
-from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.parallel.sync import packed, send
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -230,8 +230,21 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             for work in works:
                 work.wait()
         else:
+            self._exchange_packed()
+
+    def _exchange_packed(self) -> None:
+        """Send the shares one after the other, each packed into few messages."""
+        group = self.process_group
+
+        def packs(rank: int) -> list[list[torch.Tensor]]:
+            return packed(self._of_rank(rank))
+
+        def lengths() -> list[int]:
+            return [len(packs(rank)) for rank in range(self.world_size)]
+
+        with bursts(agreeing(group._comm), API, lengths):
             for rank in range(self.world_size):
-                broadcast_tensors(self.process_group, self._of_rank(rank), rank, API)
+                send(group, packs(rank), rank, API)
 
     # -- uneven inputs -------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from cases import Check, here
 
 import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel.averaging import average_parameters
 from hpcdist.testing import parallel_assert
 
@@ -24,10 +25,11 @@ AT_ONCE = 5.0
 PACKAGE = os.path.dirname(dist.__file__)
 #: Where the operations below are made.
 PLACES = (
-    "ops/ sparse refusal testing backends/ parallel/averaging parallel/verify parallel/sync "
-    "parallel/module"
+    "collectives/ groups/sparse.py testing/ backends/ parallel/averaging.py parallel/sync.py "
+    "parallel/zero.py parallel/ddp/verify.py parallel/ddp/module.py"
 )
 FILES = tuple(f"{PACKAGE}/{place}" for place in PLACES.split())
+assert all(map(os.path.exists, FILES))
 
 
 class Broken(BaseException):
@@ -88,6 +90,15 @@ def averaged(group: Any) -> None:
     average_parameters([torch.ones(3, dtype=d) for d in kinds], group)
 
 
+def shared(group: Any) -> None:
+    """ZeRO's step without views, where each rank sends its share in a burst of its own."""
+    kinds = (torch.float32, torch.float64, torch.float16)
+    parameters = [torch.nn.Parameter(torch.ones(3, dtype=kind)) for kind in 4 * kinds]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    ZeroRedundancyOptimizer(parameters, torch.optim.SGD, group, lr=0.1).step()
+
+
 MODEL = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
 CALLS: dict[str, Callable[[Any], Any]] = {
     "broadcast_object_list": lambda g: dist.broadcast_object_list(["x"], 0, g),
@@ -97,6 +108,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "of a sparse tensor": lambda g: dist.all_reduce(sparse(), group=g),
     "parallel_assert": asserts,
     "average_parameters": averaged,
+    "ZeRO": shared,
     "DDP": lambda g: dist.DistributedDataParallel(MODEL, process_group=g),
     "DDP of unlike models": unlike,
 }
@@ -111,6 +123,7 @@ def test_an_exception_at_each_line_between_parts(name, between_nodes, monkeypatc
         monkeypatch.setenv("HPCDIST_CHECK_TRANSPORT", "mpi")
     check, (rank, size) = Check(), here()
     group, calm, n = dist.new_group(), dist.new_group(), 0
+    CALLS[name](calm)  # what the first call imports takes seconds
     goes_on = np.ones(1, np.int64)
     step = 3 if between_nodes or "DDP" in name else 1
     while goes_on[0]:
