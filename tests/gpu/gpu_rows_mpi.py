@@ -43,7 +43,7 @@ def awareness() -> str:
     """What the library says of itself."""
     program = """
 import hpcdist as dist
-from hpcdist.backends.staging import aware
+from hpcdist.backends.cuda_over_mpi import aware
 dist.init_process_group("mpi")
 print(*aware.said())
 """
