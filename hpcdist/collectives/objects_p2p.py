@@ -72,7 +72,7 @@ def send_object_list(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.send_object_list()
+        comm.report(api, 3)
         return
     peer = pg._peer(dst, group_dst, "dst")
     length = check_list(object_list, "object_list")
@@ -136,7 +136,7 @@ def recv_object_list(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.recv_object_list()
+        comm.report(api, 3)
         return -1
     peer = -1
     if src is not None or group_src is not None:

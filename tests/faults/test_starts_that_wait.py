@@ -47,7 +47,8 @@ def test_where_mpi_is_up_a_rank_that_does_not_come_is_an_error(program):
     assert len(said) == 2, ended.text
     for seconds, text in said:
         assert LIMIT - 0.2 < float(seconds) < LIMIT + 2, ended.text
-        assert "rank 1 has not called it" in text, ended.text
+        # on a busy machine another rank may be as late
+        assert re.search(r"ranks? ([02], )?1(, [02])? ha(s|ve) not called it", text), ended.text
     assert ended.text.count("up with 3") == 3, ended.text
 
 

@@ -70,7 +70,7 @@ def breaking(call: Callable[[], object], at: int, begun: Callable[[Any], bool]) 
         if not frame.f_code.co_filename.endswith("objects_p2p.py"):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and begun(frame) and "no handler runs" not in line:
+        if event == "line" and begun(frame) and "no signal handler runs" not in line:
             left -= 1
             if left < 0:
                 sys.settrace(None)
