@@ -72,7 +72,7 @@ def send_object_list(
     pg = _resolve(group)
     comm = pg._comm
     if comm.rank < 0:
-        comm.report(api, 3)
+        comm.report("send_object_list", 3)
         return
     peer = pg._peer(dst, group_dst, "dst")
     length = check_list(object_list, "object_list")
