@@ -8,8 +8,9 @@
 
 Each program is compiled from the files that hpcdist is built from and is called with the seed and
 its arguments. It ends with a line of counts and 0, or says what went wrong. A program with a
-mutation is compiled with a mistake in it, and passes if it finds that. `aarch64` is compiled by
-the cross compiler and runs in qemu. Exits with 0 only if all ran and none failed.
+mutation is compiled with a mistake in it, and passes if it finds that. One with a delay is compiled
+with a pause that a busy machine may make, and passes as without. `aarch64` is compiled by the cross
+compiler and runs in qemu. Exits with 0 only if all ran and none failed.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Program:
     flags: tuple[str, ...] = ()
     #: Arguments of the short form where a variant is slow.
     slow: tuple[str, ...] | None = None
+    #: The same, for a place where the thread loses its core: nothing may go wrong.
+    delay: tuple[str, str, str] | None = None
     #: A file, a text in it and what takes its place: the program must find the mistake.
     mutation: tuple[str, str, str] | None = None
 
@@ -190,6 +193,20 @@ PROGRAMS = (
         )
     ),
     Program(
+        name="watchdog-delay",
+        sources=("tests/stress/watchdog.c", *WATCHDOG),
+        variants=("plain",),
+        short=("4", "81"),
+        long=("4", "2000"),
+        delay=(
+            "pyx/hpcdist/engine/hd_watchdog.c",
+            "look_at_comms(s, now, slept);",
+            "static __thread int64_t paused;\n"
+            "if (now - paused > 200000000) { usleep(100000); paused = now; }\n"
+            "look_at_comms(s, now, slept);",
+        ),
+    ),
+    Program(
         name="store",
         sources=("tests/stress/store.c", "pyx/hpcdist/store/hd_*.c"),
         variants=("plain", "tsan", "asan", "aarch64"),
@@ -211,10 +228,11 @@ def sources_of(program: Program) -> list[Path]:
     return found
 
 
-def mutate(program: Program, sources: list[Path], folder: Path) -> list[Path]:
-    """Replace the file that the program's mutation is about by a copy with the mistake in it."""
-    assert program.mutation is not None
-    name, old, new = program.mutation
+def change(program: Program, sources: list[Path], folder: Path) -> list[Path]:
+    """Replace the file that the mutation or the delay is about by a copy that has it."""
+    changed = program.mutation or program.delay
+    assert changed is not None
+    name, old, new = changed
     text = (ROOT / name).read_text()
     if text.count(old) != 1:
         sys.exit(f"tests/stress/run.py: {program.name}: {name} does not have {old!r} once")
@@ -230,8 +248,8 @@ def compile_one(program: Program, name: str, folder: Path) -> Path:
     command = [variant.compiler, *FLAGS, *variant.flags, *program.flags]
     command += [f"-I{ROOT / include}" for include in INCLUDES]
     sources = sources_of(program)
-    if program.mutation is not None:
-        sources = mutate(program, sources, folder)
+    if program.mutation or program.delay:
+        sources = change(program, sources, folder)
         command += ["-Wno-error"]
     command += [*map(str, sources), "-o", str(out), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)

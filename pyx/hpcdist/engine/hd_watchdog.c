@@ -117,7 +117,8 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
         uint64_t phase = __atomic_load_n(&c->data_phase, __ATOMIC_ACQUIRE);
         if (phase != c->wd_phase) {
             c->wd_phase = phase;
-            c->wd_since = now;
+            c->wd_since = hd_now(); /* not `now`: this thread may have lost its core since then, and
+                                     * the operation may have begun meanwhile */
             c->wd_slept = 0;
         } else if (phase & 1) {
             moving m;
