@@ -296,6 +296,53 @@ def test_optimizers_attached_after_wrapping() -> None:
         other(mine(data(1)[0]))
 
 
+@pytest.mark.parametrize("when", ["after forward", "before no_sync"])
+def test_optimizers_attached_at_any_time(when: str) -> None:
+    net, alone = Net(), Net()
+    model = DDP(net, bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    first, *others = data(4)
+
+    def attach() -> None:
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.05})
+
+    if when == "after forward":
+        loss = squares(model, mine(first))
+        attach()
+        loss.backward()
+    else:
+        attach()
+        with model.no_sync():
+            squares(model, mine(first)).backward()
+        parallel_assert(distance(model, alone) == 0)  # nothing steps before the average
+        squares(model, mine(first)).backward()
+        squares(alone, first).backward()
+    squares(alone, first).backward()
+    optimizer.step()
+    for x in others:
+        parallel_assert(distance(model, alone) <= 1e-6, f"off by {distance(model, alone)}")
+        squares(model, mine(x)).backward()
+        optimizer.zero_grad()
+        squares(alone, x).backward()
+        optimizer.step()
+    parallel_assert(distance(model, alone) <= 1e-6, f"off by {distance(model, alone)}")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after wrapping"])
+def test_an_optimizer_attached_to_a_delayed_parameter_is_refused(first: bool) -> None:
+    net = Net()
+    named = [("last.weight", net.last.weight)]
+    arguments = {
+        "delay_all_reduce_named_params": named,
+        "param_to_hook_all_reduce": net.first.weight,
+    }
+    if not first:
+        model = DDP(net, **arguments)
+    _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.05})
+    with parallel_raises(RuntimeError, match=r"to last.weight, which is one of delay_all_reduce"):
+        DDP(net, **arguments) if first else model(mine(data(1)[0]))
+
+
 # --- buffers -----------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel import comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [
@@ -143,6 +144,23 @@ def test_with_a_communication_hook() -> None:
                 model(x).square().mean().backward()
                 optimizer.step()
     parallel_assert(distance(*models) == 0)
+
+
+def test_with_optimizers_in_backward() -> None:
+    """A rank that is done is not in backward; the others step there."""
+    models = [DDP(Both()), DDP(Both())]
+    state = comm_hooks.OptimizerInBackward(torch.optim.SGD, models[0].parameters(), lr=0.05)
+    models[0].register_comm_hook(state, comm_hooks.optimizer_in_backward_hook)
+    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.05)
+    for model in models:
+        with model.join():
+            for x in inputs(dist.get_rank()):
+                model(x).square().mean().backward()
+                if model is models[1]:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        parallel_assert(all(p.grad is None for p in model.parameters()))
+    parallel_assert(distance(*models) <= 1e-6, f"off by {distance(*models)}")
 
 
 def test_sparse_gradients() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
-from hpcdist.parallel import MixedPrecision
+from hpcdist.parallel import MixedPrecision, comm_hooks
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.mpi
@@ -105,6 +105,22 @@ def test_checkpoints_compute_again_in_low_precision(reentrant: bool) -> None:
         pairs = zip(grads(model), grads(plain), strict=True)
         parallel_assert(all(torch.allclose(a, b, rtol=2**-6, atol=1e-4) for a, b in pairs))
         parallel_assert(all(isinstance(p, nn.Parameter) for p in model.parameters()))
+
+
+def test_optimizers_in_backward_step_in_full_precision() -> None:
+    models = [DDP(Net(), mixed_precision=MixedPrecision(torch.bfloat16)) for _ in range(2)]
+    state = comm_hooks.OptimizerInBackward(torch.optim.SGD, models[0].parameters(), lr=0.05)
+    models[0].register_comm_hook(state, comm_hooks.optimizer_in_backward_hook)
+    models[1].register_comm_hook(None, comm_hooks.allreduce_hook)
+    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.05)
+    x = mine(torch.randn(12, 6, generator=torch.Generator().manual_seed(1)))
+    for _ in range(3):
+        for model in models:
+            model(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        parallel_assert(distance(*models) <= 1e-6, f"off by {distance(*models)}")
+        parallel_assert(all(p.dtype == torch.float32 for p in models[0].parameters()))
 
 
 def test_gradients_accumulate_in_full_precision() -> None:

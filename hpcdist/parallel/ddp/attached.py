@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from hpcdist.parallel.reducer.reducer import Reducer
+from hpcdist.parallel.reducer.stats import Stats
+
 __all__ = ["Attached"]
 
 #: The module by which torch attaches them; if it is not imported, none is attached.
@@ -24,43 +27,68 @@ class Attached:
     Parameters
     ----------
     parameters : sequence of torch.nn.Parameter
-        Those that DDP averages.
+        Those that the reducer averages.
+    delayed : sequence of (str, torch.nn.Parameter)
+        Those that are averaged together, too late for a step in the middle of backward.
+    reducer : Reducer or None
+        Gets a communication hook that steps. None if all parameters are delayed.
+    group : ProcessGroup
+        Between whose ranks.
+    stats : Stats
+        Where the hook's name is recorded.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        delayed: Sequence[tuple[str, torch.nn.Parameter]],
+        reducer: Reducer | None,
+        group: Any,
+        stats: Stats,
+    ) -> None:
         self._parameters = parameters
+        self._delayed = delayed
+        self._reducer = reducer
+        self._group = group
+        self._stats = stats
         self._known = [0] * len(parameters)
         self._state: Any = None
 
-    def take(self, ddp: Any) -> None:
+    def take(self) -> None:
         """Take over the optimizers attached since the last call; local.
-
-        Parameters
-        ----------
-        ddp : DistributedDataParallel
-            The module, which gets a communication hook that steps.
 
         Raises
         ------
         RuntimeError
-            If it has another communication hook.
+            If the module has another communication hook, or an optimizer of a delayed parameter
+            was attached.
         """
         if _MODULE not in sys.modules:
             return
+        for name, parameter in self._delayed:
+            if getattr(parameter, "_in_backward_optimizers", ()):
+                raise RuntimeError(
+                    f"an optimizer was attached (_apply_optimizer_in_backward) to {name}, which is "
+                    "one of delay_all_reduce_named_params; it would step before the gradient is "
+                    "averaged: step these parameters after backward"
+                )
         found = [len(getattr(p, "_in_backward_optimizers", ())) for p in self._parameters]
         if found == self._known:
             return
         from hpcdist.parallel.comm_hooks import optimizer  # imported late: few programs need hooks
 
-        state = optimizer.OptimizerInBackward.attached(self._parameters, ddp.process_group)
+        assert self._reducer is not None
+        state = optimizer.OptimizerInBackward.attached(self._parameters, self._group)
         if self._state is not None:
             self._state.optimizers.update(state.optimizers)
         else:
-            if ddp.reducer.transfer.has_hook:
+            if self._reducer.transfer.has_hook:
                 raise RuntimeError(
                     "optimizers were attached to parameters (_apply_optimizer_in_backward) of a "
                     "DistributedDataParallel with a communication hook; give it one of the two"
                 )
-            ddp.register_comm_hook(state, optimizer.optimizer_in_backward_hook)
+            hook = optimizer.optimizer_in_backward_hook
+            self._reducer.set_hook(state, hook)
+            self._stats.describe(comm_hook=hook.__qualname__)
             self._state = state
         self._known = found

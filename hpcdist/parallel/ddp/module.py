@@ -271,8 +271,12 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             # The hooks keep the reducer alive; once this object is gone, another one can wrap the
             # module.
             weakref.finalize(self, self.reducer.detach).atexit = False
-            self._attached = Attached([p for _, p in trained])
-            self._attached.take(self)
+        self._attached = Attached(
+            [p for _, p in trained], self._delayed_parameters, self.reducer, group, self._stats
+        )
+        self._attached.take()
+        if self.reducer is not None:
+            self.reducer.before_backward = self._attached.take
         self._delayed = None
         if delayed:
             assert self._delay_trigger is not None
@@ -322,6 +326,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         averages = self._averages()
         if self.reducer is not None:
             self.reducer.check()
+        if torch.is_grad_enabled():
+            self._attached.take()
         root = 0
         if self._join_config.enable:
             root = self._join_step(averages)
@@ -331,7 +337,6 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             self._check_frozen()
             self._stats.forward_begins()
             if self.reducer is not None:
-                self._attached.take(self)
                 self.reducer.rebuild()
         self._sync_buffers("PRE_FORWARD", root)
         if self._inputs_to is not None:

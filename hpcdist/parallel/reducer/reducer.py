@@ -73,6 +73,8 @@ class Reducer:
     ----------
     after_backward : list of torch.futures.Future
         Waited for at the end of the next backward pass; buffer hooks put theirs here.
+    before_backward : callable or None
+        Called at the start of each backward pass that averages gradients.
     transfer : Transfer
         What moves the buckets.
     """
@@ -98,6 +100,7 @@ class Reducer:
         self._find_unused = find_unused
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
+        self.before_backward: Callable[[], None] | None = None
         self.transfer = Transfer(group)
         self._usage = Usage(self._parameters, skip_unused)
         self._schedule = Schedule(
@@ -231,6 +234,8 @@ class Reducer:
         task = _current_graph_task()
         # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
         if self._task is None or (not self._running and self._task != task):
+            if self.before_backward is not None:
+                self.before_backward()
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
