@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
 
-__all__ = ["SyncBatchNorm", "take_over"]
+__all__ = ["SyncBatchNorm", "TorchLayers"]
 
 API = "SyncBatchNorm"
 
@@ -160,8 +160,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return module
 
 
-def take_over(module: torch.nn.Module) -> None:
-    """Let torch's SyncBatchNorm layers share statistics between hpcdist's ranks.
+class TorchLayers:
+    """Lets torch's SyncBatchNorm layers in a module share statistics between hpcdist's ranks.
 
     These layers ask torch.distributed for the ranks. If that is not initialised, each rank would
     silently normalise by itself.
@@ -170,27 +170,55 @@ def take_over(module: torch.nn.Module) -> None:
 
     Parameters
     ----------
-    module : torch.nn.Module
-        Such layers in it become hpcdist's, in place: references to them stay valid.
+    holder : dict
+        The children of a wrapper, with the module to look at as ``"module"``. Layers in it become
+        hpcdist's, in place: references to them stay valid.
 
     Raises
     ------
     ValueError
         For a class that derives from torch's, which may count on torch.distributed.
     """
+
+    def __init__(self, holder: dict[str, Any]) -> None:
+        self._holder = holder
+        self._take()
+
+    def check(self) -> None:
+        """Look again if a layer was replaced, as by ``convert_sync_batchnorm`` after wrapping."""
+        for children, name, layer in self._places:
+            if children.get(name) is not layer:
+                self._take()
+                return
+
+    def _take(self) -> None:
+        module = self._holder["module"]
+        for name, layer in module.named_modules():
+            if isinstance(layer, torch.nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm):
+                _take_over(name, layer)
+        parents = [self._holder, *(each._modules for each in module.modules())]
+        self._places = [
+            (children, name, child)
+            for children in parents
+            for name, child in children.items()
+            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm)
+        ]
+
+
+def _take_over(name: str, layer: torch.nn.SyncBatchNorm) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return
-    for name, layer in module.named_modules():
-        if not isinstance(layer, torch.nn.SyncBatchNorm) or isinstance(layer, SyncBatchNorm):
-            continue
-        if type(layer) is not torch.nn.SyncBatchNorm:
-            raise ValueError(
-                f"{name or 'the module'} is a {type(layer).__name__}, which derives from torch's "
-                "SyncBatchNorm and would normalise each rank by itself, because torch.distributed "
-                "is not initialised: derive it from hpcdist.parallel.SyncBatchNorm, or initialise "
-                "torch.distributed too, by hpcdist.torch.init_process_group()"
-            )
-        layer.__class__ = SyncBatchNorm
+        # a library may have initialised it for this process alone
+        own_group = isinstance(layer.process_group, torch.distributed.ProcessGroup)
+        if own_group or torch.distributed.get_world_size() >= _group.member(None).size():
+            return
+    if type(layer) is not torch.nn.SyncBatchNorm:
+        raise ValueError(
+            f"{name or 'the module'} is a {type(layer).__name__}, which derives from torch's "
+            "SyncBatchNorm and would normalise each rank by itself, because torch.distributed "
+            "is not initialised between all ranks: derive it from hpcdist.parallel.SyncBatchNorm, "
+            "or initialise torch.distributed too, by hpcdist.torch.init_process_group()"
+        )
+    layer.__class__ = SyncBatchNorm
 
 
 class _Normalize(Function):

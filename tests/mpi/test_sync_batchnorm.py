@@ -175,23 +175,37 @@ def test_disagreement_and_second_derivatives_are_errors():
         first.sum().backward()
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after wrapping"])
 @pytest.mark.parametrize("wrapped", [False, True], ids=["the module", "within"])
-def test_torchs_own_in_a_module_for_ddp(monkeypatch, wrapped):
-    """It asks torch.distributed for the ranks, which is not initialised."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)  # others' gloo
+@pytest.mark.parametrize("elsewhere", ["nowhere", "alone"])
+def test_torchs_own_in_a_module_for_ddp(monkeypatch, elsewhere, wrapped, after):
+    """It asks torch.distributed for the ranks, which is not initialised, or for one process."""
+    # others' gloo
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: elsewhere == "alone")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 1)
     me, size = dist.get_rank(), dist.get_world_size()
-    layer = nn.SyncBatchNorm(2, momentum=1.0)
-    net = nn.Sequential(nn.Linear(2, 2), layer) if wrapped else layer
-    held = layer
-    model = dist.DistributedDataParallel(net)
-    assert (net[1] if wrapped else net) is held
-    x = torch.full((3, 2), float(me))
-    x[0] += 1
+    if size == 1 and elsewhere == "alone":
+        return  # then torch's layer is right
+    plain = nn.BatchNorm1d(2, momentum=1.0)
+    net = nn.Sequential(nn.Linear(2, 2), plain) if wrapped else plain
     if wrapped:
         with torch.no_grad():
             net[0].weight.copy_(torch.eye(2))
             net[0].bias.zero_()
+    x = torch.full((3, 2), float(me))
+    x[0] += 1
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    if after:
+        model = dist.DistributedDataParallel(net)
+        model(x).sum().backward()
+        model = convert(model)
+    else:
+        net = convert(net)
+        model = dist.DistributedDataParallel(net)
+    held = model.module[1] if wrapped else model.module
+    assert held is not plain
     model(x).sum().backward()
+    assert held is (model.module[1] if wrapped else model.module)
     wanted = sum(r + 1 / 3 for r in range(size)) / size
     parallel_assert(
         close(held.running_mean, torch.full((2,), wanted), 1e-5), f"{held.running_mean}"
@@ -204,7 +218,10 @@ def test_a_class_derived_from_torchs_own_is_refused(monkeypatch):
     class Mine(nn.SyncBatchNorm):
         pass
 
-    with parallel_raises(
-        ValueError, match=r"1 is a Mine, .* derive it from hpcdist.parallel.SyncBatchNorm"
-    ):
+    why = r"1 is a Mine, .* derive it from hpcdist.parallel.SyncBatchNorm"
+    with parallel_raises(ValueError, match=why):
         dist.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), Mine(2)))
+    model = dist.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    model.module[1] = Mine(2)
+    with parallel_raises(ValueError, match=why):
+        model(torch.zeros(3, 2))

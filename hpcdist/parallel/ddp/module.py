@@ -29,7 +29,7 @@ from hpcdist.parallel.reducer.reducer import Reducer
 from hpcdist.parallel.reducer.schedule import piece_size
 from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.sync import packed, send
-from hpcdist.parallel.sync_batchnorm import take_over
+from hpcdist.parallel.sync_batchnorm import TorchLayers
 
 __all__ = ["DistributedDataParallel"]
 
@@ -233,7 +233,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
 
     def _set_up(self) -> None:
         """Make the local state: the reducer and its hooks."""
-        take_over(self.module)
+        self._norms = TorchLayers(self._modules)
         module, group = self.module, self.process_group
         delayed = {name for name, _ in self._delayed_parameters}
         named = [(n, p) for n, p in module.named_parameters() if n not in self.parameters_to_ignore]
@@ -335,6 +335,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             self.reducer.transfer.divisor = None
         if averages:
             self._check_frozen()
+            self._norms.check()
             self._stats.forward_begins()
             if self.reducer is not None:
                 self.reducer.rebuild()
@@ -464,6 +465,7 @@ _OF_THIS_PROCESS = (
     "_precision",
     "_delayed",
     "_attached",
+    "_norms",
 )
 
 
