@@ -111,32 +111,44 @@ class Communicator:
     def revoke(self) -> None: ...
 
 # What starts a group's operations; handles and addresses are integers.
-class Launch:
-    rank: int
-    size: int
-    name: str
-    seq: int
-    _comms: dict[int, Communicator]
-    _pairs: dict[int, Communicator]
-    _freed: bool
-    _checks: bool
-    _blocking_wait: bool
-    _recorder: Any
+class StreamQueue:
     @property
-    def _runtime(self) -> Any: ...
+    def name(self) -> str: ...
     @property
-    def _lock(self) -> Any: ...
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def runtime(self) -> Any: ...
+    @property
+    def lock(self) -> Any: ...
     @property
     def timeout(self) -> float: ...
     @timeout.setter
     def timeout(self, value: float | timedelta | None) -> None: ...
-    def use(self, runtime: Any) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        timeout: float | timedelta | None,
+        runtime: Any,
+        communicators: Any,
+        *,
+        urgent: bool = True,
+        blocking_wait: bool = False,
+        compare: Callable[[str, tuple[Any, ...]], None] | None = None,
+        recording: Any = None,
+    ) -> None: ...
     def drain(self, seconds: float) -> str | None: ...
+    def close(self, how: str) -> None: ...
     def forget_all(self) -> None: ...
     def launch(
         self,
         api: str,
-        parts: Sequence[Any],
+        regions: Sequence[Any],
         tensors: list[Any],
         enqueue: Callable[[Communicator, int], None],
         async_op: object,
@@ -147,7 +159,10 @@ class Launch:
         shown: tuple[list[Any], list[Any]] | None = None,
     ) -> NcclWork | None: ...
 
-class Operations(Launch):
+class SingleCalls:
+    @property
+    def queue(self) -> StreamQueue: ...
+    def __init__(self, queue: StreamQueue, stage: Callable[..., Any]) -> None: ...
     def all_reduce(
         self, tensor: Any, op: Any = ..., async_op: Any = False, *, api: Any = None, extra: int = 0
     ) -> Any: ...

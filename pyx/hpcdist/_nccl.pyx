@@ -1,7 +1,8 @@
-"""NCCL's communicators and operations on memory given by address.
+"""The binding of NCCL: communicators, and the queue that starts operations on streams.
 
-Independent of torch's streams and of groups of processes: addresses, counts, and stream handles are
-integers here, and :mod:`hpcdist.backends.nccl` supplies them. Every call runs without the GIL.
+It knows neither torch nor how the ranks meet. :mod:`hpcdist.backends.nccl` gives it streams,
+communicators, the check before an operation and the recording. Every call of NCCL runs without the
+GIL.
 """
 
 cimport cython
@@ -260,8 +261,8 @@ class Group:
             settle_group(self.comms, max([comm.timeout for comm in self.comms], default=1800.0))
 
 
-include "nccl/launch.pxi"
-include "nccl/ops.pxi"
+include "nccl/stream_queue.pxi"
+include "nccl/single_calls.pxi"
 include "nccl/work.pxi"
 
 

@@ -112,7 +112,7 @@ def in_child(work: object, backend: object) -> str:
     text = repr(work)
     if "forked from" not in text:
         return text
-    comm = next(iter(backend._comms.values()))
+    comm = backend.communicators.all()[0]
     for thing in (work, comm):
         for name in dir(type(thing)):
             if name.startswith("_"):

@@ -12,7 +12,7 @@ from standin import cpu, gpu
 
 import hpcdist as dist
 from hpcdist.backends.dispatch import serving
-from hpcdist.backends.nccl.launch import Launcher
+from hpcdist.backends.nccl.communicators import Communicators
 from hpcdist.groups.shrink import SHRINK_ABORT
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -30,7 +30,7 @@ def start(backend: str, **arguments) -> None:
 def of(group=None):
     """The communicator of a group, if it has one already."""
     pg = dist.group.WORLD if group is None else group
-    return serving(pg._comm, gpu(torch.ones(1))).communicator(0)
+    return serving(pg._comm, gpu(torch.ones(1))).communicators.usable(0)
 
 
 def add_up(group) -> float:
@@ -92,13 +92,13 @@ def test_a_rank_without_a_communicator_keeps_all_from_splitting():
 def test_with_a_device_the_communicator_is_made_at_once(backend, monkeypatch):
     size = dist.get_world_size()
     met = []
-    join = Launcher._join
+    join = Communicators._join
 
     def noted(self, index, unique, *rest):
         met.append(len(unique))
         return join(self, index, unique, *rest)
 
-    monkeypatch.setattr(Launcher, "_join", noted)
+    monkeypatch.setattr(Communicators, "_join", noted)
     monkeypatch.setenv("HPCDIST_NCCL_RANKS_PER_ROOT", "2")
     start(backend, device_id=torch.device("cuda", 0))
     parallel_assert(of() is not None and met == [(size + 1) // 2])

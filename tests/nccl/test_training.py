@@ -17,7 +17,7 @@ from torch import nn
 import hpcdist as dist
 import hpcdist.nn.functional as F
 from hpcdist.backends import cuda
-from hpcdist.backends.nccl import group, launch, reductions
+from hpcdist.backends.nccl import group, movements, reductions, tensors
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import SyncBatchNorm, comm_hooks
 from hpcdist.testing import parallel_assert
@@ -82,16 +82,21 @@ def _gradients(monkeypatch):
     def taken(tensor):
         return tensor.as_subclass(standin.FakeCuda) if isinstance(tensor, torch.Tensor) else tensor
 
-    for module in (group, reductions):
+    region = tensors.region
+    for module in (movements, reductions):
         monkeypatch.setattr(module, "region", lambda tensor, *rest: region(taken(tensor), *rest))
-    region = launch.region
+
+    class Taking(group.SingleCalls):
+        """Of the groups that the test makes."""
+
     for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
-        call = getattr(group.NcclGroup, name)
+        call = getattr(group.SingleCalls, name)
 
         def taking(self, *args, call=call, **about):
             return call(self, *map(taken, args), **about)
 
-        monkeypatch.setattr(group.NcclGroup, name, taking)
+        setattr(Taking, name, taking)
+    monkeypatch.setattr(group, "SingleCalls", Taking)
 
 
 WAYS = {

@@ -71,7 +71,7 @@ def main() -> None:
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id="cuda:0")
     group = dist.group.WORLD._comm
     both = dispatch.Dispatch({"cpu": object(), "cuda": group})
-    comm = group.communicator(0)
+    comm = group.communicators.usable(0)
     tensor = torch.ones(1).as_subclass(Plain)
     at, stream = tensor.data_ptr(), standin.Stream(0)
     library, calls = standin.library(), options.calls
@@ -115,7 +115,7 @@ def main() -> None:
             stream.kernel(BUSY)
             found[name].append(ways[name]())
             stream.synchronize()
-            group.drain(10.0)
+            group.queue.drain(10.0)
     loops = found["loop in C"]
     print(f"{'':<26}{'median':>8}{'above C':>9}{'least':>8}{'above C':>9}")
     for name, seconds in found.items():

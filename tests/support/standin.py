@@ -182,41 +182,47 @@ def _hook(function: Any) -> Any:
 
 #: What starts operations: any of them by Python's way, and those that are native as a whole.
 _LAUNCHES = (
-    "launch",
-    "all_reduce",
-    "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
+    ("StreamQueue", ("launch",)),
+    ("SingleCalls", ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")),
 )
 
 
-def _launch(function: Any) -> Any:
-    """A synchronous operation, after which the host may have to catch up with its stream."""
+def _in_step(native: type, names: tuple[str, ...]) -> type:
+    """A class whose synchronous operations let the host catch up with its stream."""
 
-    @functools.wraps(function)
-    def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
-        work = function(self, *args, **kwargs)
-        if work is None:
-            self._runtime.follow(self._runtime.current(0))
-        return work
+    def follow(name: str) -> Any:
+        function = getattr(native, name)
 
-    return inside
+        @functools.wraps(function)
+        def inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+            work = function(self, *args, **kwargs)
+            if work is None:
+                runtime = getattr(self, "queue", self).runtime
+                runtime.follow(runtime.current(0))
+            return work
+
+        return inside
+
+    return type(native.__name__, (native,), {name: follow(name) for name in names})
 
 
 @contextlib.contextmanager
 def training() -> Iterator[None]:
-    """Let modules be trained on the stand-in's GPU, in groups made with a runtime in lockstep."""
-    from hpcdist.backends.nccl.group import NcclGroup
+    """Let modules be trained on the stand-in's GPU, in groups made in it and in lockstep."""
+    from hpcdist.backends.nccl import group
     from hpcdist.parallel.reducer.reducer import Reducer
 
     changed = (
-        *((NcclGroup, name, _launch) for name in _LAUNCHES),
-        (Reducer, "_on_gradient", _hook),
-        (Reducer, "end_of_backward", _hook),
+        *(
+            (group, name, _in_step(getattr(group, name), operations))
+            for name, operations in _LAUNCHES
+        ),
+        (Reducer, "_on_gradient", _hook(Reducer._on_gradient)),
+        (Reducer, "end_of_backward", _hook(Reducer.end_of_backward)),
     )
     before = [getattr(owner, name) for owner, name, _ in changed]
-    for (owner, name, wrap), function in zip(changed, before, strict=True):
-        setattr(owner, name, wrap(function))
+    for owner, name, other in changed:
+        setattr(owner, name, other)
     try:
         with Factories():
             yield

@@ -1,9 +1,10 @@
 """The NCCL backend: collectives among GPUs, on torch's streams.
 
-``channel`` exchanges what ranks need before NCCL is up; ``launch`` is shared by all operations
-(``hpcdist._nccl`` starts them, and has their handles); ``reductions``, ``staged`` and ``group`` are
-the operations; ``derive`` makes communicators from other groups'. Nothing here loads NCCL or torch
-before a group is made.
+``group`` is the backend, made of parts: ``channel`` exchanges what ranks need before NCCL is up,
+``communicators`` makes and ends the communicators, ``hpcdist._nccl.StreamQueue`` starts operations
+and keeps those in flight, ``recording`` tells the flight recorder. ``reductions``, ``movements``,
+``messages`` and ``host_arrays`` are the operations; ``derive`` makes communicators from other
+groups'. Nothing here loads NCCL or torch before a group is made.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def create(options: BackendOptions, pg_options: Any = None) -> Any:
             f"pg_options of the nccl backend must be hpcdist.NCCLOptions, not "
             f"{type(pg_options).__name__}"
         )
-    made = group.NcclGroup(channel.of(options), options, pg_options)
+    made = group.NcclGroup(channel.create(options), options, pg_options)
     try:
         if isinstance(options.parent, group.NcclGroup):
             derive.derive(made, options.parent, options)
         if options.device is not None:
-            made.connect(options.device)
+            made.communicators.connect(options.device)
     except BaseException:
         made.free()
         raise

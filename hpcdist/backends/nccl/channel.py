@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from hpcdist.errors import (
     DistTimeoutError,
 )
 
-__all__ = ["Channel", "MpiChannel", "StoreChannel", "of"]
+__all__ = ["Channel", "MpiChannel", "StoreChannel", "create"]
 
 _UNIQUE = 128
 #: Tag of the messages between two ranks that make a communicator of their own.
@@ -120,6 +121,13 @@ class MpiChannel:
             ranks.reverse()
         return _compare(parts, ranks)[0]
 
+    def compare(self, api: str, facts: tuple[Any, ...]) -> None:
+        """Compare what the ranks call: a mismatch or a missing rank raises."""
+        number = zlib.crc32(repr((api, facts)).encode()) >> 1
+        self.comm.all_gather_into_tensor(
+            np.empty(self.size, np.int64), np.array([number]), api=api, extra=number
+        )
+
     def subgroup(self, options: BackendOptions) -> MpiChannel:
         """The channel of a group of some of its ranks."""
         made = self.comm.create_group(
@@ -199,8 +207,8 @@ class StoreChannel:
         """Nothing: the store is the job's."""
 
 
-def of(options: BackendOptions) -> Channel:
-    """The channel of a group.
+def create(options: BackendOptions) -> Channel:
+    """Make the channel of a group.
 
     Raises
     ------

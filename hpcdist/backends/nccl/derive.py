@@ -10,17 +10,17 @@ from __future__ import annotations
 from hpcdist import _nccl_loader, config
 from hpcdist.backends.base import BackendOptions
 
-from .launch import Launcher
+from .group import NcclGroup
 
 __all__ = ["derive"]
 
 
-def derive(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
+def derive(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
     """Make a new group's communicator from its parent's, if all ranks have that one.
 
     Parameters
     ----------
-    child, parent : Launcher
+    child, parent : NcclGroup
         The groups; `child` has no communicator yet.
     options : BackendOptions
         What `child` was made of.
@@ -36,41 +36,35 @@ def derive(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
         _split(child, parent, options)
 
 
-def _split(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
-    index = parent._runtime.index()
-    with parent._lock:
+def _split(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
+    index = parent.queue.runtime.index()
+    with parent.queue.lock:
         parent.derived += 1
-        comm = parent.communicator(index)
+        comm = parent.communicators.usable(index)
         # NCCL splits a communicator only while nothing is in flight on it
-        ready = comm is not None and parent.drain(parent.timeout) is None
+        ready = comm is not None and parent.queue.drain(parent.timeout) is None
         if not parent.channel.all_ready(f"split/{parent.derived}", ready, parent.timeout):
             return
         assert comm is not None
         # the parts have no rank in common: the first one's number names each of them
         color = options.parent_ranks[0]
-        child.adopt(
-            index,
-            child.in_time(
-                index, lambda: comm.split(color, child.rank, child.timeout), "ncclCommSplit"
-            ),
+        child.communicators.adopt(
+            index, lambda: comm.split(color, child.rank, child.timeout), "ncclCommSplit"
         )
 
 
-def _shrink(child: Launcher, parent: Launcher, options: BackendOptions) -> None:
-    index = parent._runtime.index()
+def _shrink(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
+    index = parent.queue.runtime.index()
     aborts = bool(options.shrinks)
-    with parent._lock:
-        comm = parent.communicator(index)
+    with parent.queue.lock:
+        comm = parent.communicators.usable(index)
         ready = comm is not None and "shrink" in _nccl_loader.load().optional
-        ready = ready and (aborts or parent.drain(parent.timeout) is None)
+        ready = ready and (aborts or parent.queue.drain(parent.timeout) is None)
         if child.channel.all_ready("shrink", ready, child.timeout):
             assert comm is not None
             gone = set(range(parent.size)) - set(options.parent_ranks)
-            child.adopt(
-                index,
-                child.in_time(
-                    index, lambda: comm.shrink(gone, aborts, child.timeout), "ncclCommShrink"
-                ),
+            child.communicators.adopt(
+                index, lambda: comm.shrink(gone, aborts, child.timeout), "ncclCommShrink"
             )
         if aborts:
             parent.abort()

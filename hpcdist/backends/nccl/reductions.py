@@ -1,93 +1,86 @@
-"""Reductions among GPUs."""
+"""Reductions among GPUs that are several NCCL calls, or run on one rank only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hpcdist import _nccl
-from hpcdist._nccl import Communicator
+from hpcdist._nccl import Communicator, StreamQueue
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
-from .launch import Launcher, Part, region
+from .tensors import check_count, common_dtype, region
 
-__all__ = ["Reductions", "fits", "same"]
-
-
-def same(api: str, parts: Sequence[Part], what: str) -> int:
-    """The one element type of some tensors."""
-    kinds = {part.dtype for part in parts}
-    if len(kinds) > 1:
-        raise ValueError(f"{api}: {what} must have one dtype, and have {len(kinds)}")
-    return next(iter(kinds), 1)
+__all__ = ["all_reduce_coalesced", "reduce", "reduce_scatter"]
 
 
-def fits(api: str, found: int, wanted: int, what: str) -> None:
-    if found != wanted:
-        raise ValueError(f"{api}: {what} has {found} elements, and needs {wanted}")
+def _translate(comm: Communicator, dtype: int, op: ReduceOp) -> tuple[int, int, int]:
+    """Return NCCL's element type, its elements per element of ours, and its operation."""
+    kind, lanes, how = _nccl.reduction(dtype, op.code)
+    return kind, lanes, comm.premul_sum(op.factor, kind) if how < 0 else how
 
 
-class Reductions(Launcher):
-    """The part of a group over NCCL that reduces."""
+def all_reduce_coalesced(queue: StreamQueue, tensors: Any, op: Any, async_op: bool) -> Any:
+    """Reduce several tensors in one call."""
+    api, tensors, op = "all_reduce_coalesced", list(tensors), ReduceOp(op)
+    regions = [region(each, f"{api}: tensor") for each in tensors]
+    for each in regions:
+        _nccl.reduction(each.dtype, op.code)
+    refuse_overlap(regions, "tensors")
 
-    def _how(self, comm: Communicator, dtype: int, op: ReduceOp) -> tuple[int, int, int]:
-        kind, lanes, how = _nccl.reduction(dtype, op.code)
-        return kind, lanes, comm.premul_sum(op.factor, kind) if how < 0 else how
+    def enqueue(comm: Communicator, stream: int) -> None:
+        with _nccl.Group(comm):
+            for each in regions:
+                kind, lanes, how = _translate(comm, each.dtype, op)
+                at = each.address
+                comm.all_reduce(at, at, each.elements * lanes, kind, how, stream)
 
-    def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
-        """Reduce several tensors in one call."""
-        api, tensors, op = "all_reduce_coalesced", list(tensors), ReduceOp(op)
-        parts = [region(each, f"{api}: tensor") for each in tensors]
-        for part in parts:
-            _nccl.reduction(part.dtype, op.code)
-        refuse_overlap(parts, "tensors")
+    facts = (op, [(each.elements, each.dtype) for each in regions])
+    return queue.launch(api, regions, tensors, enqueue, async_op, facts=facts)
 
-        def enqueue(comm: Communicator, stream: int) -> None:
-            with self.batch(comm):
-                for part in parts:
-                    kind, lanes, how = self._how(comm, part.dtype, op)
-                    at = part.address
-                    comm.all_reduce(at, at, part.elements * lanes, kind, how, stream)
 
-        facts = (op, [(part.elements, part.dtype) for part in parts])
-        return self.launch(api, parts, tensors, enqueue, async_op, facts=facts)
+def reduce(queue: StreamQueue, tensor: Any, root: int, op: Any, async_op: bool) -> Any:
+    """Reduce over all ranks, onto root."""
+    op = ReduceOp(op)
+    own = region(tensor, "reduce: tensor")
+    _nccl.reduction(own.dtype, op.code)
 
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
-        """Reduce over all ranks, onto root."""
-        op = ReduceOp(op)
-        part = region(tensor, "reduce: tensor")
-        _nccl.reduction(part.dtype, op.code)
+    def enqueue(comm: Communicator, stream: int) -> None:
+        kind, lanes, how = _translate(comm, own.dtype, op)
+        comm.reduce(own.address, own.address, own.elements * lanes, kind, how, root, stream)
 
-        def enqueue(comm: Communicator, stream: int) -> None:
-            kind, lanes, how = self._how(comm, part.dtype, op)
-            at = part.address
-            comm.reduce(at, at, part.elements * lanes, kind, how, root, stream)
+    facts = (op, own.elements, own.dtype, root)
+    return queue.launch("reduce", [own], [tensor], enqueue, async_op, facts=facts)
 
-        facts = (op, part.elements, part.dtype, root)
-        return self.launch("reduce", [part], [tensor], enqueue, async_op, facts=facts)
 
-    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
-        """Reduce a list element by element; rank i keeps element i."""
-        api, op, inputs = "reduce_scatter", ReduceOp(op), list(input_list)
-        fits(api, len(inputs), self.size, "input_list")
-        out = region(output, f"{api}: output")
-        ins = [region(each, f"{api}: input", False) for each in inputs]
-        dtype = same(api, [out, *ins], "output and inputs")
-        fits(api, out.elements, ins[self.rank].elements, "output")
-        refuse_input_in_output(ins, [out], {self.rank: 0}, "input_list", "output")
-        _nccl.reduction(dtype, op.code)
+def reduce_scatter(
+    queue: StreamQueue, output: Any, input_list: Any, op: Any, async_op: bool
+) -> Any:
+    """Reduce a list element by element; rank i keeps element i."""
+    api, op, inputs, rank = "reduce_scatter", ReduceOp(op), list(input_list), queue.rank
+    check_count(api, len(inputs), queue.size, "input_list")
+    out = region(output, f"{api}: output")
+    ins = [region(each, f"{api}: input", False) for each in inputs]
+    dtype = common_dtype(api, [out, *ins], "output and inputs")
+    check_count(api, out.elements, ins[rank].elements, "output")
+    refuse_input_in_output(ins, [out], {rank: 0}, "input_list", "output")
+    _nccl.reduction(dtype, op.code)
 
-        def enqueue(comm: Communicator, stream: int) -> None:
-            kind, lanes, how = self._how(comm, dtype, op)
-            with self.batch(comm):
-                for root, part in enumerate(ins):
-                    to = out.address if root == self.rank else part.address
-                    n = part.elements * lanes
-                    comm.reduce(part.address, to, n, kind, how, root, stream)
+    def enqueue(comm: Communicator, stream: int) -> None:
+        kind, lanes, how = _translate(comm, dtype, op)
+        with _nccl.Group(comm):
+            for root, each in enumerate(ins):
+                to = out.address if root == rank else each.address
+                n = each.elements * lanes
+                comm.reduce(each.address, to, n, kind, how, root, stream)
 
-        facts = (op, dtype, [part.elements for part in ins])
-        shown = ([inputs], [output])
-        return self.launch(
-            api, [out, *ins], [output, *inputs], enqueue, async_op, facts=facts, shown=shown
-        )
+    facts = (op, dtype, [each.elements for each in ins])
+    return queue.launch(
+        api,
+        [out, *ins],
+        [output, *inputs],
+        enqueue,
+        async_op,
+        facts=facts,
+        shown=([inputs], [output]),
+    )

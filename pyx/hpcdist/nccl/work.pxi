@@ -103,7 +103,7 @@ cdef class NcclWork(StreamWork):
     """
 
     cdef hd_watched* w
-    cdef Launch group
+    cdef StreamQueue queue
     cdef Place place
     cdef list held      # the tensors, until it has been waited for; the watched operation keeps them until it has ended
     cdef object tensors
@@ -147,7 +147,7 @@ cdef class NcclWork(StreamWork):
         self.order()
         copies, self.copies = self.copies, None
         for tensor, array in copies or ():
-            self.group._runtime.download(tensor, array)
+            self.queue.runtime.download(tensor, array)
         self.held = None
 
     cdef object captured(self, str why):
@@ -164,12 +164,12 @@ cdef class NcclWork(StreamWork):
         cdef int rc
         error = self.error()
         if error is not None:
-            if self.group._recorder is not None:
-                self.group._recorder.failed()
+            if self.queue.recording is not None:
+                self.queue.recording.failed()
             raise error
         if w.state == HD_WATCH_DONE:
             return 0
-        stream = self.group.current(self.place.number)
+        stream = self.queue.current(self.place.number)
         captures = hd_captures(self.place.gpu, <void*> stream)
         if w.state == HD_WATCH_CAPTURED:
             if not captures:
@@ -236,7 +236,7 @@ cdef class NcclWork(StreamWork):
             failed = torch.futures.Future()
             failed.set_exception(error)
             return failed
-        return self.group._runtime.future(self.place.index, self.place.stream, self.result())
+        return self.queue.runtime.future(self.place.index, self.place.stream, self.result())
 
     def __repr__(self):
         if hd_watch_forked():

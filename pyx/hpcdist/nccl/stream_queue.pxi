@@ -1,4 +1,4 @@
-# How every operation of a group over NCCL is started: checks, streams, NCCL, watchdog.
+# The queue of operations on a GPU's streams: every operation over NCCL starts here.
 
 # An operation that is one NCCL call.
 cdef struct one_call:
@@ -44,34 +44,59 @@ cdef class Place:
     cdef uintptr_t own     # its handle
 
 
-cdef class Launch:
-    """Starts the operations of a group over NCCL.
+cdef class StreamQueue:
+    """Starts a group's operations on streams, and keeps those in flight.
+
+    Parameters
+    ----------
+    name : str
+        Name of the group, for messages.
+    rank, size : int
+        This process's rank in the group, and the number of ranks.
+    timeout : float or datetime.timedelta
+        Time limit of an operation.
+    runtime : object
+        Streams and events, as in :mod:`hpcdist.backends.cuda`.
+    communicators : object
+        ``whole``, a dict from the index of a device to the communicator of all ranks, and
+        ``pairs``, a dict from a rank to the communicator of that rank and this one. Where an entry
+        is missing, ``connect(index)`` or ``connect_pair(index, peer)`` makes it.
+    urgent : bool
+        Run asynchronous operations on a stream of high priority.
+    blocking_wait : bool
+        Block the host in every wait.
+    compare : callable, optional
+        Called with an operation's name and arguments before it starts; raises if another rank
+        calls something else. None: nothing is compared.
+    recording : object, optional
+        ``note(api, inputs, outputs, peer, seconds)`` returns a record of an operation, with
+        ``follow(work)`` and ``failed()``; ``failed()`` of the recording itself is called when a
+        handle raises. None: nothing is recorded.
 
     Attributes
     ----------
-    rank, size : int
-        This process's rank in the group, and the group's size.
-    name : str
-        Of the group.
     timeout : float
-        Seconds that an operation has; may also be set to a duration.
+        Time limit in seconds; may also be set to a duration.
     seq : int
-        Operations begun.
+        Number of operations begun.
+    lock : threading.RLock
+        Held while an operation starts.
     """
 
-    cdef public int rank
-    cdef public int size
-    cdef public str name
-    cdef public unsigned long long seq
-    cdef public dict _comms      # index of a device -> communicator of all ranks
-    cdef public dict _pairs      # rank -> communicator of this rank and that one, for messages
-    cdef public bint _freed
-    cdef public bint _aborted
-    cdef public bint _checks
-    cdef public bint _blocking_wait
-    cdef public object _recorder  # the recorder of operations, or None
-    cdef readonly object _runtime
-    cdef readonly object _lock
+    cdef readonly str name
+    cdef readonly int rank
+    cdef readonly int size
+    cdef readonly unsigned long long seq
+    cdef readonly object runtime
+    cdef readonly object lock
+    cdef object communicators
+    cdef dict whole              # of the communicators
+    cdef dict pairs
+    cdef bint urgent
+    cdef bint blocking_wait
+    cdef object compare
+    cdef object recording
+    cdef str ended               # "freed" or "aborted" if no operation may begin any more
     cdef double limit
     cdef object acquire
     cdef object release
@@ -84,13 +109,24 @@ cdef class Launch:
     cdef hd_watched* first       # in flight, in the order of their starts
     cdef hd_watched* newest
 
-    def __cinit__(self, *args, **kwargs):
-        self._comms = {}
-        self._pairs = {}
+    def __init__(self, str name, int rank, int size, timeout, runtime, communicators, *, bint urgent=True,
+                 bint blocking_wait=False, compare=None, recording=None):
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.communicators = communicators
+        self.whole = communicators.whole
+        self.pairs = communicators.pairs
+        self.urgent = urgent
+        self.blocking_wait = blocking_wait
+        self.compare = compare
+        self.recording = recording
         self.places = {}
-        self._lock = threading.RLock()
-        self.acquire = self._lock.acquire
-        self.release = self._lock.release
+        self.lock = threading.RLock()
+        self.acquire = self.lock.acquire
+        self.release = self.lock.release
+        self.use(runtime)
 
     def __dealloc__(self):
         self.forget()
@@ -105,12 +141,12 @@ cdef class Launch:
         if self.limit < 0:
             self.limit = 1e9
 
-    def use(self, runtime):
-        """Use streams and events of a runtime of :mod:`hpcdist.backends.cuda`."""
+    cdef int use(self, object runtime) except -1:
+        """Take the addresses of the runtime's functions."""
         cdef uintptr_t address
         cdef dict given = runtime.functions
         hd_watch_forks()
-        self._runtime = runtime
+        self.runtime = runtime
         self.current = runtime.raw
         self.memory = runtime.memory
         self.device_type = runtime.name
@@ -130,6 +166,7 @@ cdef class Launch:
         self.cuda.context = <int (*)(void**) noexcept nogil> address
         address = given.get("enter", 0)
         self.cuda.enter = <int (*)(void*) noexcept nogil> address
+        return 0
 
     cdef Place place(self, int index):
         cdef uintptr_t context
@@ -139,7 +176,7 @@ cdef class Launch:
         found = self.places.get(index)
         if found is None:
             found = Place.__new__(Place)
-            context = self._runtime.context(index)
+            context = self.runtime.context(index)
             found.gpu = hd_gpu_of(&self.cuda, <void*> context, index)
             if found.gpu == NULL:
                 raise MemoryError("there is no memory for the events of a device")
@@ -152,8 +189,8 @@ cdef class Launch:
     cdef uintptr_t stream_of(self, Place place) except? 0:
         """The group's own stream on a device."""
         if place.stream is None:
-            place.stream = self._stream(place.number)
-            place.own = self._runtime.handle(place.stream)
+            place.stream = self.runtime.stream(place.index, self.urgent)
+            place.own = self.runtime.handle(place.stream)
         return place.own
 
     # ---- operations in flight ----
@@ -188,7 +225,7 @@ cdef class Launch:
         cdef double end = time.monotonic() + seconds
         late = None
         unforked()
-        with self._lock:
+        with self.lock:
             w = self.first
             while w != NULL:
                 if hold(w, max(end - time.monotonic(), 0.0)) == HD_WATCH_RUNS and late is None:
@@ -196,33 +233,46 @@ cdef class Launch:
                 w = w.after
         return late
 
+    def close(self, str how):
+        """Refuse all further operations.
+
+        Parameters
+        ----------
+        how : {"freed", "aborted"}
+            What happened to the group, for the message; the former outlasts the latter.
+        """
+        if self.ended != "freed":
+            self.ended = how
+
     def forget_all(self):
         """Release the tensors of all operations: nothing more happens to them."""
         unforked()
-        with self._lock:
+        with self.lock:
             self.forget()
 
     # ---- starting an operation ----
 
     cdef int ready(self, str api, object facts) except -1:
         """Check the group before an operation, with the lock."""
-        if self._freed or self._aborted:
-            how = "freed" if self._freed else "aborted"
-            raise DistBackendError(f"the group {self.name!r} over NCCL has been {how}")
+        if self.ended is not None:
+            raise DistBackendError(f"the group {self.name!r} over NCCL has been {self.ended}")
         self.let_go()
-        if self._checks and facts is not None:
-            self._compare(api, facts)
+        if self.compare is not None and facts is not None:
+            self.compare(api, facts)
         return 0
 
     cdef Communicator connected(self, str api, Place place, uintptr_t stream, int peer):
-        found = self._comms.get(place.number) if peer < 0 else self._pairs.get(peer)
+        found = self.whole.get(place.number) if peer < 0 else self.pairs.get(peer)
         if found is None:
             if hd_captures(place.gpu, <void*> stream):
                 raise DistBackendError(
                     f"{api} of the group {self.name!r} would make its communicator while a CUDA graph is captured, "
                     "which cannot be: call it once before the capture, or give init_process_group a device_id"
                 )
-            found = self.connect(place.number) if peer < 0 else self._connect_with(place.number, peer)
+            if peer < 0:
+                found = self.communicators.connect(place.number)
+            else:
+                found = self.communicators.connect_pair(place.number, peer)
         return found
 
     cdef hd_watched* start(self, str api, Place place, Communicator comm, uintptr_t current, bint async_op,
@@ -291,7 +341,7 @@ cdef class Launch:
         if w.state != HD_WATCH_CAPTURED:
             hd_watch_take(w)
         work.w = w
-        work.group = self
+        work.queue = self
         work.place = place
         work.held = held
         work.tensors = tensors
@@ -318,8 +368,8 @@ cdef class Launch:
             comm = self.connected(api, place, current, -1)
             if factor is not None:
                 c.how = comm.premul_sum(factor, c.dtype)
-            if self._recorder is not None and not hd_captures(place.gpu, <void*> current):
-                entry = self._note(KINDS[c.kind], [ins], [outs])
+            if self.recording is not None and not hd_captures(place.gpu, <void*> current):
+                entry = self.recording.note(KINDS[c.kind], [ins], [outs], -1, self.limit)
             if later:
                 held = [outs] if ins is outs else [outs, ins]
                 w = self.start(api, place, comm, current, True, c, None, held)
@@ -327,8 +377,8 @@ cdef class Launch:
                 w = self.start(api, place, comm, current, False, c, None, outs if ins is outs else (outs, ins))
             if entry is not None:
                 entry.follow(self.work_of(w, place, None, (), False, -1))
-            if later or self._blocking_wait:
-                work = self.work_of(w, place, held, [outs] if ins is outs else [outs, ins], self._blocking_wait, -1)
+            if later or self.blocking_wait:
+                work = self.work_of(w, place, held, [outs] if ins is outs else [outs, ins], self.blocking_wait, -1)
             elif w.state == HD_WATCH_CAPTURED:
                 hd_watch_put(w)
         except BaseException:
@@ -339,11 +389,11 @@ cdef class Launch:
             self.release()
         if later:
             return work
-        if self._blocking_wait:
+        if self.blocking_wait:
             work._wait(-1)
         return None
 
-    def launch(self, str api, parts, list tensors, enqueue, object async_op, int peer=-1, bint blocks=False,
+    def launch(self, str api, regions, list tensors, enqueue, object async_op, int peer=-1, bint blocks=False,
                int source=-1, facts=None, shown=None):
         """Start an operation of any kind.
 
@@ -351,8 +401,8 @@ cdef class Launch:
         ----------
         api : str
             Name of the public function.
-        parts : sequence of Part
-            Every tensor it touches; all on one device.
+        regions : sequence
+            The memory of every tensor it touches, with its ``device``; all on one device.
         tensors : list
             The same as objects, to be kept.
         enqueue : callable
@@ -375,7 +425,7 @@ cdef class Launch:
         NcclWork or None
         """
         cdef bint later = async_op
-        cdef int index = parts[0].device if parts else self._runtime.index()
+        cdef int index = regions[0].device if regions else self.runtime.index()
         cdef Place place
         cdef uintptr_t current
         cdef Communicator comm
@@ -383,20 +433,20 @@ cdef class Launch:
         cdef NcclWork work = None
         entry = None
         unforked()
-        for part in parts:
-            if part.device != index:
-                raise ValueError(f"{api}: the tensors are on several devices: {index}, {part.device}")
+        for region in regions:
+            if region.device != index:
+                raise ValueError(f"{api}: the tensors are on several devices: {index}, {region.device}")
         place = self.place(index)
-        blocks = blocks or self._blocking_wait
+        blocks = blocks or self.blocking_wait
         held = list(tensors)
-        with self._lock:
+        with self.lock:
             try:
                 self.ready(api, facts)
                 current = self.current(place.number)
                 comm = self.connected(api, place, current, peer)
-                if self._recorder is not None and not hd_captures(place.gpu, <void*> current):
+                if self.recording is not None and not hd_captures(place.gpu, <void*> current):
                     ins, outs = (tensors, tensors) if shown is None else shown
-                    entry = self._note(api, ins, outs, peer)
+                    entry = self.recording.note(api, ins, outs, peer, self.limit)
                 w = self.start(api, place, comm, current, later, NULL, enqueue, held)
                 if entry is not None:
                     entry.follow(self.work_of(w, place, None, (), False, -1))

@@ -49,83 +49,103 @@ cdef int apart(str api, hd_buf* block, hd_buf* whole, int rank) except -1:
     return 0
 
 
-cdef class Operations(Launch):
-    """The operations of a group over NCCL that are one NCCL call each."""
+cdef class SingleCalls:
+    """The operations that are one NCCL call each, on a group's queue.
+
+    Parameters
+    ----------
+    queue : StreamQueue
+        Starts them.
+    stage : callable
+        ``stage(queue, call, arrays, written, *rest, async_op, api, extra)`` runs an operation on
+        copies of arrays of the host.
+    """
+
+    cdef readonly StreamQueue queue
+    cdef object stage
+
+    def __init__(self, StreamQueue queue not None, stage):
+        self.queue = queue
+        self.stage = stage
 
     def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
         """Reduce over all ranks, in place on each."""
+        cdef StreamQueue queue = self.queue
         cdef hd_buf b
         cdef one_call c
         cdef way* w
         cdef int index
         cdef ReduceOp known = as_reduce_op(op)
         if on_host(tensor, api):
-            return self._staged(self.all_reduce, [tensor], [tensor], op, async_op=async_op, api=api, extra=extra)
+            return self.stage(queue, self.all_reduce, [tensor], [tensor], op, async_op=async_op, api=api, extra=extra)
         name = "all_reduce" if api is None else api
-        index = fill_device(tensor, &b, True, self.memory, self.device_type, "all_reduce: tensor")
+        index = fill_device(tensor, &b, True, queue.memory, queue.device_type, "all_reduce: tensor")
         w = way_of(b.dtype, known.code)
         c.kind = ALL_REDUCE_CALL
         c.send = c.recv = b.ptr
         c.count = b.n * w.lanes
         c.dtype = w.kind
         c.how = w.how
-        facts = (known, b.n, b.dtype, extra) if self._checks else None
-        return self.one(name, index, &c, tensor, tensor, async_op, facts, known.factor if w.how < 0 else None)
+        facts = (known, b.n, b.dtype, extra) if queue.compare is not None else None
+        return queue.one(name, index, &c, tensor, tensor, async_op, facts, known.factor if w.how < 0 else None)
 
     def broadcast(self, tensor, int root, object async_op=False, *, api=None, extra=0):
         """Copy root's tensor to all ranks."""
+        cdef StreamQueue queue = self.queue
         cdef hd_buf b
         cdef one_call c
         cdef int index
         if on_host(tensor, api):
-            return self._staged(self.broadcast, [tensor], [tensor], root, async_op=async_op, api=api, extra=extra)
+            return self.stage(queue, self.broadcast, [tensor], [tensor], root, async_op=async_op, api=api, extra=extra)
         name = "broadcast" if api is None else api
-        index = fill_device(tensor, &b, True, self.memory, self.device_type, "broadcast: tensor")
+        index = fill_device(tensor, &b, True, queue.memory, queue.device_type, "broadcast: tensor")
         kind, lanes = movement(b.dtype)
         c.kind = BROADCAST_CALL
         c.send = c.recv = b.ptr
         c.count = b.n * <int> lanes
         c.dtype = kind
         c.how = root
-        facts = (b.n, b.dtype, root, extra) if self._checks else None
-        return self.one(name, index, &c, tensor, tensor, async_op, facts, None)
+        facts = (b.n, b.dtype, root, extra) if queue.compare is not None else None
+        return queue.one(name, index, &c, tensor, tensor, async_op, facts, None)
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
         """Collect one tensor of each rank, of equal sizes, into one."""
+        cdef StreamQueue queue = self.queue
         cdef hd_buf out, own
         cdef one_call c
         cdef int index, other
         if on_host(output, api):
-            return self._staged(self.all_gather_into_tensor, [output, input], [output], async_op=async_op, api=api,
-                                extra=extra)
+            return self.stage(queue, self.all_gather_into_tensor, [output, input], [output], async_op=async_op,
+                              api=api, extra=extra)
         name = "all_gather_into_tensor" if api is None else api
-        index = fill_device(output, &out, True, self.memory, self.device_type, "all_gather_into_tensor: output")
-        other = fill_device(input, &own, False, self.memory, self.device_type, "all_gather_into_tensor: input")
+        index = fill_device(output, &out, True, queue.memory, queue.device_type, "all_gather_into_tensor: output")
+        other = fill_device(input, &own, False, queue.memory, queue.device_type, "all_gather_into_tensor: input")
         equal(name, &out, &own, index, other)
-        fits(name, out.n, own.n * self.size, "output")
-        apart(name, &own, &out, self.rank)
+        fits(name, out.n, own.n * queue.size, "output")
+        apart(name, &own, &out, queue.rank)
         kind, lanes = movement(own.dtype)
         c.kind = ALL_GATHER_CALL
         c.send = own.ptr
         c.recv = out.ptr
         c.count = own.n * <int> lanes
         c.dtype = kind
-        facts = (own.dtype, own.n, extra) if self._checks else None
-        return self.one(name, index, &c, input, output, async_op, facts, None)
+        facts = (own.dtype, own.n, extra) if queue.compare is not None else None
+        return queue.one(name, index, &c, input, output, async_op, facts, None)
 
     def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
         """Reduce one tensor; rank i keeps its i-th part."""
+        cdef StreamQueue queue = self.queue
         cdef hd_buf out, whole
         cdef one_call c
         cdef way* w
         cdef int index, other
         cdef ReduceOp known = as_reduce_op(op)
         name = "reduce_scatter_tensor"
-        index = fill_device(output, &out, True, self.memory, self.device_type, "reduce_scatter_tensor: output")
-        other = fill_device(input, &whole, False, self.memory, self.device_type, "reduce_scatter_tensor: input")
+        index = fill_device(output, &out, True, queue.memory, queue.device_type, "reduce_scatter_tensor: output")
+        other = fill_device(input, &whole, False, queue.memory, queue.device_type, "reduce_scatter_tensor: input")
         equal(name, &out, &whole, index, other)
-        fits(name, whole.n, out.n * self.size, "input")
-        apart(name, &out, &whole, self.rank)
+        fits(name, whole.n, out.n * queue.size, "input")
+        apart(name, &out, &whole, queue.rank)
         w = way_of(out.dtype, known.code)
         c.kind = REDUCE_SCATTER_CALL
         c.send = whole.ptr
@@ -133,5 +153,5 @@ cdef class Operations(Launch):
         c.count = out.n * w.lanes
         c.dtype = w.kind
         c.how = w.how
-        facts = (known, out.dtype, out.n) if self._checks else None
-        return self.one(name, index, &c, input, output, async_op, facts, known.factor if w.how < 0 else None)
+        facts = (known, out.dtype, out.n) if queue.compare is not None else None
+        return queue.one(name, index, &c, input, output, async_op, facts, known.factor if w.how < 0 else None)
