@@ -1,4 +1,5 @@
-"""The engine's C interface as Cython sees it; see engine/hd_engine.h for what each function does."""
+"""The engine's C interface as Cython sees it; see the header of each block, in engine/, for what each
+function does."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -9,6 +10,7 @@ cdef extern from "hd_base.h" nogil:
     enum:
         HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_UNDONE
         HD_ERR_CLOSED, HD_ERR_INTERRUPT
+        HD_TEXT
     int64_t hd_now()
     uint64_t hd_mix(uint64_t, uint64_t)
     uint64_t hd_hash_text(const char*)
@@ -24,22 +26,11 @@ cdef extern from "hd_mpi_ops.h" nogil:
     int hd_mpi_ops_init()
     void hd_mpi_ops_free()
 
-cdef extern from "hd_engine.h" nogil:
+cdef extern from "hd_buf.h" nogil:
     enum:
-        HD_TEXT, HD_SITE, HD_MAX_DIMS
-        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
-        HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
-        HD_QUEUED, HD_RUNNING, HD_DONE
+        HD_MAX_DIMS
 
-    enum:
-        HD_DEVICE_LEAST
-        HD_ANNOUNCEMENT, HD_PIECE
-
-    ctypedef struct hd_seg:
-        char* ptr
-        int64_t n
-        uint64_t form, strides
-
+cdef extern from "hd_comm.h" nogil:
     ctypedef struct hd_session:
         pass
 
@@ -60,6 +51,19 @@ cdef extern from "hd_engine.h" nogil:
         int pending
         int64_t node_limit
         int on_device
+
+cdef extern from "hd_job.h" nogil:
+    enum:
+        HD_SITE, HD_DEVICE_LEAST
+        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
+        HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
+        HD_QUEUED, HD_RUNNING, HD_DONE
+        HD_ANNOUNCEMENT, HD_PIECE
+
+    ctypedef struct hd_seg:
+        char* ptr
+        int64_t n
+        uint64_t form, strides
 
     enum:
         HD_REFUSED_RANKS
@@ -108,50 +112,47 @@ cdef extern from "hd_engine.h" nogil:
 
     hd_hooks hd_py
 
-    ctypedef struct hd_own:
-        int first, step, exact
-
-    int hd_overlap(const hd_seg*, int, int64_t, int*, int*)
-    int hd_input_in_output(const hd_seg*, int, const hd_seg*, int, int64_t, hd_own, int*, int*)
-    int hd_keep_apart(const hd_comm*, hd_job*)
-
     void hd_job_init(hd_job*, hd_comm*, int kind, const char* api)
     void hd_job_clear(hd_job*)
     int hd_job_state(const hd_job*)
     void hd_job_unref(hd_job*)
     int hd_job_wait(hd_job*, double)
+
+cdef extern from "hd_notify.h" nogil:
     int hd_job_watch(hd_job*)
+    void hd_notify_push(hd_job*)
+    hd_job* hd_notify_next()
+    void hd_notify_stop()
 
-    int hd_session_open(MPI_Comm, double, hd_session**, char*, size_t)
-    void hd_session_unref(hd_session*)
-    int hd_session_serialized(const hd_session*)
-    void hd_session_cpus(const hd_session*, int*, int*)
-    void hd_session_set_leaving(hd_session*)
-    void hd_session_set_failing(hd_session*, const char*)
-    void hd_session_poisoned(hd_session*)
-    void hd_abort(int, const char*)
-    void hd_abort_tell(int)
-    void hd_failing(double)
-    void hd_arm_exit(int)
-    void hd_arm_early()
-    int hd_in_child()
-    int hd_pmi_answer(int)
-    void hd_pmi_relay_begin()
-    void hd_pmi_relay_end()
+cdef extern from "hd_alias.h" nogil:
+    ctypedef struct hd_own:
+        int first, step, exact
 
-    int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
-    int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
-    int hd_comm_enter(hd_comm*, int)
-    void hd_comm_exit(hd_comm*)
-    void hd_comm_close(hd_comm*, int)
-    int hd_comm_drain(hd_comm*, double)
-    int hd_comm_free(hd_comm*, int, int)
-    int64_t hd_comm_unread(hd_comm*)
-    int hd_page_leave(hd_comm*, double)
-    void hd_comm_release(hd_comm*)
+    int hd_overlap(const hd_seg*, int, int64_t, int*, int*)
+    int hd_input_in_output(const hd_seg*, int, const hd_seg*, int, int64_t, hd_own, int*, int*)
 
+cdef extern from "hd_reductions.h" nogil:
+    int hd_keep_apart(const hd_comm*, hd_job*)
+
+cdef extern from "hd_node.h" nogil:
     int64_t hd_node_bytes(const hd_comm*)
 
+cdef extern from "hd_threads.h" nogil:
+    int hd_session_serialized(const hd_session*)
+
+cdef extern from "hd_status.h" nogil:
+    void hd_session_set_leaving(hd_session*)
+    void hd_session_set_failing(hd_session*, const char*)
+
+cdef extern from "hd_session_life.h" nogil:
+    int hd_session_open(MPI_Comm, double, hd_session**, char*, size_t)
+    void hd_session_unref(hd_session*)
+    void hd_session_cpus(const hd_session*, int*, int*)
+
+cdef extern from "hd_page_life.h" nogil:
+    int hd_page_leave(hd_comm*, int64_t, double)
+
+cdef extern from "hd_lane.h" nogil:
     int hd_lane_try(hd_comm*)
     void hd_lane_leave(hd_comm*)
     void hd_lane_run(hd_comm*, hd_job*)
@@ -160,18 +161,52 @@ cdef extern from "hd_engine.h" nogil:
     void hd_lane_give_up(hd_comm*)
     int hd_lane_drain(hd_comm*, double)
 
+cdef extern from "hd_envelope.h" nogil:
+    int hd_p2p_unfinished(const hd_job*)
+
+cdef extern from "hd_p2p.h" nogil:
     int hd_p2p_start(hd_comm*, hd_job*)
     int hd_p2p_test(hd_job*)
-    int hd_p2p_unfinished(const hd_job*)
     int hd_p2p_wait(hd_job*, double, int)
-    void hd_p2p_watch(hd_job*)
     int hd_p2p_take_back(hd_job*, double)
     void hd_p2p_give_up(hd_job*)
+
+cdef extern from "hd_poller.h" nogil:
+    void hd_p2p_watch(hd_job*)
     int hd_p2p_drain(hd_comm*, double)
     void hd_p2p_recall(hd_comm*)
     int hd_p2p_close(hd_comm*)
     int hd_p2p_shutdown()
 
-    void hd_notify_push(hd_job*)
-    hd_job* hd_notify_next()
-    void hd_notify_stop()
+cdef extern from "hd_last_words.h" nogil:
+    void hd_abort_tell(int)
+
+cdef extern from "hd_early.h" nogil:
+    void hd_arm_early()
+
+cdef extern from "hd_pmi.h" nogil:
+    int hd_pmi_answer(int)
+
+cdef extern from "hd_pmi_relay.h" nogil:
+    void hd_pmi_relay_begin()
+    void hd_pmi_relay_end()
+
+cdef extern from "hd_abort.h" nogil:
+    void hd_abort(int, const char*)
+    void hd_failing(double)
+
+cdef extern from "hd_exit.h" nogil:
+    void hd_arm_exit(int)
+    int hd_in_child()
+    void hd_session_poisoned(hd_session*)
+
+cdef extern from "hd_comm_life.h" nogil:
+    int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
+    int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
+    int hd_comm_enter(hd_comm*, int)
+    void hd_comm_exit(hd_comm*)
+    void hd_comm_close(hd_comm*, int)
+    int hd_comm_drain(hd_comm*, double)
+    int hd_comm_free(hd_comm*, int, int)
+    int64_t hd_comm_unread(hd_comm*)
+    void hd_comm_release(hd_comm*)

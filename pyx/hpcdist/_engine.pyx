@@ -42,7 +42,7 @@ cdef extern from "Python.h":
     int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) nogil
     int add_raising_call "Py_AddPendingCall"(int (*func)(void*) except -1, void* arg)
 
-cdef extern from "hd_engine.h" nogil:
+cdef extern from "hd_comm.h" nogil:
     MPI_Comm comm_from_int "(MPI_Comm)(intptr_t)"(intptr_t)
     intptr_t comm_to_int "(intptr_t)"(MPI_Comm)
 

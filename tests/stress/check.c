@@ -11,8 +11,11 @@
 #define _GNU_SOURCE
 #include <string.h>
 
+#include "hd_check.h"
+#include "hd_check_mpi.h"
 #include "hd_kernels.h"
 #include "hd_page.h"
+#include "hd_threads.h"
 #include "ranks.h"
 #include "sums.h"
 

@@ -12,7 +12,13 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "hd_data.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_node.h"
+#include "hd_page.h"
+#include "hd_scale.h"
+#include "hd_shared.h"
+#include "hd_threads.h"
 #include "ranks.h"
 #include "sums.h"
 
@@ -34,7 +40,7 @@ static __thread int self;
 
 /* ---- what the engine asks for ---- */
 
-int hd_session_share(MPI_Comm node, size_t bytes, void **out)
+int hd_share(MPI_Comm node, size_t bytes, void **out)
 {
     (void)node;
     *out = bytes <= SEGMENT ? segment : NULL;

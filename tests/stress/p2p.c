@@ -9,7 +9,9 @@
 #include <string.h>
 
 #include "harness.h"
+#include "hd_envelope.h"
 #include "hd_p2p.h"
+#include "hd_poller.h"
 
 enum { THREADS = 16 };
 

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "harness.h"
-#include "hd_engine.h"
+#include "hd_exec.h"
+#include "hd_lane.h"
+#include "hd_notify.h"
 
 enum { GROUPS = 3, THREADS = 16 };
 

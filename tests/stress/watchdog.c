@@ -13,7 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "hd_abort.h"
 #include "hd_session.h"
+#include "hd_status.h"
+#include "hd_watchdog.h"
 #include "ranks.h"
 
 enum { STEPS = 300, TOO_LONG = 20 };
@@ -72,7 +75,7 @@ void hd_abort(int code, const char *why)
 
 /* ---- a rank ---- */
 
-/* hd_session.c has these two, with MPI around them. */
+/* hd_session_life.c has these two, with MPI around them. */
 static void adopt(hd_session *s, hd_comm *c)
 {
     pthread_mutex_lock(&s->mu);

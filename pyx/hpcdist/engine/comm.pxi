@@ -129,7 +129,7 @@ cdef class Comm:
         cdef int left
         if self.c.page != NULL:
             with nogil:
-                left = hd_page_leave(self.c, seconds)
+                left = hd_page_leave(self.c, hd_comm_unread(self.c), seconds)
             if left < 0:
                 propagate()
             return left > 0

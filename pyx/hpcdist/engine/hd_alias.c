@@ -6,7 +6,8 @@
  * the call. */
 #include <stdlib.h>
 
-#include "hd_engine.h"
+#include "hd_alias.h"
+#include "hd_job.h"
 
 #define FEW 64 /* segments that are sorted on the stack */
 

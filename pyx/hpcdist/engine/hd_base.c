@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "hd_base.h"
 
 #include <sched.h>
 #include <stdarg.h>
@@ -8,6 +7,8 @@
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "hd_base.h"
 
 #define MS 1000000LL /* ns */
 

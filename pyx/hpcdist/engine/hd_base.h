@@ -5,7 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HD_LINE 64 /* bytes of a cache line */
+#define HD_LINE 64   /* bytes of a cache line */
+#define HD_TEXT 2048 /* bytes of an error text */
 
 /* How a call ended; the Python side maps each code to one exception class. */
 enum hd_code {

@@ -18,8 +18,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_check.h"
+#include "hd_check_mpi.h"
+#include "hd_comm.h"
+#include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_page.h"
+#include "hd_pairs.h"
+#include "hd_report.h"
+#include "hd_status.h"
+#include "hd_threads.h"
 
 /* One rank's way through one check. */
 typedef struct visit {

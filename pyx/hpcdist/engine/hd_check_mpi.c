@@ -30,209 +30,20 @@
 #include <string.h>
 #include <time.h>
 
-#include "hd_engine.h"
-#include "hd_outbox.h"
+#include "hd_base.h"
+#include "hd_check_mpi.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_pairs.h"
+#include "hd_post.h"
+#include "hd_report.h"
+#include "hd_status.h"
+#include "hd_threads.h"
+#include "hd_watchdog.h"
 
-#define TAG_NOTE 1
+static int came(const void *post, int rank) { return hd_post_is_here(post, rank); }
+
 #define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
-#define FLUSH_S 1.0  /* seconds to wait until this rank's own notes have gone */
-
-enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, VOTE };
-enum { HERE = 1, GAVE_UP, REFUSED };
-
-typedef struct note {
-    int32_t what, code; /* code: the error code of the others' calls */
-    uint64_t check;
-    double after; /* seconds, of GAVE_UP */
-    char text[HD_DESC];
-} note;
-
-/* A received note, of this check or a later one. */
-typedef struct heard {
-    struct heard *next;
-    int by;
-    note note;
-} heard;
-
-/* What MPI may still read and write of one check. */
-typedef struct ballot {
-    struct ballot *next;
-    uint64_t vote[VOTE];
-    uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
-                         * have */
-    int said;           /* this rank's vote in the second round is with MPI */
-    MPI_Request req[2]; /* of the rounds */
-} ballot;
-
-typedef struct hd_post {
-    MPI_Comm mpi;
-    int64_t unread;        /* notes sent, less those received */
-    uint64_t now;          /* the check this rank is in */
-    ballot *ballot, *left; /* the one in use; those left behind */
-    hd_outbox sent;
-    heard *heard;
-    int *others;           /* the ranks but this one */
-    int announced;
-} hd_post;
-
-static ballot *new_ballot(void)
-{
-    ballot *b = calloc(1, sizeof *b);
-    if (b)
-        b->req[0] = b->req[1] = MPI_REQUEST_NULL;
-    return b;
-}
-
-int hd_post_open(hd_comm *c)
-{
-    hd_post *p = calloc(1, sizeof *p);
-    if (p) {
-        p->ballot = new_ballot();
-        p->others = malloc((size_t)c->size * sizeof *p->others);
-    }
-    if (!p || !p->ballot || !p->others)
-        return HD_ERR_MEMORY;
-    for (int i = 1; i < c->size; i++)
-        p->others[i - 1] = (c->rank + i) % c->size; /* not all ranks write to the same one first */
-    c->post = p;
-    if (MPI_Comm_dup(c->mpi, &p->mpi))
-        return HD_ERR_BACKEND;
-    return MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN) ? HD_ERR_BACKEND : HD_OK;
-}
-
-/* ---- notes ---- */
-
-/* Frees what MPI is done with; under hd_mpi_lock. 1: nothing is left. */
-static int tidy(hd_post *p)
-{
-    for (ballot **at = &p->left; *at;) {
-        ballot *b = *at;
-        int done = 0;
-        if (!MPI_Testall(2, b->req, &done, MPI_STATUSES_IGNORE) && done) {
-            *at = b->next;
-            free(b);
-        } else {
-            at = &b->next;
-        }
-    }
-    return hd_outbox_tidy(&p->sent) && !p->left;
-}
-
-static void send_note(hd_comm *c, int what, int code, double after, const char *text)
-{
-    hd_post *p = c->post;
-    note n = {.what = what, .code = code, .check = p->now, .after = after};
-    hd_text t;
-    int rc; /* the others time out by themselves */
-    hd_text_init(&t, n.text, sizeof n.text);
-    hd_say(&t, "%s", text);
-    hd_mpi_lock(c->session);
-    p->unread += hd_outbox_send(&p->sent, p->mpi, &n, offsetof(note, text) + t.used + 1, p->others, c->size - 1,
-                                TAG_NOTE, &rc);
-    hd_mpi_unlock(c->session);
-}
-
-/* Waits until MPI has taken this rank's notes: outside hpcdist it may be long before MPI can send
- * them. */
-static void flush(hd_comm *c)
-{
-    const int64_t until = hd_until(FLUSH_S);
-    for (;;) {
-        const struct timespec nap = {0, 50000};
-        int gone;
-        hd_mpi_lock(c->session);
-        gone = hd_outbox_tidy(&c->post->sent);
-        hd_mpi_unlock(c->session);
-        if (gone || hd_now() > until)
-            return;
-        nanosleep(&nap, NULL);
-    }
-}
-
-/* Receives one note; under hd_mpi_lock. 0: there is none. */
-static int read_note(hd_post *p)
-{
-    heard *h;
-    MPI_Message message;
-    MPI_Status st;
-    int there = 0;
-    if (MPI_Improbe(MPI_ANY_SOURCE, TAG_NOTE, p->mpi, &there, &message, &st) || !there)
-        return 0;
-    h = calloc(1, sizeof *h);
-    if (!h || MPI_Mrecv(&h->note, (int)sizeof h->note, MPI_BYTE, &message, MPI_STATUS_IGNORE)) {
-        free(h);
-        return 0;
-    }
-    p->unread--;
-    h->note.text[HD_DESC - 1] = 0;
-    h->by = st.MPI_SOURCE;
-    if (h->note.check < p->now) {
-        free(h);
-    } else {
-        h->next = p->heard;
-        p->heard = h;
-    }
-    return 1;
-}
-
-static void read_notes(hd_comm *c)
-{
-    hd_mpi_lock(c->session);
-    while (read_note(c->post))
-        ;
-    hd_mpi_unlock(c->session);
-}
-
-/* Drops the notes of checks before `before`; all notes if it is 0. */
-static void forget_notes(hd_post *p, uint64_t before)
-{
-    for (heard **at = &p->heard; *at;) {
-        heard *h = *at;
-        if (!before || h->note.check < before) {
-            *at = h->next;
-            free(h);
-        } else {
-            at = &h->next;
-        }
-    }
-}
-
-static int is_here(const hd_post *p, int rank)
-{
-    for (const heard *h = p->heard; h; h = h->next)
-        if (h->by == rank && h->note.check == p->now && h->note.what == HERE)
-            return 1;
-    return 0;
-}
-
-static int came(const void *post, int rank) { return is_here(post, rank); }
-
-/* The note with the best reason that shows that the present check is abandoned. Its sender gave the
- * check up or refused; or its sender is in a later check, which it cannot have reached through an
- * outcome of this one as long as this rank has not said yes. */
-static const heard *who_left(const hd_post *p)
-{
-    const heard *best = NULL;
-    int most = p->ballot->said && p->ballot->seen ? 0 : -1;
-    for (const heard *h = p->heard; h; h = h->next) {
-        const int worth = h->note.check > p->now ? 0 : h->note.what == REFUSED ? 2 : h->note.what == GAVE_UP ? 1 : -1;
-        if (worth > most || (worth == most && best && h->by < best->by)) {
-            most = worth;
-            best = h;
-        }
-    }
-    return best;
-}
-
-/* The ranks that refused the present check for the same reason as that note. */
-static void who_refused(const hd_post *p, const heard *like, hd_refused *out)
-{
-    out->n = 0;
-    memcpy(out->text, like->note.text, sizeof out->text);
-    for (const heard *h = p->heard; h; h = h->next)
-        if (h->note.what == REFUSED && h->note.check == p->now && strcmp(h->note.text, out->text) == 0)
-            hd_refused_by(out, h->by);
-}
 
 /* ---- leaving a check without an outcome ---- */
 
@@ -241,7 +52,7 @@ static void who_refused(const hd_post *p, const heard *like, hd_refused *out)
 static void leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
-    ballot *b = p->ballot, *fresh = new_ballot();
+    hd_ballot *b = p->ballot, *fresh = hd_post_ballot();
     hd_mpi_lock(c->session);
     if (!b->said)
         MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, p->mpi, &b->req[1]);
@@ -249,7 +60,7 @@ static void leave_behind(hd_comm *c)
     b->next = p->left;
     p->left = b;
     p->ballot = fresh; /* without memory the next check tries again */
-    tidy(p);
+    hd_post_tidy(p);
     hd_mpi_unlock(c->session);
 }
 
@@ -260,21 +71,21 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     hd_describe_here(here, j);
     if (j->monitored)
         hd_say_awaited(here, c, came, c->post);
-    send_note(c, GAVE_UP, HD_ERR_TIMEOUT, after, here);
-    flush(c);
+    hd_post_send(c, HD_POST_GAVE_UP, HD_ERR_TIMEOUT, after, here);
+    hd_post_flush(c);
 }
 
 static void announce(hd_comm *c)
 {
     c->post->announced = 1;
-    send_note(c, HERE, 0, 0, "");
+    hd_post_send(c, HD_POST_HERE, 0, 0, "");
 }
 
 static int refuse(hd_comm *c, const hd_job *j)
 {
     leave_behind(c);
-    send_note(c, REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
-    flush(c);
+    hd_post_send(c, HD_POST_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
+    hd_post_flush(c);
     return HD_OK;
 }
 
@@ -283,25 +94,25 @@ static int follow(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
     const int64_t until = hd_until(REASON_S);
-    const heard *h;
+    const hd_post_heard *h;
     char buffer[HD_TEXT];
     hd_refused refused;
     int code = HD_ERR_TIMEOUT;
     hd_text t;
 
-    while (!(h = who_left(p)) && hd_now() < until) {
+    while (!(h = hd_post_reason(p)) && hd_now() < until) {
         const struct timespec nap = {0, 50000};
         nanosleep(&nap, NULL);
-        read_notes(c);
+        hd_post_read(c);
     }
     leave_behind(c);
-    if (!(h && h->note.what == REFUSED && h->note.check == p->now) && hd_fail_if_gone(c, j))
+    if (!(h && h->note.what == HD_POST_REFUSED && h->note.check == p->now) && hd_fail_if_gone(c, j))
         return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    if (h && h->note.check == p->now && h->note.what == REFUSED) {
+    if (h && h->note.check == p->now && h->note.what == HD_POST_REFUSED) {
         code = h->note.code;
-        who_refused(p, h, &refused);
+        hd_post_refused(p, h, &refused);
         hd_say_refused(&t, j, code, &refused);
         hd_say(&t, "; this rank called ");
         hd_say_call(&t, c, j);
@@ -332,13 +143,13 @@ static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
     hd_say(&t, "timeout after %.3g s in ", after);
     hd_say_call(&t, c, j);
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !is_here(p, r))
+        if (r != c->rank && !hd_post_is_here(p, r))
             hd_say(&t, "%s%d", missing++ ? ", " : ": rank ", r);
     hd_say(&t, "%s not joined.", missing > 1 ? " have" : missing ? " has" : ": some rank has");
     for (int r = 0; r < c->size && t.used < 1200; r++)
         if (r != c->rank) {
             hd_say(&t, "\n  rank %d: ", r);
-            if (is_here(p, r))
+            if (hd_post_is_here(p, r))
                 hd_say(&t, "waits in the same call");
             else
                 hd_session_report(c->session, c->node_slot[r], &t);
@@ -387,11 +198,11 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         give_up(c, j, after);
         return 1;
     }
-    read_notes(c);
-    if (who_left(p))
+    hd_post_read(c);
+    if (hd_post_reason(p))
         return follow(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]), here = is_here(p, r);
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]), here = hd_post_is_here(p, r);
         called |= here;
         if (how && !here) {
             hd_fail_gone(c, j, r, how);
@@ -420,8 +231,8 @@ static int first_round(hd_comm *c, hd_job *j)
             continue;
         if ((end = ended(c, j, req))) /* once more: the last look may be a nap old */
             break;
-        read_notes(c);
-        return who_left(c->post) ? follow(c, j) : time_out(c, j, &w);
+        hd_post_read(c);
+        return hd_post_reason(c->post) ? follow(c, j) : time_out(c, j, &w);
     }
     return end > 0 ? HD_OK : j->code;
 }
@@ -440,8 +251,8 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
         hd_session_note(c->session, j);
         if (interrupted(j))
             j->code = HD_ERR_INTERRUPT; /* after the operation */
-        read_notes(c);
-        if (who_left(c->post))
+        hd_post_read(c);
+        if (hd_post_reason(c->post))
             return follow(c, j);
     }
     return end > 0 ? HD_OK : j->code;
@@ -480,7 +291,7 @@ static int begin_round(hd_comm *c, hd_job *j, uint64_t *what, int n, MPI_Op op, 
 
 /* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
  * to the watchdog. */
-static int conclude(hd_comm *c, hd_job *j, ballot *b)
+static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
 {
     const uint64_t *v = b->vote;
     b->seen = b->said = 1;
@@ -500,7 +311,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
 {
     const uint64_t count = j->refusal ? 0 : (uint64_t)hd_agreed(j);
     hd_post *p = c->post;
-    ballot *b = p->ballot ? p->ballot : (p->ballot = new_ballot());
+    hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_post_ballot());
     int code;
 
     if (!b) {
@@ -509,7 +320,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     }
     p->now++;
     p->announced = 0;
-    forget_notes(p, p->now);
+    hd_post_forget(p, p->now);
     b->seen = b->said = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
     memcpy(b->vote, (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls, !!j->refusal},
@@ -528,36 +339,4 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     code = conclude(c, j, b);
     hd_data_end(c);
     return code;
-}
-
-/* ---- the end ---- */
-
-int64_t hd_post_unread(hd_comm *c)
-{
-    if (!c->post)
-        return 0;
-    read_notes(c);
-    return c->post->unread;
-}
-
-int hd_post_close(hd_comm *c, int together)
-{
-    hd_post *p = c->post;
-    int clean = 0;
-    if (!p)
-        return 1;
-    hd_mpi_lock(c->session);
-    for (int k = 0; k < 1000 && !clean; k++)
-        clean = tidy(p);
-    if (clean && together)
-        MPI_Comm_free(&p->mpi);
-    hd_mpi_unlock(c->session);
-    if (clean) {
-        forget_notes(p, 0);
-        free(p->ballot);
-        free(p->others);
-        free(p);
-        c->post = NULL;
-    }
-    return clean;
 }

@@ -2,7 +2,11 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_job.h"
+#include "hd_threads.h"
 
 /* Between two looks at MPI, where the core is needed elsewhere. A lane between nodes leaves the
  * core to the thread that computes; within a node it leaves it to the peer it waits for, which

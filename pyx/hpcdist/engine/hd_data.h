@@ -1,4 +1,5 @@
-/* Internals of the data phase, shared by hd_exec.c, hd_reductions.c and hd_moves.c only.
+/* What all files of the data phase use: MPI calls and waits for them, a staging buffer, types for
+ * long messages.
  *
  * Which MPI calls are made must not depend on what only one rank knows, such as where its tensors
  * lie: forms are chosen by kind and agreed sizes alone. Calls block, unless the library would spin
@@ -7,11 +8,10 @@
 #ifndef HD_DATA_H
 #define HD_DATA_H
 
-#include <limits.h>
+#include <stdint.h>
 
-#include "hd_engine.h"
-#include "hd_kernels.h"
-#include "hd_mpi_ops.h"
+#include "hd_job.h"
+#include "hd_threads.h"
 
 #define MOVE_MAX (1ll << 30) /* elements of one MPI call */
 
@@ -36,28 +36,9 @@
         }                                                                                                  \
     } while (0)
 
-int hd_all_reduce(hd_comm *c, hd_job *j);
-/* The ring, an all_reduce that is polled: whether j qualifies for it, and the reduction of one
- * tensor. */
-int hd_ring_fits(const hd_comm *c, const hd_job *j);
-int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
-/* Through the node's memory: whether j goes that way, and the reduction of one tensor. Allocates the
- * memory if there is none yet, which is collective. -1: the job has failed. */
-int hd_node_takes(hd_comm *c, hd_job *j);
-int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
-int hd_reduce(hd_comm *c, hd_job *j);
-int hd_reduce_scatter(hd_comm *c, hd_job *j);
-int hd_broadcast(hd_comm *c, hd_job *j);
-int hd_all_gather(hd_comm *c, hd_job *j);
-int hd_gather(hd_comm *c, hd_job *j);
-int hd_scatter(hd_comm *c, hd_job *j);
-int hd_all_to_all(hd_comm *c, hd_job *j);
-
-/* Whether a factor is applied before the sum: for PREMUL_SUM, and for the AVG of float16, which
- * could overflow. */
-int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor);
-/* AVG in all other cases. */
-void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n);
+int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);
+int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs);
+MPI_Datatype hd_big_type(int64_t bytes); /* a committed type of that many bytes */
 
 /* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the
  * job. */

@@ -3,13 +3,15 @@
  * killed by a signal. So a rank that ends with an error before that sends the launcher an "abort"
  * in its own protocol (PMI-1). Open MPI's mpirun and srun end the job by themselves. */
 #define _GNU_SOURCE
+#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "hd_engine.h"
+#include "hd_early.h"
+#include "hd_last_words.h"
 
 static pid_t early_pid;
 

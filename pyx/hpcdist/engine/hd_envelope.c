@@ -15,7 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hd_p2p.h"
+#include "hd_comm.h"
+#include "hd_data.h"
+#include "hd_envelope.h"
+#include "hd_job.h"
+#include "hd_types.h"
 
 static MPI_Datatype type_of(hd_job *j, int64_t bytes, int *n)
 {

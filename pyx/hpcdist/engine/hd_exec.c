@@ -2,7 +2,22 @@
  * compared. */
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_check.h"
+#include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_exec.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_moves.h"
+#include "hd_pairs.h"
+#include "hd_reductions.h"
+#include "hd_ring.h"
+#include "hd_scale.h"
+#include "hd_status.h"
+#include "hd_threads.h"
+#include "hd_types.h"
+#include "hd_watchdog.h"
 
 /* Whether this thread has to poll. The ranks agree on the answer: a blocking call does not match a
  * nonblocking one. Unchecked, they cannot agree, and block. */

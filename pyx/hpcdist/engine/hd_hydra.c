@@ -4,6 +4,7 @@
  * do not, hydra does when the copies close with their holder. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "hd_session.h"
+#include "hd_hydra.h"
 
 static int own_connection(void)
 {

@@ -8,7 +8,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "hd_engine.h"
+#include "hd_base.h"
+#include "hd_buf.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_threads.h"
+#include "hd_types.h"
 
 #define DATA_LEAST 5.0 /* seconds for the data, or the timeout if shorter */
 #define DDP "DistributedDataParallel" /* the names of its operations begin with this */

@@ -13,7 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "hd_engine.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_exec.h"
+#include "hd_job.h"
+#include "hd_lane.h"
 
 int hd_lanes_busy;
 

@@ -2,11 +2,12 @@
  * that waits for a missing rank is completed when that rank arrives. So each rank keeps the
  * duplicate, and a later attempt goes on with it. A rank that comes late may then find it complete
  * while others have given up. A roll call over the duplicate decides. */
-#include "hd_meet.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hd_base.h"
+#include "hd_job.h"
+#include "hd_meet.h"
 #include "hd_roll.h"
 
 typedef struct attempt {

@@ -3,7 +3,9 @@
 #ifndef HD_MEET_H
 #define HD_MEET_H
 
-#include "hd_engine.h"
+#include <mpi.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* A duplicate of `from`, on all its ranks or on none; HD_OK, or an error with a text. It may be
  * called again. */

@@ -1,8 +1,16 @@
 /* Operations that move data without reducing it. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_job.h"
+#include "hd_moves.h"
+#include "hd_mpi_ops.h"
+#include "hd_threads.h"
+#include "hd_types.h"
 
 #define TAG_EXCHANGE 31      /* user tags never end in 31: see hd_p2p.c */
 #define STAGE_LIST (1 << 20) /* bytes: shorter lists are packed and moved by one MPI call */

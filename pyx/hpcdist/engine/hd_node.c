@@ -27,7 +27,17 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "hd_data.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_node.h"
+#include "hd_report.h"
+#include "hd_scale.h"
+#include "hd_shared.h"
+#include "hd_status.h"
+#include "hd_threads.h"
+#include "hd_types.h"
 
 #define LEAST (4 << 10)      /* bytes: shorter tensors alone do not justify the memory */
 #define PIECE (256 << 10)    /* bytes: with its buffers, it fits the second-level caches of today */
@@ -109,7 +119,7 @@ static int open_node(hd_comm *c, hd_job *j)
     if (!rc && piece) {
         node->piece = piece;
         node->bytes = (size_t)(head_bytes(c) + 2 * c->size * piece);
-        rc = hd_session_share(c->mpi, node->bytes, &at) ? MPI_ERR_OTHER : MPI_SUCCESS;
+        rc = hd_share(c->mpi, node->bytes, &at) ? MPI_ERR_OTHER : MPI_SUCCESS;
     }
     hd_mpi_unlock(c->session);
     if (at) {

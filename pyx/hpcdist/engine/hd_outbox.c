@@ -1,7 +1,8 @@
-#include "hd_outbox.h"
-
+/* Messages that no thread waits for: see hd_outbox.h. */
 #include <stdlib.h>
 #include <string.h>
+
+#include "hd_outbox.h"
 
 struct hd_parcel {
     struct hd_parcel *next;

@@ -9,7 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_envelope.h"
+#include "hd_job.h"
 #include "hd_p2p.h"
+#include "hd_status.h"
+#include "hd_threads.h"
+#include "hd_types.h"
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */

@@ -1,28 +1,20 @@
-/* Internals of point to point: shared by hd_p2p.c, hd_poller.c and hd_envelope.c only. */
+/* Point to point: sends and receives. */
 #ifndef HD_P2P_H
 #define HD_P2P_H
 
-#include "hd_engine.h"
+#include "hd_job.h"
 
-#define TAG(user, kind) ((user) * 32 + (kind)) /* the element type, or one of the engine's own; 31 is not for messages */
-#define TAG_LONG 30                            /* the rest of a long message, by its number */
-
-_Static_assert((int)HD_NDTYPES <= (int)HD_ANNOUNCEMENT, "the dtype code has five bits of the tag");
-
-static inline int hd_tag(const hd_job *j) { return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype); }
-
-/* One message, as hd_p2p.c sees it: begun, and tested until it is done. With the lock of MPI held.
- * A receive that is done has its bytes in j->got, and its sender in st. */
-int hd_message_begin(hd_comm *c, hd_job *j);
-int hd_message_test(hd_job *j, int *done, MPI_Status *st);
-/* The request of a receive is done: what arrived? */
-int hd_message_arrived(hd_job *j, int *done, MPI_Status *st);
-/* A receive whose message is on its way: it cannot be cancelled. */
-int hd_message_matched(const hd_job *j);
-void hd_message_free(hd_job *j);         /* when MPI is done with it */
-
+int hd_p2p_start(hd_comm *c, hd_job *j); /* posts; may finish at once */
+int hd_p2p_test(hd_job *j);              /* 1 done */
+/* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
+int hd_p2p_wait(hd_job *j, double seconds, int interruptible);
+/* Cancels a receive. 1: cancelled; 0: it has ended, mostly well, because its message had arrived;
+ * -1: its message is on its way, call again. The call takes up to `seconds`. */
+int hd_p2p_take_back(hd_job *j, double seconds);
+/* Ends the job, not the request: MPI may use the tensor for ever. */
+void hd_p2p_give_up(hd_job *j);
 /* A job that no thread waits for: 1 if it has ended, in time or not. */
 int hd_p2p_look_after(hd_job *j);
-void hd_p2p_end(hd_job *j);       /* its group is being destroyed */
+void hd_p2p_end(hd_job *j); /* its group is being destroyed */
 
 #endif

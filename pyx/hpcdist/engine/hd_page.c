@@ -1,6 +1,9 @@
 /* The protocol of the page, one step per function: see hd_page.h. */
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
 #include "hd_page.h"
 
 #define JOINED_BIT (1u << 31)
@@ -165,28 +168,4 @@ void hd_page_refused(const hd_comm *c, uint32_t n, int by, const hd_note *note, 
             r != by && strcmp(next.text, note->text) == 0)
             hd_refused_by(out, r);
     hd_refused_by(out, by); /* even if its note has been overwritten since */
-}
-
-/* ---- the end of a group ---- */
-
-int hd_page_leave(hd_comm *c, double seconds)
-{
-    hd_words *all = hd_words_of(c);
-    int64_t left = 0;
-    hd_waiter w;
-
-    all[c->rank].unread = hd_comm_unread(c);
-    __atomic_store_n(&all[c->rank].closed, 1, __ATOMIC_RELEASE);
-    hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
-    for (int r = 0; r < c->size; r++) {
-        while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {
-            const int ev = hd_waiter_step(&w);
-            if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(NULL))
-                return -1;
-            if ((ev & HD_WAIT_EXPIRED) || ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
-                return 0;
-        }
-        left += all[r].unread;
-    }
-    return left == 0;
 }

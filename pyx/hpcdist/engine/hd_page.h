@@ -22,7 +22,11 @@
 #ifndef HD_PAGE_H
 #define HD_PAGE_H
 
-#include "hd_engine.h"
+#include <stdint.h>
+
+#include "hd_job.h"
+
+size_t hd_page_size(int nranks);
 
 /* What a rank publishes of its call. */
 typedef struct hd_fields {

@@ -2,7 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hd_engine.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_pairs.h"
+#include "hd_report.h"
+#include "hd_threads.h"
 
 /* What one rank tells another about a tensor that travels between them. */
 typedef struct part {

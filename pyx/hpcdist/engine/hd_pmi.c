@@ -12,7 +12,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "hd_session.h"
+#include "hd_base.h"
+#include "hd_exit_page.h"
+#include "hd_pmi.h"
 
 #define LINE 4096
 

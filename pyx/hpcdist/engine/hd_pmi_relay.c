@@ -18,8 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "hd_base.h"
-#include "hd_engine.h"
+#include "hd_pmi_relay.h"
 
 /* "cmd=put kvsname=" 16, a name 20, " key=" 5, a key 64, " value=" 7, newline: with this a line
  * fits 1024 bytes. */

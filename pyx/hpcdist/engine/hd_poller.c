@@ -8,7 +8,13 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_envelope.h"
+#include "hd_job.h"
 #include "hd_p2p.h"
+#include "hd_poller.h"
+#include "hd_threads.h"
 
 #define CLOSING 1.0 /* seconds for callers to leave a group that is being destroyed */
 

@@ -1,31 +1,23 @@
 /* Reductions. Long ones go in pieces of a few MiB: MPI's temporaries then stay below the
  * allocator's mmap limit and in cache, which makes 64 MiB twice as fast as one call, and the 2^31
  * limit on elements no longer applies. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_mpi_ops.h"
+#include "hd_node.h"
+#include "hd_reductions.h"
+#include "hd_ring.h"
+#include "hd_scale.h"
+#include "hd_types.h"
 
 #define SCATTER_WHOLE (64ll << 20) /* bytes: longer reduce_scatters go block by block */
-
-int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor)
-{
-    if (j->redop == HD_PREMUL_SUM) {
-        *factor = j->factor;
-        return 1;
-    }
-    if (j->redop == HD_AVG && j->dtype == HD_FLOAT16 && c->size > 1) {
-        *factor = 1.0 / c->size;
-        return 1;
-    }
-    return 0;
-}
-
-void hd_scale_after(const hd_comm *c, const hd_job *j, void *p, int64_t n)
-{
-    if (j->redop == HD_AVG && j->dtype != HD_FLOAT16 && c->size > 1)
-        hd_scale_div(p, n, j->dtype, c->size);
-}
 
 static int64_t piece(const hd_comm *c, const hd_job *j)
 {

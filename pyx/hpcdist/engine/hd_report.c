@@ -2,7 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hd_engine.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_report.h"
+#include "hd_status.h"
 
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j)
 {

@@ -9,7 +9,13 @@
  * in the order of the ring: all ranks get the same bits. */
 #include <stdlib.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_ring.h"
+#include "hd_types.h"
 
 #define TAG_RING 31        /* user tags never end in 31: see hd_p2p.c */
 /* Bytes. Open MPI sends up to 64 KiB over TCP, its header included, without asking first: a segment

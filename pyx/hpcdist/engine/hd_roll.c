@@ -8,12 +8,14 @@
  * Each call of a member has a random number. A message left over from a call that has ended has no
  * effect: the leader answers it, but no promise follows, because its member no longer waits for
  * that number. */
-#include "hd_roll.h"
-
 #include <stdlib.h>
 #include <time.h>
 
+#include "hd_base.h"
+#include "hd_job.h"
 #include "hd_outbox.h"
+#include "hd_roll.h"
+#include "hd_threads.h"
 
 enum { HELLO = 1, PROMISE, BYE, GO, VERDICT };
 #define LEAVE_S 0.3 /* seconds for the verdict, once a member's time is over */

@@ -3,7 +3,10 @@
 #ifndef HD_ROLL_H
 #define HD_ROLL_H
 
-#include "hd_engine.h"
+#include <mpi.h>
+#include <stdint.h>
+
+#include "hd_comm.h"
 
 typedef struct hd_roll {
     MPI_Comm mpi;              /* of the messages; uses two of the engine's own tags, `tag` and

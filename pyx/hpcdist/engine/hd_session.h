@@ -1,11 +1,19 @@
-/* Internals of a session, shared by hd_session.c, hd_status.c, hd_watchdog.c and hd_exit.c only. */
+/* A session, one per init_process_group: the control communicator, the status page of the node, the
+ * watchdog. Its communicators count it. Files outside the session's own use hd_status.h,
+ * hd_threads.h and hd_session_life.h. */
 #ifndef HD_SESSION_H
 #define HD_SESSION_H
 
-#include "hd_engine.h"
+#include <mpi.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_hydra.h"
 
 enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without a launcher only */
-#define HD_HELD 3
 
 /* UNSEEN: another pid namespace, its pids are not valid here. */
 enum { NO_PIDFD = -1, UNSEEN = -2 };
@@ -46,13 +54,5 @@ struct hd_session {
     const char *last_api;
     uint32_t last_seq;
 };
-
-/* Collective over the ranks of a node. held: the descriptors to close at the end, or -1. */
-void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
-void hd_watchdog_start(hd_session *s);
-void hd_watchdog_stop(hd_session *s);
-void hd_exit_follow(hd_session *s);   /* the exit handler will look at this session's page */
-/* ... and keeps the page, or frees it if it is another session's. */
-void hd_exit_unfollow(hd_session *s);
 
 #endif

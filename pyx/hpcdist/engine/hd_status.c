@@ -3,7 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
 #include "hd_session.h"
+#include "hd_status.h"
 
 static uint64_t own_phase(const entry *e) { return __atomic_load_n(&e->phase, __ATOMIC_RELAXED); }
 

@@ -11,7 +11,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hd_abort.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_job.h"
 #include "hd_session.h"
+#include "hd_status.h"
+#include "hd_watchdog.h"
 
 #define TICK_MS 100
 #define GRACE 500000000   /* ns after the deadline: waits that can end by themselves get a chance

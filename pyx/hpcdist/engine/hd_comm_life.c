@@ -4,34 +4,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_comm_life.h"
+#include "hd_exit.h"
+#include "hd_lane.h"
+#include "hd_node.h"
+#include "hd_page_life.h"
+#include "hd_poller.h"
+#include "hd_post.h"
 #include "hd_roll.h"
+#include "hd_session_life.h"
+#include "hd_threads.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
 #define ROLL_TAG(t) ((1 + (t) % 1000) * 32 + 31)
 /* Bytes; measured best between 4 and 16 MiB on both MPIs. */
 #define CHUNK (8ll << 20)
-#define NODE_LIMIT (16ll << 20)                  /* bytes; HPCDIST_NODE_MEMORY's default */
-
-/* ---- shared page ---- */
-
-int hd_page_open(hd_comm *c)
-{
-    void *at = NULL;
-    c->page_bytes = hd_page_size(c->size);
-    if (hd_session_share(c->mpi, c->page_bytes, &at))
-        return HD_ERR_BACKEND;
-    c->page = at;
-    return HD_OK;
-}
-
-void hd_page_close(hd_comm *c)
-{
-    if (c->page)
-        munmap(c->page, c->page_bytes);
-    c->page = NULL;
-}
+#define NODE_LIMIT (16ll << 20) /* bytes; HPCDIST_NODE_MEMORY's default */
 
 /* ---- open ---- */
 

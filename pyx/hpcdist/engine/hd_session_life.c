@@ -2,99 +2,27 @@
  * communicator, the node's status page (hd_status.c) and the watchdog (hd_watchdog.c), and counts
  * its communicators. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "hd_base.h"
+#include "hd_comm.h"
+#include "hd_exit_page.h"
+#include "hd_hydra.h"
 #include "hd_meet.h"
 #include "hd_session.h"
+#include "hd_session_life.h"
+#include "hd_shared.h"
+#include "hd_status.h"
+#include "hd_watchdog.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
-
-/* ---- shared memory ---- */
-
-/* Every rank allocates its part, so that the part lies in memory near the rank. A full /dev/shm is
- * an error here, not a SIGBUS later. */
-static int allocate(int fd, int64_t bytes, int rank, int n)
-{
-    const int64_t from = bytes * rank / n / 4096 * 4096;
-    const int64_t to = rank == n - 1 ? bytes : bytes * (rank + 1) / n / 4096 * 4096;
-    int rc = 0;
-    if (to > from)
-        do
-            rc = posix_fallocate(fd, (off_t)from, (off_t)(to - from));
-        while (rc == EINTR);
-    return rc;
-}
-
-int hd_session_share(MPI_Comm node, size_t bytes, void **out)
-{
-    char name[64] = "";
-    int fd = -1, rank, n, ok;
-    void *at = MAP_FAILED;
-
-    *out = NULL;
-    MPI_Comm_rank(node, &rank);
-    MPI_Comm_size(node, &n);
-    if (rank == 0) {
-        snprintf(name, sizeof name, "/hpcdist-%d-%016llx", (int)getpid(), (unsigned long long)hd_random64());
-        fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-        if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
-            if (fd >= 0)
-                shm_unlink(name);
-            name[0] = 0;
-        }
-    }
-    if (MPI_Bcast(name, sizeof name, MPI_CHAR, 0, node))
-        return HD_ERR_BACKEND;
-    if (rank != 0 && name[0])
-        fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
-    if (fd >= 0 && name[0] && allocate(fd, (int64_t)bytes, rank, n) == 0)
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    if (fd >= 0)
-        close(fd);
-    ok = at != MAP_FAILED;
-    if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node))
-        ok = 0;
-    if (rank == 0 && name[0])
-        shm_unlink(name); /* either all ranks have mapped it or none will: a killed job leaves
-                           * nothing behind */
-    if (!ok) {
-        if (at != MAP_FAILED)
-            munmap(at, bytes);
-        return HD_OK;
-    }
-    *out = at;
-    return HD_OK;
-}
-
-/* MPICH keeps the name of its node's segment until MPI_Finalize, so each killed job would leave 2
- * MB behind in /dev/shm. All ranks of the node have mapped the segment when they are out of
- * MPI_Init: the name is no longer needed, and the memory is freed with the last of them. */
-static void unlink_mpich_segment(void)
-{
-    static const char segment[] = "/dev/shm/mpich_shm_";
-    char line[512];
-    FILE *maps = fopen("/proc/self/maps", "re");
-    while (maps && fgets(line, sizeof line, maps)) {
-        char *at = strstr(line, segment);
-        if (at && !strstr(at, " (deleted)")) {
-            at[strcspn(at, "\n")] = 0;
-            unlink(at);
-        }
-    }
-    if (maps)
-        fclose(maps);
-}
 
 /* ---- queries ---- */
 
@@ -103,30 +31,10 @@ uint64_t hd_session_node(const hd_session *s, int *slot)
     *slot = s->page ? s->slot : -1;
     return s->node;
 }
-int hd_session_serialized(const hd_session *s) { return s->serialized; }
-int hd_session_spin(const hd_session *s, int lane) { return lane ? s->lane_spin : s->spin; }
 void hd_session_cpus(const hd_session *s, int *own, int *node)
 {
     *own = s->own_cpus;
     *node = s->node_cpus;
-}
-void hd_mpi_lock(const hd_session *s)
-{
-    if (s->serialized)
-        pthread_mutex_lock((pthread_mutex_t *)&s->mpi_mu);
-}
-void hd_mpi_unlock(const hd_session *s)
-{
-    if (s->serialized)
-        pthread_mutex_unlock((pthread_mutex_t *)&s->mpi_mu);
-}
-
-void hd_session_progress(hd_session *s)
-{
-    int flag;
-    hd_mpi_lock(s);
-    MPI_Iprobe(MPI_ANY_SOURCE, 0, s->ctl, &flag, MPI_STATUS_IGNORE);
-    hd_mpi_unlock(s);
 }
 
 /* ---- open and close ---- */
@@ -154,7 +62,7 @@ static void fill_page(hd_session *s, MPI_Comm node)
     struct stat st;
     uint64_t ns[2] = {0, 0};
     s->page_bytes = sizeof(entry) * (size_t)s->node_n;
-    hd_session_share(node, s->page_bytes, &at);
+    hd_share(node, s->page_bytes, &at);
     s->page = at;
     s->pidfd = malloc((size_t)s->node_n * sizeof *s->pidfd);
     s->dead = calloc((size_t)s->node_n, sizeof *s->dead);
@@ -221,7 +129,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
     count_cpus(s, node); /* also a barrier */
     if (s->slot == 0)
-        unlink_mpich_segment();
+        hd_unlink_mpich_segment();
     fill_page(s, node);
     hd_hydra_hold(node, s->node, s->slot, s->node_n, s->held);
     MPI_Comm_free(&node);

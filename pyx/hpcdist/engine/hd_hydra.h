@@ -1,0 +1,13 @@
+/* Copies of a neighbour's connections to MPICH's launcher. */
+#ifndef HD_HYDRA_H
+#define HD_HYDRA_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#define HD_HELD 3
+
+/* Collective over the ranks of a node. held: the descriptors to close at the end, or -1. */
+void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
+
+#endif

@@ -1,0 +1,14 @@
+/* The page of a group is mapped, and its members leave it. */
+#ifndef HD_PAGE_LIFE_H
+#define HD_PAGE_LIFE_H
+
+#include "hd_comm.h"
+
+/* Collective over the group; leaves page NULL if it cannot be made. */
+int hd_page_open(hd_comm *c);
+void hd_page_close(hd_comm *c);
+/* Waits some seconds for all members to free the group. 1: they do, and no message is left: the sum
+ * of their `unread` is 0; -1: a signal handler raised. */
+int hd_page_leave(hd_comm *c, int64_t unread, double seconds);
+
+#endif

@@ -1,0 +1,19 @@
+/* The poller: the messages in flight that no thread waits for. */
+#ifndef HD_POLLER_H
+#define HD_POLLER_H
+
+#include "hd_job.h"
+
+void hd_p2p_watch(hd_job *j);                 /* leaves it to the poller thread */
+int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
+
+/* Cancels the receives of c whose messages have not arrived, if no send is in flight. Does not
+ * wait. */
+void hd_p2p_recall(hd_comm *c);
+/* Cancels all receives of c and gives up its sends; 1: MPI is done with all of them. */
+int hd_p2p_close(hd_comm *c);
+int hd_p2p_shutdown(void);                   /* the poller has left MPI for ever; 1: it has */
+
+extern int hd_callers; /* atomic: of all groups, see hd_comm_enter */
+
+#endif

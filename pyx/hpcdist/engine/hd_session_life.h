@@ -1,0 +1,21 @@
+/* A session opens and closes; the groups in it. */
+#ifndef HD_SESSION_LIFE_H
+#define HD_SESSION_LIFE_H
+
+#include <mpi.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hd_comm.h"
+
+/* Collective over all ranks of a communicator; they have `timeout` seconds to arrive. */
+int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room);
+void hd_session_ref(hd_session *s);
+void hd_session_unref(hd_session *s);
+/* Identity of this node, and this rank's slot. */
+uint64_t hd_session_node(const hd_session *s, int *slot);
+void hd_session_cpus(const hd_session *s, int *own, int *node);
+void hd_session_adopt(hd_session *s, hd_comm *c); /* the watchdog watches c from now on */
+void hd_session_forget(hd_session *s, hd_comm *c);
+
+#endif

@@ -1,0 +1,85 @@
+/* Memory that the ranks of a node share, without leaving anything behind in /dev/shm. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "hd_base.h"
+#include "hd_shared.h"
+
+/* Every rank allocates its part, so that the part lies in memory near the rank. A full /dev/shm is
+ * an error here, not a SIGBUS later. */
+static int allocate(int fd, int64_t bytes, int rank, int n)
+{
+    const int64_t from = bytes * rank / n / 4096 * 4096;
+    const int64_t to = rank == n - 1 ? bytes : bytes * (rank + 1) / n / 4096 * 4096;
+    int rc = 0;
+    if (to > from)
+        do
+            rc = posix_fallocate(fd, (off_t)from, (off_t)(to - from));
+        while (rc == EINTR);
+    return rc;
+}
+
+int hd_share(MPI_Comm node, size_t bytes, void **out)
+{
+    char name[64] = "";
+    int fd = -1, rank, n, ok;
+    void *at = MAP_FAILED;
+
+    *out = NULL;
+    MPI_Comm_rank(node, &rank);
+    MPI_Comm_size(node, &n);
+    if (rank == 0) {
+        snprintf(name, sizeof name, "/hpcdist-%d-%016llx", (int)getpid(), (unsigned long long)hd_random64());
+        fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+        if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
+            if (fd >= 0)
+                shm_unlink(name);
+            name[0] = 0;
+        }
+    }
+    if (MPI_Bcast(name, sizeof name, MPI_CHAR, 0, node))
+        return HD_ERR_BACKEND;
+    if (rank != 0 && name[0])
+        fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    if (fd >= 0 && name[0] && allocate(fd, (int64_t)bytes, rank, n) == 0)
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    ok = at != MAP_FAILED;
+    if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node))
+        ok = 0;
+    if (rank == 0 && name[0])
+        shm_unlink(name); /* either all ranks have mapped it or none will: a killed job leaves
+                           * nothing behind */
+    if (!ok) {
+        if (at != MAP_FAILED)
+            munmap(at, bytes);
+        return HD_OK;
+    }
+    *out = at;
+    return HD_OK;
+}
+
+/* MPICH keeps the name of its node's segment until MPI_Finalize, so each killed job would leave 2
+ * MB behind in /dev/shm. All ranks of the node have mapped the segment when they are out of
+ * MPI_Init: the name is no longer needed, and the memory is freed with the last of them. */
+void hd_unlink_mpich_segment(void)
+{
+    static const char segment[] = "/dev/shm/mpich_shm_";
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        char *at = strstr(line, segment);
+        if (at && !strstr(at, " (deleted)")) {
+            at[strcspn(at, "\n")] = 0;
+            unlink(at);
+        }
+    }
+    if (maps)
+        fclose(maps);
+}

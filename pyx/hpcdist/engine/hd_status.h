@@ -1,0 +1,28 @@
+/* The status page: what the ranks of a node know of each other without asking. */
+#ifndef HD_STATUS_H
+#define HD_STATUS_H
+
+#include <stdint.h>
+
+#include "hd_base.h"
+#include "hd_job.h"
+
+void hd_session_enter(hd_session *s, const hd_job *j); /* this rank is in j */
+void hd_session_leave(hd_session *s);
+void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
+
+/* 0 running, 1 left in order, 2 died, 3 failed. */
+int hd_session_gone(hd_session *s, int slot);
+/* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
+void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
+/* The check of another group that the rank in `slot` cannot leave because this rank has not come to
+ * it, while this rank cannot leave its own: neither ever will. 0: there is none. *where: that
+ * group. */
+uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
+void hd_session_report(hd_session *s, int slot, hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
+
+void hd_session_set_leaving(hd_session *s);
+/* After an unhandled exception: the others see the reason. */
+void hd_session_set_failing(hd_session *s, const char *why);
+
+#endif
