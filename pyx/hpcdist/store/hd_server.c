@@ -1,6 +1,5 @@
+/* The server's thread: its loop, its listening sockets, its start and its end. */
 #define _GNU_SOURCE /* accept4, sched_getaffinity */
-#include "hd_server.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -10,6 +9,16 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "hd_conn.h"
+#include "hd_conn_life.h"
+#include "hd_deadlines.h"
+#include "hd_receive.h"
+#include "hd_reply.h"
+#include "hd_server.h"
+#include "hd_table.h"
+#include "hd_waiting.h"
+#include "hd_wire.h"
 
 enum { EVENTS = 256, ACCEPTS = 64 };
 #define PAUSE_NS 50000000 /* before accepting again when there are no descriptors left */
@@ -39,7 +48,7 @@ static void after_fork(void)
 static void close_list(hd_link *list)
 {
     for (hd_link *l = list->next; l != list; l = l->next) {
-        hd_conn *c = (hd_conn *)((char *)l - offsetof(hd_conn, all));
+        hd_conn *c = HD_CONN_OF(l, all);
         if (c->fd >= 0)
             close(c->fd);
     }
@@ -65,84 +74,7 @@ static void watch_forks(void)
     pthread_atfork(before_fork, after_fork, in_child);
 }
 
-/* --- deadlines: a heap, the nearest on top ----------------------------------------------------- */
-
-static void put_at(hd_server *s, int64_t i, hd_conn *c)
-{
-    s->heap[i] = c;
-    c->place = i;
-}
-
-static void rise(hd_server *s, int64_t i)
-{
-    hd_conn *c = s->heap[i];
-    for (; i && s->heap[(i - 1) / 2]->deadline > c->deadline; i = (i - 1) / 2)
-        put_at(s, i, s->heap[(i - 1) / 2]);
-    put_at(s, i, c);
-}
-
-static void sink(hd_server *s, int64_t i)
-{
-    hd_conn *c = s->heap[i];
-    for (;;) {
-        int64_t below = 2 * i + 1;
-        if (below >= s->heap_size)
-            break;
-        if (below + 1 < s->heap_size && s->heap[below + 1]->deadline < s->heap[below]->deadline)
-            below++;
-        if (s->heap[below]->deadline >= c->deadline)
-            break;
-        put_at(s, i, s->heap[below]);
-        i = below;
-    }
-    put_at(s, i, c);
-}
-
-void hd_set_deadline(hd_conn *c, int64_t deadline)
-{
-    hd_server *s = c->server;
-    c->deadline = deadline;
-    if (deadline == INT64_MAX) {
-        if (c->place < 0)
-            return;
-        int64_t hole = c->place;
-        hd_conn *last = s->heap[--s->heap_size];
-        c->place = -1;
-        if (last == c)
-            return;
-        put_at(s, hole, last);
-        sink(s, hole);
-        rise(s, last->place);
-        return;
-    }
-    if (c->place < 0)
-        /* Cannot fail: the connection made room when it was created. */
-        put_at(s, s->heap_size++, c);
-    else
-        sink(s, c->place);
-    rise(s, c->place);
-}
-
-static int heap_room(hd_server *s)
-{
-    int64_t wanted = (int64_t)(s->stats.connections + s->stats.strangers) + 1;
-    if (wanted <= s->heap_room)
-        return 0;
-    hd_conn **wider = realloc(s->heap, 2 * (size_t)wanted * sizeof *wider);
-    if (!wider)
-        return -1;
-    s->heap = wider;
-    s->heap_room = 2 * wanted;
-    return 0;
-}
-
-int hd_rearm(hd_conn *c)
-{
-    hd_server *s = c->server;
-    c->active = s->now;
-    hd_set_deadline(c, s->limits.idle_ns ? s->now + s->limits.idle_ns : INT64_MAX);
-    return 0;
-}
+/* --- connections ------------------------------------------------------------------------------- */
 
 static void expired(hd_conn *c)
 {
@@ -153,38 +85,6 @@ static void expired(hd_conn *c)
         hd_set_deadline(c, c->active + s->limits.idle_ns);
     else
         hd_close(c, 1);
-}
-
-/* --- connections ------------------------------------------------------------------------------- */
-
-int hd_watch(hd_conn *c, uint32_t events)
-{
-    if (c->events == events)
-        return 0;
-    struct epoll_event e = {.events = events, .data.ptr = c};
-    int how = c->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    c->events = events;
-    return epoll_ctl(c->server->epoll, how, c->fd, &e);
-}
-
-void hd_close(hd_conn *c, int dropped)
-{
-    hd_server *s = c->server;
-    if (c->state == HD_CLOSED)
-        return;
-    if (c->state == HD_WAITING)
-        hd_request_forget(c);
-    if (c->state == HD_STRANGER)
-        s->stats.strangers--;
-    else
-        s->stats.connections--;
-    s->stats.dropped += dropped != 0;
-    c->state = HD_CLOSED;
-    hd_set_deadline(c, INT64_MAX);
-    close(c->fd); /* that removes it from epoll: there is no duplicate */
-    c->fd = -1;
-    hd_link_out(&c->all);
-    hd_link_last(&s->closed, &c->all);
 }
 
 static void pause_listening(hd_server *s, int paused)
@@ -200,7 +100,7 @@ static void pause_listening(hd_server *s, int paused)
 static void drop_oldest(hd_server *s)
 {
     if (!hd_link_alone(&s->strangers))
-        hd_close((hd_conn *)((char *)s->strangers.next - offsetof(hd_conn, all)), 1);
+        hd_close(HD_CONN_OF(s->strangers.next, all), 1);
 }
 
 static void accept_some(hd_server *s, int listener)
@@ -225,7 +125,7 @@ static void accept_some(hd_server *s, int listener)
         s->stats.accepted++;
         if ((int64_t)s->stats.strangers >= s->limits.strangers)
             drop_oldest(s);
-        if (heap_room(s) || !hd_conn_new(s, fd))
+        if (hd_deadlines_room(s) || !hd_conn_new(s, fd))
             close(fd);
     }
 }
@@ -251,7 +151,7 @@ static void free_closed(hd_server *s)
     while (!hd_link_alone(&s->closed)) {
         hd_link *l = s->closed.next;
         hd_link_out(l);
-        hd_conn_free((hd_conn *)((char *)l - offsetof(hd_conn, all)));
+        hd_conn_free(HD_CONN_OF(l, all));
     }
 }
 
@@ -418,9 +318,9 @@ void hd_server_stop(hd_server *s)
         *at = s->next;
     pthread_mutex_unlock(&servers_mutex);
     while (!hd_link_alone(&s->strangers))
-        hd_close((hd_conn *)((char *)s->strangers.next - offsetof(hd_conn, all)), 0);
+        hd_close(HD_CONN_OF(s->strangers.next, all), 0);
     while (!hd_link_alone(&s->members))
-        hd_close((hd_conn *)((char *)s->members.next - offsetof(hd_conn, all)), 0);
+        hd_close(HD_CONN_OF(s->members.next, all), 0);
     free_closed(s);
     free_server(s);
 }
