@@ -133,7 +133,7 @@ def _missing(name: str) -> Exception:
     if name in registry.Backend.backend_list and name != registry.Backend.UNDEFINED:
         return DistBackendError(
             f"the backend {name!r} is not available in this installation of hpcdist; usable: "
-            f"{usable}"
+            f"{usable}. Pass backend='mpi', or omit it: MPI serves CPU and CUDA tensors"
         )
     return ValueError(
         f"there is no backend {name!r}; usable: {usable}. A third party's backend joins with "

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["Backend", "BackendConfig", "Plugin", "is_registered", "plugin"]
+from hpcdist import log
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "Plugin",
+    "is_registered",
+    "log_substitute",
+    "plugin",
+    "substitute",
+]
+
+_log = log.get_logger("backends")
+_logged = False
 
 
 class Plugin(NamedTuple):
@@ -178,6 +192,39 @@ class BackendConfig:
 def plugin(name: str) -> Plugin | None:
     """Find how a backend is made; None if the name is not registered."""
     return Backend._plugins.get(name)
+
+
+def substitute(backend: str) -> str:
+    """Put ``mpi`` where a script for torch asks for ``gloo``: it serves the same devices here.
+
+    Parameters
+    ----------
+    backend : str
+        A name, or ``"device:backend,device:backend"``, in lower case.
+
+    Returns
+    -------
+    str
+        The same with ``mpi`` for ``gloo``, unless a backend is registered under that name.
+    """
+    if is_registered(Backend.GLOO):
+        return backend
+    return re.sub(rf"(^|:\s*){Backend.GLOO}(?=\s*(,|$))", rf"\g<1>{Backend.MPI}", backend)
+
+
+def log_substitute(asked: str, used: str, rank: int) -> None:
+    """Log once per job, on rank 0 of the world, that another backend serves than the one named."""
+    global _logged
+    if asked == used or rank or _logged:
+        return
+    _logged = True
+    _log.warning(
+        "backend %r was asked for; hpcdist has no gloo and uses %r. Pass backend=%r to silence "
+        "this warning.",
+        asked,
+        used,
+        used,
+    )
 
 
 def is_registered(name: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from hpcdist.backends import cuda
+from hpcdist.backends import cuda, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
@@ -312,7 +312,9 @@ def make(
 
     With `divides` all ranks of the parent make their groups in this very call.
     """
-    kind = Backend(backend or parent._backend)
+    asked = Backend(backend or parent._backend)
+    kind = registry.substitute(asked)
+    registry.log_substitute(asked, kind, parent._ranks[parent._comm.rank])
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
     world_ranks = tuple(parent._ranks[rank] for rank in ranks)
     # a backend makes subgroups from a parent of its own kind (over MPI that is the host's backend,
@@ -400,7 +402,8 @@ def _timeout(timeout: timedelta | None, parent: ProcessGroup) -> timedelta:
 def _check_kept(backend: str, parent: ProcessGroup) -> None:
     """Raise ValueError unless the parent has this backend for these devices."""
     have = BackendConfig(parent._config).get_device_backend_map()
-    for device, name in BackendConfig(backend).get_device_backend_map().items():
+    wanted = BackendConfig(registry.substitute(Backend(backend)))
+    for device, name in wanted.get_device_backend_map().items():
         if have.get(device) != name:
             raise ValueError(
                 f"backend={backend!r}: the parent group {parent._name!r} has {parent._config!r}"

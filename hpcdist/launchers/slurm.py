@@ -10,7 +10,7 @@ import re
 
 from .base import Environ, Launcher, mpi_family
 
-__all__ = ["Slurm", "SlurmPmi2", "SlurmPmix"]
+__all__ = ["Slurm", "SlurmPmi2", "SlurmPmix", "unused_tasks"]
 
 # "2(x3),1" is three nodes with two tasks each, then one node with one
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?$")
@@ -90,3 +90,24 @@ class SlurmPmix(Slurm):
     def detect(self, env: Environ) -> bool:
         """Whether the plugin's variables are set, and srun names this plugin (or pmix_v4, ...)."""
         return super().detect(env) and env.get("SLURM_MPI_TYPE", "").startswith(self.plugin)
+
+
+def unused_tasks(env: Environ) -> int:
+    """Return the number of tasks of a Slurm job that this process runs in without a job step.
+
+    A batch script runs once, on the first node, whatever the number of tasks.
+
+    Parameters
+    ----------
+    env : mapping
+        The environment.
+
+    Returns
+    -------
+    int
+        0 outside Slurm, in a step, and in a job of one task.
+    """
+    if "SLURM_JOB_ID" not in env or "SLURM_STEP_NUM_TASKS" in env:
+        return 0
+    tasks = env.get("SLURM_NTASKS", "").strip()
+    return int(tasks) if tasks.isdecimal() and int(tasks) > 1 else 0

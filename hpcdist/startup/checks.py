@@ -7,9 +7,10 @@ from typing import Any
 
 from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launchers, log
 from hpcdist.errors import DistBackendError
+from hpcdist.launchers import commands
 from hpcdist.launchers.generic import Pmix
 from hpcdist.launchers.openmpi import OpenMpi
-from hpcdist.launchers.slurm import SlurmPmix
+from hpcdist.launchers.slurm import SlurmPmix, unused_tasks
 
 __all__ = [
     "check_binding",
@@ -17,6 +18,7 @@ __all__ = [
     "contradiction",
     "log_start",
     "warn_of_abort",
+    "warn_of_missing_launcher",
     "warn_without_nccl",
 ]
 
@@ -86,6 +88,18 @@ def check_binding() -> None:
     advice = hardware.binding_advice(family, hardware.allowed_cpus(), os.cpu_count() or 1)
     if advice is not None:
         _log.warning(advice)
+
+
+def warn_of_missing_launcher() -> None:
+    """Warn if this world of one runs in a Slurm job of several tasks that srun did not start."""
+    tasks = unused_tasks(os.environ) if launchers.find() is None else 0
+    if tasks:
+        _log.warning(
+            "this process is a world of one, and the Slurm job has %d tasks: without srun or "
+            "mpirun only one process starts. If all were meant, start them with: %s",
+            tasks,
+            commands.instead(tasks),
+        )
 
 
 def warn_without_nccl(comm: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hpcdist import config, debug_level, log
-from hpcdist.backends import cuda, mpi
+from hpcdist.backends import cuda, mpi, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
@@ -50,15 +50,17 @@ def init_process_group(
     Parameters
     ----------
     backend : str, optional
-        ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. None means the
+        ``"mpi"``, ``"cpu:mpi,cuda:nccl"`` or the name of a registered backend. MPI serves
+        ``"gloo"`` too, and says so once. None means the
         default backend of `device_id`'s type; without a `device_id` MPI, and NCCL for CUDA tensors
         where torch can use a GPU and there is a libnccl.so.2. Without that library MPI moves CUDA
         tensors too.
     init_method : str, optional
         URL that says how the processes meet: ``"mpi://"``, ``"env://"``,
         ``"tcp://host:port?rank=&world_size="``, ``"file:///path?rank=&world_size="`` or one of a
-        registered scheme. None means ``"mpi://"``, and ``"env://"`` under torchrun or where a
-        script has set RANK, WORLD_SIZE and MASTER_ADDR without an MPI launcher.
+        registered scheme. None means ``"mpi://"``. Without an MPI launcher it means ``"env://"``
+        under torchrun, where a script has set RANK, WORLD_SIZE and MASTER_ADDR, and where it has
+        set MASTER_ADDR and passes `rank` and `world_size`.
     timeout : datetime.timedelta, optional
         After this long a missing peer is an error. None means the setting ``HPCDIST_TIMEOUT``, 30
         minutes by default.
@@ -124,6 +126,8 @@ def init_process_group(
 class _Request:
     """The caller's request, with the defaults filled in."""
 
+    #: The backend that the caller named, and the one that serves.
+    asked: str
     kind: str
     config: BackendConfig
     store: Any
@@ -182,14 +186,15 @@ def _resolve(
     """Check the arguments, and fill in the defaults."""
     if store is not None and init_method is not None:
         raise ValueError("give either init_method or store, not both")
-    kind = Backend(backend) if backend is not None else _default_backend(device_id)
+    asked = Backend(backend) if backend is not None else _default_backend(device_id)
+    kind = registry.substitute(asked)
     backends = BackendConfig(kind)
     limit = _timeout(timeout)
     needs_mpi = Backend.MPI in backends.get_device_backend_map().values()
     alone = needs_mpi and steps.alone()
     expected, method = size, "the given store"
     if store is None:
-        method = init_method or steps.default_method(needs_mpi)
+        method = init_method or steps.default_method(needs_mpi, rank, size)
         expected = steps.expected_size(method, size)
     elif size <= 0 or rank < 0:
         raise ValueError(
@@ -198,6 +203,7 @@ def _resolve(
     if alone:
         steps.refuse_without_launcher(expected)
     return _Request(
+        asked,
         kind,
         backends,
         store,
@@ -285,10 +291,13 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
     _group.add(pg)
     _group.world.store = place.store
     checks.log_start(comm)
+    registry.log_substitute(request.asked, request.kind, comm.rank)
     if not request.named and request.kind == Backend.MPI and cuda.present():
         checks.warn_without_nccl(comm)
     if comm.local_rank == 0:
         checks.check_binding()
+    if comm.size == 1:
+        checks.warn_of_missing_launcher()
 
 
 def _default_backend(device_id: Any) -> str:

@@ -42,13 +42,15 @@ def set_default_method(url: str) -> None:
     _default = url
 
 
-def default_method(needs_mpi: bool) -> str:
+def default_method(needs_mpi: bool, rank: int = -1, size: int = -1) -> str:
     """Return the default init URL.
 
     Parameters
     ----------
     needs_mpi : bool
         Whether a backend runs over MPI; then a world of one needs no address.
+    rank, size : int
+        As the caller stated them; -1: not stated. They stand for RANK and WORLD_SIZE.
 
     Returns
     -------
@@ -60,9 +62,12 @@ def default_method(needs_mpi: bool) -> str:
         return _default
     if _engine.mpi_state() == "up" and _engine.world_rank_size()[1] > 1 and needs_mpi:
         return "mpi://"
-    if launchers.starts_mpi() or not Environment().detect(os.environ):
+    given = {"RANK": str(rank)} if rank >= 0 else {}
+    given |= {"WORLD_SIZE": str(size)} if size > 0 else {}
+    variables = {**os.environ, **given}
+    if launchers.starts_mpi() or not Environment().detect(variables):
         return "mpi://"
-    if needs_mpi and os.environ["WORLD_SIZE"].strip() == "1":
+    if needs_mpi and variables["WORLD_SIZE"].strip() == "1":
         return "mpi://"
     return "env://"
 

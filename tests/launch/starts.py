@@ -154,6 +154,26 @@ def multiprocessing(port: str) -> None:
     mp.start_processes(child, (port,), nprocs=2, start_method="fork")
 
 
+def tutorial_child(rank: int, size: int, port: str) -> None:
+    """As torch's tutorials begin; the import alone is another."""
+    import torch
+
+    import hpcdist as dist
+
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = port
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    assert dist.get_rank() == rank and dist.get_world_size() == size
+    work(torch.ones)
+    dist.destroy_process_group()
+
+
+def tutorial(port: str) -> None:
+    import torch.multiprocessing as mp
+
+    mp.spawn(tutorial_child, args=(2, port), nprocs=2)
+
+
 def dying(url: str, rank: str, size: str, how: str) -> None:
     """Rank 1 dies; the others compute for long, or have left."""
     import signal
@@ -264,6 +284,7 @@ PROGRAMS = {
         some_ranks,
         given,
         multiprocessing,
+        tutorial,
         dying,
         missing,
         spawning,

@@ -110,6 +110,14 @@ def test_multiprocessing():
 
 
 @mpich_only
+def test_the_template_of_torchs_tutorials():
+    """backend="gloo", MASTER_ADDR and MASTER_PORT set by the script, rank and world_size given."""
+    code, text = run([sys.executable, STARTS, "tutorial", free_port()])
+    assert code == 0 and "well" in text, text
+    assert text.count("uses 'mpi'") == 1, text
+
+
+@mpich_only
 @pytest.mark.parametrize("how", ["killed", "exception", "left"])
 def test_a_rank_that_dies_ends_the_others(how, tmp_path):
     """No launcher does it. `left`: a rank that dies after it has left its groups."""

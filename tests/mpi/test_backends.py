@@ -11,6 +11,7 @@ import torch
 from worlds import SHORT, outcome, true_place, works
 
 import hpcdist as dist
+from hpcdist.backends import registry
 from hpcdist.testing import parallel_assert, parallel_raises
 
 
@@ -46,6 +47,36 @@ def test_backend_is_an_enum_of_strings():
     parallel_assert(repr(dist.BackendConfig("cpu:mpi,cuda:nccl")) == "cpu:mpi,cuda:nccl")
     with parallel_raises(ValueError, match="must be a str"):
         dist.Backend(3)
+
+
+def test_mpi_serves_gloo(no_world, caplog, monkeypatch):
+    """Most scripts for torch on CPUs name it. One notice per job says what serves."""
+    monkeypatch.setattr(registry, "_logged", False)
+    with caplog.at_level("WARNING", logger="hpcdist"):
+        dist.init_process_group("gloo", timeout=SHORT)
+        sub = dist.new_group(backend="gloo")
+        both = dist.new_group(backend="cpu:gloo")
+    texts = [record.getMessage() for record in caplog.records if "gloo" in record.getMessage()]
+    first = dist.get_rank() == 0
+    parallel_assert(len(texts) == first, f"{texts}")
+    parallel_assert(not first or "uses 'mpi'. Pass backend='mpi'" in texts[0], f"{texts}")
+    names = [dist.get_backend(), dist.get_backend(sub), dist.get_backend(both)]
+    parallel_assert(names == ["mpi", "mpi", "cpu:mpi"], f"{names}")
+    for group in (None, sub, both):
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        parallel_assert(bool((x == dist.get_world_size()).all()), f"{x}")
+
+
+def test_a_registered_gloo_is_used():
+    parallel_assert(registry.substitute("cpu:gloo,cuda:nccl") == "cpu:mpi,cuda:nccl")
+    parallel_assert(registry.substitute("cpu:mpi, cuda:gloo") == "cpu:mpi, cuda:mpi")
+    parallel_assert(registry.substitute("gloo2") == "gloo2")
+    dist.Backend._plugins["gloo"] = dist.Backend._plugins["mpi"]
+    try:
+        parallel_assert(registry.substitute("gloo") == "gloo")
+    finally:
+        del dist.Backend._plugins["gloo"]
 
 
 def test_the_deprecated_alias_warns():

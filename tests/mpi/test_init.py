@@ -161,7 +161,7 @@ def test_stated_rank_and_size_are_compared_with_mpi(no_world):
     [
         ({"backend": "nothing"}, "ValueError: there is no backend 'nothing'"),
         ({"backend": "nccl"}, f"DistBackendError: {NO_NCCL}"),
-        ({"backend": "gloo"}, "DistBackendError: the backend 'gloo' is not available"),
+        ({"backend": "ucc"}, "DistBackendError: the backend 'ucc' is not .*backend='mpi'"),
         ({"backend": "cpu:mpi,cuda:nccl"}, f"DistBackendError: {NO_NCCL}"),
         ({"backend": "cpu:mpi,cpu:mpi"}, "ValueError: backend .* twice"),
         ({"backend": "cpu:"}, "ValueError: .* not of the form device:backend"),

@@ -110,4 +110,4 @@ def test_split_group():
         with parallel_raises(ValueError, match=hint):
             dist.split_group(split_ranks=lists)
     with parallel_raises(ValueError, match="the parent group 'world' has 'cpu:mpi'"):
-        dist.split_group(split_ranks=[[0]], backend="cpu:gloo")
+        dist.split_group(split_ranks=[[0]], backend="cpu:nccl")

@@ -9,6 +9,7 @@ import pytest
 
 from hpcdist import launchers
 from hpcdist.launchers import Launch
+from hpcdist.launchers.slurm import unused_tasks
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -237,6 +238,22 @@ def test_family_of_a_library(library, family):
 )
 def test_fix_names_the_command(env, library, expected):
     assert expected in launchers.find(env).fix(library)
+
+
+@pytest.mark.parametrize(
+    ("env", "tasks"),
+    [
+        (BATCH, 4),
+        ({"SLURM_JOB_ID": "9", "SLURM_NTASKS": "4"}, 4),  # salloc's shell
+        ({**BATCH, "SLURM_NTASKS": "1"}, 0),
+        ({**BATCH, "SLURM_NTASKS": "many"}, 0),
+        ({**BATCH, **STEP}, 0),
+        ({"SLURM_NTASKS": "4"}, 0),
+        ({}, 0),
+    ],
+)
+def test_tasks_of_a_job_that_srun_did_not_start(env, tasks):
+    assert unused_tasks(env) == tasks
 
 
 def test_imports_without_torch_and_without_starting_mpi():

@@ -228,3 +228,22 @@ def test_the_default_method(no_launcher, variables, needs_mpi, method):
     for name, value in variables.items():
         no_launcher.setenv(name, value)
     assert steps.default_method(needs_mpi) == method
+
+
+@pytest.mark.parametrize(
+    ("variables", "place", "method"),
+    [
+        ({"MASTER_ADDR": "localhost"}, (0, 2), "env://"),
+        ({"MASTER_ADDR": "localhost"}, (0, 1), "mpi://"),
+        ({"MASTER_ADDR": "localhost"}, (0, -1), "mpi://"),
+        ({}, (0, 2), "mpi://"),
+        ({"MASTER_ADDR": "localhost", "PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2), "mpi://"),
+    ],
+)
+def test_rank_and_world_size_with_an_address_mean_env(no_launcher, variables, place, method):
+    """As in torch's tutorials, where the script starts the processes itself."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        no_launcher.delenv(name, raising=False)
+    for name, value in variables.items():
+        no_launcher.setenv(name, value)
+    assert steps.default_method(True, *place) == method

@@ -90,10 +90,12 @@ def test_many_processes_and_an_mpi_that_sees_one(variables, expected):
 @pytest.mark.parametrize("how", ["init_method='tcp://127.0.0.1:1', rank=0, world_size=2",
                                  "init_method='file:///tmp/x?rank=0&world_size=2'",
                                  "store=hpcdist.store.HashStore(), rank=0, world_size=2",
+                                 "'gloo', rank=0, world_size=2",
                                  ""])  # fmt: skip
 def test_open_mpi_without_its_launcher_is_told_the_command_at_once(how):
     program = f"import hpcdist, hpcdist.store\nhpcdist.init_process_group({how})"
-    done = run(program, **({} if how else BY_HAND))
+    address = {name: BY_HAND[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    done = run(program, **(address if how else BY_HAND))
     assert "DistBackendError: 2 processes were started by" in done.stderr, done.stderr
     command = re.search(r"^  (\S*mpirun .*-n 2 \S+python -c 'import.*)", done.stderr, re.MULTILINE)
     assert command, done.stderr
@@ -116,6 +118,16 @@ def test_a_launcher_of_one_process_is_fine():
         **{**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def test_a_missing_srun_is_noticed():
+    """One process where a job of four was asked for trains alone, and the rest is paid for."""
+    program = "import hpcdist; hpcdist.init_process_group(); print(hpcdist.get_world_size())"
+    job = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    done = run(program, **job)
+    assert done.stdout == "1\n", done.stderr
+    assert "the Slurm job has 4 tasks" in done.stderr and "mpirun " in done.stderr, done.stderr
+    assert "Slurm" not in run(program, **{**job, "SLURM_NTASKS": "1"}).stderr
 
 
 def test_local_rank_before_the_start():
