@@ -1,8 +1,10 @@
 /* Chooses the instruction set and hands out its kernels. */
-#include "hd_kernels_impl.h"
-
 #include <stdlib.h>
 #include <strings.h>
+
+#include "hd_kernels.h"
+#include "hd_kernels_impl.h"
+#include "hd_types.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -17,9 +17,6 @@
 
 #include "hd_types.h"
 
-/* inout[i] = in[i] op inout[i] for n elements; n may be 0. */
-typedef void (*hd_reduce_fn)(const void *in, void *inout, int64_t n);
-
 /* The kernel of the chosen instruction set, or NULL when the combination is not supported
  * (hd_op_refusal tells why). AVG and PREMUL_SUM give the kernel of SUM: their scaling is a separate
  * step, below. */

@@ -3,7 +3,9 @@
 #ifndef HD_KERNELS_IMPL_H
 #define HD_KERNELS_IMPL_H
 
-#include "hd_kernels.h"
+#include <stdint.h>
+
+#include "hd_types.h"
 
 #if defined(__FAST_MATH__)
 #error "hpcdist's reductions promise IEEE results: compile without -ffast-math / -Ofast"

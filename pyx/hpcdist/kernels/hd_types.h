@@ -5,6 +5,7 @@
 #define HD_TYPES_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Two extension modules contain a copy of this code each; hidden symbols keep the copies apart even
  * when a program loads one of them with RTLD_GLOBAL. */
@@ -67,5 +68,8 @@ HD_LOCAL int hd_op_supported(int op, int dtype);
 /* NULL if the combination is supported, else one sentence that says why not and what to do. The
  * text is static and needs no freeing. */
 HD_LOCAL const char *hd_op_refusal(int op, int dtype);
+
+/* A kernel: inout[i] = in[i] op inout[i] for n elements; n may be 0. */
+typedef void (*hd_reduce_fn)(const void *in, void *inout, int64_t n);
 
 #endif
