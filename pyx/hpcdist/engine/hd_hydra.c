@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "hd_hydra.h"
+#include "hd_session.h"
 
 static int own_connection(void)
 {

@@ -11,9 +11,10 @@
 
 #include "hd_base.h"
 #include "hd_comm.h"
-#include "hd_hydra.h"
 
 enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without a launcher only */
+
+#define HD_HELD 3 /* connections of a neighbour: to the launcher, stdout, stderr */
 
 /* UNSEEN: another pid namespace, its pids are not valid here. */
 enum { NO_PIDFD = -1, UNSEEN = -2 };

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "hd_client.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -8,6 +7,10 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
+
+#include "hd_client.h"
+#include "hd_mac.h"
+#include "hd_wire.h"
 
 #define SLICE_NS 50000000 /* how often the client checks for signals */
 #define SPIN_NS 25000     /* a server on this machine answers within this time; sleeping costs 5

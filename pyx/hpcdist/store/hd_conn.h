@@ -6,11 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hd_server.h"
+#include "hd_limits.h"
 #include "hd_table.h"
 #include "hd_wire.h"
 
 enum { HD_SCRATCH = 256 * 1024 };
+
+typedef struct hd_server hd_server;
 
 enum hd_conn_state {
     HD_STRANGER,  /* has not proved itself */

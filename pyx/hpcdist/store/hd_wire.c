@@ -1,3 +1,4 @@
+#include "hd_mac.h"
 #include "hd_wire.h"
 
 #include <errno.h>

@@ -1,0 +1,99 @@
+"""The floors of the native code, as docs/architecture.md draws them: checked in the source text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from c_sources import circles, sources, uses_between
+
+ROOT = Path(__file__).resolve().parents[2]
+PYX = ROOT / "pyx" / "hpcdist"
+FOLDERS = ("kernels", "engine", "store", "nccl")
+FILES = {folder: sources(PYX / folder) for folder in FOLDERS}
+USES = {folder: uses_between(FILES[folder]) for folder in FOLDERS}
+
+#: Lines of a C function, from its name to its last brace.
+LONGEST_FUNCTION = 60
+
+
+def drawn_floors(folder: str) -> dict[str, int]:
+    """Read the drawing of a folder's floors; the ground floor is 0."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.split(f"### Floors of `{folder}/`", 1)[1]
+    drawing = re.search(r"```text\n(.*?)```", section, re.DOTALL)
+    assert drawing is not None, f"docs/architecture.md has no drawing of {folder}/"
+    rows = [re.split(r"\s{3,}", row)[0].split() for row in drawing[1].splitlines()]
+    return {f"hd_{name}": number for number, row in enumerate(reversed(rows)) for name in row}
+
+
+@pytest.mark.parametrize("folder", ["engine", "store"])
+def test_a_file_uses_its_own_floor_and_those_below(folder):
+    floors = drawn_floors(folder)
+    assert sorted(floors) == sorted({file.path.stem for file in FILES[folder]})
+    for module, used in USES[folder].items():
+        for other, names in used.items():
+            if other in floors:
+                assert floors[other] <= floors[module], (
+                    f"{folder}/{module} uses {sorted(names)} of {other}, which lies above it"
+                )
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_files_use_each_other_in_a_circle(folder):
+    assert circles(USES[folder]) == []
+
+
+def test_a_circle_is_found(tmp_path):
+    """The parser sees calls, pointers, variables and includes; not comments, texts or structs."""
+    (tmp_path / "hd_a.h").write_text("int hd_a(int (*f)(void), char *t);\n")
+    (tmp_path / "hd_a.c").write_text(
+        '#include "hd_a.h"\n#include "hd_b.h"\n/* hd_c() */\n'
+        "struct hd_s {\n    int (*hd_c)(void);\n};\n"
+        'int hd_a(int (*f)(void), char *t)\n{\n    return f() + (t == "hd_c()");\n}\n'
+    )
+    (tmp_path / "hd_b.c").write_text(
+        "int hd_count;\nstatic int one(void) { return hd_a(hd_c, 0); }\n"
+    )
+    (tmp_path / "hd_b.h").write_text("extern int hd_count;\n")
+    (tmp_path / "hd_c.c").write_text("__attribute__((cold)) int hd_c(void)\n{\n    return 0;\n}\n")
+    uses = uses_between(sources(tmp_path))
+    assert uses == {
+        "hd_a": {"hd_b": {"hd_b.h"}},
+        "hd_b": {"hd_a": {"hd_a"}, "hd_c": {"hd_c"}},
+        "hd_c": {},
+    }
+    assert circles(uses) == [["hd_a", "hd_b"]]
+
+
+@pytest.mark.parametrize("folder", ["engine", "store"])
+def test_a_header_declares_what_its_file_defines(folder):
+    defined = {file.path.stem: file.public for file in FILES[folder] if file.path.suffix == ".c"}
+    for file in FILES[folder]:
+        if file.path.suffix == ".c":
+            assert file.path.with_suffix(".h").exists(), f"{file.path.name} has no header"
+            assert file.path.stem in file.includes, f"{file.path.name} does not include its header"
+        else:
+            strangers = file.prototypes - defined.get(file.path.stem, set())
+            assert not strangers, f"{file.path.name} declares {sorted(strangers)} of another file"
+
+
+@pytest.mark.parametrize("folder", ["engine", "store"])
+def test_a_file_includes_the_headers_of_what_it_calls(folder):
+    for file in FILES[folder]:
+        used = USES[folder][file.path.stem]
+        calls = {other for other, names in used.items() if names & file.uses()}
+        missing = calls - file.includes
+        assert not missing, f"{file.path.name} calls {sorted(missing)} without their headers"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_functions_are_short(folder):
+    long = {
+        f"{file.path.name}: {name}": lines
+        for file in FILES[folder]
+        for name, (lines, _) in file.functions.items()
+        if lines > LONGEST_FUNCTION
+    }
+    assert long == {}, "split them"
