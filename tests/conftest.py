@@ -1,8 +1,9 @@
 """What all tests share: MPI under pytest, deadlines, and ranks that stay in step.
 
-Under ``mpirun -n N python -m pytest --with-mpi tests/mpi`` every rank runs the same tests in the
-same order. After each one the ranks exchange its outcome on a communicator of their own, so a test
-that fails on one rank counts as failed on all, the exit codes agree, and nobody waits for anybody.
+Under ``mpirun -n N python -m pytest --with-mpi FILES`` every rank runs the same tests, those marked
+``ranks`` or ``standin``, in the same order. After each one the ranks exchange its outcome on a
+communicator of their own, so a test that fails on one rank counts as failed on all, the exit codes
+agree, and nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import random
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    import slurm
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -27,6 +33,9 @@ GROUP_TIMEOUT = 20.0
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 _PASSED, _FAILED, _SKIPPED = 0, 1, 2
+#: How a file's tests are run, and which of them all ranks run.
+_KINDS = {"local", "ranks", "standin", "jobs", "by_hand"}
+_WITH_MPI = {"ranks", "standin"}
 
 
 def _launched_size() -> int:
@@ -130,12 +139,16 @@ def _is_mpi(item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    here = Path(__file__).parent
     for item in items:
-        if not {here / "mpi", here / "nccl"}.isdisjoint(item.path.parents):
+        kinds = _KINDS & {mark.name for mark in item.iter_markers()}
+        if len(kinds) != 1:
+            raise pytest.UsageError(
+                f"{item.path}: its pytestmark must name one of {', '.join(sorted(_KINDS))}"
+            )
+        if kinds & _WITH_MPI:
             item.add_marker("mpi")
     if ranks.size > 1:
-        # The others start mpirun themselves, or need no ranks: run.py runs them once, without it.
+        # The others start mpirun themselves, or need no ranks: run.py runs them without it.
         other = [item for item in items if not _is_mpi(item)]
         if other:
             config.hook.pytest_deselected(items=other)
@@ -245,6 +258,18 @@ def pytest_runtest_logreport(report):
         say(f"ERROR after {report.nodeid}\n{report.longreprtext}")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests no Slurm cluster could be started for."""
+    skipped = [
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    ]
+    absent = [reason for reason in skipped if reason.startswith("slurm: ")]
+    if absent:
+        terminalreporter.write_line(f"{len(absent)} tests not run, {absent[0]}", yellow=True)
+
+
 def pytest_collectreport(report):
     if report.failed and ranks.rank:
         say(f"ERROR collecting {report.nodeid}\n{report.longreprtext}")
@@ -318,6 +343,16 @@ class Count:
         if path and (ranks.rank == 0 or not self._mpi):
             with open(path, mode) as out:
                 out.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[slurm.Cluster]:
+    """A Slurm cluster with two nodes; the tests skip without one, and fail in CI."""
+    import slurm
+
+    slurm.require()
+    with slurm.cluster() as found:
+        yield found
 
 
 @pytest.fixture

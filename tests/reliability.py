@@ -22,7 +22,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import run as runner
+import kinds
+import run as runner  # puts tests/support on sys.path
 
 TESTS = Path(__file__).resolve().parent
 
@@ -64,11 +65,13 @@ class Row:
 
 def rows() -> list[Row]:
     """The fault table."""
-    endings = "faults/test_endings.py"
-    absent, bad, soak = "mpi/test_absent.py", "mpi/test_bad_input.py", "mpi/test_soak.py"
+    endings = "engine/test_endings.py"
+    absent, soak = "engine/test_absent.py", "engine/test_soak.py"
+    bad, objects = "collectives/test_bad_input.py", "collectives/test_objects_errors.py"
+    over_mpi, nccl = "backends/cuda_over_mpi", "backends/nccl"
     return [
         Row("mismatch", "ranks disagree: DistMismatchError on all <= 1 s, group usable",
-            ["mpi/test_mismatches.py", "mpi/test_agreement.py"], (2, 3, 4), 300),
+            ["engine/test_mismatches.py", "engine/test_agreement.py"], (2, 3, 4), 300),
         Row("absent", "never comes, late, in a callback: named at timeout + <= 1 s",
             [absent, f"{endings}:stopped"], (2, 3, 4), 90),
         Row("kill", "SIGKILL in all_reduce: job ends <= 5 s, names rank, op, number",
@@ -78,12 +81,12 @@ def rows() -> list[Row]:
         Row("fork", "forked children are told, data loaders train on",
             [f"{endings}:forked or children"], (), 3),
         Row("input", "wrong arguments: right exception with the fix, nothing begun",
-            [bad, "mpi/test_buffers.py:refused", "mpi/test_objects_errors.py"], (1, 2, 4), 1000),
+            [bad, "engine/test_buffers.py:refused", objects], (1, 2, 4), 1000),
         Row("memory", "buffers in flight, dropped Works, 10,000 Works, any exit: safe",
-            [f"{soak}:works", "mpi/test_work.py", f"{endings}:any_state or dropped"], (2, 4),
+            [f"{soak}:works", "engine/test_work.py", f"{endings}:any_state or dropped"], (2, 4),
             10_000),
         Row("fuzz", "random calls: no crash, documented errors only",
-            ["mpi/test_fuzz.py"], (2, 3), 20_000),
+            ["collectives/test_fuzz.py"], (2, 3), 20_000),
         Row("soak", "1,000,000 mixed operations over 4 ranks: nothing grows",
             [f"{soak}:operations"], (4,), 1_000_000),
         Row("groups", "10,000 groups made and destroyed: nothing grows",
@@ -91,13 +94,13 @@ def rows() -> list[Row]:
         Row("starts", "200 starts and ends of the process group: nothing grows",
             [f"{soak}:starts"], (4,), 200),
         Row("payload", "hostile object payloads: refused, nothing runs, memory bounded",
-            ["unit/test_codec_hostile.py", "mpi/test_hostile.py"], (2, 3), 50),
+            ["codec/test_reader.py", "collectives/test_objects_hostile.py"], (2, 3), 50),
         Row("chaos", "random faults: no wrong result, no hang, no crash, deadline + 1 s",
-            ["faults/test_chaos.py"], (), 5_000),
+            ["tree/test_chaos.py"], (), 5_000),
         Row("ring", "CUDA tensors over MPI: typed errors at timeout + <= 1 s, 2^31 + 17 elements",
-            ["nccl/test_over_mpi_faults.py", "faults/test_over_mpi.py"], (2, 3, 4), 40),
+            [f"{over_mpi}/test_faults.py", f"{over_mpi}/test_endings.py"], (2, 3, 4), 40),
         Row("nccl", "NCCL, fault x mode: typed error at timeout + <= 1 s, job usable",
-            ["nccl/test_faults.py", "launch/test_nccl.py"], (1, 2, 3, 4), 350),
+            [f"{nccl}/test_faults.py", f"{nccl}/test_without_mpi.py"], (1, 2, 3, 4), 350),
     ]  # fmt: skip
 
 
@@ -114,7 +117,7 @@ def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
         # -s: what the engine says last, when it ends a job, would be lost with pytest's capture
         base = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
         base += pytest_call(test)
-        if test.startswith(("mpi/", "nccl/")):
+        if kinds.kind(TESTS / test.partition(":")[0]) in ("ranks", "standin"):
             for n in row.np:
                 found.append(
                     (f"np {n}", [*launch, "-n", str(n), *base, "--with-mpi", "-m", "not memory"])

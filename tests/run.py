@@ -1,13 +1,14 @@
 #!/usr/bin/env python
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2 and 4 ranks.
 
-Stages run side by side as far as each rank has a core of its own.
+A file's mark says in which stage it is. Stages run side by side as far as each rank has a core of
+its own.
 
     python tests/run.py                  everything
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
-    python tests/run.py tests/nccl tests/launch/test_starts.py --np 2    these files and folders
+    python tests/run.py tests/mesh tests/startup/test_starts.py --np 2    these files and folders
 
 mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
 stage and none failed.
@@ -32,22 +33,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 TESTS = Path(__file__).resolve().parent
-#: Folders whose tests start mpirun themselves, so pytest runs them without it.
-OWN_MPIRUN = ("launch", "faults", "conformance")
-#: Files of tests that never start MPI, or of which nothing depends on which MPI it is. Such tests
-#: in other files are marked ``any_mpi``.
-ANY_MPI = tuple(
-    TESTS / folder / f"test_{name}.py"
-    for folder, names in (
-        ("unit", "bench bench_store bucket build_backend codec codec_hostile config dispatch"),
-        ("unit", "docstrings import_rules kernels kernels_isa launchers meeting merge_traces"),
-        ("unit", "nccl_loader ops sampler store_file store_guard store_tcp store_torch stores"),
-        ("unit", "testing torch_compat"),
-        ("launch", "bench digits examples examples_alone gpu_script nccl pytest_session"),
-        ("launch", "torch_examples"),
-    )
-    for name in names.split()
-)
+sys.path.insert(0, str(TESTS / "support"))
+
+import kinds  # noqa: E402
+
 #: Lines that a stage wrote last which are repeated at the end when it broke down.
 LAST_LINES = 60
 
@@ -111,35 +100,46 @@ def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) 
     return [*command, *map(str, paths)]
 
 
+def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
+    """Return the files to run, by kind; end with a message where one has no kind."""
+    found: dict[str, list[Path]] = {kind: [] for kind in kinds.KINDS}
+    for path in kinds.find(options.files):
+        try:
+            kind = kinds.kind(path)
+        except ValueError as error:
+            sys.exit(f"tests/run.py: {error}")
+        # A file that is left out as a whole is not even imported.
+        if not (options.mpi_part and "any_mpi" in kinds.marks(path)):
+            found[kind].append(path)
+    return found
+
+
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    left_out = [f"--ignore={path}" for path in ANY_MPI if options.mpi_part]
+    files = chosen_files(options)
     found = []
 
-    def add(folder: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
-        files = [path for path in options.files if path.is_relative_to(TESTS / folder)]
-        if files or not options.files:
-            more = ["--with-mpi"] if before else left_out
-            command = [*before, *pytest_command(options, files or [TESTS / folder], *more)]
+    def add(kind: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
+        if files[kind]:
+            more = ["--with-mpi"] if before else []
+            command = [*before, *pytest_command(options, files[kind], *more)]
             found.append(Stage(name, command, env, cores))
 
-    add("unit", "unit", base, 1)
+    add("local", "local", base, 1)
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
     which, arguments, env = mpi_arguments(mpirun)
     print(f"tests/run.py: {which}, {mpirun}", flush=True)
     for n in options.np:
-        for folder in ("mpi", "nccl"):
-            # A process has one NCCL. Where torch brings the real one, tests/mpi may open it, and
-            # tests/nccl need their stand-in.
-            name = f"{folder}, {n} rank{'s' if n > 1 else ''}"
-            add(folder, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
-    for folder in OWN_MPIRUN:
-        if any((TESTS / folder).glob("test_*.py")):
-            # Alone: what they measure and wait for is time.
-            add(folder, folder, {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
+        for kind in ("ranks", "standin"):
+            # A process has one NCCL. Where torch brings the real one, a test may open it, and the
+            # others need their stand-in.
+            name = f"{kind}, {n} rank{'s' if n > 1 else ''}"
+            add(kind, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
+    # Alone: what they measure and wait for is time.
+    add("jobs", "jobs", {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
     return found
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from hpcdist import config, log
 from hpcdist.config import Option
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 
 def test_default_when_unset_or_empty():

@@ -7,6 +7,8 @@ from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 from hpcdist import DistributedSampler
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 100, 101])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])

@@ -12,6 +12,8 @@ import torch.distributed
 import hpcdist as dist
 from hpcdist import debug_level
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):

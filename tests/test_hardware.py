@@ -10,6 +10,8 @@ from hpcdist import hardware
 from hpcdist.cli.diagnose import gpu
 from hpcdist.cli.diagnose.section import Place
 
+pytestmark = pytest.mark.local
+
 #: PCI paths of a DGX-like node: per socket one root with switches, a GPU and an adapter each.
 GPUS = {
     "0000:1b:00.0": ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0"),

@@ -16,6 +16,8 @@ import hpcdist
 from hpcdist import _loader
 from hpcdist.errors import DistBackendError
 
+pytestmark = pytest.mark.local
+
 PACKAGE = Path(hpcdist.__file__).parent
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 BUILT = _loader.build_info()

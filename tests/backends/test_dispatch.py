@@ -10,6 +10,8 @@ import torch
 
 from hpcdist.backends.dispatch import Dispatch, over
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 class Backend:
     """Says which one it is."""

@@ -18,7 +18,7 @@ import hpcdist.nn.functional
 from hpcdist import ReduceOp
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Seconds. The promise is at once; the test may share its cores with anything.
 AT_ONCE = 5.0

@@ -14,6 +14,8 @@ import hpcdist as dist
 from hpcdist.backends import registry
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture
 def no_world():

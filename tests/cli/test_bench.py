@@ -18,6 +18,8 @@ from hpcdist.cli.bench.measure import Times
 from hpcdist.cli.bench.operations import OPERATIONS, Case, fill_other, pattern, refuse
 from hpcdist.dtypes import DTYPES, lookup
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 @pytest.mark.parametrize("text, value", [
     ("8", 8), ("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("2GiB", 2 << 30), ("7B", 7),

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from hpcdist.cli import diagnose
 from hpcdist.cli.diagnose import (
@@ -26,7 +27,8 @@ from hpcdist.cli.diagnose import (
 )  # fmt: skip
 from hpcdist.cli.diagnose.section import FAULT, NOTE, WARNING, Place, Section
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.local
+
 NO_LIMITS = {"memlock": -1, "nofile": 65536}
 
 

@@ -11,6 +11,8 @@ import pytest
 from hpcdist.cli import main
 from hpcdist.cli.merge_traces import merge
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 def span(name, ts, dur, pid=4711, tid=4711):
     return {"ph": "X", "cat": "x", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}

@@ -28,6 +28,8 @@ from codec_cases import (
 from hpcdist import codec
 from hpcdist.codec import CodecError, decode, encode, register_object_type
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("source", [plain_objects, numpy_objects, torch_objects])

@@ -11,6 +11,8 @@ from hostile import head, payloads, u64
 
 from hpcdist.codec import CodecError, decode, encode
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 def harmless(payload, limit):
     """Decode bytes that may be anything: only an object or a CodecError may come, cheaply."""

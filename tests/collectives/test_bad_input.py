@@ -1,7 +1,7 @@
 """Wrong arguments: the right exception with the fix in it, before any data are sent.
 
 Every rank makes the same mistakes here, and afterwards the group must be in step: each has told the
-others as often, and waited for nobody. Mistakes of some ranks only are in test_refusals.py.
+others as often, and waited for nobody. Mistakes of some ranks only are in backends/test_refusal.py.
 """
 
 from datetime import timedelta
@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import hpcdist as dist
 from hpcdist import ReduceOp
 from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
 
 GOOD = (4, 6)
 

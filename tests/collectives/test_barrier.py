@@ -3,11 +3,14 @@
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 from cases import Check, here
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
 
 
 def test_nobody_leaves_early():

@@ -3,12 +3,15 @@
 from collections import Counter
 
 import hypothesis
+import pytest
 from cases import here
 from fuzz import Runner, programs
 from long_form import deadline
 from long_form import size as how_many
 
 import hpcdist as dist
+
+pytestmark = pytest.mark.ranks
 
 #: Calls for each number of ranks.
 CALLS = how_many(100, 10_000)

@@ -15,6 +15,8 @@ import hpcdist as dist
 from hpcdist import MPIOptions
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 def test_barrier():
     parallel_assert(dist.barrier() is None)

@@ -10,6 +10,8 @@ from object_cases import Unknown, arrays, equal, objects
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.ranks
+
 
 def test_broadcast_object_list():
     check, (rank, size) = Check(), here()

@@ -3,12 +3,15 @@
 import dataclasses
 import os
 
+import pytest
 from cases import here
 from object_cases import Unknown, equal, objects, still_in_step
 
 import hpcdist as dist
 from hpcdist import CodecError, DistMismatchError
 from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
 
 
 class Evil:

@@ -10,7 +10,7 @@ from hostile import payloads
 import hpcdist as dist
 from hpcdist import codec
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Bytes that refusing may take beside a hundred times the payload: messages and caches.
 LIMIT = 1 << 20

@@ -14,6 +14,8 @@ import torch
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 two = pytest.mark.mpi(min_size=2)
 
 

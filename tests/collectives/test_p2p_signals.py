@@ -19,6 +19,8 @@ from cases import here
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.ranks
+
 
 class Stop(Exception):
     """What the handler raises."""

@@ -25,6 +25,8 @@ import hpcdist as dist
 from hpcdist import ReduceOp
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_all_reduce(rng, async_op):

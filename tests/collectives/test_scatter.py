@@ -8,6 +8,8 @@ from cases import MOVED, SIZES, Check, draw, finish, here, poison
 import hpcdist as dist
 from hpcdist.testing import parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_scatter(rng, async_op):

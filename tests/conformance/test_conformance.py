@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.jobs
+
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # importlib mode leaves it out
     sys.path.insert(0, str(HERE))

@@ -14,7 +14,10 @@ import termios
 import time
 from pathlib import Path
 
+import pytest
 from jobs import mpirun_command
+
+pytestmark = pytest.mark.jobs
 
 PROGRAM = str(Path(__file__).parent / "breakpoints.py")
 #: Seconds for anything the tests wait for, on a loaded machine.

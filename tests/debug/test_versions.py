@@ -13,6 +13,8 @@ import hpcdist
 from hpcdist import _loader
 from hpcdist.debug import versions
 
+pytestmark = pytest.mark.local
+
 
 def test_every_section_is_printed():
     out = io.StringIO()

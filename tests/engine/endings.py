@@ -1,6 +1,6 @@
 """The programs that test_endings.py starts under mpirun: each ends in one unhappy way on rank 1.
 
-    mpirun -n 2 python programs.py NAME
+    mpirun -n 2 python endings.py NAME
 
 They print `in time` lines for what the tests measure, and nothing they do may hang. NumPy's arrays
 do for most: a job without torch starts in a fourth of the time.
@@ -21,7 +21,7 @@ import numpy as np
 
 import hpcdist as dist
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from jobs import mapped_shm  # noqa: E402
 

@@ -11,7 +11,7 @@ from mismatches import CALLS, OBJECTS, Spec, make
 
 import hpcdist as dist
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Seconds: the group's timeout here, and what may come on top.
 PATIENCE = 0.2

@@ -13,7 +13,7 @@ import hpcdist as dist
 from hpcdist._engine import EITHER
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 
 def cases(rank: int, odd: int) -> dict:
@@ -102,8 +102,8 @@ def test_the_text_quotes_both_sides_the_number_and_the_lines():
             dist.reduce(torch.ones(5), 0)  # line B
     except dist.DistMismatchError as error:
         text = str(error)
-    parallel_assert("all_reduce(float32[4, 3], op=AVG) at mpi/test_agreement.py:" in text, text)
-    parallel_assert("reduce(float32[5], op=SUM, root=0) at mpi/test_agreement.py:" in text, text)
+    parallel_assert("all_reduce(float32[4, 3], op=AVG) at engine/test_agreement.py:" in text, text)
+    parallel_assert("reduce(float32[5], op=SUM, root=0) at engine/test_agreement.py:" in text, text)
     parallel_assert(
         f"collective #{seq} " in text and f"this is rank {rank} of {size}" in text, text
     )

@@ -7,6 +7,8 @@ from cases import Check, here
 
 import hpcdist as dist
 
+pytestmark = pytest.mark.ranks
+
 #: Elements of a block: in one message, and in more bytes than lists that are packed together.
 SIZES = (6, 80_000)
 

@@ -17,6 +17,8 @@ import hpcdist as dist
 from hpcdist import _engine
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.ranks
+
 #: Bytes from which there is a ring, and of one of its segments.
 LEAST, SEGMENT = 1 << 20, 64 << 10
 

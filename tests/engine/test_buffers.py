@@ -12,6 +12,8 @@ from cases import MOVED, Check, draw, here, poison
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 HUGE = 2**31 + 17
 
 

@@ -7,10 +7,14 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import hpcdist as dist
 import hpcdist.torch
 from hpcdist.testing import parallel_assert
 from hpcdist.torch.process_group import BridgeGroup
+
+pytestmark = pytest.mark.ranks
 
 
 def test_two_threads_with_timeouts_of_their_own():

@@ -6,6 +6,8 @@ from cases import Check, draw, finish, here, poison, reference
 
 import hpcdist as dist
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(params=[0, 1, 2], ids=["off", "on", "full"])
 def level(request):

@@ -13,7 +13,7 @@ from worlds import between_nodes
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Seconds: the group's timeout here, and what a busy machine may add.
 PATIENCE, SLACK = 0.5, 1.5

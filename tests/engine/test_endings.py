@@ -10,7 +10,9 @@ import pytest
 from jobs import Ended, run_job
 from long_form import LONG, deadline, size
 
-PROGRAMS = str(Path(__file__).with_name("programs.py"))
+pytestmark = pytest.mark.jobs
+
+PROGRAMS = str(Path(__file__).with_name("endings.py"))
 
 #: Seconds. The promise is 2, and 5 after a SIGKILL; the short form may share its cores with
 #: anything, and the launcher's own teardown is on top.

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.local
+
 PROGRAM = """
 import sys
 from hpcdist import _engine

@@ -11,7 +11,7 @@ from mismatches import cases, make
 
 import hpcdist as dist
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Cases for each number of ranks; the long form takes all.
 SOME = 400

@@ -1,6 +1,6 @@
 """Long all_reduces within a node: through memory that its ranks share.
 
-The kill in the middle of one is in tests/faults, with everything else that ends a job.
+The kill in the middle of one is in test_endings.py, with everything else that ends a job.
 """
 
 import os
@@ -16,6 +16,8 @@ from resources import held
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
 
 #: Bytes from which tensors go that way, and of their pieces with and without a core for each rank.
 LEAST, PIECES = 4 << 10, (256 << 10, 1 << 20)

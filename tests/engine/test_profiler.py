@@ -15,6 +15,8 @@ from hpcdist import MPIOptions
 from hpcdist.cli.merge_traces import merge
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 def names(prof):
     return [event.name for event in prof.events() if event.name.startswith("hpcdist::")]

@@ -13,7 +13,7 @@ from cases import Check, here
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Milliseconds after which the signal comes. The engine looks at signals every 50 ms, and the first
 #: look is unlike the others: it notes the calling line too.

@@ -15,6 +15,8 @@ from worlds import SHORT
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.ranks
+
 #: Bytes that a process may grow by: allocators and the MPI libraries round, and settle late.
 ALLOWED = 12 << 20 if LONG else 6 << 20
 

@@ -14,6 +14,8 @@ import hpcdist as dist
 from hpcdist import DistTimeoutError, Work
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 def late(rank: int, size: int, seconds: float) -> None:
     """Let the last rank come late."""

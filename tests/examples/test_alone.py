@@ -16,6 +16,8 @@ from example_runs import EXAMPLES, alone, fingerprint
 
 import hpcdist as dist
 
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
 TRAIN = str(EXAMPLES / "train_digits.py")
 
 

@@ -11,6 +11,8 @@ import torch
 from example_runs import EXAMPLES, example, fingerprint
 from jobs import run_job
 
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
 TRAIN = str(EXAMPLES / "train_digits.py")
 ROW = re.compile(r"^ +(\d+) +([\d.]+) +([\d.]+)% +(\d+) +([\d.]+)%$", re.MULTILINE)
 

@@ -10,6 +10,8 @@ import pytest
 from example_runs import EXAMPLES, example, lines
 from jobs import Ended, run_job
 
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
 
 def test_hello() -> None:
     np = 4

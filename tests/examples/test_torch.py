@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
 EXAMPLES = ROOT / "examples" / "torch"
 
 

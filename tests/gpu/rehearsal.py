@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run a program for a GPU without one: the stand-ins of tests/nccl in the place of CUDA and NCCL.
+"""Run a program for a GPU without one: tests/standin in the place of CUDA and NCCL.
 
     python tests/gpu/rehearsal.py PROGRAM ARGUMENTS...
     python tests/gpu/rehearsal.py -c CODE
@@ -104,7 +104,7 @@ def install() -> None:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
-        "get_device_name": lambda device=None: "the stand-in of tests/nccl, and no GPU",
+        "get_device_name": lambda device=None: "the stand-in of tests/standin, and no GPU",
         "get_device_properties": _properties,
         "synchronize": _synchronize,
         "current_stream": _current_stream,

@@ -9,6 +9,8 @@ import pytest
 import hpcdist
 from hpcdist import _nccl, _nccl_loader
 
+pytestmark = pytest.mark.by_hand
+
 
 def test_version_identity_and_what_it_says_without_a_gpu():
     found = _nccl_loader.load()

@@ -16,6 +16,8 @@ import hpcdist as dist
 from hpcdist import MPIOptions
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
 

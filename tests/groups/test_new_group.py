@@ -8,6 +8,8 @@ import torch
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
 

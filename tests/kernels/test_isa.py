@@ -12,6 +12,8 @@ import pytest
 
 from hpcdist import _ops
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 ISAS = _ops.available_isas()
 
 

@@ -17,6 +17,8 @@ import torch
 from hpcdist import _ops
 from hpcdist.dtypes import DTYPES, DType, lookup, reducible_by
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 SEED = int(os.environ.get("HPCDIST_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
 ISAS = _ops.available_isas()
 SIZES = [0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 100, 1023, 100_003]

@@ -16,6 +16,8 @@ from hpcdist import _ops, dtypes
 from hpcdist._ops import ReduceOp
 from hpcdist.dtypes import DTYPES, lookup
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 NAMES = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 TorchOp = torch.distributed.ReduceOp
 

@@ -13,6 +13,8 @@ from hpcdist.cli import launch
 from hpcdist.launchers import commands
 from hpcdist.launchers.commands import Hydra, OpenMpi, Srun
 
+pytestmark = pytest.mark.local
+
 STARTERS = {
     "openmpi": OpenMpi("/bin/run"),
     "hydra": Hydra("/bin/run"),

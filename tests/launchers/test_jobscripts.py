@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from jobs import Ended, find_mpirun
+from places import ROOT
 from slurm import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.jobs
+
 SCRIPTS = ROOT / "jobscripts"
 HELLO = str(ROOT / "examples" / "01_hello.py")
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))

@@ -11,6 +11,8 @@ from hpcdist import launchers
 from hpcdist.launchers import Launch
 from hpcdist.launchers.slurm import unused_tasks
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
     "RANK": "5",

@@ -16,6 +16,8 @@ from hpcdist.launchers.pmi.protocol import parse
 from hpcdist.launchers.pmi.server import pid_space
 from hpcdist.store import HashStore
 
+pytestmark = pytest.mark.local
+
 
 class Space:
     def __init__(self):

@@ -13,7 +13,8 @@ import pytest
 from jobs import find_mpirun
 from slurm import CLUSTER, Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.jobs
+
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
 
 

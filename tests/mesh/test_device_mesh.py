@@ -10,6 +10,8 @@ import hpcdist as dist
 from hpcdist import DeviceMesh, init_device_mesh
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 four = pytest.mark.mpi(min_size=4)
 
 

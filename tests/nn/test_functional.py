@@ -13,7 +13,7 @@ import hpcdist as dist
 from hpcdist.nn import functional as F
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 class Part(Function):

@@ -17,10 +17,7 @@ from hpcdist.optim import PostLocalSGDOptimizer
 from hpcdist.parallel import averaging, comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.filterwarnings("ignore:.*period.*1"),
-]
+pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:.*period.*1")]
 
 
 def drift(averager, steps):

@@ -24,7 +24,7 @@ import hpcdist as dist
 from hpcdist.parallel import comm_hooks as ours
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 STEPS = 6
 

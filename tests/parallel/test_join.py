@@ -12,7 +12,7 @@ import hpcdist as dist
 from hpcdist.parallel import join as ours
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 def counters(module, package, group):

@@ -13,7 +13,7 @@ import hpcdist as dist
 from hpcdist.parallel import SyncBatchNorm
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 def close(left, right, tolerance):

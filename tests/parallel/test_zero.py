@@ -15,7 +15,7 @@ from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import Join, comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 DDP = dist.DistributedDataParallel
 STEPS = 5

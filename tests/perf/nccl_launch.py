@@ -3,7 +3,7 @@
 
     python tests/perf/nccl_launch.py
 
-NCCL is the stand-in of tests/nccl, whose ncclAllReduce puts a task into a stream's queue; its
+NCCL is the stand-in of tests/standin, whose ncclAllReduce puts a task into a stream's queue; its
 functions for events have the driver's signatures and do the same. These take turns:
 
 - a loop in C;

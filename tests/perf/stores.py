@@ -5,8 +5,8 @@
     python tests/perf/stores.py garbage      one of: clients, garbage, busy, kills
 
 Each part prints what it saw beside what it has to be, and the exit status is 1 if it is not. The
-bounds are for a machine that does nothing else. tests/unit/test_store_guard.py, test_store_tcp.py
-and test_store_file.py hold the short forms.
+bounds are for a machine that does nothing else. tests/store/test_auth.py, test_tcp.py
+and test_file.py hold the short forms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The programs that test_starts_that_wait.py starts under mpirun: rank 1 spoils the start.
+"""The programs that test_attendance.py starts under mpirun: rank 1 spoils the start.
 
-mpirun -n 3 python start_programs.py NAME
+mpirun -n 3 python absences.py NAME
 """
 
 from __future__ import annotations

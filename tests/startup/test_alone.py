@@ -16,6 +16,8 @@ import pytest
 from hpcdist import _engine, hardware
 from hpcdist.launchers import mpi_family
 
+pytestmark = pytest.mark.local
+
 #: Beginnings of the variables by which launchers and MPI libraries speak to their processes.
 _SPOKEN = ("OMPI_COMM", "PMI", "MPI_LOCAL", "SLURM", "PALS", "FLUX", "JSM", "MV2", "TORCHELASTIC",
            "RANK", "WORLD_SIZE", "MASTER", "LOCAL_")  # fmt: skip

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
-PROGRAMS = str(Path(__file__).with_name("start_programs.py"))
+pytestmark = pytest.mark.jobs
+
+PROGRAMS = str(Path(__file__).with_name("absences.py"))
 #: Seconds: the start's timeout in the programs, and what the launcher and a busy machine add.
 LIMIT, SLACK = 3.0, 8.0
 

@@ -18,6 +18,8 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.ranks
+
 TAG = 3
 
 

@@ -17,6 +17,8 @@ import hpcdist as dist
 from hpcdist import MPIOptions, _engine, launchers
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 #: Why the backend "nccl" is refused where there is no GPU: with its library, and without.
 NO_NCCL = (
     "CUDA is not available: the backend 'nccl'"

@@ -12,6 +12,8 @@ from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous
 from hpcdist.startup import steps
 from hpcdist.store import HashStore
 
+pytestmark = pytest.mark.local
+
 _LAUNCHERS = (
     "TORCHELASTIC_RUN_ID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK PALS_RANKID "
     "JSM_NAMESPACE_RANK FLUX_TASK_RANK SLURM_PROCID RANK"

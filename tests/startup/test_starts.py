@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
+pytestmark = pytest.mark.jobs
+
 STARTS = str(Path(__file__).with_name("starts.py"))
 
 

@@ -14,6 +14,8 @@ from slurm import Cluster
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 
+pytestmark = pytest.mark.jobs
+
 TRAIN = str(EXAMPLES / "train_digits.py")
 # float64: what two ranks round differently than one does not reach the digits that are printed
 ARGUMENTS = ("--double", "--epochs", "1", "--no-progress")

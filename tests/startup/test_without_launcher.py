@@ -20,6 +20,8 @@ from jobs import run_job
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 
+pytestmark = pytest.mark.jobs
+
 STARTS = str(Path(__file__).with_name("starts.py"))
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")

@@ -18,6 +18,8 @@ from hpcdist import DistStoreError, _store
 from hpcdist.errors import StoreTimeoutError
 from hpcdist.store import auth, new_key
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 # --- the code of the messages ------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ import hpcdist
 from hpcdist import DistStoreError, DistTimeoutError, QueueEmptyError
 from hpcdist.errors import StoreTimeoutError
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 KEY = bytes(range(32))
 
 

@@ -28,6 +28,8 @@ from hpcdist.store import _journal as journal
 from hpcdist.store import _locks as locks
 from hpcdist.store import _shared_file as shared_file
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 @pytest.fixture
 def folder():

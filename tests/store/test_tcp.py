@@ -17,6 +17,8 @@ from hpcdist import DistNetworkError, DistStoreError
 from hpcdist.errors import StoreTimeoutError
 from hpcdist.store._common import Deadline
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 # --- beginning ---------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Cases for tests/launch/bridge_same.py: operations, objects, messages, meshes.
+"""Cases for tests/torch/bridge_same.py: operations, objects, messages, meshes.
 
 Each gives what its ranks ended with; the runner compares it with what gloo gave.
 """

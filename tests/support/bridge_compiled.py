@@ -1,4 +1,4 @@
-"""Cases for tests/launch/bridge_same.py: torch.compile of steps with collectives in them."""
+"""Cases for tests/torch/bridge_same.py: torch.compile of steps with collectives in them."""
 
 from __future__ import annotations
 

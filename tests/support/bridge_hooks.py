@@ -1,4 +1,4 @@
-"""Cases for tests/launch/bridge_same.py: every communication hook that torch brings for its DDP."""
+"""Cases for tests/torch/bridge_same.py: every communication hook that torch brings for its DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases for tests/launch/bridge_same.py: FSDP, DTensor, tensor parallel, checkpoints."""
+"""Cases for tests/torch/bridge_same.py: FSDP, DTensor, tensor parallel, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases for tests/launch/bridge_same.py: torch's own DDP, its optimizers, pipelines, profiler."""
+"""Cases for tests/torch/bridge_same.py: torch's own DDP, its optimizers, pipelines, profiler."""
 
 from __future__ import annotations
 

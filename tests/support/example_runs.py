@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from jobs import Ended, run_job
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from places import EXAMPLES
 
 
 def example(np: int, name: str, *arguments: str, limit: float = 90.0) -> Ended:

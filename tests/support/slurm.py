@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from jobs import Ended, find_mpirun
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = str(ROOT / "jobscripts" / "ci" / "slurm-cluster")
-#: Begins the reason of every skip where there is no Slurm; tests/launch/conftest.py counts them.
+#: Begins the reason of every skip where there is no Slurm; tests/conftest.py counts them by it.
 ABSENT = "slurm: "
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for libnccl.so.2 and for streams and events, of ``tests/nccl/standin*.c``.
+"""The stand-in for libnccl.so.2 and for streams and events, of ``tests/standin/*.c``.
 
 It has NCCL's functions over host memory, between processes of one machine. A stream is a thread
 with a queue, so work that was not waited for is really not done.
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-SOURCES = sorted((Path(__file__).parents[1] / "nccl").glob("standin*.[ch]"))
+SOURCES = sorted((Path(__file__).parents[1] / "standin").glob("standin*.[ch]"))
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
 
 
@@ -114,8 +114,8 @@ def load(*defines: str) -> None:
     os.environ["HPCDIST_NCCL_LIBRARY"] = path
     found = _nccl_loader.load()
     assert found.path == path, (
-        f"another NCCL is loaded already: {found}; run tests/nccl in a process of its own, as "
-        "tests/run.py does"
+        f"another NCCL is loaded already: {found}; run the tests marked standin in a process "
+        "of their own, as tests/run.py does"
     )
 
 
@@ -468,7 +468,7 @@ def misuses() -> int:
 
 @contextlib.contextmanager
 def fault(text: str) -> Iterator[None]:
-    """Let an operation go wrong: ``kind:rank:number[:seconds]``, see ``tests/nccl/README.md``."""
+    """Let an operation go wrong: ``kind:rank:number[:seconds]``, see tests/standin/README.md."""
     os.environ["NCCL_STANDIN_FAULT"] = text
     try:
         yield

@@ -6,6 +6,8 @@ from cases import here
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
+pytestmark = pytest.mark.ranks
+
 
 def failure(call):
     """The text of the AssertionError that a call raises here, or None."""

@@ -14,6 +14,8 @@ import pytest
 
 from hpcdist.testing import EXIT_CODE, deadline
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 RANK_3 = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "8",

@@ -1,4 +1,4 @@
-"""Stock torch.distributed over MPI: what test_torch_bridge.py starts under mpirun.
+"""Stock torch.distributed over MPI: what test_bridge.py starts under mpirun.
 
     mpirun -n 2 python bridge.py [hpcdist|gloo]
 

@@ -1,4 +1,4 @@
-"""A training that torchrun starts again after a worker has failed; test_torch_bridge.py runs it.
+"""A training that torchrun starts again after a worker has failed; test_bridge.py runs it.
 
     torchrun --nproc-per-node 2 --max-restarts 1 bridge_elastic.py FOLDER
 

@@ -1,4 +1,4 @@
-"""What test_torch_bridge.py starts to see the flight recorder: some operations, then a mismatch."""
+"""What test_bridge.py starts to see the flight recorder: some operations, then a mismatch."""
 
 from __future__ import annotations
 

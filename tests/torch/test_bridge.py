@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from places import ROOT
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
+
+pytestmark = pytest.mark.jobs
 
 HERE = Path(__file__).parent
 PROGRAM, SAME, RECORDER, ELASTIC = (
     str(HERE / f"bridge{name}.py") for name in ("", "_same", "_recorder", "_elastic")
 )
-ROOT = HERE.parents[1]
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 CHECKS = ["collectives", "objects and messages", "groups, mesh, DTensor", "DDP and FSDP2"]
 

@@ -9,11 +9,11 @@ import gc
 import re
 import weakref
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as td
+from places import ROOT
 
 import hpcdist.torch
 from hpcdist._buffer import limit as call_limit
@@ -21,7 +21,7 @@ from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.refused import Refusals
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 
 class FakeWork:

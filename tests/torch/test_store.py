@@ -16,9 +16,10 @@ import hpcdist
 from hpcdist import DistStoreError, QueueEmptyError
 from hpcdist.torch.store import from_torch, to_torch
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 TIMEOUT = timedelta(milliseconds=60)
 KEY = bytes(range(32))
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def pair(kind, folder):
@@ -124,7 +125,7 @@ def test_side_by_side(kind, folder):
     different = []
     for name, call in CALLS.items():
         if kind == "file" and name in SLOW:
-            continue  # torch's FileStore takes a second for each; ours is in test_stores.py
+            continue  # torch's FileStore takes a second for each; ours is in store/test_base.py
         their, our = answer(theirs, call), answer(ours, call)
         if (kind, name) in ON_PURPOSE:
             same = our == ON_PURPOSE[kind, name]

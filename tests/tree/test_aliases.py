@@ -10,6 +10,8 @@ import pytest
 
 import hpcdist
 
+pytestmark = pytest.mark.local
+
 #: Torch's modules whose public names are below hpcdist at the same path.
 PATHS = (
     "algorithms.ddp_comm_hooks",

@@ -14,8 +14,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 sys.path.insert(0, str(ROOT / "_build"))
 
 from hpcdist_build import backend, extensions, info, mpicc, target  # noqa: E402

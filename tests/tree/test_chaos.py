@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
+import pytest
 from jobs import find_mpirun
 from long_form import LONG, deadline, size
+from places import TESTS
+
+pytestmark = pytest.mark.jobs
 
 #: The short form runs rows in which nothing is known to fail; docs/reliability.md has the rest.
 ROWS = [] if LONG else ["--rows", "calm", "late", "threads", "queue"]
-CHAOS = Path(__file__).resolve().parents[1] / "chaos.py"
+CHAOS = TESTS / "chaos.py"
 
 
 def attack(*arguments: str) -> subprocess.CompletedProcess:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from places import TESTS
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(TESTS))
 
 from chaos import program  # noqa: E402
 from chaos.journal import Outcome  # noqa: E402
 from chaos.oracle import Judge, Stop  # noqa: E402
 from chaos.rows import ROWS  # noqa: E402
 
-pytestmark = pytest.mark.any_mpi
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 DRAWN = program.episode("unit", 0, ["late"], [3], 5.0)
 STREAM = 0

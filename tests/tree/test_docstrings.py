@@ -13,6 +13,8 @@ import torch.distributed
 
 import hpcdist
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 SECTIONS = ("Parameters", "Returns", "Raises", "Notes", "Examples", "Attributes", "See Also")
 
 #: Says whether all ranks must call it.

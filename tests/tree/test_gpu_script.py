@@ -6,13 +6,15 @@ import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from jobs import find_mpirun, run_job
+from places import TESTS
 
-GPU = Path(__file__).resolve().parents[1] / "gpu"
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
+GPU = TESTS / "gpu"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 #: The floors from the ground up. A room may import itself and the floors below.
 FLOORS = (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from c_sources import circles, sources, uses_between
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 PYX = ROOT / "pyx" / "hpcdist"
 FOLDERS = ("kernels", "engine", "store", "nccl")
 FILES = {folder: sources(PYX / folder) for folder in FOLDERS}

@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from jobs import run_job
+from places import TESTS
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
+CONFTEST = TESTS / "conftest.py"
 
 BODY = """
 import time
@@ -17,6 +19,8 @@ import pytest
 import torch
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
 
 def all_here():
     tensor = torch.ones(4)
@@ -31,11 +35,10 @@ def session(tmp_path):
     """Write a test file beside a copy of conftest, and run it on some ranks."""
     text = CONFTEST.read_text().replace("GROUP_TIMEOUT = 20.0", "GROUP_TIMEOUT = 3.0")
     assert "GROUP_TIMEOUT = 3.0" in text
-    (tmp_path / "mpi").mkdir()
     (tmp_path / "conftest.py").write_text(text)
 
     def run(np: int, body: str, *arguments: str, option: str = "--with-mpi", env=None):
-        (tmp_path / "mpi" / "test_it.py").write_text(BODY + body)
+        (tmp_path / "test_it.py").write_text(BODY + body)
         command = ["-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-q", *arguments]
         if option:
             command.append(option)
@@ -54,8 +57,8 @@ def test_refuses_to_skip_everything(session):
 def test_without_mpirun_mpi_tests_are_skipped(tmp_path):
     """Without a launcher nothing is refused: the skip is shown."""
     shutil.copy(CONFTEST, tmp_path / "conftest.py")
-    (tmp_path / "mpi").mkdir()
-    (tmp_path / "mpi" / "test_it.py").write_text("def test_a(): 1 / 0\n")
+    body = "import pytest\n@pytest.mark.ranks\ndef test_a(): 1 / 0\n"
+    (tmp_path / "test_it.py").write_text(body)
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)],

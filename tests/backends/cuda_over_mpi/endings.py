@@ -1,6 +1,6 @@
-"""The programs that test_over_mpi.py starts under mpirun: CUDA tensors over MPI, and bad ends.
+"""The programs that test_endings.py starts under mpirun: CUDA tensors over MPI, and bad ends.
 
-mpirun -n 2 python over_mpi_programs.py NAME
+mpirun -n 2 python endings.py NAME
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 os.environ["HPCDIST_CUDA_CHUNK"] = "4096"
 

@@ -8,7 +8,7 @@ import pytest
 from device_aliasing import check_all
 from over_mpi import CHUNK
 
-pytestmark = pytest.mark.usefixtures("over_mpi")
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi")]
 
 #: Elements of a block: in one buffer of pinned memory, and in several.
 SIZES = (6, CHUNK // 8 + 30)

@@ -15,7 +15,7 @@ import hpcdist as dist
 from hpcdist.backends.cuda_over_mpi import aware
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.usefixtures("over_mpi")
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi")]
 
 
 def test_reductions_by_an_mpi_that_takes_addresses(runtime, monkeypatch, rng):

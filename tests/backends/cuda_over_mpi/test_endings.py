@@ -1,14 +1,17 @@
-"""How jobs end whose ranks move CUDA tensors over MPI; see nccl/test_over_mpi_faults.py, too."""
+"""How jobs end whose ranks move CUDA tensors over MPI; see test_faults.py, too."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
 from jobs import run_job
 from long_form import LONG
 
-PROGRAMS = str(Path(__file__).with_name("over_mpi_programs.py"))
+pytestmark = pytest.mark.jobs
+
+PROGRAMS = str(Path(__file__).with_name("endings.py"))
 
 
 def test_a_rank_that_is_killed_between_two_pieces_is_named(count):

@@ -24,7 +24,7 @@ from standin import cpu, gpu
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = [pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
 
 #: What an error may take beyond its timeout; the ranks of CI share two cores with other jobs.
 SLACK = 1.0 if LONG else 5.0

@@ -13,6 +13,8 @@ import pytest
 
 from hpcdist.backends.cuda_over_mpi.lane import MANY, Job, Lanes
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture
 def lanes() -> Lanes:

@@ -12,7 +12,7 @@ from standin import cpu, gpu
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = [pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
 
 
 def test_a_users_message_is_never_taken_for_a_part_of_a_long_one():

@@ -18,7 +18,7 @@ from hpcdist.testing import parallel_assert, parallel_raises
 
 BACKENDS = ["cpu:mpi,cuda:nccl", "nccl"]
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("runtime")]
 
 
 def start(backend: str, **arguments) -> None:

@@ -1,7 +1,7 @@
 """What goes wrong in flight is a typed error on every rank, in time, and the job is left usable.
 
-Here each fault that leaves the processes alive, under mpirun. ``tests/launch/test_nccl.py`` runs
-the same without MPI, and kills ranks.
+Here each fault that leaves the processes alive, under mpirun. ``test_without_mpi.py`` runs the
+same without MPI, and kills ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from nccl_faults import MODES, Case, Trial
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.standin
 
 
 @pytest.fixture(scope="module", autouse=True)

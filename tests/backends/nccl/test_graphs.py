@@ -17,7 +17,7 @@ from standin import cpu, gpu
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("runtime")]
 
 
 @pytest.fixture(autouse=True, params=["1", "0"], ids=["blocking", "nonblocking"])

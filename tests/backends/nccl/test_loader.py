@@ -10,6 +10,8 @@ import sys
 import pytest
 import standin
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 PROGRAM = """
 import json, sys
 import hpcdist

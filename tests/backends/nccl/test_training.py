@@ -22,6 +22,8 @@ from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import SyncBatchNorm, comm_hooks
 from hpcdist.testing import parallel_assert
 
+pytestmark = pytest.mark.standin
+
 BOTH = "cpu:mpi,cuda:nccl"
 DDP = dist.DistributedDataParallel
 

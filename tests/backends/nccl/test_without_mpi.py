@@ -16,6 +16,8 @@ import nccl_faults
 import pytest
 import standin
 
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+
 PROGRAM = str(Path(__file__).with_name("nccl_ranks.py"))
 
 

@@ -1,4 +1,4 @@
-"""The program that test_bench.py runs: benches one after the other, their tables in a folder.
+"""The program that test_job.py runs: benches one after the other, their tables in a folder.
 
 mpirun -n 2 python benches.py FOLDER
 """

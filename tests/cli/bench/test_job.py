@@ -14,7 +14,8 @@ from jobs import run_job
 
 PROGRAM = Path(__file__).with_name("benches.py")
 OURS = {"hpcdist", "hpcdist-off"}
-pytestmark = pytest.mark.deadline(120)  # one job runs all benches
+# one job runs all benches
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.deadline(120)]
 
 EVERY = OURS | {"c", "mpi4py", "gloo"}
 

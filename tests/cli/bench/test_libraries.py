@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
 from jobs import run_job
+
+pytestmark = pytest.mark.jobs
 
 
 def test_the_command_measures_every_library(tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 
 def test_the_table():
     command = [sys.executable, "-m", "hpcdist", "bench", "store", "-q", "-n", "2", "-w", "0"]

@@ -6,7 +6,10 @@ import json
 import sys
 from typing import Any
 
+import pytest
 from jobs import run_job
+
+pytestmark = pytest.mark.jobs
 
 
 def report_in(text: str) -> dict[str, Any]:

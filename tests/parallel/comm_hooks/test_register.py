@@ -14,7 +14,7 @@ import hpcdist as dist
 from hpcdist.parallel.comm_hooks import fp16_compress_wrapper
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 DDP = dist.DistributedDataParallel
 

@@ -17,7 +17,7 @@ import hpcdist as dist
 from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])

@@ -17,7 +17,7 @@ import hpcdist as dist
 from hpcdist.parallel import BufferCommHookLocation
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 DDP = dist.DistributedDataParallel
 

@@ -22,7 +22,7 @@ from hpcdist.parallel import comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [
-    pytest.mark.mpi,
+    pytest.mark.ranks,
     pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
 ]
 

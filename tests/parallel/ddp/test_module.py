@@ -11,7 +11,7 @@ from torch import nn
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 class Mixture(nn.Module):

@@ -17,7 +17,7 @@ import hpcdist as dist
 from hpcdist.parallel import MixedPrecision, comm_hooks
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
 pytestmark = [
-    pytest.mark.mpi,
+    pytest.mark.ranks,
     pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified"),
 ]
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 BATCH = 24  # divides by 1, 2, 3 and 4 ranks
 

@@ -7,6 +7,8 @@ import torch
 
 from hpcdist.parallel.reducer.bucket import Bucket, assign_buckets, is_dense
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 KB = 256  # float32 elements
 
 

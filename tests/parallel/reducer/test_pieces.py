@@ -15,7 +15,7 @@ from hpcdist.parallel.reducer import schedule
 from hpcdist.parallel.reducer.bucket import wholes
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 
 @pytest.fixture

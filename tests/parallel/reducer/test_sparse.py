@@ -13,7 +13,7 @@ import hpcdist as dist
 from hpcdist.parallel.reducer.sparse import all_reduce_sparse
 from hpcdist.testing import parallel_assert
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.ranks
 
 
 class Words(nn.Module):

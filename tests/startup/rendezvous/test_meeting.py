@@ -12,6 +12,8 @@ from hpcdist import DistMismatchError, DistNetworkError, DistTimeoutError
 from hpcdist.startup.rendezvous import meeting
 from hpcdist.store import HashStore, PrefixStore
 
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
 OWN = threading.local()
 
 
