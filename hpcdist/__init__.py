@@ -68,12 +68,7 @@ from hpcdist.errors import (  # noqa: E402
     QueueEmptyError,
     RankFailedError,
 )
-from hpcdist.groups.new_group import (  # noqa: E402
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
-)
+from hpcdist.groups.new_group import new_group  # noqa: E402
 from hpcdist.groups.queries import (  # noqa: E402
     get_backend,
     get_backend_config,
@@ -100,6 +95,11 @@ from hpcdist.groups.state import (  # noqa: E402
     get_rank,
     get_world_size,
     is_initialized,
+)
+from hpcdist.groups.subgroups import (  # noqa: E402
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
 )
 from hpcdist.mesh.device_mesh import DeviceMesh  # noqa: E402
 from hpcdist.mesh.init import init_device_mesh  # noqa: E402

@@ -2,11 +2,6 @@
 
 ``hpcdist.group.WORLD`` is the default group, or None before
 :func:`hpcdist.init_process_group`.
-
-Operations do not check whether they may run. The default group's communicator is one attribute of
-:data:`world`. Where there is no group to run on, a stand-in takes its place that raises (no default
-group, destroyed group) or warns and returns None (this process is not in the group). So the usual
-path of an operation has no branch for the unusual cases.
 """
 
 from __future__ import annotations
@@ -14,13 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from hpcdist import log
 from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup, short
+from hpcdist.groups.world import NOT_INITIALIZED, OUTSIDE, Absent, NonMember, world
 
 __all__ = [
     "GroupMember",
@@ -37,103 +31,6 @@ __all__ = [
 DRAIN = 30.0
 
 _log = log.get_logger("group")
-
-_NOT_INITIALIZED = (
-    "the default process group does not exist: call hpcdist.init_process_group() first"
-)
-
-
-class _Absent:
-    """Stands for the communicator of a group that cannot be used; any use raises."""
-
-    __slots__ = ("_why",)
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ValueError(self._why)
-
-
-class _Outside:
-    """Stands for the communicator of a group that this process is not in."""
-
-    rank = size = local_rank = -1
-
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        if operation.startswith("_"):
-            raise AttributeError(operation)
-
-        def warn(*args: Any, **kwargs: Any) -> int | None:
-            # user -> public function -> here -> report
-            self.report(operation, 4)
-            return -1 if operation == "recv" else None
-
-        return warn
-
-    @staticmethod
-    def report(operation: str, stacklevel: int) -> None:
-        """Warn at the line that called the operation."""
-        own = world.pg.rank() if world.pg is not None else -1
-        warnings.warn(
-            f"{operation} does nothing on rank {own}, which is not in the given group",
-            stacklevel=stacklevel,
-        )
-
-
-class _NonMember(int):
-    """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
-
-    _comm = _Outside()
-    _ranks: tuple[int, ...] = ()
-    _index: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return "GroupMember.NON_GROUP_MEMBER"
-
-    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """Accept any rank: the operation does not run."""
-        return -1
-
-    _peer = _place
-
-    def _root(self, *args: Any) -> int:
-        return -1
-
-    def _gather(self, *args: Any) -> None:
-        self._comm.report("gather", 4)
-
-    def _scatter(self, *args: Any) -> None:
-        self._comm.report("scatter", 4)
-
-
-_NON_GROUP_MEMBER = _NonMember(-100)
-
-
-class _World:
-    """The groups of this process.
-
-    ``comm`` is the default group's communicator, or a stand-in that raises; ``pg`` the default
-    group or None; ``groups`` all groups in order of creation; ``counts`` how often groups of the
-    same ranks were created; ``store`` the key-value store the processes met through, or None.
-    """
-
-    __slots__ = ("comm", "counts", "groups", "pg", "store")
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all groups."""
-        self.comm: Any = _Absent(_NOT_INITIALIZED)
-        self.pg: ProcessGroup | None = None
-        self.groups: dict[ProcessGroup, None] = {}
-        self.counts: dict[tuple[int, ...], int] = {}
-        self.store: Any = None
-
-
-#: The state of this process; there is one.
-world = _World()
 
 
 def __getattr__(name: str) -> Any:
@@ -161,13 +58,13 @@ class GroupMember(metaclass=_MemberType):
     Source: ``torch.distributed.GroupMember``.
     """
 
-    NON_GROUP_MEMBER = _NON_GROUP_MEMBER
+    NON_GROUP_MEMBER = OUTSIDE
 
 
 def _get_default_group() -> ProcessGroup:
     """Return the default group, or raise ValueError."""
     if world.pg is None:
-        raise ValueError(_NOT_INITIALIZED)
+        raise ValueError(NOT_INITIALIZED)
     return world.pg
 
 
@@ -175,7 +72,7 @@ def _resolve(group: Any) -> Any:
     """Return the group an argument means: None means the default group."""
     if group is None:
         return _get_default_group()
-    if isinstance(group, (ProcessGroup, _NonMember)):
+    if isinstance(group, (ProcessGroup, NonMember)):
         return group
     raise TypeError(
         f"group must be a process group of hpcdist or None, not {type(group).__name__}: {group!r}"
@@ -233,7 +130,7 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
     drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
-    pg._comm = _Absent(f"the process group {pg._name!r} has been destroyed")
+    pg._comm = Absent(f"the process group {pg._name!r} has been destroyed")
     pg._backends = {}
     problem: BaseException | None = None
     for backend in backends:
@@ -248,7 +145,7 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
 def member(group: Any) -> ProcessGroup:
     """Return a live group that this process is in, or raise ValueError."""
     pg = _resolve(group)
-    if isinstance(pg, _NonMember):
+    if isinstance(pg, NonMember):
         raise ValueError("this process is not in the given group")
     if pg not in world.groups:
         raise ValueError(f"the process group {pg._name!r} has been destroyed")

@@ -12,8 +12,8 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
-from hpcdist.groups.new_group import new_subgroups
 from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
 
 API = "average_parameters"

@@ -11,7 +11,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdist.errors import DistStoreError
@@ -30,6 +30,7 @@ __all__ = [
     "Entry",
     "Header",
     "encode",
+    "job_digest",
     "records",
     "scan",
 ]
@@ -199,3 +200,31 @@ def scan(nonce: bytes, offset: int, data: bytes) -> int:
             return offset + at
         at = data.find(_RECORD_MAGIC, at + 1)
     return -1
+
+
+def job_digest(job_id: str | None, environ: Mapping[str, str] | None = None) -> bytes:
+    """Return 16 bytes that stand for the job a process belongs to; zeros if nothing names it.
+
+    Parameters
+    ----------
+    job_id : str or None
+        The user's name for it. By default the job's store key, torchrun's run id or Slurm's job
+        number: what all processes of a job have in common, however they were started.
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    bytes
+        16 of them.
+    """
+    env = os.environ if environ is None else environ
+    if job_id is None:
+        for name in ("HPCDIST_STORE_KEY", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+            # torchrun's run id is "none" unless the user chose one
+            if env.get(name) and env[name] != "none":
+                job_id = f"{name}={env[name]}"
+                break
+    if not job_id:
+        return bytes(16)
+    return hashlib.blake2b(job_id.encode(), digest_size=16, person=b"hpcdist job").digest()

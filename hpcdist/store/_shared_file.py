@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
-import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hpcdist.errors import DistStoreError, StoreTimeoutError
 from hpcdist.log import get_logger
 
+from . import _files as files
 from . import _journal as journal
 from . import _locks as locks
 from ._common import Deadline
 from ._table import Table
 
-__all__ = ["SharedFile", "job_of"]
+__all__ = ["SharedFile"]
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 _NFS_TYPES = ("nfs", "nfs4")
 _log = get_logger("store")
 
@@ -38,34 +36,6 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def job_of(job_id: str | None, environ: Mapping[str, str] | None = None) -> bytes:
-    """16 bytes that stand for the job a process belongs to; zeros if nothing tells.
-
-    Parameters
-    ----------
-    job_id : str or None
-        What the user says it is. By default the job's store key, torchrun's run id or Slurm's job
-        number decide: what all processes of a job have in common, however they were started.
-    environ : mapping, optional
-        Read instead of ``os.environ``.
-
-    Returns
-    -------
-    bytes
-        16 of them.
-    """
-    env = os.environ if environ is None else environ
-    if job_id is None:
-        for name in ("HPCDIST_STORE_KEY", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-            # torchrun's run id is "none" unless the user chose one
-            if env.get(name) and env[name] != "none":
-                job_id = f"{name}={env[name]}"
-                break
-    if not job_id:
-        return bytes(16)
-    return hashlib.blake2b(job_id.encode(), digest_size=16, person=b"hpcdist job").digest()
-
-
 class SharedFile:
     """One member's view of a store's file.
 
@@ -76,7 +46,7 @@ class SharedFile:
     world_size : int
         Number of members, -1 if it is not fixed.
     job : bytes
-        From :func:`job_of`.
+        From :func:`hpcdist.store._journal.job_digest`.
     deadline : Deadline
         Until when the file has to be ours.
     limit : int
@@ -100,7 +70,7 @@ class SharedFile:
         self._id = os.urandom(8).hex()
         self._offset = journal.HEADER_SIZE
         self._join(deadline)
-        self._always_lock = _file_system(path) in _NFS_TYPES
+        self._always_lock = files.file_system(path) in _NFS_TYPES
         _open_files.add(self)
         self._finalizer = weakref.finalize(self, _leave, self._state())
 
@@ -109,7 +79,7 @@ class SharedFile:
     def _join(self, deadline: Deadline) -> None:
         nap = 0.001
         while True:
-            self._fd = self._open()
+            self._fd = files.open_private(self.path)
             try:
                 if self._try_join(deadline):
                     return
@@ -126,29 +96,6 @@ class SharedFile:
                 )
             time.sleep(min(nap, deadline.left()))
             nap = min(2 * nap, 0.05)
-
-    def _open(self) -> int:
-        try:
-            fd = os.open(self.path, _FLAGS, 0o600)
-        except OSError as error:
-            raise DistStoreError(
-                f"FileStore {self.path}: {_why_not_open(self.path, error)}"
-            ) from error
-        found = os.fstat(fd)
-        problem = ""
-        if not stat.S_ISREG(found.st_mode):
-            problem = "it is not a regular file"
-        elif found.st_uid != os.geteuid():
-            problem = f"it belongs to user {found.st_uid}, not to {os.geteuid()}"
-        elif stat.S_IMODE(found.st_mode) & 0o077:
-            problem = (
-                f"its mode is {stat.S_IMODE(found.st_mode):04o}: others may read or change it. "
-                f"Delete it, or chmod 600 {self.path}"
-            )
-        if problem:
-            os.close(fd)
-            raise DistStoreError(f"FileStore {self.path}: {problem}")
-        return fd
 
     def _try_join(self, deadline: Deadline) -> bool:
         """Become a member, unless the file is going away or is still full of others."""
@@ -193,11 +140,11 @@ class SharedFile:
         header = journal.Header.new(self._job, self._world_size)
         try:
             os.ftruncate(self._fd, 0)
-            _write_all(self._fd, header.pack(), 0)
+            files.write_all(self._fd, header.pack(), 0)
             os.fsync(self._fd)
         except OSError as error:
             raise self._failed("it cannot be begun", error) from error
-        _sync_folder(self.path)
+        files.sync_folder(self.path)
         self._header = header
         self._forget()
 
@@ -358,7 +305,7 @@ class SharedFile:
         size = os.fstat(self._fd).st_size
         if size <= self._offset:
             return b""
-        data = _read_all(self._fd, size - self._offset, self._offset)
+        data = files.read_all(self._fd, size - self._offset, self._offset)
         entries, used = journal.records(self._header.nonce, self._offset, data)
         for entry in entries:
             self._apply(entry)
@@ -394,7 +341,7 @@ class SharedFile:
                 f"{self._limit} bytes; HPCDIST_STORE_LIMIT raises it"
             )
         try:
-            _write_all(self._fd, data, self._offset)
+            files.write_all(self._fd, data, self._offset)
             os.fdatasync(self._fd)
         except BaseException as error:
             try:
@@ -443,58 +390,3 @@ class SharedFile:
 
 def _leave(state: Callable[[], None]) -> None:
     state()
-
-
-def _why_not_open(path: str, error: OSError) -> str:
-    folder = os.path.dirname(path) or "."
-    if isinstance(error, FileNotFoundError):
-        return f"its folder {folder} does not exist"
-    if os.path.islink(path):
-        return "it is a symbolic link, which is not followed"
-    return f"it cannot be opened: {error.strerror}"
-
-
-def _file_system(path: str) -> str:
-    """The type of the file system a path is on, as /proc/self/mountinfo has it."""
-    wanted = os.stat(path).st_dev
-    device = f"{os.major(wanted)}:{os.minor(wanted)}"
-    try:
-        with open("/proc/self/mountinfo") as mounts:
-            for line in mounts:
-                fields = line.split()
-                if fields[2] == device:
-                    return fields[fields.index("-") + 1]
-    except (OSError, ValueError, IndexError):
-        pass
-    return ""
-
-
-def _sync_folder(path: str) -> None:
-    """Make the file's name as lasting as its contents."""
-    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass  # some network file systems refuse it, and need no such thing
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view = view[done:]
-        offset += done
-
-
-def _read_all(fd: int, size: int, offset: int) -> bytes:
-    parts = []
-    while size > 0:
-        part = os.pread(fd, min(size, 1 << 30), offset)
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-        offset += len(part)
-    return b"".join(parts)

@@ -23,7 +23,7 @@ from ._common import (
     value_of,
     whole,
 )
-from ._shared_file import SharedFile, job_of
+from ._shared_file import SharedFile
 from ._table import Table
 from .base import Store, Value
 
@@ -82,7 +82,7 @@ class FileStore(Store):
         self._timeout = timedelta(seconds=seconds_of(timeout))
         deadline = Deadline(seconds_of(timeout))
         limit = int(config.get("store_limit"))
-        self._file = SharedFile(path, max(size, -1), job_of(job_id), deadline, limit)
+        self._file = SharedFile(path, max(size, -1), journal.job_digest(job_id), deadline, limit)
 
     @property
     def path(self) -> str:

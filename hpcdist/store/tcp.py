@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,6 +25,7 @@ from ._common import (
     value_of,
     whole,
 )
+from ._peer import Peer
 from .auth import find_key
 from .base import Store, Value
 
@@ -33,119 +33,13 @@ __all__ = ["TCPStore"]
 
 #: A server that works answers at the timeout; this much later it counts as frozen.
 _GRACE = 0.25
-#: A connection that was idle for so long is looked at before it is used.
-_FRESH_NS = 1_000_000_000
 #: Seconds that a connection may take to prove itself, and a message to arrive.
 _HANDSHAKE = 5.0
 _MESSAGE = 30.0
 #: Connections that may be in the middle of proving themselves.
 _STRANGERS = 4096
-#: Connections that one store keeps for its next calls.
-_KEPT = 8
 _servers: dict[tuple[str, int], weakref.ref[native.Server]] = {}
 _servers_lock = threading.Lock()
-
-
-class _Peer:
-    """The server, as seen from this process: where it is, and the connections to it."""
-
-    def __init__(self, host: str, port: int, key: bytes) -> None:
-        self.host = host
-        self.port = port
-        self.key = key
-        self.addresses: list[net.Address] = []
-        self.identity = b""
-        self.links = native.Links(_KEPT, _FRESH_NS)
-        #: Only in the process that holds it; as long as this lives, it runs.
-        self.server: native.Server | None = None
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"TCPStore at {host}:{self.port}"
-
-    def ask(
-        self, op: int, items: tuple[str | bytes, ...], number: int, wait_ns: int, seconds: float
-    ) -> tuple[int, int, list[bytes]]:
-        """One request and its reply, over a new connection if all are in use."""
-        while True:
-            reply = self.links.ask(op, items, number, wait_ns, seconds)
-            if reply is not None:
-                return reply
-            self.connect(Deadline(seconds))
-
-    def connect(self, deadline: Deadline) -> None:
-        """Make a connection for the next call."""
-        self.links.keep(self._connect(deadline, patient=not self.identity))
-
-    def _connect(self, deadline: Deadline, patient: bool) -> native.Link:
-        """Connect; patiently, as long as the server may not have started yet."""
-        nap = 0.005
-        problem = ""
-        while True:
-            try:
-                link = self._try(deadline)
-            except native.LinkError as error:
-                # the last attempt ends with the time, which says less than the one before
-                if error.reason != "late" or not problem:
-                    problem = self._refusal(error, patient)
-            except OSError as error:
-                problem = error.strerror or str(error)
-                if not patient and not isinstance(error, TimeoutError):
-                    raise DistStoreError(
-                        f"{self} is gone: {problem}. The process that holds it has ended or was "
-                        "killed"
-                    ) from error
-            else:
-                return self._known(link)
-            if deadline.over():
-                raise StoreTimeoutError(
-                    f"{self}: no connection within {round(deadline.seconds * 1000)}ms: {problem}. "
-                    "Is rank 0 running, and are host and port the same everywhere?"
-                )
-            time.sleep(min(nap, deadline.left()))
-            nap = min(1.5 * nap, 0.25)
-
-    def _try(self, deadline: Deadline) -> native.Link:
-        if not self.addresses:
-            self.addresses = net.resolve(self.host, self.port, deadline)
-        sock = net.connect(self.addresses, deadline.left())
-        end = native.clock() + int(deadline.left() * 1e9)
-        return native.Link(sock.detach(), self.key, end)
-
-    def _refusal(self, error: native.LinkError, patient: bool) -> str:
-        """What a handshake that failed means: an error, or the reason to try again."""
-        if error.reason == "refused":
-            raise DistStoreError(
-                f"{self} does not accept this process's key. All processes of a job need the same: "
-                "set HPCDIST_STORE_KEY, or use one key file (HPCDIST_STORE_KEY_FILE)"
-            ) from None
-        if error.reason == "impostor":
-            raise DistStoreError(
-                f"{self} cannot prove that it knows the job's key: it is another job's, or an "
-                "impostor"
-            ) from None
-        if error.reason == "foreign":
-            raise DistStoreError(
-                f"{self}: what answers there is no hpcdist store of this version"
-            ) from None
-        if error.reason == "late":
-            return "it accepted the connection and says nothing: it is stopped, or no hpcdist store"
-        if error.reason == "crowded":
-            return "it has as many connections as it may (HPCDIST_STORE_CONNECTIONS)"
-        if not patient:
-            raise DistStoreError(f"{self} is gone: it closed the connection") from None
-        return "it closed the connection"
-
-    def _known(self, link: native.Link) -> native.Link:
-        if not self.identity:
-            self.identity = link.identity
-        elif self.identity != link.identity:
-            link.close()
-            raise DistStoreError(
-                f"{self} is gone: another store has been started at its address, which does not "
-                "have its keys"
-            )
-        return link
 
 
 class TCPStore(Store):
@@ -228,7 +122,7 @@ class TCPStore(Store):
             raise ValueError("TCPStore world size cannot be 0")
         deadline = Deadline(seconds_of(timeout))
         self._timeout = timedelta(seconds=deadline.seconds)
-        self._peer = _Peer(host_name, number, find_key(auth_key))
+        self._peer = Peer(host_name, number, find_key(auth_key))
         if is_master:
             self._serve(size, multi_tenant, master_listen_fd, deadline)
         self._peer.connect(deadline)

@@ -255,7 +255,7 @@ def test_slow_and_silent_connections_are_dropped(monkeypatch):
 
 def test_idle_connections(monkeypatch):
     monkeypatch.setenv("HPCDIST_STORE_IDLE", "0.2")
-    monkeypatch.setattr("hpcdist.store.tcp._FRESH_NS", 0)
+    monkeypatch.setattr("hpcdist.store._peer._FRESH_NS", 0)
     store = master()
     store.set("k", "v")
     until(lambda: stats(store)["connections"] == 0)

@@ -26,7 +26,6 @@ from hpcdist import DistStoreError
 from hpcdist.errors import StoreTimeoutError
 from hpcdist.store import _journal as journal
 from hpcdist.store import _locks as locks
-from hpcdist.store import _shared_file as shared_file
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -157,8 +156,8 @@ def test_a_file_of_another_job(folder, monkeypatch):
     store.close()
     assert hpcdist.FileStore(folder / "f", job_id="second").num_keys() == 0
     for name in ("HPCDIST_STORE_KEY", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-        assert shared_file.job_of(None, {name: "1"}) != shared_file.job_of(None, {name: "2"})
-    assert shared_file.job_of(None, {"TORCHELASTIC_RUN_ID": "none"}) == bytes(16)
+        assert journal.job_digest(None, {name: "1"}) != journal.job_digest(None, {name: "2"})
+    assert journal.job_digest(None, {"TORCHELASTIC_RUN_ID": "none"}) == bytes(16)
 
 
 def test_a_job_waits_until_the_one_before_has_gone(folder):

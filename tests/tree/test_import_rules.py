@@ -35,7 +35,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = {
     "leaves": (
         *("errors", "dtypes", "config", "log", "hardware", "debug_level", "flight_recorder"),
-        *("_loader", "_build_info"),
+        *("_loader", "_option", "_build_info"),
     ),
     "native": (*("_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),),
     "store": ("_store",),

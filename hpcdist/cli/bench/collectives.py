@@ -24,10 +24,10 @@ import argparse
 from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
-from .errors import BenchError, Unsupported
+from .errors import BenchError
 from .job import Job
 from .libraries import LIBRARIES, Async
-from .library import Library, close_libraries, open_libraries
+from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
 
@@ -180,20 +180,12 @@ def _row(
     options: argparse.Namespace,
 ) -> int:
     """One case with all libraries; returns how many elements were wrong."""
-    batches: dict[str, Batch] = {}
-    for library in libraries:
-        problem = None
-        try:
-            refuse(case)
-            batches[library.name] = library.batch(case)
-        except Unsupported as error:
-            problem = str(error)
-        problem = job.problem(problem)
-        if problem is not None:
-            batches.pop(library.name, None)
-            if library.name not in left_out:
-                left_out.add(library.name)
-                table.note(f"without {library.name}: {problem}")
+
+    def make(library: Library) -> Batch:
+        refuse(case)
+        return library.batch(case)
+
+    batches = collect_batches(job, table, libraries, make, left_out)
     if not batches:
         return 0
     wrong = {name: None if options.no_check else 0 for name in batches}

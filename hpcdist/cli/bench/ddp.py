@@ -37,7 +37,7 @@ from .errors import BenchError
 from .job import Job
 from .libraries import Gloo
 from .library import open_libraries
-from .measure import interleave
+from .measure import Times, interleave
 
 __all__ = ["COLUMNS", "Trainer", "add_arguments", "run"]
 
@@ -260,10 +260,27 @@ def _rows(
     for batch in buckets.values():
         batch(2)
     alone_times = interleave(job, buckets, options.rounds, warmup, calls=1)
-    reference = whole["hpcdist"].parameters()
-    same = True
-    for library in ("alone", *makers):
-        trainer = contenders[library]
+    equal = _print_rows(job, table, name, count, contenders, times, alone_times, peaks, options)
+    del bare, whole, single, contenders, trainer, buckets
+    return equal
+
+
+def _print_rows(
+    job: Job,
+    table: formats.Table,
+    name: str,
+    count: int,
+    trainers: dict[str, Trainer],
+    times: dict[str, Times],
+    bucket_times: dict[str, Times],
+    peaks: dict[str, float | None],
+    options: argparse.Namespace,
+) -> bool:
+    """Print one model's rows; returns whether all libraries came to the same parameters."""
+    reference = trainers["hpcdist"].parameters()
+    equal = True
+    for library in peaks:
+        trainer = trainers[library]
         forward, backward, optimizer = trainer.medians(job) * 1e3
         row = {
             "model": name,
@@ -284,15 +301,14 @@ def _rows(
         if library != "alone":
             base = times["alone"].median
             off = float(job.worst([float((trainer.parameters() - reference).abs().max())])[0])
-            same &= off <= ROUNDING
+            equal &= off <= ROUNDING
             row["added_ms"] = (times[library].median - base) * 1e3
-            row["buckets_ms"] = alone_times[f"buckets {library}"].median * 1e3
+            row["buckets_ms"] = bucket_times[f"buckets {library}"].median * 1e3
             if count >= _MANY:
                 row["hook_us"] = (times[f"{library}, one rank"].median - base) / count * 1e6
             row["off"] = off
         table.row(row)
-    del bare, whole, single, contenders, trainer, buckets
-    return same
+    return equal
 
 
 def _buckets(library: str, model: Any) -> Callable[[int], None]:

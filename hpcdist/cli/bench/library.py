@@ -16,7 +16,15 @@ from .operations import Case
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call", "Library", "Messages", "Wait", "close_libraries", "open_libraries"]
+__all__ = [
+    "Call",
+    "Library",
+    "Messages",
+    "Wait",
+    "close_libraries",
+    "collect_batches",
+    "open_libraries",
+]
 
 #: A function and its arguments.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -276,6 +284,44 @@ def open_libraries(
     if not found:
         raise BenchError("none of the libraries asked for is here")
     return found
+
+
+def collect_batches(
+    job: Job,
+    table: Table,
+    libraries: Sequence[Library],
+    make: Callable[[Library], Batch],
+    left_out: set[str],
+) -> dict[str, Batch]:
+    """Return what each library runs in one row; without those that cannot on some rank.
+
+    Parameters
+    ----------
+    job : Job
+        The ranks, which all call it.
+    table : Table
+        Gets a note for a library that is not in `left_out` yet.
+    libraries : sequence of Library
+        The contenders.
+    make : callable
+        Makes a library's batch, or raises :class:`Unsupported`.
+    left_out : set of str
+        Names of the libraries with a note.
+    """
+    batches: dict[str, Batch] = {}
+    for library in libraries:
+        problem = None
+        try:
+            batches[library.name] = make(library)
+        except Unsupported as error:
+            problem = str(error)
+        problem = job.problem(problem)
+        if problem is not None:
+            batches.pop(library.name, None)
+            if library.name not in left_out:
+                left_out.add(library.name)
+                table.note(f"without {library.name}: {problem}")
+    return batches
 
 
 def close_libraries(libraries: Sequence[Library]) -> None:

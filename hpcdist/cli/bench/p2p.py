@@ -16,10 +16,10 @@ import argparse
 from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
-from .errors import BenchError, Unsupported
+from .errors import BenchError
 from .job import Job
 from .libraries import CLoop, Gloo, Hpcdist, Mpi4py
-from .library import Library, close_libraries, open_libraries
+from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
 from .operations import fill_other, pattern_of
 
@@ -157,26 +157,15 @@ def _row(
     recv = torch.empty_like(send)
     sends, paired = job.rank % 2 == 0, job.rank ^ 1 < job.size
     peer = job.rank ^ 1
-    batches: dict[str, Batch] = {}
-    for library in libraries:
-        problem = None
-        try:
-            if not paired:
-                batches[library.name] = lambda calls: None
-            elif kind == "latency":
-                batches[library.name] = library.ping_pong(send, recv, peer, sends)
-            else:
-                batches[library.name] = library.stream(
-                    send if sends else recv, peer, sends, options.window
-                )
-        except Unsupported as error:
-            problem = str(error)
-        problem = job.problem(problem)
-        if problem is not None:
-            batches.pop(library.name, None)
-            if library.name not in left_out:
-                left_out.add(library.name)
-                table.note(f"without {library.name}: {problem}")
+
+    def make(library: Library) -> Batch:
+        if not paired:
+            return lambda calls: None
+        if kind == "latency":
+            return library.ping_pong(send, recv, peer, sends)
+        return library.stream(send if sends else recv, peer, sends, options.window)
+
+    batches = collect_batches(job, table, libraries, make, left_out)
     if not batches:
         return 0
     receives = paired and (kind == "latency" or not sends)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hpcdist.groups.new_group import new_subgroups
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks._future import dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average, noop_hook

@@ -1,0 +1,115 @@
+"""The one object with the groups of this process, and what takes the place of a missing group.
+
+Operations do not check whether they may run. The default group's communicator is one attribute of
+:data:`world`. Where there is no group to run on, a stand-in takes its place that raises (no default
+group, destroyed group) or warns and returns None (this process is not in the group). So the usual
+path of an operation has no branch for the unusual cases.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hpcdist.groups.process_group import ProcessGroup
+
+__all__ = ["NOT_INITIALIZED", "OUTSIDE", "Absent", "NonMember", "world"]
+
+#: Why there is no default group.
+NOT_INITIALIZED = (
+    "the default process group does not exist: call hpcdist.init_process_group() first"
+)
+
+
+class Absent:
+    """Stands for the communicator of a group that cannot be used; any use raises."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ValueError(self._why)
+
+
+class Outside:
+    """Stands for the communicator of a group that this process is not in."""
+
+    rank = size = local_rank = -1
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        if operation.startswith("_"):
+            raise AttributeError(operation)
+
+        def warn(*args: Any, **kwargs: Any) -> int | None:
+            # user -> public function -> here -> report
+            self.report(operation, 4)
+            return -1 if operation == "recv" else None
+
+        return warn
+
+    @staticmethod
+    def report(operation: str, stacklevel: int) -> None:
+        """Warn at the line that called the operation."""
+        own = world.pg.rank() if world.pg is not None else -1
+        warnings.warn(
+            f"{operation} does nothing on rank {own}, which is not in the given group",
+            stacklevel=stacklevel,
+        )
+
+
+class NonMember(int):
+    """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
+
+    _comm = Outside()
+    _ranks: tuple[int, ...] = ()
+    _index: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
+        """Accept any rank: the operation does not run."""
+        return -1
+
+    _peer = _place
+
+    def _root(self, *args: Any) -> int:
+        return -1
+
+    def _gather(self, *args: Any) -> None:
+        self._comm.report("gather", 4)
+
+    def _scatter(self, *args: Any) -> None:
+        self._comm.report("scatter", 4)
+
+
+OUTSIDE = NonMember(-100)
+
+
+class _World:
+    """The groups of this process.
+
+    ``comm`` is the default group's communicator, or a stand-in that raises; ``pg`` the default
+    group or None; ``groups`` all groups in order of creation; ``counts`` how often groups of the
+    same ranks were created; ``store`` the key-value store the processes met through, or None.
+    """
+
+    __slots__ = ("comm", "counts", "groups", "pg", "store")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all groups."""
+        self.comm: Any = Absent(NOT_INITIALIZED)
+        self.pg: ProcessGroup | None = None
+        self.groups: dict[ProcessGroup, None] = {}
+        self.counts: dict[tuple[int, ...], int] = {}
+        self.store: Any = None
+
+
+#: The state of this process; there is one.
+world = _World()
