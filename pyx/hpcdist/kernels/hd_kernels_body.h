@@ -45,6 +45,7 @@ HD_REDUCE(bool_xor, hd_u8, (a != 0) ^ (b != 0))
 
 /* ---- integers: unsigned arithmetic wraps, and gives the bits of signed arithmetic ---- */
 
+/* clang-format off: it takes some of these products for pointers */
 #define HD_INTEGER(BITS, WIDE)                                                                     \
     HD_REDUCE(sum_##BITS, hd_u##BITS, (WIDE)a + (WIDE)b)                                           \
     HD_REDUCE(product_##BITS, hd_u##BITS, (WIDE)a * (WIDE)b)                                       \
@@ -55,6 +56,7 @@ HD_REDUCE(bool_xor, hd_u8, (a != 0) ^ (b != 0))
     HD_REDUCE(max_u##BITS, hd_u##BITS, a > b ? a : b)                                              \
     HD_REDUCE(min_i##BITS, hd_i##BITS, a < b ? a : b)                                              \
     HD_REDUCE(max_i##BITS, hd_i##BITS, a > b ? a : b)
+/* clang-format on */
 
 HD_INTEGER(8, uint32_t)
 HD_INTEGER(16, uint32_t)
