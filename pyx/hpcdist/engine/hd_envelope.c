@@ -40,8 +40,8 @@ static int64_t bytes_of(const hd_job *j)
 
 #define SHORT 2048 /* bytes: far below every eager limit */
 
-#define ENVELOPE 13 /* bytes: few tensors have this length, and none of a dtype of more than one
-                     * byte */
+/* Bytes: few tensors have this length, and none of a dtype of more than one byte. */
+#define ENVELOPE 13
 
 /* The first ENVELOPE bytes travel. A receive has room for any short message. */
 struct hd_envelope {

@@ -7,7 +7,8 @@
 #include "hd_job.h"
 #include "hd_types.h"
 
-#define TAG(user, kind) ((user) * 32 + (kind)) /* the element type, or one of the engine's own; 31 is not for messages */
+/* The element type, or one of the engine's own; 31 is not for messages. */
+#define TAG(user, kind) ((user) * 32 + (kind))
 #define TAG_LONG 30                            /* the rest of a long message, by its number */
 
 _Static_assert((int)HD_NDTYPES <= (int)HD_ANNOUNCEMENT, "the dtype code has five bits of the tag");

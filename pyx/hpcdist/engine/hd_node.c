@@ -41,8 +41,8 @@
 
 #define LEAST (4 << 10)      /* bytes: shorter tensors alone do not justify the memory */
 #define PIECE (256 << 10)    /* bytes: with its buffers, it fits the second-level caches of today */
-#define LONG_PIECE (1 << 20) /* bytes: with more ranks than cores, each piece costs a round of
-                              * the scheduler */
+/* Bytes: with more ranks than cores, each piece costs a round of the scheduler. */
+#define LONG_PIECE (1 << 20)
 #define LEAST_SLICE (4 << 10)
 #define PATIENCE 0.2         /* seconds for the next piece, after Ctrl-C */
 

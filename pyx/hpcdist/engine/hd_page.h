@@ -50,8 +50,8 @@ typedef struct hd_payload {
     char bytes[2][HD_TINY];
 } __attribute__((aligned(HD_LINE))) hd_payload;
 
-#define HD_NOTES 4 /* others can still read the last few reasons of a rank that gives up again
-                    * and again */
+/* Others can still read the last few reasons of a rank that gives up again and again. */
+#define HD_NOTES 4
 
 enum hd_why { HD_GAVE_UP = 1, HD_CROSSED, HD_REFUSED };
 

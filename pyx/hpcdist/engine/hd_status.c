@@ -57,8 +57,8 @@ void hd_session_note(hd_session *s, const hd_job *j)
     __atomic_store_n(&e->text_phase, (own_phase(e) << 1) | k, __ATOMIC_RELEASE);
 }
 
-#define SOON 5 /* seconds: a call that times out within these is left to do so; programs may
-                * count on that */
+/* Seconds: a call that times out within these is left to do so; programs may count on that. */
+#define SOON 5
 
 /* Whether this process cannot come to another call while it waits in the present one. */
 static int stuck_here(hd_session *s, double left)

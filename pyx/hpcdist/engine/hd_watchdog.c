@@ -20,9 +20,10 @@
 #include "hd_watchdog.h"
 
 #define TICK_MS 100
-#define GRACE 500000000   /* ns after the deadline: waits that can end by themselves get a chance
-                           * to end first */
-#define STOPPED 1000000000 /* ns: if this thread did not run for so long, the process was stopped */
+/* ns after the deadline: waits that can end by themselves get a chance to end first. */
+#define GRACE 500000000
+/* ns: if this thread did not run for so long, the process was stopped. */
+#define STOPPED 1000000000
 
 /* ---- operations that move data ---- */
 

@@ -9,10 +9,10 @@
 #include <time.h>
 
 #define ROUND_NS 20000000 /* between two looks at the operations in flight */
-#define IDLE_NS 100000000 /* between two looks for new operations: waking the thread costs a call
-                           * 50 to 90 us */
-#define PATIENCE 1.0      /* seconds that calls inside NCCL have to return before NCCL is aborted
-                           * under them */
+/* Between two looks for new operations: waking the thread costs a call 50 to 90 us. */
+#define IDLE_NS 100000000
+/* Seconds that calls inside NCCL have to return before NCCL is aborted under them. */
+#define PATIENCE 1.0
 #define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define EVENT_FLAGS 2u    /* CU_EVENT_DISABLE_TIMING */
 

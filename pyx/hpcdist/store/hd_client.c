@@ -13,8 +13,8 @@
 #include "hd_wire.h"
 
 #define SLICE_NS 50000000 /* how often the client checks for signals */
-#define SPIN_NS 25000     /* a server on this machine answers within this time; sleeping costs 5
-                           * us more */
+/* A server on this machine answers within this time; sleeping costs 5 us more. */
+#define SPIN_NS 25000
 enum {
     ROOM = 16 * 1024,        /* of the buffer, for typical requests and replies */
     KEPT = 1 << 20,          /* a longer buffer is not kept */

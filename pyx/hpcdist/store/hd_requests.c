@@ -13,7 +13,8 @@
 #include "hd_waiting.h"
 #include "hd_wire.h"
 
-#define SHARED 4096 /* bytes: values of this size or more may stay in the message that brought them */
+/* Bytes: values of this size or more may stay in the message that brought them. */
+#define SHARED 4096
 
 static void full(hd_conn *c)
 {
