@@ -80,8 +80,8 @@ static int search(const span *spans, int k, const char *p)
     return low;
 }
 
-int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item, hd_own own, int *one,
-                       int *other)
+int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item,
+                       hd_own own, int *one, int *other)
 {
     span few[FEW], *spans = few;
     int k, found = 0;
@@ -94,7 +94,8 @@ int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, i
         if (!in[i].n)
             continue;
         for (int s = search(spans, k, in[i].ptr); s < k && spans[s].from < to && !found; s++) {
-            found = spans[s].index != own.first + i * own.step || (own.exact && spans[s].from != in[i].ptr);
+            found = spans[s].index != own.first + i * own.step ||
+                    (own.exact && spans[s].from != in[i].ptr);
             *one = i;
             *other = spans[s].index;
         }

@@ -15,7 +15,7 @@ typedef struct hd_own {
 } hd_own;
 /* Whether an input lies in an output that is not its own, and which; the outputs do not overlap. -1
  * as above. */
-int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item, hd_own own, int *one,
-                       int *other);
+int hd_input_in_output(const hd_seg *in, int nin, const hd_seg *out, int nout, int64_t item,
+                       hd_own own, int *one, int *other);
 
 #endif

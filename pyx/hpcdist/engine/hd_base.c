@@ -24,15 +24,9 @@ int64_t hd_ns(double seconds)
     return seconds >= 0 && seconds < 9e9 ? (int64_t)(seconds * 1e9) : HD_NEVER;
 }
 
-int64_t hd_later(int64_t from, int64_t ns)
-{
-    return ns > HD_NEVER - from ? HD_NEVER : from + ns;
-}
+int64_t hd_later(int64_t from, int64_t ns) { return ns > HD_NEVER - from ? HD_NEVER : from + ns; }
 
-int64_t hd_until(double seconds)
-{
-    return hd_later(hd_now(), hd_ns(seconds));
-}
+int64_t hd_until(double seconds) { return hd_later(hd_now(), hd_ns(seconds)); }
 
 void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
 {
@@ -78,7 +72,9 @@ int hd_waiter_step(hd_waiter *w)
         events |= HD_WAIT_EXPIRED;
     /* A peer that is this late is computing: leave it the core. */
     if (w->naps || now - w->start > 3 * MS) {
-        struct timespec nap = {0, now - w->start > 200 * MS ? 500000 : now - w->start > 3 * MS ? 50000 : 20000};
+        struct timespec nap = {0, now - w->start > 200 * MS ? 500000
+                                  : now - w->start > 3 * MS ? 50000
+                                                            : 20000};
         nanosleep(&nap, NULL);
         w->n |= 7; /* the clock is read after each nap */
     } else {
@@ -117,7 +113,8 @@ void hd_put_words(char *shared, const char *from, size_t bytes)
 void hd_get_words(char *to, const char *shared, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-        const uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(shared + at), __ATOMIC_ACQUIRE);
+        const uint64_t word =
+            __atomic_load_n((const uint64_t *)(const void *)(shared + at), __ATOMIC_ACQUIRE);
         memcpy(to + at, &word, sizeof word);
     }
 }

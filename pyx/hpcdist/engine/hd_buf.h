@@ -8,12 +8,12 @@
 
 typedef struct hd_buf {
     char *ptr;
-    int64_t n;          /* elements */
-    int dtype;          /* hd_types.h */
+    int64_t n; /* elements */
+    int dtype; /* hd_types.h */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
-    uint64_t shape;     /* hash of the shape */
-    uint64_t strides;   /* 0 when C-contiguous, else a hash of the strides of a dense layout */
+    uint64_t shape;   /* hash of the shape */
+    uint64_t strides; /* 0 when C-contiguous, else a hash of the strides of a dense layout */
 } hd_buf;
 
 #endif

@@ -35,9 +35,9 @@ typedef struct visit {
     hd_comm *c;
     hd_job *j;
     uint32_t n;
-    int joined;     /* its fields are published: giving up takes a veto */
+    int joined; /* its fields are published: giving up takes a veto */
     hd_waiter wait;
-    uint32_t seen;  /* the check of another group that keeps a member from this one; 0: none */
+    uint32_t seen; /* the check of another group that keeps a member from this one; 0: none */
 } visit;
 
 static const char UNHARMED[] = "Nothing was transferred; the group can still be used.";
@@ -92,8 +92,8 @@ static int fail_abandoned(visit *v, int late_rank)
         hd_say_refused(&t, j, note.code, &refused);
         hd_say(&t, "; this rank called ");
     } else if (told) {
-        hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "", by, note.after,
-               note.text);
+        hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "",
+               by, note.after, note.text);
         if (late)
             hd_say(&t, "; this rank enters with ");
         else if (late_rank >= 0)
@@ -153,7 +153,9 @@ static int interrupt(visit *v)
 
     hd_text_init(&missing, names, sizeof names);
     v->j->code = HD_ERR_INTERRUPT;
-    return code != HD_ERR_INTERRUPT && abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? HD_ERR_INTERRUPT : HD_OK;
+    return code != HD_ERR_INTERRUPT && abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing)
+               ? HD_ERR_INTERRUPT
+               : HD_OK;
 }
 
 /* Rank r has gone without coming to this check. */
@@ -163,7 +165,8 @@ static int lose(visit *v, int r, int how)
     hd_text missing;
 
     hd_text_init(&missing, names, sizeof names);
-    return abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? hd_fail_gone(v->c, v->j, r, how) : HD_OK;
+    return abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing) ? hd_fail_gone(v->c, v->j, r, how)
+                                                            : HD_OK;
 }
 
 /* Ranks that call two groups in different orders would wait for each other for ever. Rank r waits
@@ -178,10 +181,13 @@ static int cross(visit *v, int r, uint32_t other, const char *where)
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "the ranks disagree about the order in which they use their groups: rank %d ", r);
     hd_session_report(c->session, c->node_slot[r], &t);
-    hd_say(&t, ", waiting for this rank to make call %u of group '%s', while this rank waits for it in ", other, where);
+    hd_say(&t,
+           ", waiting for this rank to make call %u of group '%s', while this rank waits for it "
+           "in ",
+           other, where);
     hd_say_call(&t, c, v->j);
-    hd_say(&t, ". Neither could go on. Nothing was transferred; make all ranks call their groups in one order, or pass "
-               "async_op=True and wait afterwards.");
+    hd_say(&t, ". Neither could go on. Nothing was transferred; make all ranks call their groups "
+               "in one order, or pass async_op=True and wait afterwards.");
     hd_text_init(&missing, names, sizeof names);
     if (!abandon(v, HD_CROSSED, HD_ERR_MISMATCH, &missing))
         return HD_OK;
@@ -213,7 +219,8 @@ static int look_around(visit *v, int r)
     hd_session_blocked(c->session, c, v->n,
                        (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
     other = hd_session_crossed(c->session, c, c->node_slot[r], &where);
-    if (other && other == v->seen && (code = cross(v, r, other, where))) /* seen twice: 50 ms apart */
+    if (other && other == v->seen &&
+        (code = cross(v, r, other, where))) /* seen twice: 50 ms apart */
         return code;
     v->seen = other;
     return HD_OK;
@@ -271,7 +278,8 @@ static int disagree(visit *v)
     int rc;
 
     if (!texts) {
-        hd_fail(j, HD_ERR_MISMATCH, "the ranks disagree about collective #%u of group '%s'", j->seq, c->name);
+        hd_fail(j, HD_ERR_MISMATCH, "the ranks disagree about collective #%u of group '%s'", j->seq,
+                c->name);
         return j->code;
     }
     hd_describe_here(w[c->rank].text[par], j);
@@ -311,7 +319,8 @@ static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, i
     hd_fields *d = &c->page->slots[c->rank].d[par];
     d->hash = hash;
     if (j->tiny)
-        memcpy(j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[c->rank].bytes[par], j->own, (size_t)j->tiny);
+        memcpy(j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[c->rank].bytes[par],
+               j->own, (size_t)j->tiny);
     if (!j->tiny || j->tiny > (int)sizeof d->tiny)
         d->count = agreed;
     d->uneven = (uint32_t)j->uneven;
@@ -320,7 +329,8 @@ static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, i
 
 static int refuse(hd_comm *c, hd_job *j, uint32_t n)
 {
-    hd_page_leave_note(c, n, HD_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
+    hd_page_leave_note(c, n, HD_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0,
+                       j->refusal);
     hd_page_pass(c, n);
     return HD_OK;
 }

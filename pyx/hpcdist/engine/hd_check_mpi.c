@@ -84,7 +84,8 @@ static void announce(hd_comm *c)
 static int refuse(hd_comm *c, const hd_job *j)
 {
     leave_behind(c);
-    hd_post_send(c, HD_POST_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0, j->refusal);
+    hd_post_send(c, HD_POST_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0,
+                 j->refusal);
     hd_post_flush(c);
     return HD_OK;
 }
@@ -119,7 +120,8 @@ static int follow(hd_comm *c, hd_job *j)
         hd_say(&t, ". ");
     } else {
         if (h && h->note.check == p->now)
-            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->by, h->note.after, h->note.text);
+            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->by, h->note.after,
+                   h->note.text);
         else
             hd_say(&t, "another rank gave up waiting in ");
         hd_say_call(&t, c, j);
@@ -202,7 +204,8 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     if (hd_post_reason(p))
         return follow(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]), here = hd_post_is_here(p, r);
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]),
+                  here = hd_post_is_here(p, r);
         called |= here;
         if (how && !here) {
             hd_fail_gone(c, j, r, how);
@@ -323,7 +326,9 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     hd_post_forget(p, p->now);
     b->seen = b->said = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
-    memcpy(b->vote, (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls, !!j->refusal},
+    memcpy(b->vote,
+           (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
+                            !!j->refusal},
            sizeof b->vote);
     if (begin_round(c, j, b->vote, VOTE, MPI_MAX, &b->req[0]))
         return j->code;

@@ -19,67 +19,67 @@ struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
     char name[HD_NAME];
-    uint64_t uid;         /* the same on all members */
-    double timeout;       /* seconds */
-    int check;            /* 0 off, 1 on, 2 full */
-    int64_t chunk;        /* bytes of one piece of a long reduction */
-    int tag_limit;        /* largest user tag */
-    uint32_t seq;         /* collectives begun */
-    uint32_t agreed;      /* atomic: the last collective that all ranks agreed on, so that all go
-                           * on after it */
-    uint32_t mailed;      /* atomic: long messages sent */
-    int64_t unread;       /* atomic: messages sent, less those received; the sum over all ranks
-                           * is the number never received */
+    uint64_t uid;    /* the same on all members */
+    double timeout;  /* seconds */
+    int check;       /* 0 off, 1 on, 2 full */
+    int64_t chunk;   /* bytes of one piece of a long reduction */
+    int tag_limit;   /* largest user tag */
+    uint32_t seq;    /* collectives begun */
+    uint32_t agreed; /* atomic: the last collective that all ranks agreed on, so that all go
+                      * on after it */
+    uint32_t mailed; /* atomic: long messages sent */
+    int64_t unread;  /* atomic: messages sent, less those received; the sum over all ranks
+                      * is the number never received */
     hd_session *session;
-    int *node_slot;       /* slot of each member on this node's status page, -1: another node */
+    int *node_slot; /* slot of each member on this node's status page, -1: another node */
     int one_node;
 
     hd_page *page;        /* entry check through shared memory, or */
     struct hd_post *post; /* through MPI: see hd_post.h */
     size_t page_bytes;
-    uint32_t check_seq;   /* checks begun */
-    uint32_t decided;     /* the last check that all ranks have joined */
+    uint32_t check_seq; /* checks begun */
+    uint32_t decided;   /* the last check that all ranks have joined */
     int freed;
-    int closing;          /* atomic: 1 no new operations, 2 waiting callers leave with an error:
-                           * the group is being destroyed */
-    int recalls;          /* atomic: the group is being destroyed: cancel receives whose message
-                           * has not arrived */
-    int inside;           /* atomic: callers that use the session or MPI; while there are any,
-                           * neither is freed */
+    int closing; /* atomic: 1 no new operations, 2 waiting callers leave with an error:
+                  * the group is being destroyed */
+    int recalls; /* atomic: the group is being destroyed: cancel receives whose message
+                  * has not arrived */
+    int inside;  /* atomic: callers that use the session or MPI; while there are any,
+                  * neither is freed */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
     int on_device;        /* tensors are device memory: MPI alone may touch them */
 
-    char *staging;        /* scaled or packed data, used by the thread that holds the lane */
+    char *staging; /* scaled or packed data, used by the thread that holds the lane */
     size_t staging_bytes;
 
     pthread_mutex_t mu;
     pthread_cond_t work_cv, done_cv;
     hd_job *head, *tail;
-    int pending;          /* atomic: jobs submitted to the thread and not done */
-    int busy;             /* atomic: an inline job runs */
+    int pending; /* atomic: jobs submitted to the thread and not done */
+    int busy;    /* atomic: an inline job runs */
     int stop, started;
     pthread_t thread;
-    char *cause;          /* the first failure in the lane; operations queued behind it fail as
-                           * well */
+    char *cause; /* the first failure in the lane; operations queued behind it fail as
+                  * well */
     int cause_code;
-    uint32_t cause_upto;  /* operations that were begun before the program saw the failure ... */
-    int cause_unseen;     /* ... which it has not yet */
-    int given_up;         /* the program has given up what it had begun, up to this number: a
-                           * failure of those counts as seen */
+    uint32_t cause_upto; /* operations that were begun before the program saw the failure ... */
+    int cause_unseen;    /* ... which it has not yet */
+    int given_up;        /* the program has given up what it had begun, up to this number: a
+                          * failure of those counts as seen */
     uint32_t given_up_to;
 
-    uint64_t data_phase;  /* atomic: odd while inside data transfer that cannot be cancelled */
-    const char *cur_api;  /* for the watchdog's report; valid while data_phase is odd */
+    uint64_t data_phase; /* atomic: odd while inside data transfer that cannot be cancelled */
+    const char *cur_api; /* for the watchdog's report; valid while data_phase is odd */
     uint32_t cur_seq;
-    int64_t cur_until;    /* ns, its latest end; 0: cur_timeout from when the watchdog saw it */
-    double cur_timeout;   /* the operation's own: the group's may have changed since */
-    uint64_t wd_phase;    /* watchdog's memory */
+    int64_t cur_until;  /* ns, its latest end; 0: cur_timeout from when the watchdog saw it */
+    double cur_timeout; /* the operation's own: the group's may have changed since */
+    uint64_t wd_phase;  /* watchdog's memory */
     int64_t wd_since, wd_slept;
 
-    hd_comm *next;        /* session's list */
+    hd_comm *next; /* session's list */
 };
 
 #endif

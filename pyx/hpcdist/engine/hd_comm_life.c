@@ -60,7 +60,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     rc = MPI_Allgather(&mine, 4, MPI_UINT64_T, all, 4, MPI_UINT64_T, c->mpi);
     if (rc) {
         free(all);
-        snprintf(text, room, "MPI_Allgather failed while group '%s' was made (error %d)", c->name, rc);
+        snprintf(text, room, "MPI_Allgather failed while group '%s' was made (error %d)", c->name,
+                 rc);
         return HD_ERR_BACKEND;
     }
     c->uid = all[0].uid;
@@ -72,8 +73,10 @@ static int meet(hd_comm *c, char *text, size_t room)
             wrong = r;
     }
     if (wrong >= 0) {
-        snprintf(text, room, "group '%s': rank 0 has entry check level %d, rank %d has %d; give "
-                 "HPCDIST_CHECK the same value on all ranks", c->name, (int)all[0].check, wrong, (int)all[wrong].check);
+        snprintf(text, room,
+                 "group '%s': rank 0 has entry check level %d, rank %d has %d; give "
+                 "HPCDIST_CHECK the same value on all ranks",
+                 c->name, (int)all[0].check, wrong, (int)all[wrong].check);
         free(all);
         return HD_ERR_MISMATCH;
     }
@@ -85,8 +88,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     return c->page ? HD_OK : hd_post_open(c);
 }
 
-int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double timeout, int check, hd_comm **out,
-                 char *text, size_t room)
+int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double timeout, int check,
+                 hd_comm **out, char *text, size_t room)
 {
     hd_comm *c = calloc(1, sizeof *c);
     int rc = MPI_SUCCESS, found = 0, code;
@@ -131,8 +134,8 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
 /* ---- groups of some members ---- */
 
 /* The members have met: a call that blocks until all have come will not block for long. */
-static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *made, const char *name, char *text,
-                      size_t room)
+static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *made,
+                      const char *name, char *text, size_t room)
 {
     MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     const char *call = "MPI_Comm_group";
@@ -157,11 +160,18 @@ static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *ma
     return HD_ERR_BACKEND;
 }
 
-int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name, double timeout, hd_comm **out,
-                         char *text, size_t room)
+int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,
+                         double timeout, hd_comm **out, char *text, size_t room)
 {
-    hd_roll roll = {.mpi = p->mpi, .session = p->session, .unread = &p->unread, .ranks = ranks, .n = n,
-                    .rank = p->rank, .tag = ROLL_TAG(tag * 2), .list = hd_hash_text(name), .until = hd_until(timeout)};
+    hd_roll roll = {.mpi = p->mpi,
+                    .session = p->session,
+                    .unread = &p->unread,
+                    .ranks = ranks,
+                    .n = n,
+                    .rank = p->rank,
+                    .tag = ROLL_TAG(tag * 2),
+                    .list = hd_hash_text(name),
+                    .until = hd_until(timeout)};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
 
@@ -172,8 +182,10 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
         char within[48] = "";
         if (code == HD_ERR_TIMEOUT)
             snprintf(within, sizeof within, " within %.3g s", timeout);
-        snprintf(text, room, "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s. All its members "
-                 "must call new_group with the same ranks.", name, n, within, p->rank, p->name, roll.text);
+        snprintf(text, room,
+                 "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s. All its "
+                 "members must call new_group with the same ranks.",
+                 name, n, within, p->rank, p->name, roll.text);
         return code;
     }
     if ((code = make_group(p, ranks, n, tag, &made, name, text, room)))

@@ -13,7 +13,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
                  hd_comm **out, char *text, size_t room);
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, hd_comm **out, char *text, size_t room);
-void hd_comm_release(hd_comm *c);            /* the last Python owner has gone */
+void hd_comm_release(hd_comm *c); /* the last Python owner has gone */
 /* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
  * its number to the next communicator, and with it the messages that are still on their way. */
 int hd_comm_free(hd_comm *c, int drained, int together);
@@ -38,6 +38,6 @@ static inline int hd_comm_enter(hd_comm *c, int begins)
     hd_comm_exit(c);
     return 0;
 }
-void hd_comm_close(hd_comm *c, int how);     /* sets `closing` */
+void hd_comm_close(hd_comm *c, int how); /* sets `closing` */
 
 #endif

@@ -66,7 +66,8 @@ char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes)
         c->staging = malloc((size_t)bytes);
         c->staging_bytes = c->staging ? (size_t)bytes : 0;
         if (!c->staging)
-            hd_fail(j, HD_ERR_MEMORY, "no memory for a staging buffer of %lld bytes in %s", (long long)bytes, j->api);
+            hd_fail(j, HD_ERR_MEMORY, "no memory for a staging buffer of %lld bytes in %s",
+                    (long long)bytes, j->api);
     }
     return c->staging;
 }

@@ -15,25 +15,25 @@
 
 #define MOVE_MAX (1ll << 30) /* elements of one MPI call */
 
-/* CALL(c, j, Allreduce, arguments...) is MPI_Allreduce, or MPI_Iallreduce and a poll. The arguments of
- * both forms are the same but for the request at the end. */
-#define CALL(c, j, NAME, INAME, ...)                                                                       \
-    do {                                                                                                   \
-        int rc_;                                                                                           \
-        if (!(j)->polls) {                                                                                 \
-            hd_mpi_lock((c)->session);                                                                     \
-            rc_ = MPI_##NAME(__VA_ARGS__);                                                                 \
-            hd_mpi_unlock((c)->session);                                                                   \
-            if (hd_mpi_failed(j, rc_, "MPI_" #NAME))                                                       \
-                return (j)->code;                                                                          \
-        } else {                                                                                           \
-            MPI_Request rq_;                                                                               \
-            hd_mpi_lock((c)->session);                                                                     \
-            rc_ = MPI_##INAME(__VA_ARGS__, &rq_);                                                          \
-            hd_mpi_unlock((c)->session);                                                                   \
-            if (hd_mpi_failed(j, rc_, "MPI_" #INAME) || hd_poll(c, j, &rq_))                               \
-                return (j)->code;                                                                          \
-        }                                                                                                  \
+/* CALL(c, j, Allreduce, arguments...) is MPI_Allreduce, or MPI_Iallreduce and a poll. The arguments
+ * of both forms are the same but for the request at the end. */
+#define CALL(c, j, NAME, INAME, ...)                                                               \
+    do {                                                                                           \
+        int rc_;                                                                                   \
+        if (!(j)->polls) {                                                                         \
+            hd_mpi_lock((c)->session);                                                             \
+            rc_ = MPI_##NAME(__VA_ARGS__);                                                         \
+            hd_mpi_unlock((c)->session);                                                           \
+            if (hd_mpi_failed(j, rc_, "MPI_" #NAME))                                               \
+                return (j)->code;                                                                  \
+        } else {                                                                                   \
+            MPI_Request rq_;                                                                       \
+            hd_mpi_lock((c)->session);                                                             \
+            rc_ = MPI_##INAME(__VA_ARGS__, &rq_);                                                  \
+            hd_mpi_unlock((c)->session);                                                           \
+            if (hd_mpi_failed(j, rc_, "MPI_" #INAME) || hd_poll(c, j, &rq_))                       \
+                return (j)->code;                                                                  \
+        }                                                                                          \
     } while (0)
 
 int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);

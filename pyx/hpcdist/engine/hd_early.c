@@ -21,7 +21,8 @@ static int hydra(void)
 {
     const char *fd = getenv("PMI_FD");
     struct stat st;
-    if (!fd || !getenv("PMI_RANK") || !getenv("MPI_LOCALRANKID") || fstat(atoi(fd), &st) || !S_ISSOCK(st.st_mode))
+    if (!fd || !getenv("PMI_RANK") || !getenv("MPI_LOCALRANKID") || fstat(atoi(fd), &st) ||
+        !S_ISSOCK(st.st_mode))
         return -1;
     return atoi(fd);
 }
@@ -71,7 +72,8 @@ int hd_end_job_early(int status)
     int n;
     if (fd < 0 || !is_rank())
         return 0;
-    n = snprintf(line, sizeof line, "cmd=abort exitcode=%d\n", status > 0 && status < 256 ? status : 1);
+    n = snprintf(line, sizeof line, "cmd=abort exitcode=%d\n",
+                 status > 0 && status < 256 ? status : 1);
     return write(fd, line, (size_t)n) == n;
 }
 
@@ -83,8 +85,11 @@ static void at_exit(int status, void *arg)
     MPI_Initialized(&up);
     if (up || !status || early_pid != getpid() || !is_rank())
         return;
-    fprintf(stderr, "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: ending the job\n",
-            getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(), status);
+    fprintf(stderr,
+            "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: ending "
+            "the job\n",
+            getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(),
+            status);
     fflush(stderr);
     hd_until_read();
     hd_end_job_early(status);

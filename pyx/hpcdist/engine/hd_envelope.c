@@ -31,10 +31,7 @@ static MPI_Datatype type_of(hd_job *j, int64_t bytes, int *n)
     return j->big = hd_big_type(bytes);
 }
 
-static int64_t bytes_of(const hd_job *j)
-{
-    return j->count * (int64_t)hd_itemsize(j->dtype);
-}
+static int64_t bytes_of(const hd_job *j) { return j->count * (int64_t)hd_itemsize(j->dtype); }
 
 #ifdef OPEN_MPI
 
@@ -64,17 +61,21 @@ int hd_message_begin(hd_comm *c, hd_job *j)
 
     if (j->kind == HD_SEND && bytes <= SHORT && bytes != ENVELOPE)
         return MPI_Isend(j->in->ptr, (int)bytes, MPI_BYTE, j->peer, tag, c->mpi, &j->req);
-    e = j->envelope = malloc(j->kind == HD_SEND ? offsetof(struct hd_envelope, rest) + 4 : sizeof *e);
+    e = j->envelope =
+        malloc(j->kind == HD_SEND ? offsetof(struct hd_envelope, rest) + 4 : sizeof *e);
     if (!e)
         return MPI_ERR_NO_MEM;
     if (j->kind == HD_RECV)
-        return MPI_Irecv(e, SHORT, MPI_BYTE, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
+        return MPI_Irecv(e, SHORT, MPI_BYTE, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi,
+                         &j->req);
     e->bytes = bytes;
     e->number = __atomic_fetch_add(&c->mailed, 1, __ATOMIC_RELAXED) % (uint32_t)(c->tag_limit + 1);
     e->rest[0] = 0;
     rc = MPI_Isend(e, ENVELOPE, MPI_BYTE, j->peer, tag, c->mpi, &j->envelope_req);
     type = type_of(j, bytes, &n);
-    return rc ? rc : MPI_Isend(j->in->ptr, n, type, j->peer, TAG((int)e->number, TAG_LONG), c->mpi, &j->req);
+    return rc ? rc
+              : MPI_Isend(j->in->ptr, n, type, j->peer, TAG((int)e->number, TAG_LONG), c->mpi,
+                          &j->req);
 }
 
 /* A message arrived: all of it, or an envelope, whose rest is then requested. */
@@ -89,7 +90,8 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
 
     MPI_Get_elements_x(st, MPI_BYTE, &got);
     if (got != ENVELOPE) {
-        /* An empty tensor may have no address. No receive of device memory is as short as this message: it does not fit. */
+        /* An empty tensor may have no address. No receive of device memory is as short as this
+         * message: it does not fit. */
         if (!j->on_device && own)
             memcpy(to, e, (size_t)(got < own ? got : own));
         j->got = got;
@@ -102,7 +104,8 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
         return MPI_SUCCESS;
     }
     type = type_of(j, e->bytes, &n);
-    rc = MPI_Irecv(to, n, type, st->MPI_SOURCE, TAG((int)e->number, TAG_LONG), j->comm->mpi, &j->req);
+    rc = MPI_Irecv(to, n, type, st->MPI_SOURCE, TAG((int)e->number, TAG_LONG), j->comm->mpi,
+                   &j->req);
     free(e);
     j->envelope = NULL;
     *done = 0;
@@ -141,7 +144,8 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     const MPI_Datatype type = type_of(j, bytes_of(j), &n);
     if (j->kind == HD_SEND)
         return MPI_Isend(j->in->ptr, n, type, j->peer, tag, c->mpi, &j->req);
-    return MPI_Irecv(j->out->ptr, n, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi, &j->req);
+    return MPI_Irecv(j->out->ptr, n, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi,
+                     &j->req);
 }
 
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st)

@@ -9,11 +9,14 @@
 
 /* The element type, or one of the engine's own; 31 is not for messages. */
 #define TAG(user, kind) ((user) * 32 + (kind))
-#define TAG_LONG 30                            /* the rest of a long message, by its number */
+#define TAG_LONG 30 /* the rest of a long message, by its number */
 
 _Static_assert((int)HD_NDTYPES <= (int)HD_ANNOUNCEMENT, "the dtype code has five bits of the tag");
 
-static inline int hd_tag(const hd_job *j) { return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype); }
+static inline int hd_tag(const hd_job *j)
+{
+    return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype);
+}
 
 int hd_message_begin(hd_comm *c, hd_job *j);
 /* A receive that is done has its bytes in j->got, and its sender in st. */

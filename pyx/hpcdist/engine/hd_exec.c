@@ -23,7 +23,8 @@
  * nonblocking one. Unchecked, they cannot agree, and block. */
 static int must_poll(const hd_comm *c, const hd_job *j)
 {
-    if (!c->check || c->on_device || hd_session_serialized(c->session) || hd_session_spin(c->session, !j->inline_))
+    if (!c->check || c->on_device || hd_session_serialized(c->session) ||
+        hd_session_spin(c->session, !j->inline_))
         return 0;
 #ifdef OPEN_MPI
     /* This library's blocking calls yield when told to: see init_mpi. Only a long all_reduce
@@ -70,7 +71,8 @@ static uint64_t fingerprint(const hd_job *j)
         double d;
         uint64_t u;
     } factor = {j->factor};
-    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->later << 56) | ((uint64_t)j->kind << 48) | ((uint64_t)(uint8_t)j->dtype << 40) |
+    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->later << 56) | ((uint64_t)j->kind << 48) |
+                                         ((uint64_t)(uint8_t)j->dtype << 40) |
                                          ((uint64_t)(uint8_t)j->redop << 32) | (uint32_t)j->root);
     h = hd_mix(h, j->layout);
     if (j->extra)
@@ -104,7 +106,8 @@ static uint64_t nans_alike(uint64_t word, int dtype)
  * the others go on. */
 static int check_result(hd_comm *c, hd_job *j)
 {
-    const int floats = j->kind == HD_ALL_REDUCE && j->dtype >= HD_FLOAT16 && j->dtype <= HD_COMPLEX128;
+    const int floats =
+        j->kind == HD_ALL_REDUCE && j->dtype >= HD_FLOAT16 && j->dtype <= HD_COMPLEX128;
     uint64_t h = 1;
     if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
         return 1;
@@ -138,7 +141,8 @@ static int check_result(hd_comm *c, hd_job *j)
 static int tiny(const hd_comm *c, const hd_job *j)
 {
     const int64_t bytes = j->out[0].n * (int64_t)hd_itemsize(j->dtype);
-    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && !c->on_device && c->size <= 16 && bytes > 0 && bytes <= HD_TINY
+    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && !c->on_device && c->size <= 16 &&
+                   bytes > 0 && bytes <= HD_TINY
                ? (int)bytes
                : 0;
 }

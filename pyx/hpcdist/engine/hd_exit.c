@@ -27,7 +27,8 @@ static int threads_out_of_mpi(void)
     const int64_t until = hd_now() + 3000000000LL;
     if (!hd_p2p_shutdown())
         return 0;
-    while (__atomic_load_n(&hd_lanes_busy, __ATOMIC_SEQ_CST) || __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
+    while (__atomic_load_n(&hd_lanes_busy, __ATOMIC_SEQ_CST) ||
+           __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
         struct timespec ts = {0, 1000000};
         if (hd_now() > until)
             return 0;
@@ -41,7 +42,8 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
     if (!hd_in_child() && !threads_out_of_mpi())
-        hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting the job");
+        hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
+                    "the job");
     return MPI_SUCCESS;
 }
 
@@ -74,8 +76,8 @@ static void at_exit(int status, void *arg)
         if (others) {
             char buffer[256];
             snprintf(buffer, sizeof buffer,
-                     "[hpcdist rank %d, pid %d] exits with status %d while other ranks are still running: "
-                     "aborting the job",
+                     "[hpcdist rank %d, pid %d] exits with status %d while other ranks are still "
+                     "running: aborting the job",
                      hd_exit_rank(), (int)getpid(), status);
             hd_abort(status, buffer);
         }

@@ -16,10 +16,10 @@
 /* The entry that tells the others that this process is on its way out; kept mapped after the
  * session. */
 static entry *exit_page;
-static int exit_open; /* its session still uses it */
+static int exit_open;                     /* its session still uses it */
 static int exit_n, exit_slot, exit_whole; /* exit_whole: the node's ranks are all the ranks */
 static size_t exit_bytes;
-static int exit_same_pids; /* the pids on the page are valid in this process's namespace */
+static int exit_same_pids;        /* the pids on the page are valid in this process's namespace */
 static struct pollfd *exit_peers; /* set while this process waits, at its end, for the others */
 
 void hd_exit_follow(hd_session *s)
@@ -107,9 +107,11 @@ void hd_exit_watch(void)
         return;
     /* A rank that has passed MPI_Finalize may go; then this process follows at once. */
     if (gone >= 0 && ++ticks > 30) {
-        fprintf(stderr, "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it in "
-                "MPI_Finalize: ending the process\n", exit_page[exit_slot].world_rank, (int)getpid(),
-                exit_page[gone].world_rank, exit_page[gone].pid);
+        fprintf(stderr,
+                "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it "
+                "in MPI_Finalize: ending the process\n",
+                exit_page[exit_slot].world_rank, (int)getpid(), exit_page[gone].world_rank,
+                exit_page[gone].pid);
         fflush(stderr);
         _exit(71); /* EX_OSERR */
     }

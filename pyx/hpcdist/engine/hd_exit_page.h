@@ -1,5 +1,5 @@
-/* The status page at the end of the process: it outlives its session, because the exit handler looks
- * at it. */
+/* The status page at the end of the process: it outlives its session, because the exit handler
+ * looks at it. */
 #ifndef HD_EXIT_PAGE_H
 #define HD_EXIT_PAGE_H
 

@@ -30,8 +30,8 @@ static socklen_t address(struct sockaddr_un *a, uint64_t node, int slot)
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX; /* an abstract name: no file */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-                       (size_t)snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "hpcdist-%016llx-%d",
-                                        (unsigned long long)node, slot));
+                       (size_t)snprintf(a->sun_path + 1, sizeof a->sun_path - 1,
+                                        "hpcdist-%016llx-%d", (unsigned long long)node, slot));
 }
 
 /* Sends one byte with file descriptors attached. */
@@ -83,7 +83,8 @@ void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HE
     pack(&p);
     if (s >= 0 && recvmsg(s, &p.m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) == 1) {
         const struct cmsghdr *c = CMSG_FIRSTHDR(&p.m);
-        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof own))
+        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+            c->cmsg_len == CMSG_LEN(sizeof own))
             memcpy(held, CMSG_DATA(c), sizeof own);
     }
     if (s >= 0)

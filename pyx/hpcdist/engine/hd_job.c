@@ -15,7 +15,7 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-#define DATA_LEAST 5.0 /* seconds for the data, or the timeout if shorter */
+#define DATA_LEAST 5.0                /* seconds for the data, or the timeout if shorter */
 #define DDP "DistributedDataParallel" /* the names of its operations begin with this */
 
 hd_hooks hd_py;
@@ -80,8 +80,8 @@ int hd_mpi_failed(hd_job *j, int rc, const char *call)
     MPI_Error_class(rc, &class);
     MPI_Error_string(rc, what, &len);
     hd_fail(j, class == MPI_ERR_TRUNCATE ? HD_ERR_MISMATCH : HD_ERR_BACKEND,
-            "%s failed in %s #%u of group '%s' (this is rank %d of %d): %s", call, j->api, j->seq, j->comm->name,
-            j->comm->rank, j->comm->size, what);
+            "%s failed in %s #%u of group '%s' (this is rank %d of %d): %s", call, j->api, j->seq,
+            j->comm->name, j->comm->rank, j->comm->size, what);
     return 1;
 }
 
@@ -123,8 +123,8 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         sep = ", ";
     }
     if (j->listed) {
-        const int outs = j->kind == HD_GATHER || j->kind == HD_ALL_GATHER || j->kind == HD_ALL_TO_ALL ||
-                         j->kind == HD_ALL_REDUCE;
+        const int outs = j->kind == HD_GATHER || j->kind == HD_ALL_GATHER ||
+                         j->kind == HD_ALL_TO_ALL || j->kind == HD_ALL_REDUCE;
         const int n = outs ? j->nout : j->nin;
         const hd_seg *list = outs ? j->out : j->in;
         hd_say(t, "%ssizes=[", sep);
@@ -134,7 +134,8 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         sep = ", ";
     }
     if (j->extra) { /* DDP's own collectives put another number here */
-        hd_say(t, "%s%s %lld", sep, strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass",
+        hd_say(t, "%s%s %lld", sep,
+               strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass",
                (long long)j->extra);
         sep = ", ";
     }
@@ -157,14 +158,12 @@ double hd_job_elapsed(const hd_job *j)
 int64_t hd_job_data_until(const hd_job *j, int64_t now)
 {
     const int64_t limit = hd_ns(j->timeout), least = hd_ns(DATA_LEAST);
-    const int64_t until = hd_later(j->begun ? j->begun : now, limit), soon = hd_later(now, limit < least ? limit : least);
+    const int64_t until = hd_later(j->begun ? j->begun : now, limit),
+                  soon = hd_later(now, limit < least ? limit : least);
     return until > soon ? until : soon;
 }
 
-int hd_job_state(const hd_job *j)
-{
-    return __atomic_load_n(&j->state, __ATOMIC_ACQUIRE);
-}
+int hd_job_state(const hd_job *j) { return __atomic_load_n(&j->state, __ATOMIC_ACQUIRE); }
 
 void hd_job_finish(hd_job *j)
 {

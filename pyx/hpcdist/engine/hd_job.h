@@ -65,82 +65,82 @@ static inline void hd_refused_by(hd_refused *r, int rank)
 struct hd_job {
     /* what to do */
     int kind;
-    const char *api;      /* public name for messages; static storage */
+    const char *api; /* public name for messages; static storage */
     uint64_t api_hash;
     int dtype, redop, root;
-    double factor;        /* PREMUL_SUM */
-    int64_t count;        /* elements, for messages; must agree (unless pairwise) */
-    int64_t extra;        /* part of the agreement: a list length, or the number of a backward
-                           * pass */
-    uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
-    int either;           /* some ranks may make this call asynchronously and others
-                           * synchronously */
-    int later;            /* part of the agreement: asynchronous, where all ranks must be */
-    int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
-    int uneven;           /* this rank's own sizes differ from each other; after the check: some
-                           * rank's do */
-    int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
-                           * match each other */
-    int permuted;         /* dense but not C-contiguous: for messages */
-    int listed;           /* in/out are lists of tensors, even of length one */
-    int monitored;        /* a barrier that agrees even with the check off, and names all missing
-                           * ranks on all ranks */
-    int closing;          /* the last operation of the group: after it no rank reads what was
-                           * sent */
+    double factor;   /* PREMUL_SUM */
+    int64_t count;   /* elements, for messages; must agree (unless pairwise) */
+    int64_t extra;   /* part of the agreement: a list length, or the number of a backward
+                      * pass */
+    uint64_t layout; /* part of the agreement: shape, strides, sizes of a list */
+    int either;      /* some ranks may make this call asynchronously and others
+                      * synchronously */
+    int later;       /* part of the agreement: asynchronous, where all ranks must be */
+    int pairwise;    /* counts may differ from rank to rank: verified pair by pair */
+    int uneven;      /* this rank's own sizes differ from each other; after the check: some
+                      * rank's do */
+    int polls;       /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
+                      * match each other */
+    int permuted;    /* dense but not C-contiguous: for messages */
+    int listed;      /* in/out are lists of tensors, even of length one */
+    int monitored;   /* a barrier that agrees even with the check off, and names all missing
+                      * ranks on all ranks */
+    int closing;     /* the last operation of the group: after it no rank reads what was
+                      * sent */
     int nin, nout;
-    hd_seg *in, *out;     /* point at in1/out1 or at allocated arrays */
+    hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
-    char *apart;          /* where a result is made that would overwrite its own input, or NULL:
-                           * malloc'ed */
+    char *apart; /* where a result is made that would overwrite its own input, or NULL:
+                  * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
-    double timeout;       /* seconds */
-    int64_t begun;        /* ns, when it was submitted; 0: it runs inline and has not waited yet */
-    int inline_;          /* runs on the caller's thread: can check for signals and read the
-                           * Python stack */
-    int tiny;             /* bytes, if the entry check itself reduces them; else 0 */
-    const char *own;      /* ... this rank's */
-    uint64_t checksum;    /* check level full: of a result that must be the same on all ranks */
-    const char *refusal;  /* why this rank cannot make the call: it only tells the others; or
-                           * NULL */
-    int refusal_code;     /* the error code of the others' calls; 0: HD_ERR_MISMATCH, it refused
-                           * its own arguments */
-    hd_refused *refused;  /* malloc'ed: why other ranks could not make the call, so that this one
-                           * failed; or NULL */
-    int owed;             /* a refusal that the others see only if the collective before this one
-                           * was agreed on */
-    char *cause;          /* malloc'ed: the failure of the earlier operation that it was queued
-                           * behind; or NULL */
+    double timeout;      /* seconds */
+    int64_t begun;       /* ns, when it was submitted; 0: it runs inline and has not waited yet */
+    int inline_;         /* runs on the caller's thread: can check for signals and read the
+                          * Python stack */
+    int tiny;            /* bytes, if the entry check itself reduces them; else 0 */
+    const char *own;     /* ... this rank's */
+    uint64_t checksum;   /* check level full: of a result that must be the same on all ranks */
+    const char *refusal; /* why this rank cannot make the call: it only tells the others; or
+                          * NULL */
+    int refusal_code;    /* the error code of the others' calls; 0: HD_ERR_MISMATCH, it refused
+                          * its own arguments */
+    hd_refused *refused; /* malloc'ed: why other ranks could not make the call, so that this one
+                          * failed; or NULL */
+    int owed;            /* a refusal that the others see only if the collective before this one
+                          * was agreed on */
+    char *cause;         /* malloc'ed: the failure of the earlier operation that it was queued
+                          * behind; or NULL */
     /* point to point */
     int peer, tag;
-    int tag_kind;         /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
+    int tag_kind; /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
     MPI_Request req;
-    MPI_Datatype big;     /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
+    MPI_Datatype big; /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
     struct hd_envelope *envelope; /* Open MPI only: precedes a long message; see hd_envelope.c */
     MPI_Request envelope_req;
-    int on_device;        /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
-                           * may touch it */
-    char *spill;          /* receives a message that is longer than its tensor */
-    int recalled;         /* MPI was asked to cancel the receive; 2: it has */
-    int64_t got;          /* bytes received */
-    int source;           /* the sender */
-    int64_t posted;       /* ns */
-    pthread_mutex_t mu;   /* guards req: MPI_Test by one thread at a time */
+    int on_device;      /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
+                         * may touch it */
+    char *spill;        /* receives a message that is longer than its tensor */
+    int recalled;       /* MPI was asked to cancel the receive; 2: it has */
+    int64_t got;        /* bytes received */
+    int source;         /* the sender */
+    int64_t posted;     /* ns */
+    pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
     /* the outcome */
     uint32_t seq;
-    int state;            /* enum hd_state, atomic */
+    int state; /* enum hd_state, atomic */
     int code;
-    char *text;           /* error, malloc'ed */
+    char *text; /* error, malloc'ed */
     /* ownership */
     hd_comm *comm;
-    int refs;             /* atomic: engine + Work */
-    int watched;          /* a future waits for it */
-    int seen;             /* its error was shown to the user */
-    void *keep;           /* PyObject *: the tensors */
+    int refs;    /* atomic: engine + Work */
+    int watched; /* a future waits for it */
+    int seen;    /* its error was shown to the user */
+    void *keep;  /* PyObject *: the tensors */
     hd_job *next;
-    hd_job *ready;        /* queue of hd_notify.c */
-    char site[HD_SITE];   /* the calling line, "" until needed; last, because hd_job_init leaves
-                           * it as it is */
+    hd_job *ready;      /* queue of hd_notify.c */
+    char site[HD_SITE]; /* the calling line, "" until needed; last, because hd_job_init leaves
+                         * it as it is */
 };
 
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
@@ -149,10 +149,10 @@ void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(pr
 int hd_mpi_failed(hd_job *j, int rc, const char *call);
 /* Frees what the job allocated, not the job. */
 void hd_job_clear(hd_job *j);
-void hd_job_describe(hd_text *t, const hd_job *j);      /* "all_reduce(float32[4, 3], op=SUM)" */
+void hd_job_describe(hd_text *t, const hd_job *j); /* "all_reduce(float32[4, 3], op=SUM)" */
 int hd_job_state(const hd_job *j);
-void hd_job_finish(hd_job *j);                          /* publishes HD_DONE and wakes waiters */
-void hd_job_unref(hd_job *j);                           /* by the engine, without the GIL */
+void hd_job_finish(hd_job *j); /* publishes HD_DONE and wakes waiters */
+void hd_job_unref(hd_job *j);  /* by the engine, without the GIL */
 /* The clock of a job runs from its submission. */
 void hd_job_waiter(hd_waiter *w, int spin, hd_job *j); /* a wait under the job's deadline */
 /* Seconds; 0: it runs inline and has not waited yet. */
@@ -165,12 +165,12 @@ int hd_job_wait(hd_job *j, double seconds);
 
 /* Hooks into Python, set by _engine.pyx. */
 typedef struct hd_hooks {
-    void (*site)(hd_job *j);     /* inline job: take the GIL, note the calling line */
-    int (*slow)(hd_job *j);      /* inline job waits: the same, and checks for signals; 1: a
-                                  * handler raised */
-    int (*alone)(void);          /* no other thread of this process can call an operation */
-    void (*release)(hd_job *j);  /* the last owner is the engine: free with the GIL, later */
-    void (*notify)(hd_job *j);   /* a watched job is done */
+    void (*site)(hd_job *j);    /* inline job: take the GIL, note the calling line */
+    int (*slow)(hd_job *j);     /* inline job waits: the same, and checks for signals; 1: a
+                                 * handler raised */
+    int (*alone)(void);         /* no other thread of this process can call an operation */
+    void (*release)(hd_job *j); /* the last owner is the engine: free with the GIL, later */
+    void (*notify)(hd_job *j);  /* a watched job is done */
 } hd_hooks;
 extern hd_hooks hd_py;
 

@@ -97,8 +97,8 @@ static void pass_on_cause(hd_comm *c, hd_job *j)
     j->refusal_code = c->cause_code;
     if (!j->cause)
         return;
-    snprintf(j->cause, HD_TEXT, "%s #%u of group '%s' (this is rank %d of %d) was queued behind %s", j->api, j->seq,
-             c->name, c->rank, c->size, c->cause);
+    snprintf(j->cause, HD_TEXT, "%s #%u of group '%s' (this is rank %d of %d) was queued behind %s",
+             j->api, j->seq, c->name, c->rank, c->size, c->cause);
     j->refusal = j->cause;
 }
 
@@ -106,11 +106,13 @@ static void pass_on_cause(hd_comm *c, hd_job *j)
  * cause. */
 static void keep_cause(hd_comm *c, const hd_job *j)
 {
-    if ((j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_FAILED) || !c->check || begun_before_seen(c, j))
+    if ((j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_FAILED) || !c->check ||
+        begun_before_seen(c, j))
         return;
     if (!c->cause && !(c->cause = malloc(HD_TEXT)))
         return;
-    snprintf(c->cause, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq, j->text ? j->text : "no memory to say why");
+    snprintf(c->cause, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq,
+             j->text ? j->text : "no memory to say why");
     c->cause_code = j->code;
     c->cause_unseen = !(c->given_up && (int32_t)(j->seq - c->given_up_to) <= 0);
     if (!c->cause_unseen)
@@ -219,7 +221,8 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
 int hd_lane_drain(hd_comm *c, double seconds)
 {
     const int64_t until = hd_until(seconds);
-    while (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) || __atomic_load_n(&c->busy, __ATOMIC_SEQ_CST)) {
+    while (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) ||
+           __atomic_load_n(&c->busy, __ATOMIC_SEQ_CST)) {
         struct timespec nap = {0, 200000};
         if (hd_now() > until)
             return 0;

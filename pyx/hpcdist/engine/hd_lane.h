@@ -4,9 +4,9 @@
 
 #include "hd_job.h"
 
-int hd_lane_try(hd_comm *c);                 /* 1: the lane was empty and is now the caller's */
-void hd_lane_leave(hd_comm *c);              /* gives it back without having run anything */
-void hd_lane_run(hd_comm *c, hd_job *j);     /* on a lane taken by hd_lane_try; gives it back */
+int hd_lane_try(hd_comm *c);             /* 1: the lane was empty and is now the caller's */
+void hd_lane_leave(hd_comm *c);          /* gives it back without having run anything */
+void hd_lane_run(hd_comm *c, hd_job *j); /* on a lane taken by hd_lane_try; gives it back */
 /* Queues j for the lane's thread; errno-like; -1: the group is being destroyed. */
 int hd_lane_submit(hd_comm *c, hd_job *j);
 /* Operations in flight may fail unseen: those begun from now on may run. */
@@ -15,6 +15,6 @@ void hd_lane_give_up(hd_comm *c);
 void hd_lane_seen(hd_comm *c);
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
-extern int hd_lanes_busy;                    /* atomic: threads of lanes that run a job */
+extern int hd_lanes_busy; /* atomic: threads of lanes that run a job */
 
 #endif

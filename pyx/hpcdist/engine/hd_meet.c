@@ -25,7 +25,10 @@ static attempt *attempt_of(MPI_Comm from)
     while (a && a->from != from)
         a = a->next;
     if (!a && (a = calloc(1, sizeof *a))) {
-        *a = (attempt){.next = attempts, .from = from, .made = MPI_COMM_NULL, .req = MPI_REQUEST_NULL};
+        *a = (attempt){.next = attempts,
+                       .from = from,
+                       .made = MPI_COMM_NULL,
+                       .req = MPI_REQUEST_NULL};
         if (MPI_Comm_idup(from, &a->made, &a->req)) {
             free(a);
             return NULL;

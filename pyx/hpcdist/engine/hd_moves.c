@@ -100,8 +100,8 @@ int hd_broadcast(hd_comm *c, hd_job *j)
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
     for (int64_t at = 0; at < j->out[0].n; at += MOVE_MAX) {
         const int64_t left = j->out[0].n - at;
-        CALL(c, j, Bcast, Ibcast, j->out[0].ptr + at * item, (int)(left < MOVE_MAX ? left : MOVE_MAX), type,
-             j->root, c->mpi);
+        CALL(c, j, Bcast, Ibcast, j->out[0].ptr + at * item,
+             (int)(left < MOVE_MAX ? left : MOVE_MAX), type, j->root, c->mpi);
     }
     return HD_OK;
 }
@@ -109,7 +109,8 @@ int hd_broadcast(hd_comm *c, hd_job *j)
 static int gatherv(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out, char *base)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    int *counts = malloc(2 * (size_t)c->size * sizeof *counts), *at = counts ? counts + c->size : NULL;
+    int *counts = malloc(2 * (size_t)c->size * sizeof *counts),
+        *at = counts ? counts + c->size : NULL;
     int64_t sum = 0;
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     MPI_Request req;
@@ -141,7 +142,8 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
     const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
     hd_seg *same;
 
-    if (sum * item <= STAGE_LIST && !c->on_device) { /* many small messages cost more than one copy */
+    if (sum * item <= STAGE_LIST &&
+        !c->on_device) { /* many small messages cost more than one copy */
         char *s;
         if (adjacent(j, out, c->size))
             return gatherv(c, j, in, out, out[0].ptr);
@@ -208,9 +210,11 @@ int hd_all_gather(hd_comm *c, hd_job *j)
     }
     in = put_in_place(c, j, in, (hd_seg){j->out[0].ptr + c->rank * in.n * item, in.n});
     if (in.ptr == j->out[0].ptr + c->rank * in.n * item)
-        CALL(c, j, Allgather, Iallgather, MPI_IN_PLACE, 0, type, j->out[0].ptr, (int)in.n, type, c->mpi);
+        CALL(c, j, Allgather, Iallgather, MPI_IN_PLACE, 0, type, j->out[0].ptr, (int)in.n, type,
+             c->mpi);
     else
-        CALL(c, j, Allgather, Iallgather, in.ptr, (int)in.n, type, j->out[0].ptr, (int)in.n, type, c->mpi);
+        CALL(c, j, Allgather, Iallgather, in.ptr, (int)in.n, type, j->out[0].ptr, (int)in.n, type,
+             c->mpi);
     return HD_OK;
 }
 
@@ -253,10 +257,11 @@ int hd_all_to_all(hd_comm *c, hd_job *j)
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const int n = c->size;
 
-    if (!j->listed && !j->uneven && total(j->in, n) <= INT_MAX) { /* uneven: as the ranks have agreed */
+    if (!j->listed && !j->uneven &&
+        total(j->in, n) <= INT_MAX) { /* uneven: as the ranks have agreed */
         if (j->in[0].n)
-            CALL(c, j, Alltoall, Ialltoall, j->in[0].ptr, (int)j->in[0].n, type, j->out[0].ptr, (int)j->in[0].n, type,
-                 c->mpi);
+            CALL(c, j, Alltoall, Ialltoall, j->in[0].ptr, (int)j->in[0].n, type, j->out[0].ptr,
+                 (int)j->in[0].n, type, c->mpi);
         return HD_OK;
     }
     return exchange(c, j, j->out, j->in);

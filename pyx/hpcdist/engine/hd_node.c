@@ -39,12 +39,12 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-#define LEAST (4 << 10)      /* bytes: shorter tensors alone do not justify the memory */
-#define PIECE (256 << 10)    /* bytes: with its buffers, it fits the second-level caches of today */
+#define LEAST (4 << 10)   /* bytes: shorter tensors alone do not justify the memory */
+#define PIECE (256 << 10) /* bytes: with its buffers, it fits the second-level caches of today */
 /* Bytes: with more ranks than cores, each piece costs a round of the scheduler. */
 #define LONG_PIECE (1 << 20)
 #define LEAST_SLICE (4 << 10)
-#define PATIENCE 0.2         /* seconds for the next piece, after Ctrl-C */
+#define PATIENCE 0.2 /* seconds for the next piece, after Ctrl-C */
 
 #define VETO 48 /* bits of pieces in `out`; above them 1 + the rank that gave up on this one */
 
@@ -154,11 +154,15 @@ static int64_t deadline(hd_job *j)
     return hd_job_data_until(j, now);
 }
 
-static uint64_t said_out(const line *of) { return __atomic_load_n(&of->out, __ATOMIC_ACQUIRE) & ((1ull << VETO) - 1); }
+static uint64_t said_out(const line *of)
+{
+    return __atomic_load_n(&of->out, __ATOMIC_ACQUIRE) & ((1ull << VETO) - 1);
+}
 
 static int behind(const segment *s, int rank, int out, uint64_t n)
 {
-    return (out ? said_out(&s->lines[rank]) : __atomic_load_n(&s->lines[rank].in, __ATOMIC_ACQUIRE)) < n;
+    return (out ? said_out(&s->lines[rank])
+                : __atomic_load_n(&s->lines[rank].in, __ATOMIC_ACQUIRE)) < n;
 }
 
 /* 1 + a rank that gave up this rank's piece, or the next one if this rank is about to begin it;
@@ -195,8 +199,8 @@ static int veto(const run *r)
     const uint64_t before = r->node->done, mine = (uint64_t)(r->c->rank + 1) << VETO;
     for (int q = 0; q < r->c->size; q++) {
         uint64_t old = before;
-        if (__atomic_compare_exchange_n(&r->node->at->lines[q].out, &old, mine | before, 0, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE))
+        if (__atomic_compare_exchange_n(&r->node->at->lines[q].out, &old, mine | before, 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             return r->c->rank + 1;
         if (old >> VETO)
             return (int)(old >> VETO);
@@ -221,7 +225,8 @@ static int break_off(const run *r, int out, double after)
             return first;
     }
     r->node->told = 1;
-    if (__atomic_compare_exchange_n(&s->broken, &by, r->c->rank + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    if (__atomic_compare_exchange_n(&s->broken, &by, r->c->rank + 1, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
         return r->c->rank + 1;
     return by;
 }
@@ -290,7 +295,8 @@ static int wait_slowly(run *r, int rank, int out, uint64_t n)
         hd_session_progress(r->c->session);
         if ((ev & HD_WAIT_HOOK) && (code = look_around(r, rank, out, n)))
             return code;
-        if (hd_now() > r->until || (r->j->code == HD_ERR_INTERRUPT && hd_waiter_elapsed(&w) > PATIENCE))
+        if (hd_now() > r->until ||
+            (r->j->code == HD_ERR_INTERRUPT && hd_waiter_elapsed(&w) > PATIENCE))
             return give_up(r, out, n, hd_job_elapsed(r->j));
     }
     return HD_OK;
@@ -353,7 +359,8 @@ static int piece(run *r, char *data, int64_t n)
         r->reduce(slot(r, (me + i) % size) + a * item, data + a * item, b - a);
     hd_scale_after(r->c, r->j, data + a * item, b - a);
     memcpy(own + a * item, data + a * item, (size_t)((b - a) * item));
-    if (!__atomic_compare_exchange_n(&mine->out, &before, before + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    if (!__atomic_compare_exchange_n(&mine->out, &before, before + 1, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE))
         return fail_broken(r, (int)(before >> VETO));
     if ((code = wait_all(r, 1, r->node->done + 1)))
         return code;

@@ -1,7 +1,7 @@
 /* The queue between the threads that finish jobs and the one Python thread that completes futures:
  * a finisher never takes the GIL, so a main thread busy in Python cannot hold up the lane. */
-#include "hd_job.h"
 #include "hd_notify.h"
+#include "hd_job.h"
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;

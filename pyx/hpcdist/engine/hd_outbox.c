@@ -11,7 +11,8 @@ struct hd_parcel {
     MPI_Request req[];
 };
 
-int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to, int n, int tag, int *rc)
+int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to,
+                   int n, int tag, int *rc)
 {
     struct hd_parcel *p = malloc(sizeof *p + (size_t)n * sizeof(MPI_Request));
     void *copy = malloc(bytes);

@@ -13,7 +13,8 @@ typedef struct hd_outbox {
 /* Both are called where MPI may be: under hd_mpi_lock.
  * Sends to n ranks. Returns the number of sends begun. *rc: MPI_SUCCESS, or the error of the send
  * that failed, after which no more are begun. */
-int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to, int n, int tag, int *rc);
+int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to,
+                   int n, int tag, int *rc);
 /* Frees the messages that have gone. 1: all have. */
 int hd_outbox_tidy(hd_outbox *box);
 

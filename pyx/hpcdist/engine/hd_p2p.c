@@ -56,12 +56,13 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
             MPI_Error_class(rc, &class);
         if (rc == MPI_SUCCESS || class == MPI_ERR_TRUNCATE)
             __atomic_sub_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
-        if (class == MPI_ERR_TRUNCATE || (rc == MPI_SUCCESS && j->got > j->count * (int64_t)hd_itemsize(j->dtype))) {
+        if (class == MPI_ERR_TRUNCATE ||
+            (rc == MPI_SUCCESS && j->got > j->count * (int64_t)hd_itemsize(j->dtype))) {
             hd_fail(j, HD_ERR_MISMATCH,
-                    "rank %d sent more than the %lld elements of %s that rank %d receives with tag %d (group '%s'%s%s): "
-                    "the message is lost, the group can still be used",
-                    st->MPI_SOURCE, (long long)j->count, hd_dtype_name(j->dtype), j->comm->rank, j->tag,
-                    j->comm->name, j->site[0] ? ", called at " : "", j->site);
+                    "rank %d sent more than the %lld elements of %s that rank %d receives with tag "
+                    "%d (group '%s'%s%s): the message is lost, the group can still be used",
+                    st->MPI_SOURCE, (long long)j->count, hd_dtype_name(j->dtype), j->comm->rank,
+                    j->tag, j->comm->name, j->site[0] ? ", called at " : "", j->site);
             return;
         }
     }
@@ -72,10 +73,10 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
         j->source = st->MPI_SOURCE;
         if (j->got != j->count * item)
             hd_fail(j, HD_ERR_MISMATCH,
-                    "rank %d sent %lld elements of %s with tag %d, rank %d expected %lld (group '%s'): the rest of "
-                    "the tensor is unchanged",
-                    j->source, (long long)(j->got / item), hd_dtype_name(j->dtype), j->tag, j->comm->rank,
-                    (long long)j->count, j->comm->name);
+                    "rank %d sent %lld elements of %s with tag %d, rank %d expected %lld (group "
+                    "'%s'): the rest of the tensor is unchanged",
+                    j->source, (long long)(j->got / item), hd_dtype_name(j->dtype), j->tag,
+                    j->comm->rank, (long long)j->count, j->comm->name);
     } else {
         j->source = j->comm->rank;
     }
@@ -191,8 +192,9 @@ static void time_out(hd_job *j)
     hd_text t;
 
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ", (double)(hd_now() - j->posted) * 1e-9, j->api,
-           hd_dtype_name(j->dtype), (long long)j->count);
+    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ",
+           (double)(hd_now() - j->posted) * 1e-9, j->api, hd_dtype_name(j->dtype),
+           (long long)j->count);
     if (j->peer < 0)
         hd_say(&t, "from any rank");
     else
@@ -226,10 +228,12 @@ static int other_dtype(hd_job *j)
         hd_mpi_unlock(c->session);
         if (flag) {
             hd_fail(j, HD_ERR_MISMATCH,
-                    "rank %d sent %s%s with tag %d, but rank %d receives %lld elements of %s (group "
-                    "'%s'%s%s). The message waits for a matching recv; the group can still be used.",
-                    st.MPI_SOURCE, announced ? "a long CUDA tensor" : "elements of ", announced ? "" : hd_dtype_name(d),
-                    j->tag, c->rank, (long long)j->count, hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "", j->site);
+                    "rank %d sent %s%s with tag %d, but rank %d receives %lld elements of %s "
+                    "(group '%s'%s%s). The message waits for a matching recv; the group can still "
+                    "be used.",
+                    st.MPI_SOURCE, announced ? "a long CUDA tensor" : "elements of ",
+                    announced ? "" : hd_dtype_name(d), j->tag, c->rank, (long long)j->count,
+                    hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "", j->site);
             return 1;
         }
     }
@@ -244,15 +248,18 @@ static int peer_gone(hd_job *j)
         how = hd_session_gone(c->session, c->node_slot[j->peer]);
         if (!how)
             return 0;
-        hd_fail(j, HD_ERR_FAILED, "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                j->peer, c->name, how == 2 ? "died" : "has left the job", j->api, j->kind == HD_SEND ? "to" : "from",
-                c->rank, j->tag, j->site[0] ? ", called at " : "", j->site);
+        hd_fail(j, HD_ERR_FAILED,
+                "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
+                j->peer, c->name, how == 2 ? "died" : "has left the job", j->api,
+                j->kind == HD_SEND ? "to" : "from", c->rank, j->tag,
+                j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
     for (int r = 0; r < c->size; r++)
         all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != 0;
     if (all)
-        hd_fail(j, HD_ERR_FAILED, "all other ranks of group '%s' have left the job: %s cannot complete", c->name,
+        hd_fail(j, HD_ERR_FAILED,
+                "all other ranks of group '%s' have left the job: %s cannot complete", c->name,
                 j->api);
     return all;
 }
@@ -262,9 +269,11 @@ static int recalls(const hd_comm *c) { return __atomic_load_n(&c->recalls, __ATO
 
 static void fail_closed(hd_job *j)
 {
-    hd_fail(j, HD_ERR_CLOSED, "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of %d%s%s)",
-            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag, j->comm->rank, j->comm->size,
-            j->site[0] ? ", called at " : "", j->site);
+    hd_fail(j, HD_ERR_CLOSED,
+            "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of "
+            "%d%s%s)",
+            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag,
+            j->comm->rank, j->comm->size, j->site[0] ? ", called at " : "", j->site);
 }
 
 /* With j->mu held: the group is being destroyed. */
@@ -337,8 +346,8 @@ int hd_p2p_take_back(hd_job *j, double seconds)
     if (test_locked(j)) {
         taken = j->recalled == TAKEN;
     } else {
-        hd_fail(j, HD_ERR_BACKEND, "%s from rank %d, tag %d, of group '%s' was cancelled", j->api, j->peer, j->tag,
-                j->comm->name);
+        hd_fail(j, HD_ERR_BACKEND, "%s from rank %d, tag %d, of group '%s' was cancelled", j->api,
+                j->peer, j->tag, j->comm->name);
         if (end_request(j, seconds)) {
             taken = j->recalled == TAKEN;
             hd_job_finish(j);

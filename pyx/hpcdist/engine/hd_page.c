@@ -12,7 +12,10 @@
 static uint32_t come(uint64_t word) { return (uint32_t)(word >> 32); }
 static int joined(uint64_t word) { return ((uint32_t)word & JOINED_BIT) != 0; }
 static uint32_t veto_of(uint64_t word) { return (uint32_t)word & VETO_MASK; }
-static int vetoed(uint64_t word, uint32_t n) { return ((veto_of(word) - n) & VETO_MASK) < VETO_MASK / 2; }
+static int vetoed(uint64_t word, uint32_t n)
+{
+    return ((veto_of(word) - n) & VETO_MASK) < VETO_MASK / 2;
+}
 
 static uint64_t pack(uint32_t n, int joins, uint32_t veto)
 {
@@ -143,14 +146,17 @@ int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
     hd_note next;
     int found = 0;
     for (int r = 0; r < c->size; r++)
-        if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) && (!found || next.why > out->why)) {
+        if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) &&
+            (!found || next.why > out->why)) {
             *out = next;
             *rank = r;
             found = 1;
         }
     for (int r = 0; r < c->size && !(found && out->why == HD_REFUSED); r++)
         if (has_refused(&hd_words_of(c)[r], n)) {
-            *out = (hd_note){.check = n, .why = HD_REFUSED, .code = HD_ERR_MISMATCH,
+            *out = (hd_note){.check = n,
+                             .why = HD_REFUSED,
+                             .code = HD_ERR_MISMATCH,
                              .text = "its reason is not kept, it has gone on to later calls"};
             *rank = r;
             found = 1;

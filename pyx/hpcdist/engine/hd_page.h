@@ -71,8 +71,8 @@ typedef struct hd_words {
     hd_note notes[HD_NOTES];
     uint64_t refused; /* the last run of checks that this rank refused one after the other: the
                        * first (high half) and the last */
-    int64_t unread; /* once closed: see hd_comm.unread */
-    int32_t closed; /* this rank is freeing the group */
+    int64_t unread;   /* once closed: see hd_comm.unread */
+    int32_t closed;   /* this rank is freeing the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {
@@ -81,8 +81,14 @@ struct hd_page {
 
 _Static_assert(sizeof(hd_slot) == HD_LINE, "a slot is one cache line");
 
-static inline hd_payload *hd_payloads(const hd_comm *c) { return (hd_payload *)(c->page->slots + c->size); }
-static inline hd_words *hd_words_of(const hd_comm *c) { return (hd_words *)(hd_payloads(c) + c->size); }
+static inline hd_payload *hd_payloads(const hd_comm *c)
+{
+    return (hd_payload *)(c->page->slots + c->size);
+}
+static inline hd_words *hd_words_of(const hd_comm *c)
+{
+    return (hd_words *)(hd_payloads(c) + c->size);
+}
 
 /* Check numbers wrap. */
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
@@ -90,7 +96,9 @@ static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >
 /* Whether `rank` has come to check n. */
 static inline int hd_page_come(const hd_comm *c, int rank, uint32_t n)
 {
-    return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >> 32), n);
+    return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >>
+                                 32),
+                      n);
 }
 
 /* What a rank that has published its fields of n, or is about to, sees of another rank. */

@@ -53,7 +53,8 @@ static int compare_all(comparison *x)
         if (x->theirs[r].n == j->out[r].n)
             snprintf(x->note, sizeof x->note, "rank %d sends rank %d %s", r, me, FORM);
         else
-            snprintf(x->note, sizeof x->note, "rank %d sends %lld elements where rank %d expects %lld", r,
+            snprintf(x->note, sizeof x->note,
+                     "rank %d sends %lld elements where rank %d expects %lld", r,
                      (long long)x->theirs[r].n, me, (long long)j->out[r].n);
     }
     return rc;
@@ -77,8 +78,9 @@ static int compare_with_root(comparison *x)
     if (x->theirs[0].n == own->n)
         snprintf(x->note, sizeof x->note, "rank %d's list has for rank %d %s", j->root, me, FORM);
     else
-        snprintf(x->note, sizeof x->note, "rank %d's list has %lld elements for rank %d, whose tensor has %lld",
-                 j->root, (long long)x->theirs[0].n, me, (long long)own->n);
+        snprintf(x->note, sizeof x->note,
+                 "rank %d's list has %lld elements for rank %d, whose tensor has %lld", j->root,
+                 (long long)x->theirs[0].n, me, (long long)own->n);
     return rc;
 }
 

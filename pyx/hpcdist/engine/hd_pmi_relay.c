@@ -68,7 +68,8 @@ static ssize_t lower(char *text, ssize_t n, size_t size)
 static void *pass_on(void *unused)
 {
     char data[4096];
-    struct pollfd fds[2] = {{.fd = relay.ours, .events = POLLIN}, {.fd = relay.plugin, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = relay.ours, .events = POLLIN},
+                            {.fd = relay.plugin, .events = POLLIN}};
     (void)unused;
     for (;;) {
         if (poll(fds, 2, -1) < 0) {
@@ -114,7 +115,8 @@ void hd_pmi_relay_begin(void)
     static int armed;
     const char *type = getenv("SLURM_MPI_TYPE"), *fd = getenv("PMI_FD");
     int pair[2];
-    if (!type || strcmp(type, "pmi2") != 0 || !fd || strlen(fd) >= sizeof relay.number || atoi(fd) <= 0)
+    if (!type || strcmp(type, "pmi2") != 0 || !fd || strlen(fd) >= sizeof relay.number ||
+        atoi(fd) <= 0)
         return;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return; /* MPI may well start without the relay */

@@ -24,13 +24,17 @@ static struct {
     pthread_mutex_t mu;
     pthread_cond_t cv;
     hd_job *list;
-    hd_job *inbox;        /* atomic: a stack of jobs that are not on the list yet */
-    int started, asleep;  /* atomic */
-    int stop;             /* it has to end, and none may start */
+    hd_job *inbox;       /* atomic: a stack of jobs that are not on the list yet */
+    int started, asleep; /* atomic */
+    int stop;            /* it has to end, and none may start */
     pthread_t thread;
 } poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0};
 
-enum { FIRST_NAP = 100000, LONGEST_NAP = 500000, IDLE_NAPS = 10 }; /* ns, ns, naps before it sleeps for good */
+enum {
+    FIRST_NAP = 100000,
+    LONGEST_NAP = 500000,
+    IDLE_NAPS = 10
+}; /* ns, ns, naps before it sleeps for good */
 
 /* With poller.mu held. */
 static void take_in(void)
@@ -110,9 +114,11 @@ void hd_p2p_watch(hd_job *j)
 {
     const int threads = !hd_session_serialized(j->comm->session);
     j->next = __atomic_load_n(&poller.inbox, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(&poller.inbox, &j->next, j, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    while (!__atomic_compare_exchange_n(&poller.inbox, &j->next, j, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
         ;
-    if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) && !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) &&
+        !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
         return;
     pthread_mutex_lock(&poller.mu);
     if (!poller.started && threads && !poller.stop)
@@ -125,7 +131,8 @@ void hd_p2p_watch(hd_job *j)
 
 static int in_flight(const hd_comm *c)
 {
-    int left = c ? __atomic_load_n(&c->inside, __ATOMIC_SEQ_CST) : __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST);
+    int left = c ? __atomic_load_n(&c->inside, __ATOMIC_SEQ_CST)
+                 : __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST);
     pthread_mutex_lock(&poller.mu);
     sweep();
     for (hd_job *j = poller.list; j; j = j->next)

@@ -12,7 +12,7 @@ int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) 
 void hd_p2p_recall(hd_comm *c);
 /* Cancels all receives of c and gives up its sends; 1: MPI is done with all of them. */
 int hd_p2p_close(hd_comm *c);
-int hd_p2p_shutdown(void);                   /* the poller has left MPI for ever; 1: it has */
+int hd_p2p_shutdown(void); /* the poller has left MPI for ever; 1: it has */
 
 extern int hd_callers; /* atomic: of all groups, see hd_comm_enter */
 

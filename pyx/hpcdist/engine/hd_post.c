@@ -65,8 +65,8 @@ void hd_post_send(hd_comm *c, int what, int code, double after, const char *text
     hd_text_init(&t, n.text, sizeof n.text);
     hd_say(&t, "%s", text);
     hd_mpi_lock(c->session);
-    p->unread += hd_outbox_send(&p->sent, p->mpi, &n, offsetof(hd_post_note, text) + t.used + 1, p->others, c->size - 1,
-                                TAG_NOTE, &rc);
+    p->unread += hd_outbox_send(&p->sent, p->mpi, &n, offsetof(hd_post_note, text) + t.used + 1,
+                                p->others, c->size - 1, TAG_NOTE, &rc);
     hd_mpi_unlock(c->session);
 }
 
@@ -147,7 +147,10 @@ const hd_post_heard *hd_post_reason(const hd_post *p)
     const hd_post_heard *best = NULL;
     int most = p->ballot->said && p->ballot->seen ? 0 : -1;
     for (const hd_post_heard *h = p->heard; h; h = h->next) {
-        const int worth = h->note.check > p->now ? 0 : h->note.what == HD_POST_REFUSED ? 2 : h->note.what == HD_POST_GAVE_UP ? 1 : -1;
+        const int worth = h->note.check > p->now            ? 0
+                          : h->note.what == HD_POST_REFUSED ? 2
+                          : h->note.what == HD_POST_GAVE_UP ? 1
+                                                            : -1;
         if (worth > most || (worth == most && best && h->by < best->by)) {
             most = worth;
             best = h;
@@ -161,7 +164,8 @@ void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *ou
     out->n = 0;
     memcpy(out->text, like->note.text, sizeof out->text);
     for (const hd_post_heard *h = p->heard; h; h = h->next)
-        if (h->note.what == HD_POST_REFUSED && h->note.check == p->now && strcmp(h->note.text, out->text) == 0)
+        if (h->note.what == HD_POST_REFUSED && h->note.check == p->now &&
+            strcmp(h->note.text, out->text) == 0)
             hd_refused_by(out, h->by);
 }
 

@@ -1,5 +1,5 @@
-/* The post of a group that spans nodes: what its entry check sends through MPI, on a communicator of
- * its own. See hd_check_mpi.c for the protocol. A *ballot* is the memory of a check's rounds, a
+/* The post of a group that spans nodes: what its entry check sends through MPI, on a communicator
+ * of its own. See hd_check_mpi.c for the protocol. A *ballot* is the memory of a check's rounds, a
  * *note* a message from one rank to all others that no rank waits for. */
 #ifndef HD_POST_H
 #define HD_POST_H
@@ -41,12 +41,12 @@ typedef struct hd_ballot {
 
 typedef struct hd_post {
     MPI_Comm mpi;
-    int64_t unread;        /* notes sent, less those received */
-    uint64_t now;          /* the check this rank is in */
+    int64_t unread;           /* notes sent, less those received */
+    uint64_t now;             /* the check this rank is in */
     hd_ballot *ballot, *left; /* the one in use; those left behind */
     hd_outbox sent;
     hd_post_heard *heard;
-    int *others;           /* the ranks but this one */
+    int *others; /* the ranks but this one */
     int announced;
 } hd_post;
 

@@ -78,7 +78,8 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
     for (int64_t at = 0; at < count; at += step) {
         const int64_t n = count - at < step ? count - at : step;
         char *from = in + at * item, *to = mine ? out + at * item : NULL;
-        const int apart = mine && !first && c->on_device && to != from; /* MPI alone may touch them */
+        const int apart =
+            mine && !first && c->on_device && to != from; /* MPI alone may touch them */
         if (mine) { /* copy the rank's own part into the result, reduce in place */
             if (first)
                 hd_scale_mul(to, from, n, j->dtype, factor);
@@ -92,7 +93,8 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
             from = s;
         }
         if (c->size > 1 || apart)
-            CALL(c, j, Reduce, Ireduce, mine && !apart ? MPI_IN_PLACE : (void *)from, to, (int)n, type, op, root, c->mpi);
+            CALL(c, j, Reduce, Ireduce, mine && !apart ? MPI_IN_PLACE : (void *)from, to, (int)n,
+                 type, op, root, c->mpi);
         if (mine)
             hd_scale_after(c, j, to, n);
     }
@@ -107,8 +109,8 @@ int hd_reduce(hd_comm *c, hd_job *j)
 /* All blocks in one call. */
 static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
 {
-    CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, j->in[0].ptr, to, (int)n, hd_mpi_type(j->dtype),
-         hd_mpi_op(j->redop, j->dtype), c->mpi);
+    CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, j->in[0].ptr, to, (int)n,
+         hd_mpi_type(j->dtype), hd_mpi_op(j->redop, j->dtype), c->mpi);
     hd_scale_after(c, j, to, n);
     return HD_OK;
 }
@@ -118,14 +120,15 @@ static int goes_whole(const hd_comm *c, const hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype), n = j->out[0].n;
     double factor;
-    return !j->listed && c->size > 1 && !hd_scales_first(c, j, &factor) && c->size * n * item <= SCATTER_WHOLE &&
-           c->size * n <= INT_MAX;
+    return !j->listed && c->size > 1 && !hd_scales_first(c, j, &factor) &&
+           c->size * n * item <= SCATTER_WHOLE && c->size * n <= INT_MAX;
 }
 
 int hd_keep_apart(const hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype), bytes = j->out[0].n * item;
-    const char *to = j->out[0].ptr, *own = j->listed ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * bytes;
+    const char *to = j->out[0].ptr,
+               *own = j->listed ? j->in[c->rank].ptr : j->in[0].ptr + c->rank * bytes;
     int clash = 0;
 
     /* Block by block, the result may overwrite this rank's own block of the input, unless another

@@ -11,7 +11,8 @@
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j)
 {
     hd_job_describe(t, j);
-    hd_say(t, ", collective #%u of group '%s' (this is rank %d of %d", j->seq, c->name, c->rank, c->size);
+    hd_say(t, ", collective #%u of group '%s' (this is rank %d of %d", j->seq, c->name, c->rank,
+           c->size);
     if (j->site[0])
         hd_say(t, ", called at %s", j->site);
     hd_say(t, ")");
@@ -64,11 +65,12 @@ int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
     char buffer[HD_TEXT];
     hd_text t;
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "the ranks of group '%s' disagree about collective #%u (this is rank %d of %d):", c->name,
-           j->seq, c->rank, c->size);
+    hd_say(&t, "the ranks of group '%s' disagree about collective #%u (this is rank %d of %d):",
+           c->name, j->seq, c->rank, c->size);
     say_variants(&t, c->size, texts, stride);
-    hd_say(&t, "\nNothing was transferred; the group can still be used. Make all ranks call the same "
-               "operation with matching arguments.");
+    hd_say(&t,
+           "\nNothing was transferred; the group can still be used. Make all ranks call the same "
+           "operation with matching arguments.");
     hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }
@@ -83,7 +85,8 @@ void hd_describe_here(char *out, hd_job *j)
         hd_say(&t, " at %s", j->site);
 }
 
-void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank), const void *of)
+void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank),
+                    const void *of)
 {
     hd_text t = {.at = here, .room = HD_DESC, .used = strlen(here)};
     const char *before = ", waiting for rank ";

@@ -7,14 +7,15 @@
 #include "hd_base.h"
 #include "hd_job.h"
 
-void hd_note_site(hd_job *j);                               /* the calling line, if available */
+void hd_note_site(hd_job *j); /* the calling line, if available */
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
 /* "ranks 1, 2 refused their arguments: why"; also noted in the job, for later use. The ranks'
  * reasons are equal. */
 void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
-void hd_describe_here(char *out, hd_job *j);                /* into HD_DESC bytes */
+void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
 /* Adds to such a description the ranks that have not come. */
-void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank), const void *of);
+void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank),
+                    const void *of);
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as for hd_session_gone */

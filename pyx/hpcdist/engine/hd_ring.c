@@ -17,19 +17,20 @@
 #include "hd_ring.h"
 #include "hd_types.h"
 
-#define TAG_RING 31        /* user tags never end in 31: see hd_p2p.c */
+#define TAG_RING 31 /* user tags never end in 31: see hd_p2p.c */
 /* Bytes. Open MPI sends up to 64 KiB over TCP, its header included, without asking first: a segment
  * of exactly that size took three more messages, and half as much of the core again. */
 #define SEGMENT (60 << 10)
-#define LEAST (1 << 20) /* bytes: shorter tensors are left to the library */
+#define LEAST (1 << 20)  /* bytes: shorter tensors are left to the library */
 #define BLOCK (32 << 10) /* bytes: so are tensors that many ranks divide into shorter blocks */
-#define WINDOW 32       /* segments in flight each way: what the link moves in a few naps */
+#define WINDOW 32        /* segments in flight each way: what the link moves in a few naps */
 
 typedef struct ring {
     hd_comm *c;
     char *data, *temp;
-    int64_t n, item, per, segments; /* elements; bytes of one; elements of a block; segments of a block */
-    int64_t steps;                  /* of segments, in total */
+    int64_t n, item, per,
+        segments;  /* elements; bytes of one; elements of a block; segments of a block */
+    int64_t steps; /* of segments, in total */
     int64_t sent, sends_done, posted, received;
     MPI_Request send[WINDOW], recv[WINDOW];
 } ring;
@@ -52,14 +53,18 @@ static int64_t outgoing(const ring *r, int64_t q)
     return ((r->c->rank - step) % size + size) % size;
 }
 
-static int64_t incoming(const ring *r, int64_t q) { return (outgoing(r, q) + r->c->size - 1) % r->c->size; }
+static int64_t incoming(const ring *r, int64_t q)
+{
+    return (outgoing(r, q) + r->c->size - 1) % r->c->size;
+}
 
 static int reducing(const ring *r, int64_t q) { return q / r->segments < r->c->size - 1; }
 
 /* Posts all the messages that may be posted. */
 static int post(ring *r)
 {
-    const int next = (r->c->rank + 1) % r->c->size, before = (r->c->rank + r->c->size - 1) % r->c->size;
+    const int next = (r->c->rank + 1) % r->c->size,
+              before = (r->c->rank + r->c->size - 1) % r->c->size;
     int64_t bytes;
     int rc = MPI_SUCCESS;
     while (!rc && r->posted < r->steps && r->posted < r->received + WINDOW) {
@@ -76,7 +81,8 @@ static int post(ring *r)
     while (!rc && r->sent < r->steps && r->sent < r->sends_done + WINDOW &&
            (r->sent < r->segments || r->sent < r->received + r->segments)) {
         const char *p = place(r, outgoing(r, r->sent), r->sent, &bytes);
-        rc = MPI_Isend(p, (int)bytes, MPI_BYTE, next, TAG_RING, r->c->mpi, &r->send[r->sent % WINDOW]);
+        rc = MPI_Isend(p, (int)bytes, MPI_BYTE, next, TAG_RING, r->c->mpi,
+                       &r->send[r->sent % WINDOW]);
         r->sent++;
     }
     return rc;

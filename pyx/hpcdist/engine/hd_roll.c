@@ -131,7 +131,8 @@ static int listen(hd_roll *r, int i, member *m)
         } else if (w.what == PROMISE) {
             m->promised = 1;
             if (m->list != r->list) {
-                hd_say(&t, "rank %d names other members, or another order, than rank %d", r->ranks[i], r->ranks[0]);
+                hd_say(&t, "rank %d names other members, or another order, than rank %d",
+                       r->ranks[i], r->ranks[0]);
                 return HD_ERR_MISMATCH;
             }
         } else if (m->promised) {
@@ -199,7 +200,8 @@ static int lead(hd_roll *r)
         hd_say(&t, "%s", r->text);
     for (int i = 1; i < r->n; i++)
         if (all[i].number) {
-            const int rc = (verdict.number = all[i].number, say(r, r->ranks[i], &verdict, r->tag + 32));
+            const int rc =
+                (verdict.number = all[i].number, say(r, r->ranks[i], &verdict, r->tag + 32));
             sent = sent ? sent : rc;
         }
     free(all);
@@ -240,7 +242,8 @@ static int follow(hd_roll *r)
     hd_text t;
     hd_waiter w;
 
-    if ((code = say(r, r->ranks[0], &(word){.what = HELLO, .number = number, .list = r->list}, r->tag)))
+    if ((code = say(r, r->ranks[0], &(word){.what = HELLO, .number = number, .list = r->list},
+                    r->tag)))
         return code;
     hd_waiter_init(&w, 0, -1);
     while ((code = heed(r, number, leaves, &promised)) < 0) {

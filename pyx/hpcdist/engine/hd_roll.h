@@ -15,9 +15,9 @@ typedef struct hd_roll {
     int64_t *unread;           /* as hd_comm.unread; or NULL */
     const int *ranks;          /* the members, ranks of mpi: the first one leads */
     int n, rank, tag;
-    uint64_t list;             /* what the members must agree on */
-    int64_t until;             /* ns of hd_now() */
-    char text[224];            /* the error text */
+    uint64_t list;  /* what the members must agree on */
+    int64_t until;  /* ns of hd_now() */
+    char text[224]; /* the error text */
 } hd_roll;
 
 /* HD_OK on all members, or an error on all members that came. */

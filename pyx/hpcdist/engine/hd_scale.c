@@ -1,8 +1,8 @@
 /* The factors of AVG and PREMUL_SUM: before the sum, or after it. */
+#include "hd_scale.h"
 #include "hd_comm.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
-#include "hd_scale.h"
 #include "hd_types.h"
 
 int hd_scales_first(const hd_comm *c, const hd_job *j, double *factor)

@@ -27,8 +27,8 @@ typedef struct entry {
     int64_t beat, since; /* ns; since: when the watchdog first saw this phase */
     uint64_t since_phase, text_phase;
     char text[2][192] __attribute__((aligned(8))); /* the call it is in (slow paths only) */
-    char why[160];       /* of FAILING */
-    uint64_t blocked_phase, blocked_group; /* in this phase it waits in this group ... */
+    char why[160];                                 /* of FAILING */
+    uint64_t blocked_phase, blocked_group;         /* in this phase it waits in this group ... */
     /* ... in this check, and can come to no other call meanwhile. */
     uint32_t blocked_check;
 } __attribute__((aligned(HD_LINE))) entry;
@@ -43,13 +43,13 @@ struct hd_session {
     int spin, lane_spin, serialized, own_cpus, node_cpus;
     int refs;
     int *pidfd;
-    int *dead;           /* by slot, set by the watchdog */
+    int *dead; /* by slot, set by the watchdog */
     pthread_t watchdog;
     int watching, stop;
     int wake[2];
-    int held[HD_HELD];   /* copies of the neighbour's connections to the launcher: see
-                          * hd_hydra.c; or -1 */
-    pthread_mutex_t mu;  /* comms */
+    int held[HD_HELD];  /* copies of the neighbour's connections to the launcher: see
+                         * hd_hydra.c; or -1 */
+    pthread_mutex_t mu; /* comms */
     hd_comm *comms;
     pthread_mutex_t mpi_mu;
     const char *last_api;

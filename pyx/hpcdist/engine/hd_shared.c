@@ -34,7 +34,8 @@ int hd_share(MPI_Comm node, size_t bytes, void **out)
     MPI_Comm_rank(node, &rank);
     MPI_Comm_size(node, &n);
     if (rank == 0) {
-        snprintf(name, sizeof name, "/hpcdist-%d-%016llx", (int)getpid(), (unsigned long long)hd_random64());
+        snprintf(name, sizeof name, "/hpcdist-%d-%016llx", (int)getpid(),
+                 (unsigned long long)hd_random64());
         fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
         if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
             if (fd >= 0)

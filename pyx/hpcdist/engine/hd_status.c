@@ -47,7 +47,8 @@ void hd_session_note(hd_session *s, const hd_job *j)
     k = !(__atomic_load_n(&e->text_phase, __ATOMIC_RELAXED) & 1);
     hd_text_init(&t, text, sizeof text);
     if (j->kind == HD_SEND || j->kind == HD_RECV)
-        hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag);
+        hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from", j->peer,
+               j->tag);
     else
         hd_say(&t, "%s #%u", j->api, j->seq);
     hd_say(&t, " of group '%s'", j->comm->name);
@@ -123,8 +124,9 @@ int hd_session_gone(hd_session *s, int slot)
 
 static void say_last(hd_text *t, const entry *e)
 {
-    static const char *const names[] = {"barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather",
-                                        "gather", "scatter", "all_to_all", "send", "receive"};
+    static const char *const names[] = {"barrier",    "all_reduce", "reduce", "reduce_scatter",
+                                        "broadcast",  "all_gather", "gather", "scatter",
+                                        "all_to_all", "send",       "receive"};
     const uint32_t kind = __atomic_load_n(&e->kind, __ATOMIC_RELAXED);
     hd_say(t, "%s", kind <= HD_RECV ? names[kind] : "an operation");
     if (kind < HD_SEND)
@@ -150,8 +152,8 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     }
     beat = __atomic_load_n(&e->beat, __ATOMIC_RELAXED);
     if (now - beat > 2000000000LL) {
-        hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)", (double)(now - beat) * 1e-9,
-               e->pid);
+        hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)",
+               (double)(now - beat) * 1e-9, e->pid);
         return;
     }
     phase = __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE);

@@ -1,7 +1,7 @@
 /* What a thread of a session may do: see hd_threads.h. */
+#include "hd_threads.h"
 #include "hd_comm.h"
 #include "hd_session.h"
-#include "hd_threads.h"
 
 int hd_session_serialized(const hd_session *s) { return s->serialized; }
 int hd_session_spin(const hd_session *s, int lane) { return lane ? s->lane_spin : s->spin; }

@@ -79,9 +79,10 @@ static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after
     hd_text t;
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
-    hd_say(&t, "%s #%u of group '%s' (rank %d of %d there) has been moving data for %.3g s, longer than its "
-               "timeout. All ranks had entered it, so a peer died, was stopped, or the network fails; the "
-               "call cannot be cancelled: aborting the job.",
+    hd_say(&t,
+           "%s #%u of group '%s' (rank %d of %d there) has been moving data for %.3g s, longer "
+           "than its timeout. All ranks had entered it, so a peer died, was stopped, or the "
+           "network fails; the call cannot be cancelled: aborting the job.",
            m->api, m->seq, c->name, c->rank, c->size, after);
     for (int i = 0; i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {

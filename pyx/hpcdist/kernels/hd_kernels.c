@@ -113,10 +113,7 @@ int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, double factor
     return 0;
 }
 
-const char *hd_kernels_isa(void)
-{
-    return table_in_use()->isa;
-}
+const char *hd_kernels_isa(void) { return table_in_use()->isa; }
 
 int hd_kernels_available(const char *isa)
 {

@@ -23,10 +23,7 @@ HD_PAIR(hd_vadd, _mm256_add_ps)
 HD_PAIR(hd_vmul, _mm256_mul_ps)
 HD_PAIR(hd_vdiv, _mm256_div_ps)
 
-static inline hd_vec hd_vset(float x)
-{
-    return (hd_vec){_mm256_set1_ps(x), _mm256_set1_ps(x)};
-}
+static inline hd_vec hd_vset(float x) { return (hd_vec){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 
 static inline hd_vec hd_load_f16(const void *p)
 {
@@ -76,8 +73,5 @@ static inline void hd_store_bf16(void *p, hd_vec value)
 #else
 #include "hd_kernels_impl.h"
 
-const hd_kernel_table *hd_table_avx2(void)
-{
-    return NULL;
-}
+const hd_kernel_table *hd_table_avx2(void) { return NULL; }
 #endif

@@ -48,8 +48,5 @@ static inline void hd_store_bf16(void *p, hd_vec value)
 #else
 #include "hd_kernels_impl.h"
 
-const hd_kernel_table *hd_table_avx512(void)
-{
-    return NULL;
-}
+const hd_kernel_table *hd_table_avx512(void) { return NULL; }
 #endif

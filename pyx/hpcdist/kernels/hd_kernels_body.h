@@ -48,8 +48,8 @@ HD_REDUCE(bool_xor, hd_u8, (a != 0) ^ (b != 0))
 /* clang-format off: it takes some of these products for pointers */
 #define HD_INTEGER(BITS, WIDE)                                                                     \
     HD_REDUCE(sum_##BITS, hd_u##BITS, (WIDE)a + (WIDE)b)                                           \
-    HD_REDUCE(product_##BITS, hd_u##BITS, (WIDE)a * (WIDE)b)                                       \
-    HD_REDUCE(band_##BITS, hd_u##BITS, a & b)                                                      \
+    HD_REDUCE(product_##BITS, hd_u##BITS, (WIDE)a *(WIDE)b)                                        \
+    HD_REDUCE(band_##BITS, hd_u##BITS, a &b)                                                       \
     HD_REDUCE(bor_##BITS, hd_u##BITS, a | b)                                                       \
     HD_REDUCE(bxor_##BITS, hd_u##BITS, a ^ b)                                                      \
     HD_REDUCE(min_u##BITS, hd_u##BITS, a < b ? a : b)                                              \
@@ -125,15 +125,9 @@ HD_REDUCE(sum_f64, hd_u64, f64_bits(f64_of(a) + f64_of(b)))
 HD_REDUCE(product_f32, hd_u32, f32_bits(f32_of(a) * f32_of(b)))
 HD_REDUCE(product_f64, hd_u64, f64_bits(f64_of(a) * f64_of(b)))
 
-static void sum_c64(const void *in, void *inout, int64_t n)
-{
-    sum_f32(in, inout, 2 * n);
-}
+static void sum_c64(const void *in, void *inout, int64_t n) { sum_f32(in, inout, 2 * n); }
 
-static void sum_c128(const void *in, void *inout, int64_t n)
-{
-    sum_f64(in, inout, 2 * n);
-}
+static void sum_c128(const void *in, void *inout, int64_t n) { sum_f64(in, inout, 2 * n); }
 
 /* MIN and MAX compare bits, not values: that orders -0 below +0, and flush-to-zero modes of the
  * calling thread cannot make denormals equal. Flipping the magnitude bits of negative numbers (its
@@ -284,7 +278,8 @@ HD_HALF_SCALE(bf16, hd_load_bf16, hd_store_bf16)
 
 #define HD_ROW_FLOAT(CODE, SUFFIX)                                                                 \
     HD_ROW_SUMS(CODE, SUFFIX), .reduce[HD_PRODUCT][CODE] = product_##SUFFIX,                       \
-    .reduce[HD_MIN][CODE] = min_##SUFFIX, .reduce[HD_MAX][CODE] = max_##SUFFIX
+                               .reduce[HD_MIN][CODE] = min_##SUFFIX,                               \
+                               .reduce[HD_MAX][CODE] = max_##SUFFIX
 
 static const hd_kernel_table TABLE = {
     .isa = HD_ISA,
@@ -311,7 +306,4 @@ static const hd_kernel_table TABLE = {
     HD_ROW_SUMS(HD_COMPLEX128, c128),
 };
 
-const hd_kernel_table *HD_TABLE(void)
-{
-    return &TABLE;
-}
+const hd_kernel_table *HD_TABLE(void) { return &TABLE; }

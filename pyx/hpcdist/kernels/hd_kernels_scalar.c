@@ -62,16 +62,13 @@ static inline void hd_store_f16(void *p, hd_vec value)
      * there. */
     const int32_t small = (int32_t)to_bits(from_bits((uint32_t)magnitude) + 0.5f) - 0x3F000000;
     int32_t h = pick(magnitude < 0x38800000, small, normal);
-    h = pick(magnitude < 0x47800000, h, 0x7C00) | sign;  /* 2^16 and more: infinity */
-    h = pick(magnitude > 0x7F800000, 0x7E00, h);         /* NaN: always this one */
+    h = pick(magnitude < 0x47800000, h, 0x7C00) | sign; /* 2^16 and more: infinity */
+    h = pick(magnitude > 0x7F800000, 0x7E00, h);        /* NaN: always this one */
     const uint16_t out = (uint16_t)h;
     memcpy(p, &out, sizeof out);
 }
 
-static inline hd_vec hd_load_bf16(const void *p)
-{
-    return from_bits((uint32_t)load_u16(p) << 16);
-}
+static inline hd_vec hd_load_bf16(const void *p) { return from_bits((uint32_t)load_u16(p) << 16); }
 
 static inline void hd_store_bf16(void *p, hd_vec value)
 {
@@ -81,24 +78,12 @@ static inline void hd_store_bf16(void *p, hd_vec value)
     memcpy(p, &out, sizeof out);
 }
 
-static inline hd_vec hd_vset(float x)
-{
-    return x;
-}
+static inline hd_vec hd_vset(float x) { return x; }
 
-static inline hd_vec hd_vadd(hd_vec a, hd_vec b)
-{
-    return a + b;
-}
+static inline hd_vec hd_vadd(hd_vec a, hd_vec b) { return a + b; }
 
-static inline hd_vec hd_vmul(hd_vec a, hd_vec b)
-{
-    return a * b;
-}
+static inline hd_vec hd_vmul(hd_vec a, hd_vec b) { return a * b; }
 
-static inline hd_vec hd_vdiv(hd_vec a, hd_vec b)
-{
-    return a / b;
-}
+static inline hd_vec hd_vdiv(hd_vec a, hd_vec b) { return a / b; }
 
 #include "hd_kernels_body.h"

@@ -31,9 +31,9 @@ static const struct {
 };
 
 static const char *const OPS[HD_NOPS] = {
-    [HD_SUM] = "SUM",   [HD_AVG] = "AVG", [HD_PRODUCT] = "PRODUCT", [HD_MIN] = "MIN",
-    [HD_MAX] = "MAX",   [HD_BAND] = "BAND", [HD_BOR] = "BOR",       [HD_BXOR] = "BXOR",
-    [HD_PREMUL_SUM] = "PREMUL_SUM",
+    [HD_SUM] = "SUM", [HD_AVG] = "AVG",   [HD_PRODUCT] = "PRODUCT",
+    [HD_MIN] = "MIN", [HD_MAX] = "MAX",   [HD_BAND] = "BAND",
+    [HD_BOR] = "BOR", [HD_BXOR] = "BXOR", [HD_PREMUL_SUM] = "PREMUL_SUM",
 };
 
 static int kind_of(int dtype)
@@ -41,20 +41,14 @@ static int kind_of(int dtype)
     return dtype >= 0 && dtype < HD_NDTYPES ? DTYPES[dtype].kind : NONE;
 }
 
-size_t hd_itemsize(int dtype)
-{
-    return kind_of(dtype) == NONE ? 0 : DTYPES[dtype].itemsize;
-}
+size_t hd_itemsize(int dtype) { return kind_of(dtype) == NONE ? 0 : DTYPES[dtype].itemsize; }
 
 const char *hd_dtype_name(int dtype)
 {
     return kind_of(dtype) == NONE ? "unknown dtype" : DTYPES[dtype].name;
 }
 
-const char *hd_op_name(int op)
-{
-    return op >= 0 && op < HD_NOPS ? OPS[op] : "unknown op";
-}
+const char *hd_op_name(int op) { return op >= 0 && op < HD_NOPS ? OPS[op] : "unknown op"; }
 
 static const char *refuse_float(int op)
 {
@@ -68,8 +62,7 @@ static const char *refuse_float(int op)
     case HD_BXOR:
         return "BXOR has no meaning for floating point numbers; reduce "
                "tensor.view(torch.intN) of the same width to combine their bits";
-    default:
-        return NULL;
+    default: return NULL;
     }
 }
 
@@ -87,12 +80,10 @@ static const char *refuse_complex(int op)
                "abs()";
     case HD_BAND:
         return "BAND has no meaning for complex numbers; it reduces bool and integers only";
-    case HD_BOR:
-        return "BOR has no meaning for complex numbers; it reduces bool and integers only";
+    case HD_BOR: return "BOR has no meaning for complex numbers; it reduces bool and integers only";
     case HD_BXOR:
         return "BXOR has no meaning for complex numbers; it reduces bool and integers only";
-    default:
-        return NULL;
+    default: return NULL;
     }
 }
 
@@ -133,19 +124,13 @@ const char *hd_op_refusal(int op, int dtype)
             return "PREMUL_SUM multiplies by a fraction and does not take integers; convert to a "
                    "float dtype first";
         return NULL;
-    case FLOATING:
-        return refuse_float(op);
-    case COMPLEX:
-        return refuse_complex(op);
-    case FLOAT8:
-        return refuse_float8(dtype);
+    case FLOATING: return refuse_float(op);
+    case COMPLEX: return refuse_complex(op);
+    case FLOAT8: return refuse_float8(dtype);
     default:
         return "this element type is unknown; hpcdist reduces bool, integers of 8 to 64 bits, "
                "float16, bfloat16, float32, float64, complex64 and complex128";
     }
 }
 
-int hd_op_supported(int op, int dtype)
-{
-    return hd_op_refusal(op, dtype) == NULL;
-}
+int hd_op_supported(int op, int dtype) { return hd_op_refusal(op, dtype) == NULL; }

@@ -11,7 +11,8 @@ const char *hd_nccl_open(hd_nccl *table, const char *path, int load, int *found,
 {
     static char problem[512];
     Dl_info about;
-    void *handle = dlopen(path ? path : USUAL_NAME, RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD));
+    void *handle =
+        dlopen(path ? path : USUAL_NAME, RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD));
     const char *said = handle ? NULL : dlerror();
 
     *found = handle != NULL;
@@ -20,16 +21,18 @@ const char *hd_nccl_open(hd_nccl *table, const char *path, int load, int *found,
         return problem;
     }
 #define TAKE(member, symbol, arguments) *(void **)&table->member = dlsym(handle, #symbol);
-#define NEED(member, symbol, arguments) \
-    TAKE(member, symbol, arguments) \
-    if (!table->member) { \
-        snprintf(problem, sizeof problem, "it has no " #symbol ", which NCCL 2.18 and newer have"); \
-        return problem; \
+#define NEED(member, symbol, arguments)                                                            \
+    TAKE(member, symbol, arguments)                                                                \
+    if (!table->member) {                                                                          \
+        snprintf(problem, sizeof problem,                                                          \
+                 "it has no " #symbol ", which NCCL 2.18 and newer have");                         \
+        return problem;                                                                            \
     }
     NEED(error_string, ncclGetErrorString, )
     NEED(last_error, ncclGetLastError, )
     HD_NCCL_REQUIRED(NEED)
     HD_NCCL_OPTIONAL(TAKE)
-    *where = dladdr((void *)table->get_version, &about) && about.dli_fname ? about.dli_fname : USUAL_NAME;
+    *where = dladdr((void *)table->get_version, &about) && about.dli_fname ? about.dli_fname
+                                                                           : USUAL_NAME;
     return NULL;
 }

@@ -54,7 +54,10 @@ void hd_guard_put(hd_guard *guard)
         free(guard);
 }
 
-void hd_guard_name(hd_guard *guard, const char *where) { snprintf(guard->where, sizeof guard->where, "%s", where); }
+void hd_guard_name(hd_guard *guard, const char *where)
+{
+    snprintf(guard->where, sizeof guard->where, "%s", where);
+}
 
 void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text)
 {
@@ -240,7 +243,8 @@ hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index)
     hd_gpu *found;
     pthread_mutex_lock(&lock);
     for (found = devices; found; found = found->next)
-        if (found->index == index && found->cuda.record == cuda->record && found->cuda.wait == cuda->wait)
+        if (found->index == index && found->cuda.record == cuda->record &&
+            found->cuda.wait == cuda->wait)
             break;
     if (!found && (found = calloc(1, sizeof *found)) != NULL) {
         found->cuda = *cuda;
@@ -313,7 +317,8 @@ static int given_up(hd_watched *w, int rc, const char *said, const char **call)
     return rc;
 }
 
-int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made, const char **call)
+int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made,
+             const char **call)
 {
     void *before = enter(gpu);
     hd_watched *w = NULL;

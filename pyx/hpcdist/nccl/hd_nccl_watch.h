@@ -32,14 +32,14 @@ enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2, HD_WATCH_CAPTU
  * streams, events and contexts are pointers. The last three may be NULL, where there are no
  * contexts and no graphs. */
 typedef struct {
-    int (*create)(void **event, unsigned flags);                  /* cuEventCreate */
-    int (*record)(void *event, void *stream);                     /* cuEventRecord */
-    int (*query)(void *event);                                    /* cuEventQuery */
-    int (*wait)(void *stream, void *event, unsigned flags);       /* cuStreamWaitEvent */
-    int (*captures)(void *stream, int *status);                   /* cuStreamIsCapturing */
-    int (*mode)(int *mode);                                       /* cuThreadExchangeStreamCaptureMode */
-    int (*context)(void **context);                               /* cuCtxGetCurrent */
-    int (*enter)(void *context);                                  /* cuCtxSetCurrent */
+    int (*create)(void **event, unsigned flags);            /* cuEventCreate */
+    int (*record)(void *event, void *stream);               /* cuEventRecord */
+    int (*query)(void *event);                              /* cuEventQuery */
+    int (*wait)(void *stream, void *event, unsigned flags); /* cuStreamWaitEvent */
+    int (*captures)(void *stream, int *status);             /* cuStreamIsCapturing */
+    int (*mode)(int *mode);                                 /* cuThreadExchangeStreamCaptureMode */
+    int (*context)(void **context);                         /* cuCtxGetCurrent */
+    int (*enter)(void *context);                            /* cuCtxSetCurrent */
 } hd_cuda;
 
 enum { HD_CUDA_NOT_READY = 600 };
@@ -59,13 +59,13 @@ typedef struct hd_watched {
     struct hd_watched *after; /* in the group's queue */
     hd_gpu *gpu;
     hd_guard *guard;
-    void *event;      /* reached when the operation is done */
-    const char *api;  /* static storage */
+    void *event;     /* reached when the operation is done */
+    const char *api; /* static storage */
     uint64_t number;
-    int64_t deadline; /* ns, monotonic */
-    double limit;     /* seconds it had, for the message */
-    void *keep;       /* for the owner of the queue */
-    int apart;        /* on a stream other than the caller's */
+    int64_t deadline;        /* ns, monotonic */
+    double limit;            /* seconds it had, for the message */
+    void *keep;              /* for the owner of the queue */
+    int apart;               /* on a stream other than the caller's */
     int refs, state, listed; /* atomic */
 } hd_watched;
 
@@ -73,21 +73,34 @@ hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
 void hd_guard_put(hd_guard *guard);
 /* The owner, for messages; set it before its first operation. */
 void hd_guard_name(hd_guard *guard, const char *where);
-static inline int hd_guard_failed(hd_guard *guard) { return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE); }
-static inline int hd_guard_taken(hd_guard *guard) { return __atomic_load_n(&guard->taken, __ATOMIC_ACQUIRE); }
+static inline int hd_guard_failed(hd_guard *guard)
+{
+    return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE);
+}
+static inline int hd_guard_taken(hd_guard *guard)
+{
+    return __atomic_load_n(&guard->taken, __ATOMIC_ACQUIRE);
+}
 /* Brackets a call of NCCL. Not 0 if the communicator must not be used any more; leave in either
  * case. This thread counts itself before it checks, and the thread that frees sets the word before
  * it counts: one of the two sees the other. */
 static inline int hd_guard_enter(hd_guard *guard)
 {
     __atomic_add_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&guard->failed, __ATOMIC_SEQ_CST) || __atomic_load_n(&guard->taken, __ATOMIC_SEQ_CST)
+    return __atomic_load_n(&guard->failed, __ATOMIC_SEQ_CST) ||
+                   __atomic_load_n(&guard->taken, __ATOMIC_SEQ_CST)
                ? HD_NCCL_INTERNAL
                : 0;
 }
-static inline void hd_guard_leave(hd_guard *guard) { __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST); }
+static inline void hd_guard_leave(hd_guard *guard)
+{
+    __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
+}
 /* Returns 1 to the one caller that may abort or destroy it. */
-static inline int hd_guard_take(hd_guard *guard) { return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST); }
+static inline int hd_guard_take(hd_guard *guard)
+{
+    return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST);
+}
 /* Marks it as failed unless it already is: the operations in flight have no result. */
 void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text);
 /* Waits a second at most for the calls inside; returns how many are left. The communicator is taken
@@ -105,7 +118,8 @@ hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index);
  * stream is being captured into a graph. Returns 0, or CUDA's error and in *call the function that
  * returned it; HD_START_ for errors of our own. */
 enum { HD_START_MEMORY = -1, HD_START_OTHER_CAPTURES = -2 };
-int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made, const char **call);
+int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made,
+             const char **call);
 /* The operation has been enqueued: from now on it is watched, unless it is captured. Returns as
  * hd_start does. */
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call);
@@ -118,8 +132,14 @@ void hd_watched_name(const hd_watched *w, char *text, size_t size);
 /* Checks the event for at most `seconds`; returns the state. */
 int hd_watch_wait(hd_watched *w, double seconds);
 void hd_watch_put(hd_watched *w);
-static inline void hd_watch_take(hd_watched *w) { __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL); }
-static inline int hd_watch_listed(hd_watched *w) { return __atomic_load_n(&w->listed, __ATOMIC_ACQUIRE); }
+static inline void hd_watch_take(hd_watched *w)
+{
+    __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
+}
+static inline int hd_watch_listed(hd_watched *w)
+{
+    return __atomic_load_n(&w->listed, __ATOMIC_ACQUIRE);
+}
 /* Notices forks from now on. Returns 1 in a forked child: its memory says what the parent did, and
  * it has no watchdog. */
 int hd_watch_forks(void);

@@ -16,8 +16,8 @@
 /* A server on this machine answers within this time; sleeping costs 5 us more. */
 #define SPIN_NS 25000
 enum {
-    ROOM = 16 * 1024,        /* of the buffer, for typical requests and replies */
-    KEPT = 1 << 20,          /* a longer buffer is not kept */
+    ROOM = 16 * 1024, /* of the buffer, for typical requests and replies */
+    KEPT = 1 << 20,   /* a longer buffer is not kept */
     PIECE = 256 * 1024
 };
 
@@ -128,8 +128,7 @@ static int magic(const uint8_t *word)
     return memcmp(word, HD_CROWDED_TEXT, HD_MAGIC) ? HD_FOREIGN : HD_CROWDED;
 }
 
-int hd_client_begin(hd_client *c, int fd, const uint8_t key[HD_KEY], int64_t deadline,
-                    hd_hook hook)
+int hd_client_begin(hd_client *c, int fd, const uint8_t key[HD_KEY], int64_t deadline, hd_hook hook)
 {
     uint8_t greeting[HD_GREETING], answer[HD_ANSWER], welcome[HD_WELCOME], proof[HD_PROOF];
     struct timeval slice = {.tv_usec = SLICE_NS / 1000};

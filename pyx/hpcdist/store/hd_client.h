@@ -7,15 +7,15 @@
 
 enum hd_outcome {
     HD_FINE = 0,
-    HD_TOO_LATE,     /* the deadline passed first */
-    HD_GONE,         /* the peer closed the connection */
-    HD_SYSTEM,       /* errno says why */
-    HD_REFUSED,      /* the server rejects our proof */
-    HD_CROWDED,      /* the server has no room */
-    HD_FOREIGN,      /* the peer is not a store's server, or has another version */
-    HD_IMPOSTOR,     /* the server does not know the key, or a message was changed in transit */
+    HD_TOO_LATE, /* the deadline passed first */
+    HD_GONE,     /* the peer closed the connection */
+    HD_SYSTEM,   /* errno says why */
+    HD_REFUSED,  /* the server rejects our proof */
+    HD_CROWDED,  /* the server has no room */
+    HD_FOREIGN,  /* the peer is not a store's server, or has another version */
+    HD_IMPOSTOR, /* the server does not know the key, or a message was changed in transit */
     HD_NO_MEMORY,
-    HD_SIGNAL        /* the hook asked to stop */
+    HD_SIGNAL /* the hook asked to stop */
 };
 
 /* Called every 50 ms and when a system call was interrupted; nonzero ends the wait. */

@@ -30,33 +30,30 @@ static inline uint64_t load(const uint8_t *p)
     return v;
 }
 
-static inline uint64_t turn(uint64_t v, unsigned n)
-{
-    return (v >> n) | (v << (64 - n));
-}
+static inline uint64_t turn(uint64_t v, unsigned n) { return (v >> n) | (v << (64 - n)); }
 
-#define G(a, b, c, d, x, y)        \
-    do {                           \
-        v[a] += v[b] + (x);        \
-        v[d] = turn(v[d] ^ v[a], 32); \
-        v[c] += v[d];              \
-        v[b] = turn(v[b] ^ v[c], 24); \
-        v[a] += v[b] + (y);        \
-        v[d] = turn(v[d] ^ v[a], 16); \
-        v[c] += v[d];              \
-        v[b] = turn(v[b] ^ v[c], 63); \
+#define G(a, b, c, d, x, y)                                                                        \
+    do {                                                                                           \
+        v[a] += v[b] + (x);                                                                        \
+        v[d] = turn(v[d] ^ v[a], 32);                                                              \
+        v[c] += v[d];                                                                              \
+        v[b] = turn(v[b] ^ v[c], 24);                                                              \
+        v[a] += v[b] + (y);                                                                        \
+        v[d] = turn(v[d] ^ v[a], 16);                                                              \
+        v[c] += v[d];                                                                              \
+        v[b] = turn(v[b] ^ v[c], 63);                                                              \
     } while (0)
 
-#define ROUND(s)                                \
-    do {                                        \
-        G(0, 4, 8, 12, w[s[0]], w[s[1]]);       \
-        G(1, 5, 9, 13, w[s[2]], w[s[3]]);       \
-        G(2, 6, 10, 14, w[s[4]], w[s[5]]);      \
-        G(3, 7, 11, 15, w[s[6]], w[s[7]]);      \
-        G(0, 5, 10, 15, w[s[8]], w[s[9]]);      \
-        G(1, 6, 11, 12, w[s[10]], w[s[11]]);    \
-        G(2, 7, 8, 13, w[s[12]], w[s[13]]);     \
-        G(3, 4, 9, 14, w[s[14]], w[s[15]]);     \
+#define ROUND(s)                                                                                   \
+    do {                                                                                           \
+        G(0, 4, 8, 12, w[s[0]], w[s[1]]);                                                          \
+        G(1, 5, 9, 13, w[s[2]], w[s[3]]);                                                          \
+        G(2, 6, 10, 14, w[s[4]], w[s[5]]);                                                         \
+        G(3, 7, 11, 15, w[s[6]], w[s[7]]);                                                         \
+        G(0, 5, 10, 15, w[s[8]], w[s[9]]);                                                         \
+        G(1, 6, 11, 12, w[s[10]], w[s[11]]);                                                       \
+        G(2, 7, 8, 13, w[s[12]], w[s[13]]);                                                        \
+        G(3, 4, 9, 14, w[s[14]], w[s[15]]);                                                        \
     } while (0)
 
 static void compress(hd_mac *m, const uint8_t *block, unsigned size, int last)

@@ -15,7 +15,8 @@
 
 #define UNCHECKED (1 << 16) /* bytes: messages up to this size are always read */
 
-/* --- the handshake ----------------------------------------------------------------------------- */
+/* --- the handshake -----------------------------------------------------------------------------
+ */
 
 static void part(hd_conn *c, const char *text)
 {
@@ -55,7 +56,8 @@ static void admit(hd_conn *c)
         hd_close(c, 0);
 }
 
-/* --- messages in ------------------------------------------------------------------------------- */
+/* --- messages in -------------------------------------------------------------------------------
+ */
 
 static int begin_message(hd_conn *c)
 {

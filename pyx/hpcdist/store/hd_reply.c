@@ -203,7 +203,8 @@ void hd_reply_finish(hd_conn *c, int status, int64_t number, uint32_t items)
         send_small(c);
         return;
     }
-    if ((s->build_own < s->build_size && add_piece(s, NULL, s->build_own, s->build_size - s->build_own)) ||
+    if ((s->build_own < s->build_size &&
+         add_piece(s, NULL, s->build_own, s->build_size - s->build_own)) ||
         add_piece(s, NULL, s->build_size, HD_TAG) ||
         keep(c, s->build_size + HD_TAG, s->build_pieces, s->build_piece_count) ||
         hd_watch(c, EPOLLOUT)) {

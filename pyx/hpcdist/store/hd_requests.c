@@ -16,10 +16,7 @@
 /* Bytes: values of this size or more may stay in the message that brought them. */
 #define SHARED 4096
 
-static void full(hd_conn *c)
-{
-    hd_reply_number(c, HD_RE_FULL, (int64_t)c->server->limits.bytes);
-}
+static void full(hd_conn *c) { hd_reply_number(c, HD_RE_FULL, (int64_t)c->server->limits.bytes); }
 
 static int fits(const hd_server *s, uint64_t more)
 {
@@ -38,7 +35,8 @@ static int fits_instead(const hd_server *s, const hd_entry *e, uint64_t key, uin
     return more <= less || fits(s, more - less);
 }
 
-/* --- changes ----------------------------------------------------------------------------------- */
+/* --- changes -----------------------------------------------------------------------------------
+ */
 
 static int value_of(const hd_item *i, hd_bytes *own, hd_value *v)
 {
@@ -216,7 +214,8 @@ static void drop(hd_conn *c, const hd_item *key)
     hd_reply_number(c, HD_RE_DONE, was_there);
 }
 
-/* --- barriers and joining ---------------------------------------------------------------------- */
+/* --- barriers and joining ----------------------------------------------------------------------
+ */
 
 static void barrier(hd_conn *c, const hd_item *items, const uint8_t *body, hd_bytes *own)
 {
@@ -281,7 +280,8 @@ static void joined(hd_conn *c, const uint8_t *body, hd_bytes *own)
         hd_link_last(&s->for_joined, &c->waits);
 }
 
-/* --- queries ----------------------------------------------------------------------------------- */
+/* --- queries -----------------------------------------------------------------------------------
+ */
 
 static void list(hd_conn *c, const hd_item *prefix, int with_names)
 {
@@ -303,14 +303,15 @@ static void list(hd_conn *c, const hd_item *prefix, int with_names)
     hd_reply_finish(c, HD_RE_DONE, count, with_names ? (uint32_t)count : 0);
 }
 
-/* --- dispatch ---------------------------------------------------------------------------------- */
+/* --- dispatch ----------------------------------------------------------------------------------
+ */
 
 /* How many items a request must have: the number, or -1 for any, or -2 for pairs. */
 static const int8_t wanted[HD_OP_END] = {
-    [HD_OP_SET] = -2,  [HD_OP_GET] = -1,   [HD_OP_ADD] = 1,    [HD_OP_EXCHANGE] = 3,
+    [HD_OP_SET] = -2,   [HD_OP_GET] = -1,  [HD_OP_ADD] = 1,    [HD_OP_EXCHANGE] = 3,
     [HD_OP_CHECK] = -1, [HD_OP_WAIT] = -1, [HD_OP_DELETE] = 1, [HD_OP_APPEND] = 2,
-    [HD_OP_PUSH] = 2,  [HD_OP_POP] = 1,    [HD_OP_LENGTH] = 1, [HD_OP_BARRIER] = 1,
-    [HD_OP_COUNT] = 1, [HD_OP_LIST] = 1,
+    [HD_OP_PUSH] = 2,   [HD_OP_POP] = 1,   [HD_OP_LENGTH] = 1, [HD_OP_BARRIER] = 1,
+    [HD_OP_COUNT] = 1,  [HD_OP_LIST] = 1,
 };
 
 static int readable(hd_conn *c, const uint8_t *body)

@@ -69,12 +69,10 @@ static void in_child(void)
     pthread_mutex_unlock(&servers_mutex);
 }
 
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork, in_child);
-}
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
-/* --- connections ------------------------------------------------------------------------------- */
+/* --- connections -------------------------------------------------------------------------------
+ */
 
 static void expired(hd_conn *c)
 {
@@ -130,7 +128,8 @@ static void accept_some(hd_server *s, int listener)
     }
 }
 
-/* --- the loop ---------------------------------------------------------------------------------- */
+/* --- the loop ----------------------------------------------------------------------------------
+ */
 
 static int sleep_ms(hd_server *s)
 {
@@ -212,7 +211,8 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* --- start and stop ---------------------------------------------------------------------------- */
+/* --- start and stop ----------------------------------------------------------------------------
+ */
 
 static void free_server(hd_server *s)
 {
@@ -334,7 +334,4 @@ void hd_server_stats(hd_server *s, hd_stats *out)
     pthread_mutex_unlock(&s->mutex);
 }
 
-int hd_server_here(const hd_server *s)
-{
-    return s->pid == getpid();
-}
+int hd_server_here(const hd_server *s) { return s->pid == getpid(); }

@@ -22,10 +22,7 @@ typedef struct hd_value {
     uint64_t begin, size;
 } hd_value;
 
-static inline const uint8_t *hd_value_at(const hd_value *v)
-{
-    return v->in->at + v->begin;
-}
+static inline const uint8_t *hd_value_at(const hd_value *v) { return v->in->at + v->begin; }
 
 /* A list whose members contain their own links. */
 typedef struct hd_link {
@@ -62,8 +59,8 @@ typedef struct hd_entry {
     hd_value value;
     hd_queued *first, *last; /* the queue of this name */
     int64_t queued;
-    hd_link waiting;         /* connections that want this name */
-    hd_link in_barrier;      /* connections in the barrier of this name */
+    hd_link waiting;    /* connections that want this name */
+    hd_link in_barrier; /* connections in the barrier of this name */
     int64_t barrier_size, arrived;
     uint64_t key_size;
     uint8_t key[];

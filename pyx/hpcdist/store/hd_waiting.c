@@ -12,7 +12,7 @@
 #define NAMED 16 /* the most missing keys that a reply names */
 
 int hd_wait_begin(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body,
-                         hd_bytes *own)
+                  hd_bytes *own)
 {
     c->w_items = malloc((count + 1) * sizeof *items);
     if (own)
@@ -130,7 +130,7 @@ static void attempt(hd_conn *c)
 }
 
 void hd_wait_for(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body,
-                    hd_bytes *own)
+                 hd_bytes *own)
 {
     if (first_missing(c, items, count, 0) == count)
         hd_reply_found(c, items, count);

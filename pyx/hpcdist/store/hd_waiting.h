@@ -8,9 +8,11 @@
 
 /* Keeps the request of c: its items, and the deadline it came with. -1: c is closed. body may be in
  * `own`, which is NULL if it is in scratch memory. */
-int hd_wait_begin(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body, hd_bytes *own);
+int hd_wait_begin(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body,
+                  hd_bytes *own);
 /* Answers if all items are present, or waits for them. */
-void hd_wait_for(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body, hd_bytes *own);
+void hd_wait_for(hd_conn *c, const hd_item *items, uint32_t count, const uint8_t *body,
+                 hd_bytes *own);
 /* Whether all items are there. */
 int hd_all_there(const hd_conn *c, const hd_item *items, uint32_t count);
 void hd_reply_found(hd_conn *c, const hd_item *items, uint32_t count);

@@ -1,5 +1,5 @@
-#include "hd_mac.h"
 #include "hd_wire.h"
+#include "hd_mac.h"
 
 #include <errno.h>
 #include <sys/random.h>

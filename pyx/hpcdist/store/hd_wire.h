@@ -19,10 +19,10 @@
 #include "hd_mac.h"
 
 enum {
-    HD_KEY = 32,       /* bytes of the job's key */
-    HD_NONCE = 32,     /* random bytes from each side */
+    HD_KEY = 32,   /* bytes of the job's key */
+    HD_NONCE = 32, /* random bytes from each side */
     HD_MAGIC = 8,
-    HD_IDENTITY = 16,  /* random bytes that a server keeps for its lifetime */
+    HD_IDENTITY = 16, /* random bytes that a server keeps for its lifetime */
     HD_PROOF = 32,
     HD_TAG = 16,
     HD_GREETING = HD_MAGIC + HD_NONCE,
@@ -31,49 +31,49 @@ enum {
     HD_HEAD = 40,
 };
 
-#define HD_MAGIC_TEXT "hpcdSt\0\1"  /* the last byte is the version */
+#define HD_MAGIC_TEXT "hpcdSt\0\1"   /* the last byte is the version */
 #define HD_REFUSED_TEXT "hpcdNo\0\1" /* instead of a welcome: the proof is wrong */
 #define HD_CROWDED_TEXT "hpcdFu\0\1" /* instead of a greeting: too many connections */
 
 /* Requests: items, numbers -> items, number of the reply. */
 enum hd_op {
-    HD_OP_SET = 1, /* key, value, key, value ...                                     */
-    HD_OP_GET,     /* keys; waits               -> values                            */
-    HD_OP_ADD,     /* key; number               -> the sum                           */
+    HD_OP_SET = 1,  /* key, value, key, value ...                                     */
+    HD_OP_GET,      /* keys; waits               -> values                            */
+    HD_OP_ADD,      /* key; number               -> the sum                           */
     HD_OP_EXCHANGE, /* key, expected, desired    -> value                             */
-    HD_OP_CHECK,   /* keys                      -> 0 or 1                            */
-    HD_OP_WAIT,    /* keys; waits                                                    */
-    HD_OP_DELETE,  /* key                       -> 0 or 1                            */
-    HD_OP_APPEND,  /* key, value                                                     */
-    HD_OP_PUSH,    /* key, value                                                     */
-    HD_OP_POP,     /* key; number: whether to wait -> value                          */
-    HD_OP_LENGTH,  /* key                       -> number of values in the queue     */
-    HD_OP_BARRIER, /* key; number of callers; waits                                  */
-    HD_OP_COUNT,   /* prefix                    -> number of keys                    */
-    HD_OP_LIST,    /* prefix                    -> keys                              */
-    HD_OP_JOIN,    /* number of processes, or -1 -> how many have joined             */
-    HD_OP_JOINED,  /* number of processes; waits -> how many have joined             */
+    HD_OP_CHECK,    /* keys                      -> 0 or 1                            */
+    HD_OP_WAIT,     /* keys; waits                                                    */
+    HD_OP_DELETE,   /* key                       -> 0 or 1                            */
+    HD_OP_APPEND,   /* key, value                                                     */
+    HD_OP_PUSH,     /* key, value                                                     */
+    HD_OP_POP,      /* key; number: whether to wait -> value                          */
+    HD_OP_LENGTH,   /* key                       -> number of values in the queue     */
+    HD_OP_BARRIER,  /* key; number of callers; waits                                  */
+    HD_OP_COUNT,    /* prefix                    -> number of keys                    */
+    HD_OP_LIST,     /* prefix                    -> keys                              */
+    HD_OP_JOIN,     /* number of processes, or -1 -> how many have joined             */
+    HD_OP_JOINED,   /* number of processes; waits -> how many have joined             */
     HD_OP_END
 };
 
 /* The status of a reply. */
 enum hd_status {
     HD_RE_DONE = 0,
-    HD_RE_LATE,     /* items: some of the missing keys; number: how many are missing, or how many
-                     * clients arrived */
+    HD_RE_LATE,      /* items: some of the missing keys; number: how many are missing, or how many
+                      * clients arrived */
     HD_RE_NO_NUMBER, /* item: the start of the key's value */
-    HD_RE_OVERFLOW, /* number: the key's value */
-    HD_RE_FULL,     /* number: the limit in bytes */
+    HD_RE_OVERFLOW,  /* number: the key's value */
+    HD_RE_FULL,      /* number: the limit in bytes */
     HD_RE_EMPTY,
     HD_RE_SIZES,    /* number: the world size that the others gave */
     HD_RE_SENSELESS /* no such request */
 };
 
 typedef struct hd_head {
-    uint64_t body;   /* bytes */
-    uint32_t id;     /* of the request; its reply has the same */
+    uint64_t body; /* bytes */
+    uint32_t id;   /* of the request; its reply has the same */
     uint32_t items;
-    uint16_t op;     /* or the reply's status */
+    uint16_t op; /* or the reply's status */
     int64_t number;
     int64_t wait_ns; /* how long the server may wait */
 } hd_head;
