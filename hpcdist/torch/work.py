@@ -43,6 +43,35 @@ def _future_for(outputs: Sequence[Any]) -> torch.futures.Future[list[Any]]:
     return torch.futures.Future()
 
 
+class _Failure:
+    """The value of a future whose operation failed.
+
+    ``Future.set_exception`` stores the exception as an ordinary value, which only Python raises.
+    DDP's reducer in C++ looks for tensors in the value by pickling it; it finds none in an
+    exception, takes the first one nevertheless, and crashes. Pickling this value raises the error.
+
+    Parameters
+    ----------
+    error : Exception
+        The operation's error.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self._error
+
+    def end(self, future: torch.futures.Future[Any]) -> None:
+        """Complete a future so that waiting for it raises the error, in Python and in C++."""
+
+        def unwrap(_value: Any) -> Any:
+            raise self._error
+
+        future._set_unwrap_func(unwrap)
+        future.set_result(self)
+
+
 def _outputs_after(
     operation: torch.futures.Future[Any],
     outputs: list[Any],
@@ -61,7 +90,7 @@ def _outputs_after(
             for part in parts:
                 part.wait()  # complete; it lets this thread's streams wait for the part's
         except Exception as error:
-            done.set_exception(error)  # type: ignore[arg-type]
+            _Failure(error).end(done)
         else:
             done.set_result([_whole(output) for output in outputs])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 import warnings
 from datetime import timedelta
 
@@ -135,6 +136,33 @@ def training(rank: int, size: int) -> None:
     say("DDP and FSDP2")
 
 
+def failures(rank: int, size: int) -> None:
+    """A failed all-reduce ends torch's backward with an error, and its future with its own."""
+    group = td.new_group(timeout=timedelta(seconds=1))
+    module = nn.parallel.DistributedDataParallel(nn.Linear(4, 2), process_group=group)
+    module(torch.ones(2, 4)).sum().backward()
+    loss = module(torch.ones(2, 4)).sum()
+    if rank == 0:
+        time.sleep(2)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "DistTimeoutError" in str(error), str(error)
+    else:
+        raise AssertionError("a rank was late, and backward went well")
+    td.barrier()
+    work = td.all_reduce(torch.ones(3 + rank), async_op=True)
+    futures = [work.get_future(), torch.futures.collect_all([work.get_future()])]
+    for future in futures:
+        try:
+            future.wait()
+        except hpcdist.DistMismatchError:
+            continue
+        raise AssertionError("different sizes, and the future holds no error")
+    td.barrier()
+    say("failures")
+
+
 def both_sides(rank: int, size: int) -> None:
     """The same group seen from torch and from hpcdist, and hpcdist's errors through torch."""
     ours = hpcdist.torch.group()
@@ -212,6 +240,8 @@ def main() -> None:
     for check in (collectives, objects_and_messages, groups, training):
         check(rank, size)
     if backend == "hpcdist":
+        if size > 1:
+            failures(rank, size)
         both_sides(rank, size)
         methods(rank, size)
     td.destroy_process_group()
