@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: Modules and folders of hpcdist/ -> the file for those in them that have none of their own name.
 #: The longest row that fits counts.
 SHARED = {
+    "_option": "test_config.py",
     "algorithms": "tree/test_aliases.py",
     "backends": "backends/test_registry.py",
     "backends/aliasing": "backends/nccl/test_aliasing.py",
@@ -30,6 +31,7 @@ SHARED = {
     "flight_recorder": "backends/nccl/test_recording.py",
     "group": "tree/test_aliases.py",
     "groups": "groups/test_groups.py",
+    "groups/subgroups": "groups/test_new_group.py",
     "groups/shrink": "backends/nccl/test_derive.py",
     "groups/sparse": "collectives/test_reduce.py",
     "launchers": "launchers/test_launchers.py",
@@ -60,9 +62,11 @@ SHARED = {
     "startup/rendezvous": "startup/test_rendezvous.py",
     "startup/spawn": "startup/test_without_launcher.py",
     "store": "store/test_base.py",
+    "store/_files": "store/test_file.py",
     "store/_journal": "store/test_file.py",
     "store/_locks": "store/test_file.py",
     "store/_net": "store/test_tcp.py",
+    "store/_peer": "store/test_tcp.py",
     "store/_shared_file": "store/test_file.py",
     "torch": "torch/test_bridge.py",
 }
