@@ -440,7 +440,7 @@ class BridgeGroup(Refusals, ProcessGroup):
     # send that blocked here would deadlock its batches.
 
     def _carrier(self, tensor: Any) -> Any:
-        """The backend of messages: for GPU tensors the ring, also if NCCL runs their collectives.
+        """The backend of messages: over MPI for GPU tensors, also if NCCL runs their collectives.
 
         torch starts the messages of a batch one by one, with tags and from any rank; NCCL has none
         of that, and two ranks that both send first would wait for each other.

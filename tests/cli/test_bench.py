@@ -65,7 +65,7 @@ def test_times():
 
 
 class Alone:
-    """A Job of one rank without MPI."""
+    """An MpiJob of one rank without MPI."""
 
     first = True
 

@@ -12,14 +12,14 @@ from typing import Any
 from hpcdist.backends import cuda
 from hpcdist.backends.aliasing import inside
 
-from .parts import Part
+from .device_tensor import DeviceTensor
 
 __all__ = ["separate"]
 
 
 def separate(
-    ins: Sequence[Part], outs: Sequence[Part], same: dict[int, int]
-) -> tuple[list[Part], list[Any]]:
+    ins: Sequence[DeviceTensor], outs: Sequence[DeviceTensor], same: dict[int, int]
+) -> tuple[list[DeviceTensor], list[Any]]:
     """The inputs, copied where they lie in outputs; and the copies, which must stay alive."""
     parts, copies, runtime = list(ins), [], cuda.runtime()
     for place in dict.fromkeys(place for place, _ in inside(ins, outs, same)):

@@ -11,9 +11,9 @@ from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 from . import direct
 from .aliasing import separate
 from .core import Plan
+from .device_tensor import DeviceTensor, describe, reducible
 from .exchange import Exchange, Exchanges, one_dtype, rounds, slices, views
-from .parts import Part, reducible, told
-from .ring import Copy, Piece
+from .pinned import Copy, Piece
 
 __all__ = ["Blocks"]
 
@@ -31,7 +31,7 @@ def _fits(what: str, found: int, wanted: int, why: str) -> None:
         raise ValueError(f"{what} has {found} elements; it must have {wanted} ({why})")
 
 
-def _same_order(one: Part, other: Part, role: str, place: str) -> None:
+def _same_order(one: DeviceTensor, other: DeviceTensor, role: str, place: str) -> None:
     if one.strides != other.strides:
         raise ValueError(
             f"{role} and {place} have their elements in different orders in memory (strides), and "
@@ -39,7 +39,7 @@ def _same_order(one: Part, other: Part, role: str, place: str) -> None:
         )
 
 
-def _sections(part: Part, lengths: Sequence[int]) -> list[Part]:
+def _sections(part: DeviceTensor, lengths: Sequence[int]) -> list[DeviceTensor]:
     """A contiguous tensor as blocks of so many elements."""
     item, at, found = part.dtype.itemsize, 0, []
     for length in lengths:
@@ -67,8 +67,8 @@ class Blocks(Exchanges):
     ) -> Any:
         """Collect equal tensors of each rank into one."""
         api = about.get("api") or "all_gather_into_tensor"
-        own = Part.of(input, "input", False).contiguous("input")
-        out = Part.of(output, "output").contiguous("output")
+        own = DeviceTensor.inspect(input, "input", False).contiguous("input")
+        out = DeviceTensor.inspect(output, "output").contiguous("output")
         one_dtype(api, [own, out])
         _fits("output", out.elements, own.elements * self.size, "input's times the group's size")
         blocks = _sections(out, [own.elements] * self.size)
@@ -99,11 +99,11 @@ class Blocks(Exchanges):
     def _lists(self, api: str, lists: list[list[Any]], inputs: list[Any], async_op: Any) -> Any:
         if not inputs:
             raise ValueError("no input tensor")
-        owns = [Part.of(each, "tensor", False) for each in inputs]
+        owns = [DeviceTensor.inspect(each, "tensor", False) for each in inputs]
         outs = []
         for own, outputs in zip(owns, lists, strict=True):
             self._whole(outputs, "tensor_list")
-            found = [Part.of(each, "tensor_list") for each in outputs]
+            found = [DeviceTensor.inspect(each, "tensor_list") for each in outputs]
             mine = found[self.rank]
             _fits(f"tensor_list[{self.rank}]", mine.elements, own.elements, "as the input")
             _same_order(own, mine, "tensor", f"tensor_list[{self.rank}]")
@@ -116,14 +116,16 @@ class Blocks(Exchanges):
         written = [each for outputs in lists for each in outputs]
         tensors = [*inputs, *written, *copies]
         straight = direct.all_gather_lists(outs, owns)
-        return self._gather_all(api, told(listed), owns, outs, tensors, written, async_op, straight)
+        return self._gather_all(
+            api, describe(listed), owns, outs, tensors, written, async_op, straight
+        )
 
     def _gather_all(
         self,
         api: str,
         about: str,
-        owns: list[Part],
-        outs: list[list[Part]],
+        owns: list[DeviceTensor],
+        outs: list[list[DeviceTensor]],
         tensors: list[Any],
         written: list[Any],
         async_op: Any,
@@ -160,8 +162,8 @@ class Blocks(Exchanges):
         """Reduce a list element by element; rank i keeps element i."""
         inputs = list(input_list)
         self._whole(inputs, "input_list")
-        ins = [Part.of(each, "input_list", False) for each in inputs]
-        out = Part.of(output, "output")
+        ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
+        out = DeviceTensor.inspect(output, "output")
         one_dtype("reduce_scatter", [out, *ins])
         _fits("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
         _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
@@ -173,8 +175,8 @@ class Blocks(Exchanges):
     ) -> Any:
         """Reduce one tensor; rank i keeps its i-th part."""
         api = "reduce_scatter_tensor"
-        whole = Part.of(input, "input", False).contiguous("input")
-        out = Part.of(output, "output").contiguous("output")
+        whole = DeviceTensor.inspect(input, "input", False).contiguous("input")
+        out = DeviceTensor.inspect(output, "output").contiguous("output")
         one_dtype(api, [whole, out])
         _fits("input", whole.elements, out.elements * self.size, "output's times the group's size")
         ins = _sections(whole, [out.elements] * self.size)
@@ -183,16 +185,16 @@ class Blocks(Exchanges):
     def _reduce_blocks(
         self,
         api: str,
-        out: Part,
-        ins: list[Part],
-        whole: Part | None,
+        out: DeviceTensor,
+        ins: list[DeviceTensor],
+        whole: DeviceTensor | None,
         tensors: list[Any],
         op: Any,
         async_op: Any,
     ) -> Any:
         op = reducible(op, out)
         kind = out.dtype.torch_dtype
-        about = f"{told(ins)}, {op!r}"
+        about = f"{describe(ins)}, {op!r}"
         ins, copies = separate(ins, [out], {self.rank: 0})
         straight = direct.reduce_scatter(out, ins, None if copies else whole, op, self.size)
 
@@ -225,11 +227,11 @@ class Blocks(Exchanges):
     ) -> Any:
         """Collect a tensor of each rank on root; the list is None elsewhere."""
         api = about.get("api") or "gather"
-        own = Part.of(tensor, "tensor", False)
+        own = DeviceTensor.inspect(tensor, "tensor", False)
         listed = list(gather_list or ()) if self.rank == root else []
         if self.rank == root:
             self._whole(listed, "gather_list")
-        outs = [Part.of(each, "gather_list") for each in listed]
+        outs = [DeviceTensor.inspect(each, "gather_list") for each in listed]
         if outs:
             _fits(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
         refuse_overlap(outs, "gather_list")
@@ -248,11 +250,11 @@ class Blocks(Exchanges):
     ) -> Any:
         """Give each rank its tensor of root's list; the list is None elsewhere."""
         api = about.get("api") or "scatter"
-        out = Part.of(tensor, "tensor")
+        out = DeviceTensor.inspect(tensor, "tensor")
         listed = list(scatter_list or ()) if self.rank == root else []
         if self.rank == root:
             self._whole(listed, "scatter_list")
-        ins = [Part.of(each, "scatter_list", False) for each in listed]
+        ins = [DeviceTensor.inspect(each, "scatter_list", False) for each in listed]
         if ins:
             _fits(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
         ins, copies = separate(ins, [out], {root: 0})
@@ -270,8 +272,8 @@ class Blocks(Exchanges):
         outputs, inputs = list(outputs), list(inputs)
         self._whole(outputs, "output_list")
         self._whole(inputs, "input_list")
-        outs = [Part.of(each, "output_list") for each in outputs]
-        ins = [Part.of(each, "input_list", False) for each in inputs]
+        outs = [DeviceTensor.inspect(each, "output_list") for each in outputs]
+        ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
         refuse_overlap(outs, "output_list")
         own = {self.rank: self.rank}
         refuse_input_in_output(ins, outs, own, "input_list", "output_list")
@@ -288,14 +290,14 @@ class Blocks(Exchanges):
         async_op: bool = False,
     ) -> Any:
         """The same with parts of one tensor, split along dimension 0."""
-        ins = self._split(Part.of(input, "input", False), input_splits, "input")
-        outs = self._split(Part.of(output, "output"), output_splits, "output")
+        ins = self._split(DeviceTensor.inspect(input, "input", False), input_splits, "input")
+        outs = self._split(DeviceTensor.inspect(output, "output"), output_splits, "output")
         refuse_input_in_output(ins, outs, {}, "input", "output")
         tensors = [output, input]
         exchange = Exchange("all_to_all_single", _all_to_all, ins, outs, tensors, [output])
         return self._exchange(exchange, async_op)
 
-    def _split(self, part: Part, splits: Any, role: str) -> list[Part]:
+    def _split(self, part: DeviceTensor, splits: Any, role: str) -> list[DeviceTensor]:
         part.contiguous(role)
         rows = part.shape[0] if part.shape else 1
         if not splits:

@@ -21,9 +21,9 @@ from hpcdist.backends.base import GroupBackend
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError, DistTimeoutError
 
 from . import aware
-from .lane import Job, Lane, Lanes, StagedWork, refuse_forked
-from .parts import Part
-from .ring import Piece, Rings, come, pipeline
+from .device_tensor import DeviceTensor
+from .lane import StagedJob, StagedWork, StagingLane, StagingLanes, refuse_forked
+from .pinned import Piece, PinnedPool, pipeline, wait_until_reached
 
 __all__ = ["Core", "Plan"]
 
@@ -75,10 +75,10 @@ class Core(GroupBackend):
         self._wanted = 1
         self._lost: list[Any] = []
         self._freed = False
-        self._held: deque[tuple[Job, list[Any]]] = deque()
-        self._lane = Lane("hpcdist-cuda")
-        self._lanes = Lanes("hpcdist-cuda-p2p")
-        self._rings: Rings | None = None
+        self._held: deque[tuple[StagedJob, list[Any]]] = deque()
+        self._lane = StagingLane("hpcdist-cuda")
+        self._lanes = StagingLanes("hpcdist-cuda-p2p")
+        self._pool: PinnedPool | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
         super().__init__(comm.rank, comm.size, comm.name, comm.timeout)
@@ -221,7 +221,7 @@ class Core(GroupBackend):
                 runtime.enter(before)  # it may be the caller's thread
 
         self.seq += 1
-        job = Job(run, f"{api} (cuda) #{self.seq} of group {self.name!r} on rank {self.rank}")
+        job = StagedJob(run, f"{api} (cuda) #{self.seq} of group {self.name!r} on rank {self.rank}")
         if later:
             self._held.append((job, tensors))
             self._lane.start(job)
@@ -236,23 +236,23 @@ class Core(GroupBackend):
     ) -> Any:
         size = self._piece()
         pieces = plan.pieces(comm, size)
-        rings = self._buffers()
-        ring = rings.of(index, stream, size)
+        pool = self._buffers()
+        pinned = pool.for_stream(index, stream, size)
 
         def tell(error: BaseException) -> None:
             self._tell(comm, api, error)
 
         try:
-            return pipeline(ring, ready, pieces, plan.apart, self.timeout, tell)
+            return pipeline(pinned, ready, pieces, plan.apart, self.timeout, tell)
         except BaseException as error:
             refused = isinstance(error, DistError) and error.refusal is not None
             if not refused and not isinstance(error, (DistMismatchError, DistTimeoutError)):
-                rings.drop(ring)  # else MPI has not had the buffers
+                pool.drop(pinned)  # else MPI has not had the buffers
             raise
 
     def _come_or_tell(self, comm: _engine.Comm, api: str, ready: Any) -> None:
         try:
-            come(cuda.runtime(), ready, self.timeout)
+            wait_until_reached(cuda.runtime(), ready, self.timeout)
         except BaseException as error:
             self._tell(comm, api, error)
             raise
@@ -265,18 +265,18 @@ class Core(GroupBackend):
         with contextlib.suppress(DistError):
             comm.refuse(error, api=f"{api} (cuda)", begun=True)
 
-    def _buffers(self) -> Rings:
+    def _buffers(self) -> PinnedPool:
         with self._lock:
-            if self._rings is None:
-                self._rings = Rings(cuda.runtime())
-            return self._rings
+            if self._pool is None:
+                self._pool = PinnedPool(cuda.runtime())
+            return self._pool
 
     def _piece(self) -> int:
         """Bytes of a buffer: whole elements of every type, and some for each rank."""
         return int(max(config.get("cuda_chunk") // 16, self.size)) * 16
 
     @staticmethod
-    def _device(api: str, parts: Sequence[Part]) -> int:
+    def _device(api: str, parts: Sequence[DeviceTensor]) -> int:
         """The one device of all tensors."""
         indices = {part.device for part in parts}
         if len(indices) != 1:
@@ -303,12 +303,12 @@ class Core(GroupBackend):
                 "async_op=False"
             )
         with self._lock:  # operations may come from several threads
-            while self._held and self._over(self._held[0][0]):
+            while self._held and self._ended(self._held[0][0]):
                 self._held.popleft()
 
     @staticmethod
-    def _over(job: Job) -> bool:
-        if not job.over.is_set():
+    def _ended(job: StagedJob) -> bool:
+        if not job.done.is_set():
             return False
         return job.event is None or bool(cuda.runtime().reached(job.event))
 
@@ -333,13 +333,13 @@ class Core(GroupBackend):
         self._freed = True
         until = time.monotonic() + drain
         if not self.drain(until):
-            waiting = [job.what for job, _ in self._held if not job.over.is_set()]
+            waiting = [job.what for job, _ in self._held if not job.done.is_set()]
             raise DistTimeoutError(
                 f"{waiting[0] if waiting else 'an operation'} was still in flight {drain:g} s "
                 "after its group was destroyed"
             )
-        if self._rings is not None:
-            self._rings.clear()
+        if self._pool is not None:
+            self._pool.clear()
         self._held.clear()
         if self._made is not None:
             self._made.free(max(until - time.monotonic(), 1.0))

@@ -2,7 +2,7 @@
 
 Only what MPI does alone goes this way: its own reductions of its own types, in blocking calls
 (nonblocking ones of device memory crash in some libraries), and moves that need no copy by the
-processor. Everything else passes through the ring all the same.
+processor. Everything else passes through the pinned buffers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends import cuda
 from hpcdist.backends.aliasing import inside
 
-from .parts import Part
+from .device_tensor import DeviceTensor
 
 __all__ = [
     "all_gather",
@@ -40,7 +40,7 @@ _NATIVE = {
 }
 
 
-def memory(part: Part) -> Any:
+def memory(part: DeviceTensor) -> Any:
     """A tensor that says it is on the host, at the tensor's address. Only MPI may look into it."""
     import torch
 
@@ -55,7 +55,7 @@ def _op(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op.name == "AVG" else op
 
 
-def _after(parts: Sequence[Part], op: ReduceOp, size: int) -> Any:
+def _after(parts: Sequence[DeviceTensor], op: ReduceOp, size: int) -> Any:
     """The mean is the sum, divided on the device; the event tells when."""
     if op.name != "AVG" or size == 1:
         return None
@@ -66,11 +66,13 @@ def _after(parts: Sequence[Part], op: ReduceOp, size: int) -> Any:
     return runtime.record(stream)
 
 
-def _does(op: ReduceOp, part: Part) -> bool:
+def _does(op: ReduceOp, part: DeviceTensor) -> bool:
     return op.name in _NATIVE.get(part.dtype.name, ())
 
 
-def all_reduce(parts: Sequence[Part], op: ReduceOp, size: int) -> Callable[[Comm], Any] | None:
+def all_reduce(
+    parts: Sequence[DeviceTensor], op: ReduceOp, size: int
+) -> Callable[[Comm], Any] | None:
     """One blocking call for each tensor."""
     if not _does(op, parts[0]):
         return None
@@ -83,7 +85,7 @@ def all_reduce(parts: Sequence[Part], op: ReduceOp, size: int) -> Callable[[Comm
     return call
 
 
-def reduce(part: Part, root: int, op: ReduceOp, size: int) -> Callable[[Comm], Any] | None:
+def reduce(part: DeviceTensor, root: int, op: ReduceOp, size: int) -> Callable[[Comm], Any] | None:
     """One blocking call; the root's tensor is divided for a mean."""
     if not _does(op, part):
         return None
@@ -96,7 +98,11 @@ def reduce(part: Part, root: int, op: ReduceOp, size: int) -> Callable[[Comm], A
 
 
 def reduce_scatter(
-    out: Part, ins: Sequence[Part], whole: Part | None, op: ReduceOp, size: int
+    out: DeviceTensor,
+    ins: Sequence[DeviceTensor],
+    whole: DeviceTensor | None,
+    op: ReduceOp,
+    size: int,
 ) -> Callable[[Comm], Any] | None:
     """One blocking call for a tensor of moderate size, else one for each block."""
     if not _does(op, out) or inside(ins, [out], {}):
@@ -112,7 +118,7 @@ def reduce_scatter(
     return call
 
 
-def broadcast(part: Part, root: int) -> Callable[[Comm], Any]:
+def broadcast(part: DeviceTensor, root: int) -> Callable[[Comm], Any]:
     """Bytes, whatever they are."""
 
     def call(comm: Comm) -> Any:
@@ -121,7 +127,7 @@ def broadcast(part: Part, root: int) -> Callable[[Comm], Any]:
     return call
 
 
-def all_gather(out: Part, own: Part) -> Callable[[Comm], Any]:
+def all_gather(out: DeviceTensor, own: DeviceTensor) -> Callable[[Comm], Any]:
     """Bytes, whatever they are."""
 
     def call(comm: Comm) -> Any:
@@ -130,7 +136,9 @@ def all_gather(out: Part, own: Part) -> Callable[[Comm], Any]:
     return call
 
 
-def all_gather_lists(outs: Sequence[Sequence[Part]], owns: Sequence[Part]) -> Callable[[Comm], Any]:
+def all_gather_lists(
+    outs: Sequence[Sequence[DeviceTensor]], owns: Sequence[DeviceTensor]
+) -> Callable[[Comm], Any]:
     """For each tensor, messages between all ranks."""
 
     def call(comm: Comm) -> Any:
@@ -141,7 +149,9 @@ def all_gather_lists(outs: Sequence[Sequence[Part]], owns: Sequence[Part]) -> Ca
 
 
 def exchange(
-    call: Callable[[Comm, list[Any], list[Any]], Any], ins: Sequence[Part], outs: Sequence[Part]
+    call: Callable[[Comm, list[Any], list[Any]], Any],
+    ins: Sequence[DeviceTensor],
+    outs: Sequence[DeviceTensor],
 ) -> Callable[[Comm], Any]:
     """Gathering, scattering, exchanging: MPI compares what the ranks send and receive."""
 

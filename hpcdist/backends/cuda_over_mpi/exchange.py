@@ -13,8 +13,8 @@ from hpcdist.errors import DistMismatchError
 
 from . import direct
 from .core import Core, Plan
-from .parts import Part
-from .ring import Copy, Piece
+from .device_tensor import DeviceTensor
+from .pinned import Copy, Piece
 
 __all__ = ["Exchange", "Exchanges", "slices", "one_dtype", "rounds", "views"]
 
@@ -29,7 +29,7 @@ class Exchange:
         Public name of the operation.
     call : callable
         Moves one piece: takes the communicator, and lists of what is sent and received.
-    ins, outs : list of Part
+    ins, outs : list of DeviceTensor
         The blocks, by rank where there is one for each rank.
     tensors : list
         All tensors of the call, to be kept alive.
@@ -43,8 +43,8 @@ class Exchange:
 
     api: str
     call: Callable[[Comm, list[Any], list[Any]], None]
-    ins: list[Part]
-    outs: list[Part]
+    ins: list[DeviceTensor]
+    outs: list[DeviceTensor]
     tensors: list[Any]
     written: list[Any]
     about: str = ""
@@ -52,14 +52,14 @@ class Exchange:
     takes: list[int] | None = None
 
 
-def one_dtype(api: str, parts: Sequence[Part]) -> None:
+def one_dtype(api: str, parts: Sequence[DeviceTensor]) -> None:
     """Refuse tensors of several dtypes."""
     if any(part.dtype is not parts[0].dtype for part in parts):
         names = sorted({part.dtype.name for part in parts})
         raise TypeError(f"{api}: the tensors must have one dtype, and have {', '.join(names)}")
 
 
-def slices(blocks: Sequence[Part], width: int, number: int) -> list[Copy]:
+def slices(blocks: Sequence[DeviceTensor], width: int, number: int) -> list[Copy]:
     """At most `width` bytes of each block, one behind the other in the buffer."""
     copies, at = [], 0
     for block in blocks:

@@ -14,7 +14,7 @@ from hpcdist import _buffer, log
 from hpcdist._nccl import StreamWork
 from hpcdist.errors import DistTimeoutError, forked_error
 
-__all__ = ["Job", "Lane", "Lanes", "StagedWork", "refuse_forked"]
+__all__ = ["StagedJob", "StagingLane", "StagingLanes", "StagedWork", "refuse_forked"]
 
 _log = log.get_logger("staging")
 
@@ -30,7 +30,7 @@ def refuse_forked(pid: int) -> None:
         raise forked_error("MPI")
 
 
-class Job:
+class StagedJob:
     """One operation: a function that returns the event after which its results are there."""
 
     def __init__(self, run: Callable[[], Any], what: str) -> None:
@@ -38,12 +38,12 @@ class Job:
         self.what = what
         self.pid = os.getpid()
         self._limit = _buffer.limit()  # the call's, on whatever thread it runs
-        self.over = threading.Event()
+        self.done = threading.Event()
         self.event: Any = None
         self.error: BaseException | None = None
         self.seen = False
         self._lock = threading.Lock()
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
 
     def run(self) -> None:
         """Run it on the current thread, and wake the waiters."""
@@ -55,41 +55,41 @@ class Job:
             self.error = error
         self._run = None
         with self._lock:
-            self.over.set()
-            told, self._told = self._told, []
-        for call in told:
+            self.done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for call in callbacks:
             call()
 
     def __del__(self) -> None:
         if self.error is not None and not self.seen and self.pid == os.getpid():
             _log.error("%s failed and was never waited for: %s", self.what, self.error)
 
-    def when_over(self, call: Callable[[], None]) -> None:
+    def when_done(self, call: Callable[[], None]) -> None:
         """Call a function when it is over; at once if it is."""
         with self._lock:
-            if not self.over.is_set():
-                self._told.append(call)
+            if not self.done.is_set():
+                self._callbacks.append(call)
                 return
         call()
 
 
-class Lane:
+class StagingLane:
     """A queue of jobs, and a thread for jobs that no caller runs inline."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[StagedJob] = deque()
         self._busy = False
         self._thread: threading.Thread | None = None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: StagedJob) -> None:
         """Append a job to the queue; the lane's thread runs it."""
         with self._changed:
             self._waiting.append(job)
             self._provide()
 
-    def call(self, job: Job) -> None:
+    def call(self, job: StagedJob) -> None:
         """Run a job after those that are queued, and raise what it raises."""
         with self._changed:
             inline = not self._busy and not self._waiting
@@ -99,7 +99,7 @@ class Lane:
                 self._waiting.append(job)
                 self._provide()
         if not inline:
-            while not job.over.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
+            while not job.done.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
                 pass
         else:
             try:
@@ -145,7 +145,7 @@ class Lane:
             )
 
 
-class Lanes:
+class StagingLanes:
     """One lane per key: operations of one key run in order, others do not wait.
 
     Lanes are made at the first operation, and forgotten when there are many and they are idle: a
@@ -160,19 +160,19 @@ class Lanes:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._made: dict[Hashable, Lane] = {}
+        self._made: dict[Hashable, StagingLane] = {}
         self._users: Counter[Hashable] = Counter()
         self._most = MANY
 
     @contextmanager
-    def of(self, key: Hashable) -> Iterator[Lane]:
+    def use(self, key: Hashable) -> Iterator[StagingLane]:
         """Use the lane of a key; it is not forgotten meanwhile."""
         with self._lock:
             if len(self._made) >= self._most:
                 self._forget()
             lane = self._made.get(key)
             if lane is None:
-                lane = self._made[key] = Lane(self._name)
+                lane = self._made[key] = StagingLane(self._name)
             self._users[key] += 1
         try:
             yield lane
@@ -187,7 +187,7 @@ class Lanes:
         self._users = +self._users  # without the zeros
         self._most = max(MANY, 2 * len(self._made))
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[StagingLane]:
         with self._lock:
             return iter(list(self._made.values()))
 
@@ -204,7 +204,7 @@ class StagedWork(StreamWork):
         Of :mod:`hpcdist.backends.cuda`.
     index : int
         The device.
-    job : Job
+    job : StagedJob
         The operation.
     tensors : list
         What it touches: kept alive until it is over.
@@ -222,7 +222,7 @@ class StagedWork(StreamWork):
         self,
         runtime: Any,
         index: int,
-        job: Job,
+        job: StagedJob,
         tensors: list[Any],
         outputs: list[Any],
         source: list[int],
@@ -239,7 +239,7 @@ class StagedWork(StreamWork):
         """Wait for MPI, and let the caller's current stream wait for the last copy."""
         refuse_forked(self._job.pid)
         end = None if seconds < 0 else time.monotonic() + seconds
-        while not self._job.over.wait(1.0 if end is None else min(1.0, _left(end))):
+        while not self._job.done.wait(1.0 if end is None else min(1.0, _left(end))):
             if end is not None and time.monotonic() >= end:
                 raise DistTimeoutError(
                     f"wait({seconds:g} s) ended before {self._job.what} did; it goes on and can be "
@@ -255,7 +255,7 @@ class StagedWork(StreamWork):
     def is_completed(self) -> bool:
         """Say whether the operation is over and its results are there."""
         refuse_forked(self._job.pid)
-        if not self._job.over.is_set():
+        if not self._job.done.is_set():
             return False
         event = self._job.event
         return event is None or bool(self._runtime.reached(event))
@@ -263,7 +263,7 @@ class StagedWork(StreamWork):
     def exception(self) -> Any:
         """Return the error of the operation, or None."""
         refuse_forked(self._job.pid)
-        if not self._job.over.is_set():
+        if not self._job.done.is_set():
             return None
         self._job.seen = True
         return self._job.error
@@ -275,14 +275,14 @@ class StagedWork(StreamWork):
     def source_rank(self) -> int:
         """Group rank that a receive is from; -1 for other operations."""
         refuse_forked(self._job.pid)
-        return self._source[0] if self._source and self._job.over.is_set() else -1
+        return self._source[0] if self._source and self._job.done.is_set() else -1
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the tensors, completed when they hold the result."""
         refuse_forked(self._job.pid)
         if self._future is None:
             self._future = self._runtime.promise(self._index)
-            self._job.when_over(self._complete)
+            self._job.when_done(self._complete)
         return self._future
 
     def _complete(self) -> None:

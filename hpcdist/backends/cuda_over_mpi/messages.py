@@ -20,9 +20,9 @@ from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
 from . import aware, direct
 from .core import Core
-from .lane import Job, StagedWork
-from .parts import Part
-from .ring import Copy, Ring, come
+from .device_tensor import DeviceTensor
+from .lane import StagedJob, StagedWork
+from .pinned import Copy, PinnedBuffers, wait_until_reached
 
 __all__ = ["Messages"]
 
@@ -55,7 +55,7 @@ class Messages(Core):
 
     def _post(self, tensor: Any, peer: int, tag: int, sends: bool, later: bool) -> Any:
         api = ("i" if later else "") + ("send" if sends else "recv")
-        part = Part.of(tensor, "tensor", not sends)
+        part = DeviceTensor.inspect(tensor, "tensor", not sends)
         if part.strides is not None:
             raise disordered(sends)
         if peer >= self.size or peer < (0 if sends else -1):
@@ -79,7 +79,7 @@ class Messages(Core):
 
         def move() -> Any:
             if straight:
-                come(runtime, ready, self.timeout)
+                wait_until_reached(runtime, ready, self.timeout)
                 call = self._comm.isend if sends else self._comm.irecv
                 work = call(direct.memory(part), peer, tag, on_device=True)
                 if sends:
@@ -89,19 +89,21 @@ class Messages(Core):
                     source[0] = int(work.source_rank())
                 return None
             room = min(size, _SHORT) if part.size <= _SHORT else size
-            rings = self._buffers()
-            with rings.borrowed(part.device, room, 2 if part.size > size else 1) as ring:
+            pool = self._buffers()
+            with pool.borrowed(part.device, room, 2 if part.size > size else 1) as pinned:
                 if sends:
-                    self._send(ring, ready, part, peer, tag, size, number)
+                    self._send(pinned, ready, part, peer, tag, size, number)
                 else:
-                    come(runtime, ready, self.timeout)
-                    source[0] = self._recv(ring, part, peer, tag, size)
-                return ring.end()
+                    wait_until_reached(runtime, ready, self.timeout)
+                    source[0] = self._recv(pinned, part, peer, tag, size)
+                return pinned.end()
 
         way = "to" if sends else "from"
         whom = f"rank {peer}" if peer >= 0 else "any rank"
-        job = Job(run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}")
-        with self._lanes.of((sends, peer, tag)) as lane:
+        job = StagedJob(
+            run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}"
+        )
+        with self._lanes.use((sends, peer, tag)) as lane:
             if later:
                 tensors = [tensor]
                 self._held.append((job, tensors))
@@ -118,7 +120,14 @@ class Messages(Core):
         return self._numbers
 
     def _send(
-        self, ring: Ring, ready: Any, part: Part, peer: int, tag: int, size: int, number: int
+        self,
+        pinned: PinnedBuffers,
+        ready: Any,
+        part: DeviceTensor,
+        peer: int,
+        tag: int,
+        size: int,
+        number: int,
     ) -> None:
         kind = part.dtype.torch_dtype
         copies = _copies(part, size)
@@ -134,32 +143,34 @@ class Messages(Core):
             begun += 1
             work.wait()
 
-        come(ring.runtime, ready, self.timeout)
+        wait_until_reached(pinned.runtime, ready, self.timeout)
         if long:
             facts = np.array([part.size, part.dtype.code, size, number], np.int64)
             self._comm.isend(facts, peer, tag, tag_kind=ANNOUNCEMENT).wait()
         try:
-            filled = {0: ring.load(ring.buffers[0], copies[:1])}
+            filled = {0: pinned.load(pinned.buffers[0], copies[:1])}
             for place, copy in enumerate(copies):
                 if place + 1 < len(copies):  # MPI is done with the other buffer
-                    buffer = ring.buffers[(place + 1) % 2]
-                    filled[place + 1] = ring.load(buffer, copies[place + 1 : place + 2])
-                ring.reach(filled.pop(place))
-                send(ring.buffers[place % 2][: copy.length])
+                    buffer = pinned.buffers[(place + 1) % 2]
+                    filled[place + 1] = pinned.load(buffer, copies[place + 1 : place + 2])
+                pinned.reach(filled.pop(place))
+                send(pinned.buffers[place % 2][: copy.length])
         except DistError:
             raise  # MPI's error: there is no peer to signal
         except BaseException:
             if begun < len(copies):  # this ends the receive of the peer, which waits for more
-                send(ring.buffers[0][:0])
+                send(pinned.buffers[0][:0])
             raise
 
-    def _recv(self, ring: Ring, part: Part, peer: int, tag: int, size: int) -> int:
+    def _recv(
+        self, pinned: PinnedBuffers, part: DeviceTensor, peer: int, tag: int, size: int
+    ) -> int:
         kind = part.dtype.torch_dtype
         if part.size <= size:
-            data = ring.buffers[0][: part.size]
+            data = pinned.buffers[0][: part.size]
             work = self._comm.irecv(data.view(kind), peer, tag)
             _finish(work)
-            ring.store(ring.buffers[0], _copies(part, size))
+            pinned.store(pinned.buffers[0], _copies(part, size))
             return int(work.source_rank())
         facts = np.zeros(4, np.int64)
         work = self._comm.irecv(facts, peer, tag, tag_kind=ANNOUNCEMENT)
@@ -177,13 +188,13 @@ class Messages(Core):
         arrived = 0
         try:
             for place, copy in enumerate(_copies(part, size)):
-                buffer = ring.buffers[place % 2]
-                ring.reach(emptied[place % 2])
+                buffer = pinned.buffers[place % 2]
+                pinned.reach(emptied[place % 2])
                 here = buffer[: copy.length]
                 work = self._comm.irecv(here, source, number, tag_kind=PIECE)
                 _finish(work)
                 arrived = copy.start + copy.length
-                emptied[place % 2] = ring.store(buffer, [copy])
+                emptied[place % 2] = pinned.store(buffer, [copy])
         except DistMismatchError:
             raise DistBackendError(
                 f"rank {source} could not send the rest of a message of {part} to rank "
@@ -216,7 +227,7 @@ def _finish(work: Any) -> None:
         raise
 
 
-def _copies(part: Part, size: int) -> list[Copy]:
+def _copies(part: DeviceTensor, size: int) -> list[Copy]:
     return [
         Copy(part.bytes, start, min(size, part.size - start), 0)
         for start in range(0, max(part.size, 1), size)

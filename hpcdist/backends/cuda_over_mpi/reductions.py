@@ -10,13 +10,13 @@ from hpcdist.backends.aliasing import refuse_overlap
 
 from . import direct
 from .core import Core, Plan
-from .parts import Part, reducible, told
-from .ring import Copy, Piece
+from .device_tensor import DeviceTensor, describe, reducible
+from .pinned import Copy, Piece
 
 __all__ = ["InPlace", "cut"]
 
 
-def cut(parts: Sequence[Part], size: int) -> list[list[Copy]]:
+def cut(parts: Sequence[DeviceTensor], size: int) -> list[list[Copy]]:
     """Divide tensors into buffers full, several short ones into one; at least one, if empty."""
     full: list[list[Copy]] = [[]]
     room = size
@@ -51,7 +51,7 @@ class InPlace(Core):
     def _reduce_all(
         self, api: str, tensors: list[Any], op: Any, async_op: Any, extra: int = 0
     ) -> Any:
-        parts = [Part.of(each, "tensor") for each in tensors]
+        parts = [DeviceTensor.inspect(each, "tensor") for each in tensors]
         kind = parts[0].dtype
         if any(part.dtype is not kind for part in parts):
             raise TypeError(f"{api}: the tensors must have one dtype")
@@ -61,14 +61,14 @@ class InPlace(Core):
         def move(comm: Comm, data: Any) -> None:
             comm.all_reduce(data, op, api=f"{api} (cuda)")
 
-        about = f"{told(parts)}, {op!r}" + (f", {extra}" if extra else "")
+        about = f"{describe(parts)}, {op!r}" + (f", {extra}" if extra else "")
         straight = direct.all_reduce(parts, op, self.size)
         return self._elementwise(api, about, parts, tensors, move, straight, async_op)
 
     def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
         """Reduce over all ranks, onto root."""
         mine = self.rank == root
-        part = Part.of(tensor, "tensor", mine)
+        part = DeviceTensor.inspect(tensor, "tensor", mine)
         op = reducible(op, part)
         return self._elementwise(
             "reduce",
@@ -84,7 +84,7 @@ class InPlace(Core):
     def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
         """Copy root's tensor to all ranks."""
         mine = self.rank == root
-        part = Part.of(tensor, "tensor", not mine)
+        part = DeviceTensor.inspect(tensor, "tensor", not mine)
         api = about.get("api") or "broadcast"
         return self._elementwise(
             api,
@@ -102,7 +102,7 @@ class InPlace(Core):
         self,
         api: str,
         about: str,
-        parts: list[Part],
+        parts: list[DeviceTensor],
         tensors: list[Any],
         move: Callable[[Comm, Any], Any],
         straight: Callable[[Comm], Any] | None,

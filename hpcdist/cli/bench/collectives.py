@@ -25,7 +25,7 @@ from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
 from .errors import BenchError
-from .job import Job
+from .job import MpiJob
 from .libraries import LIBRARIES, Async
 from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
         if name not in OPERATIONS:
             raise BenchError(f"no operation {name!r}; there are: {', '.join(OPERATIONS)}, all")
     sizes = arguments.sizes(options)
-    with Job(options.quiet) as job:
+    with MpiJob(options.quiet) as job:
         if not 0 <= options.root < job.size:
             raise BenchError(f"--root {options.root} is not one of the {job.size} ranks")
         plot.ready(job, options.plot)
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     libraries: list[Library],
     names: list[str],
@@ -172,7 +172,7 @@ def _measure(
 
 
 def _row(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     libraries: list[Library],
     case: Case,
@@ -218,7 +218,9 @@ def _row(
     return sum(each or 0 for each in wrong.values())
 
 
-def _verify(job: Job, case: Case, batches: dict[str, Batch], wrong: dict[str, int | None]) -> None:
+def _verify(
+    job: MpiJob, case: Case, batches: dict[str, Batch], wrong: dict[str, int | None]
+) -> None:
     """Let each library do it once on fresh data, and add up what is wrong on all ranks."""
     for name, batch in batches.items():
         before = wrong[name]

@@ -34,7 +34,7 @@ import numpy as np
 
 from . import arguments, formats
 from .errors import BenchError
-from .job import Job
+from .job import MpiJob
 from .libraries import Gloo
 from .library import open_libraries
 from .measure import Times, interleave
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         On all ranks, if there is no torch.
     """
     wrong = 0
-    with Job(options.quiet) as job:
+    with MpiJob(options.quiet) as job:
         try:
             import torch
         except ImportError:
@@ -127,7 +127,7 @@ Wrap = Callable[[Any], Any]
 Make = Sequence[Callable[[], Any]]
 
 
-def _makers(job: Job, with_gloo: bool) -> dict[str, tuple[Wrap, Wrap]]:
+def _makers(job: MpiJob, with_gloo: bool) -> dict[str, tuple[Wrap, Wrap]]:
     """Library -> (its DDP on all ranks, its DDP on a group of this rank alone)."""
     from hpcdist.groups.new_group import new_group
     from hpcdist.parallel import DistributedDataParallel
@@ -198,12 +198,12 @@ class Trainer:
             self.optimizer.step()
             self.parts.append((forward - began, backward - forward, clock() - backward))
 
-    def medians(self, job: Job) -> np.ndarray:
+    def medians(self, job: MpiJob) -> np.ndarray:
         """Forward, backward and optimizer in seconds, the slowest rank's medians.
 
         Parameters
         ----------
-        job : Job
+        job : MpiJob
             The ranks; all must call it.
 
         Returns
@@ -227,7 +227,7 @@ class Trainer:
 
 
 def _rows(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     name: str,
     make: Make,
@@ -266,7 +266,7 @@ def _rows(
 
 
 def _print_rows(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     name: str,
     count: int,
@@ -332,7 +332,7 @@ def _buckets(library: str, model: Any) -> Callable[[int], None]:
     return run
 
 
-def _peak(job: Job, make: Make, wrap: Wrap) -> float | None:
+def _peak(job: MpiJob, make: Make, wrap: Wrap) -> float | None:
     """MiB that making a model and three steps took at most; None where Linux does not tell."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .job import Job
+from .job import MpiJob
 
 __all__ = ["Column", "Pivot", "Table", "short"]
 
@@ -80,7 +80,7 @@ class Table:
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks.
     columns : sequence of Column
         Of a row.
@@ -92,7 +92,7 @@ class Table:
 
     def __init__(
         self,
-        job: Job,
+        job: MpiJob,
         columns: Sequence[Column],
         form: str = "nccl",
         output: str | None = None,

@@ -26,10 +26,10 @@ from hpcdist.startup.init import init_process_group
 
 from .errors import BenchError
 
-__all__ = ["Job"]
+__all__ = ["MpiJob"]
 
 
-class Job:
+class MpiJob:
     """All ranks of a bench, as a context.
 
     Entering starts hpcdist and makes a group apart, so that a barrier between two measurements
@@ -51,7 +51,7 @@ class Job:
         self._quiet = quiet
         self._began = self._told = time.monotonic()
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> MpiJob:
         init_process_group()
         self.rank, self.size = get_rank(), get_world_size()
         self._control = new_group(group_desc="bench")

@@ -12,7 +12,7 @@ from hpcdist.collectives import all_to_all, barrier, broadcast, gather, p2p, red
 from hpcdist.groups import state as group
 
 from .errors import Unsupported
-from .job import Job
+from .job import MpiJob
 from .library import Call, Library, Messages, Wait
 from .measure import Batch
 from .operations import Case
@@ -113,7 +113,7 @@ class CLoop(Library):
 
     name = "c"
 
-    def open(self, job: Job) -> None:
+    def open(self, job: MpiJob) -> None:
         """See :meth:`Library.open`."""
         self._loop = _bench.Loop(group.world.comm.handle)
 
@@ -165,7 +165,7 @@ class Mpi4py(Library):
 
     name = "mpi4py"
 
-    def open(self, job: Job) -> None:
+    def open(self, job: MpiJob) -> None:
         """See :meth:`Library.open`."""
         try:
             from mpi4py import MPI
@@ -254,7 +254,7 @@ class Gloo(Library):
 
     name = "gloo"
 
-    def open(self, job: Job) -> None:
+    def open(self, job: MpiJob) -> None:
         """See :meth:`Library.open`."""
         import torch.distributed as torch_dist
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BenchError, Unsupported
 from .formats import Table
-from .job import Job
+from .job import MpiJob
 from .measure import Batch
 from .operations import Case
 
@@ -65,12 +65,12 @@ class Library:
 
     name = ""
 
-    def open(self, job: Job) -> None:
+    def open(self, job: MpiJob) -> None:
         """Get ready. All ranks call it.
 
         Parameters
         ----------
-        job : Job
+        job : MpiJob
             The ranks.
 
         Raises
@@ -240,13 +240,13 @@ class Library:
 
 
 def open_libraries(
-    job: Job, table: Table, kinds: Sequence[type[Library]], names: Sequence[str]
+    job: MpiJob, table: Table, kinds: Sequence[type[Library]], names: Sequence[str]
 ) -> list[Library]:
     """Get the libraries ready that are here; say which are not. All ranks call it.
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks.
     table : Table
         Where to say it.
@@ -287,7 +287,7 @@ def open_libraries(
 
 
 def collect_batches(
-    job: Job,
+    job: MpiJob,
     table: Table,
     libraries: Sequence[Library],
     make: Callable[[Library], Batch],
@@ -297,7 +297,7 @@ def collect_batches(
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks, which all call it.
     table : Table
         Gets a note for a library that is not in `left_out` yet.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .job import Job
+from .job import MpiJob
 
 __all__ = ["Batch", "Times", "interleave"]
 
@@ -58,7 +58,7 @@ class Times:
 
 
 def interleave(
-    job: Job,
+    job: MpiJob,
     contenders: Mapping[str, Batch],
     rounds: int,
     warmup: int = 2,
@@ -71,7 +71,7 @@ def interleave(
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks.
     contenders : mapping
         Name -> function that makes a number of calls.
@@ -102,7 +102,7 @@ def interleave(
     return {name: Times(worst[i], counts[name]) for i, name in enumerate(names)}
 
 
-def _calls_for(job: Job, batch: Batch) -> int:
+def _calls_for(job: MpiJob, batch: Batch) -> int:
     """How many calls fill a measurement; the same on all ranks."""
     count, spent = 1, 0.0
     batch(1)

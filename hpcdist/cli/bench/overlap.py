@@ -31,7 +31,7 @@ from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats
 from .errors import BenchError, Unsupported
-from .job import Job
+from .job import MpiJob
 from .libraries import Gloo, Hpcdist, Mpi4py
 from .library import Library, close_libraries, open_libraries
 from .measure import interleave
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.ratio > 0:
         raise BenchError(f"--ratio {options.ratio:g} must be positive")
     wrong = 0
-    with Job(options.quiet) as job:
+    with MpiJob(options.quiet) as job:
         table = formats.Table(job, COLUMNS, options.format, options.output)
         table.begin(job.facts())
         libraries = open_libraries(job, table, _LIBRARIES, options.libraries)
@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     libraries: list[Library],
     size: int,
@@ -257,7 +257,7 @@ def _both(
 
 
 def _enough(
-    job: Job, comm: Callable[[int], None], product: Callable[[int], None], ratio: float
+    job: MpiJob, comm: Callable[[int], None], product: Callable[[int], None], ratio: float
 ) -> int:
     """How many products take `ratio` of the time of the communication; the same on all ranks."""
     product(2)

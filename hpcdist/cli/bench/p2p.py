@@ -17,7 +17,7 @@ from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
 from .errors import BenchError
-from .job import Job
+from .job import MpiJob
 from .libraries import CLoop, Gloo, Hpcdist, Mpi4py
 from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         if kind not in _KINDS:
             raise BenchError(f"no kind {kind!r}; there are: {', '.join(_KINDS)}")
     sizes = arguments.sizes(options)
-    with Job(options.quiet) as job:
+    with MpiJob(options.quiet) as job:
         if job.size < 2:
             raise BenchError(
                 "point to point needs two ranks: mpirun -n 2 python -m hpcdist bench p2p"
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _row(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     libraries: list[Library],
     kind: str,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .formats import Table, short
-from .job import Job
+from .job import MpiJob
 
 __all__ = ["draw", "ready"]
 
@@ -22,12 +22,12 @@ _COLOURS = {
 _BANDWIDTHS = {"busbw_GBps": "bus bandwidth, GB/s", "bandwidth_MBps": "bandwidth, MB/s"}
 
 
-def ready(job: Job, path: str | None) -> None:
+def ready(job: MpiJob, path: str | None) -> None:
     """Find out before measuring whether a plot can be drawn. All ranks must call it.
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks.
     path : str or None
         Where it should go; None for no plot.
@@ -57,12 +57,12 @@ def ready(job: Job, path: str | None) -> None:
     job.require(problem)
 
 
-def draw(job: Job, table: Table, path: str | None) -> None:
+def draw(job: MpiJob, table: Table, path: str | None) -> None:
     """Draw what a table holds, on rank 0: a row of two pictures for each operation.
 
     Parameters
     ----------
-    job : Job
+    job : MpiJob
         The ranks.
     table : Table
         With rows.

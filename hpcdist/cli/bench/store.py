@@ -26,7 +26,7 @@ from typing import Any
 from hpcdist.store import FileStore, Store, TCPStore, new_key
 
 from . import arguments, formats
-from .job import Job
+from .job import MpiJob
 from .measure import interleave
 
 __all__ = ["COLUMNS", "add_arguments", "run"]
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         On all ranks, if the servers do not start.
     """
     wrong = 0
-    with Job(options.quiet) as job, tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with MpiJob(options.quiet) as job, tempfile.TemporaryDirectory(dir=options.folder) as folder:
         table = formats.Table(job, COLUMNS, options.format, options.output)
         table.begin(job.facts())
         servers = _Servers(job)
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 class _Servers:
     """The process with the two servers, started by rank 0; all ranks get the ports and the key."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MpiJob) -> None:
         self._process: subprocess.Popen[str] | None = None
         key = new_key().hex()
         line, problem = "", None
@@ -143,7 +143,7 @@ class _Servers:
             self._process.communicate()
 
 
-def _open(job: Job, servers: _Servers, folder: str) -> dict[str, tuple[Any, Any]]:
+def _open(job: MpiJob, servers: _Servers, folder: str) -> dict[str, tuple[Any, Any]]:
     """Kind -> our store and torch's."""
     import torch.distributed as c10d
 
@@ -158,7 +158,7 @@ def _open(job: Job, servers: _Servers, folder: str) -> dict[str, tuple[Any, Any]
 
 
 def _rows(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     stores: dict[str, tuple[Any, Any]],
     size: int,

@@ -21,7 +21,7 @@ from typing import Any
 from . import arguments, formats
 from .ddp import ROUNDING, Trainer
 from .errors import BenchError
-from .job import Job
+from .job import MpiJob
 from .measure import Times, interleave
 
 __all__ = ["COLUMNS", "add_arguments", "run"]
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         On all ranks, if there is no torch, or none with gloo.
     """
     wrong = 0
-    with Job(options.quiet) as job:
+    with MpiJob(options.quiet) as job:
         try:
             import torch
             import torch.distributed as torch_dist
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def _groups(job: Job) -> dict[str, Any]:
+def _groups(job: MpiJob) -> dict[str, Any]:
     """torch's groups of all ranks: over hpcdist and over gloo."""
     import os
     import socket
@@ -133,7 +133,7 @@ def _groups(job: Job) -> dict[str, Any]:
 
 
 def _latencies(
-    job: Job, table: formats.Table, groups: dict[str, Any], options: argparse.Namespace
+    job: MpiJob, table: formats.Table, groups: dict[str, Any], options: argparse.Namespace
 ) -> None:
     """Small messages, where the layers above the engine are most of the time."""
     import torch
@@ -184,7 +184,7 @@ def _wrap(kind: str, group: Any) -> Callable[[Any], Any]:
 
 
 def _steps(
-    job: Job,
+    job: MpiJob,
     table: formats.Table,
     case: str,
     make: Any,

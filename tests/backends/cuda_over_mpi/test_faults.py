@@ -42,7 +42,7 @@ def ones(n: int = N) -> torch.Tensor:
     return gpu(torch.ones(n))
 
 
-#: Each operation that goes through the ring in another way, with what it is given.
+#: Each operation that goes through the pinned buffers in another way, with what it is given.
 OPERATIONS: dict[str, Callable[[bool], Any]] = {
     "all_reduce": lambda later: dist.all_reduce(ones(), async_op=later),
     "broadcast": lambda later: dist.broadcast(ones(), VICTIM, async_op=later),

@@ -11,55 +11,55 @@ from typing import Any
 
 import pytest
 
-from hpcdist.backends.cuda_over_mpi.lane import MANY, Job, Lanes
+from hpcdist.backends.cuda_over_mpi.lane import MANY, StagedJob, StagingLanes
 
 pytestmark = pytest.mark.local
 
 
 @pytest.fixture
-def lanes() -> Lanes:
-    return Lanes("test-lane")
+def lanes() -> StagingLanes:
+    return StagingLanes("test-lane")
 
 
-def job(run: Callable[[], Any]) -> Job:
-    return Job(run, "a job of a test")
+def job(run: Callable[[], Any]) -> StagedJob:
+    return StagedJob(run, "a job of a test")
 
 
-def test_idle_lanes_are_forgotten(lanes: Lanes) -> None:
+def test_idle_lanes_are_forgotten(lanes: StagingLanes) -> None:
     for key in range(10 * MANY):
-        with lanes.of(key) as lane:
+        with lanes.use(key) as lane:
             lane.call(job(lambda: None))
         assert len(lanes) <= MANY
 
 
-def test_busy_lanes_are_kept_and_others_do_not_wait_for_them(lanes: Lanes) -> None:
+def test_busy_lanes_are_kept_and_others_do_not_wait_for_them(lanes: StagingLanes) -> None:
     go, done = threading.Event(), []
     for key in range(3 * MANY):
-        with lanes.of(key) as lane:
+        with lanes.use(key) as lane:
             lane.start(job(lambda key=key: (go.wait(20.0), done.append(key))))
     for key in range(1000, 1000 + 2 * MANY):
-        with lanes.of(key) as lane:
+        with lanes.use(key) as lane:
             lane.call(job(lambda: None))
     assert len(lanes) >= 3 * MANY and not done
     go.set()
     assert all(lane.idle(time.monotonic() + 20.0) for lane in lanes)
     assert sorted(done) == list(range(3 * MANY))
     for key in range(2000, 2000 + 10 * MANY):
-        with lanes.of(key) as lane:
+        with lanes.use(key) as lane:
             lane.call(job(lambda: None))
     assert len(lanes) <= 8 * MANY
 
 
-def test_a_lane_in_use_is_kept_though_it_is_idle(lanes: Lanes) -> None:
-    with lanes.of("mine") as lane:
+def test_a_lane_in_use_is_kept_though_it_is_idle(lanes: StagingLanes) -> None:
+    with lanes.use("mine") as lane:
         for key in range(3 * MANY):
-            with lanes.of(key) as other:
+            with lanes.use(key) as other:
                 other.call(job(lambda: None))
-        with lanes.of("mine") as again:
+        with lanes.use("mine") as again:
             assert again is lane
 
 
-def test_the_order_within_a_key_is_that_of_the_starts(lanes: Lanes) -> None:
+def test_the_order_within_a_key_is_that_of_the_starts(lanes: StagingLanes) -> None:
     """Two threads start jobs of many keys while lanes are forgotten all the time."""
     seen: dict[int, list[int]] = defaultdict(list)
     problems = []
@@ -71,11 +71,11 @@ def test_the_order_within_a_key_is_that_of_the_starts(lanes: Lanes) -> None:
             key = first + choose.randrange(3 * MANY)
             number = counts[key]
             counts[key] += 1
-            with lanes.of(key) as lane:
+            with lanes.use(key) as lane:
                 begin = lane.start if choose.random() < 0.7 else lane.call
                 begin(job(lambda key=key, number=number: seen[key].append(number)))
         for key, count in counts.items():
-            with lanes.of(key) as lane:
+            with lanes.use(key) as lane:
                 lane.call(job(lambda: None))
             if seen[key] != list(range(count)):
                 problems.append((key, seen[key]))

@@ -205,7 +205,7 @@ def test_several_streams_and_dropped_handles(runtime, rng):
             parallel_assert(work.wait() and work.is_success() and work.exception() is None)
             parallel_assert(bool((cpu(data) == turn * size).all()) and work.result()[0] is data)
     comm = dist.group.WORLD._backends["cuda"]
-    parallel_assert(isinstance(comm, cuda_over_mpi.StagedGroup) and len(comm._rings._kept) <= 4)
+    parallel_assert(isinstance(comm, cuda_over_mpi.StagedGroup) and len(comm._pool._kept) <= 4)
     future = dist.all_reduce(gpu(torch.ones(9)), async_op=True).get_future()
     parallel_assert(bool((future.wait()[0].as_subclass(torch.Tensor) == size).all()))
     slow = standin.Stream()

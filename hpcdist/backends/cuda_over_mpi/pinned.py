@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from hpcdist.errors import DistError, DistTimeoutError
 
-__all__ = ["Copy", "Piece", "Ring", "Rings", "come", "pipeline"]
+__all__ = ["Copy", "Piece", "PinnedBuffers", "PinnedPool", "wait_until_reached", "pipeline"]
 
-#: Buffers of a ring. In place: one is filled, one is with MPI, one is emptied, one is to spare.
+#: Number of buffers. In place: one is filled, one is with MPI, one is emptied, one is to spare.
 BUFFERS = 4
-#: Rings that a group keeps of each kind; for collectives the one that was not used for longest
+#: PinnedPool that a group keeps of each kind; for collectives the one that was not used for longest
 #: makes way for a new stream's.
 KEPT = 4
 
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     stores: Sequence[Copy]
 
 
-class Ring:
+class PinnedBuffers:
     """Pinned buffers with a stream for each direction; serves one operation at a time.
 
     Parameters
@@ -105,63 +105,63 @@ class Ring:
         self.emptied = None
 
 
-class Rings:
-    """The rings of a group: one for each of the caller's streams, and those of messages."""
+class PinnedPool:
+    """The buffers of a group: a set for each of the caller's streams, and those of messages."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, int, int], Ring] = OrderedDict()
-        self._idle: dict[tuple[int, int, int], list[Ring]] = {}
+        self._kept: OrderedDict[tuple[int, int, int], PinnedBuffers] = OrderedDict()
+        self._idle: dict[tuple[int, int, int], list[PinnedBuffers]] = {}
 
-    def of(self, index: int, stream: int, size: int) -> Ring:
-        """The ring for collectives of a device and of a stream, by its handle."""
+    def for_stream(self, index: int, stream: int, size: int) -> PinnedBuffers:
+        """Return the buffers for collectives of a device and of a stream, by its handle."""
         key = (index, stream, size)
         found = self._kept.get(key)
         if found is None:
             while len(self._kept) >= KEPT:
                 self._kept.popitem(last=False)[1].settle()
-            found = self._kept[key] = Ring(self._runtime, index, size)
+            found = self._kept[key] = PinnedBuffers(self._runtime, index, size)
         self._kept.move_to_end(key)
         return found
 
-    def drop(self, ring: Ring) -> None:
-        """Forget a ring whose buffers MPI may still use; its users keep them alive."""
+    def drop(self, pinned: PinnedBuffers) -> None:
+        """Forget buffers that MPI may still use; their users keep them alive."""
         for key, each in list(self._kept.items()):
-            if each is ring:
+            if each is pinned:
                 del self._kept[key]
 
     @contextlib.contextmanager
-    def borrowed(self, index: int, size: int, count: int) -> Iterator[Ring]:
-        """A ring for one message. After an error it is forgotten: MPI may still use it."""
+    def borrowed(self, index: int, size: int, count: int) -> Iterator[PinnedBuffers]:
+        """Lend buffers for one message; drop them after an error, as MPI may still use them."""
         with self._lock:
             idle = self._idle.setdefault((index, size, count), [])
-            ring = idle.pop() if idle else None
-        if ring is None:
-            ring = Ring(self._runtime, index, size, count)
-        ring.reach(ring.emptied)
+            pinned = idle.pop() if idle else None
+        if pinned is None:
+            pinned = PinnedBuffers(self._runtime, index, size, count)
+        pinned.reach(pinned.emptied)
         try:
-            yield ring
+            yield pinned
         except BaseException:
             with contextlib.suppress(Exception):  # what went wrong first is told
-                ring.settle()
+                pinned.settle()
             raise
         with self._lock:
             if len(idle) < KEPT:
-                idle.append(ring)
+                idle.append(pinned)
                 return
-        ring.settle()
+        pinned.settle()
 
     def clear(self) -> None:
         """Free all memory."""
-        idle = [each for rings in self._idle.values() for each in rings]
-        for ring in [*self._kept.values(), *idle]:
-            ring.settle()
+        idle = [each for some in self._idle.values() for each in some]
+        for pinned in [*self._kept.values(), *idle]:
+            pinned.settle()
         self._kept.clear()
         self._idle.clear()
 
 
-def come(runtime: Any, ready: Any, seconds: float) -> None:
+def wait_until_reached(runtime: Any, ready: Any, seconds: float) -> None:
     """Wait here until the caller's stream has come to an event; Ctrl-C ends it.
 
     Copies and MPI end by themselves or have deadlines; what the program has put into its stream
@@ -180,18 +180,18 @@ def come(runtime: Any, ready: Any, seconds: float) -> None:
 
 
 def pipeline(
-    ring: Ring,
+    pinned: PinnedBuffers,
     ready: Any,
     pieces: Sequence[Piece],
     apart: bool,
     seconds: float,
     tell: Callable[[BaseException], None],
 ) -> Any:
-    """Pass tensors through the ring: while a piece is with MPI, others are copied both ways.
+    """Pass tensors through the buffers: while a piece is with MPI, others are copied both ways.
 
     Parameters
     ----------
-    ring : Ring
+    pinned : PinnedBuffers
         No other operation may use it meanwhile.
     ready : object
         Event after which the tensors may be touched.
@@ -210,33 +210,33 @@ def pipeline(
     object
         Event after which the tensors hold the result.
     """
-    stages = ring.stages(apart)
+    stages = pinned.stages(apart)
     depth = len(stages)
-    stored: list[Any] = [ring.emptied] * depth
+    stored: list[Any] = [pinned.emptied] * depth
     loaded: dict[int, Any] = {}
     begun = moved = 0
     moving = False
     try:
-        come(ring.runtime, ready, seconds)
+        wait_until_reached(pinned.runtime, ready, seconds)
         for number, piece in enumerate(pieces):
             while begun < min(number + depth, len(pieces)):
                 after = stored[begun % depth]
                 if after is not None and not apart:
-                    ring.runtime.order(ring.down, after)
-                loaded[begun] = ring.load(stages[begun % depth][0], pieces[begun].loads)
+                    pinned.runtime.order(pinned.down, after)
+                loaded[begun] = pinned.load(stages[begun % depth][0], pieces[begun].loads)
                 begun += 1
             source, target = stages[number % depth]
             # MPI reads what was filled, and writes where nothing is being emptied any more
-            ring.reach(loaded.pop(number), stored[number % depth])
+            pinned.reach(loaded.pop(number), stored[number % depth])
             moving = True
             piece.move(source, target)
             moving, moved = False, number + 1
-            stored[number % depth] = ring.store(target, piece.stores)
+            stored[number % depth] = pinned.store(target, piece.stores)
     except BaseException as error:
         if moved < len(pieces) and not (moving and isinstance(error, DistError)):
             tell(error)
         with contextlib.suppress(Exception):  # what went wrong first is told
-            ring.settle()
+            pinned.settle()
         if moved and isinstance(error, DistError):
             where = (
                 f"This was piece {moved + 1} of {len(pieces)} of a CUDA tensor: those before it "
@@ -248,4 +248,4 @@ def pipeline(
                 found.refusal = error.refusal._replace(reason=reason)
             raise found from None
         raise
-    return ring.end()
+    return pinned.end()

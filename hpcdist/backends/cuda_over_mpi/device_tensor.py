@@ -10,7 +10,7 @@ from hpcdist import _nccl, dtypes
 from hpcdist._ops import ReduceOp, op_refusal
 from hpcdist.backends import cuda
 
-__all__ = ["Part", "flat", "reducible", "told"]
+__all__ = ["DeviceTensor", "flat", "reducible", "describe"]
 
 
 def flat(tensor: Any) -> Any:
@@ -20,7 +20,7 @@ def flat(tensor: Any) -> Any:
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-class Part(NamedTuple):
+class DeviceTensor(NamedTuple):
     """A tensor on the device: its bytes, and what they are."""
 
     bytes: Any
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return f"{self.dtype.name}{list(self.shape)}{order}"
 
     @classmethod
-    def of(cls, tensor: Any, role: str, writable: bool = True) -> Part:
+    def inspect(cls, tensor: Any, role: str, writable: bool = True) -> DeviceTensor:
         """Look at a tensor; whatever is wrong with it is an error here."""
         runtime = cuda.runtime()
         address, elements, code, index = _nccl.region(
@@ -52,7 +52,7 @@ class Part(NamedTuple):
         dtype, shape = dtypes.lookup(code), tuple(tensor.shape)
         return cls(flat(tensor), elements, dtype, index, shape, strides, address)
 
-    def contiguous(self, role: str) -> Part:
+    def contiguous(self, role: str) -> DeviceTensor:
         """The same, or ValueError: for tensors whose parts belong to different ranks."""
         if self.strides is not None:
             raise ValueError(
@@ -61,7 +61,7 @@ class Part(NamedTuple):
         return self
 
 
-def reducible(op: Any, part: Part) -> ReduceOp:
+def reducible(op: Any, part: DeviceTensor) -> ReduceOp:
     """The operation, or TypeError where it does not take the element type."""
     op = ReduceOp(op)
     why = op_refusal(op, part.dtype.code)
@@ -70,8 +70,8 @@ def reducible(op: Any, part: Part) -> ReduceOp:
     return op
 
 
-def told(parts: Sequence[Part]) -> str:
-    """Tensors in words that are the same on all ranks where the tensors are."""
+def describe(parts: Sequence[DeviceTensor]) -> str:
+    """Return tensors in words, the same on all ranks that have the same tensors."""
     words = [str(part) for part in parts]
     if len(words) <= 4:
         return ", ".join(words)
