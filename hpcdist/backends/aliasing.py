@@ -29,7 +29,7 @@ def _by_address(regions: Sequence[Region]) -> list[tuple[int, int, int]]:
 
 
 def inside(
-    ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int]
+    ins: Sequence[Region], outs: Sequence[Region], may_lie: dict[int, int]
 ) -> list[tuple[int, int]]:
     """Return the indexes of inputs that overlap outputs, except those that may lie there.
 
@@ -37,7 +37,7 @@ def inside(
     ----------
     ins, outs : sequence of Region
         No two of `outs` overlap.
-    same : dict
+    may_lie : dict
         Index of an input to the index of the output that may contain all of it.
     """
     spans = _by_address(outs)
@@ -50,7 +50,7 @@ def inside(
         for begin, end, other in spans[at:]:
             if begin >= region.address + region.size:
                 break
-            if end > region.address and (same.get(place) != other or begin != region.address):
+            if end > region.address and (may_lie.get(place) != other or begin != region.address):
                 found.append((place, other))
     return found
 
@@ -68,10 +68,10 @@ def refuse_overlap(outs: Sequence[Region], role: str) -> None:
 
 
 def refuse_input_in_output(
-    ins: Sequence[Region], outs: Sequence[Region], same: dict[int, int], role: str, place: str
+    ins: Sequence[Region], outs: Sequence[Region], may_lie: dict[int, int], role: str, place: str
 ) -> None:
     """Raise ValueError if an input would be overwritten before it is read."""
-    for one, other in inside(ins, outs, same):
+    for one, other in inside(ins, outs, may_lie):
         raise ValueError(
             f"{role}[{one}] lies in {place}[{other}], which is written to before it has been read; "
             "pass a separate tensor"

@@ -8,7 +8,7 @@ from typing import Any
 
 from .base import GroupBackend
 
-__all__ = ["Dispatch", "agreeing", "batch", "over", "serving"]
+__all__ = ["Dispatch", "agreeing", "batch", "combine", "serving"]
 
 
 def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
         except (AttributeError, KeyError, TypeError):  # a list, or a device not seen before
             while isinstance(tensor, (list, tuple)) and tensor:
                 tensor = tensor[0]
-            backend = self._of(tensor)
+            backend = self._backend_for(tensor)
         return getattr(backend, name)(*args, **about)
 
     method.__name__ = name
@@ -57,7 +57,7 @@ class Dispatch:
         for each in self._backends.values():
             each.timeout = value
 
-    def _of(self, tensor: Any) -> Any:
+    def _backend_for(self, tensor: Any) -> Any:
         device = getattr(tensor, "device", None)
         kind = getattr(device, "type", "cpu")  # an array's device is not torch's
         try:
@@ -95,7 +95,7 @@ class Dispatch:
         """Begin messages, those of one backend together; return handles in list order."""
         works: list[Any] = [None] * len(operations)
         for backend in dict.fromkeys(self._backends.values()):
-            mine = [i for i, each in enumerate(operations) if self._of(each[1]) is backend]
+            mine = [i for i, each in enumerate(operations) if self._backend_for(each[1]) is backend]
             if mine:
                 begun = batch(backend, [operations[i] for i in mine])
                 for i, work in zip(mine, begun, strict=True):
@@ -104,7 +104,7 @@ class Dispatch:
 
 
 def serving(backend: Any, tensor: Any) -> Any:
-    """Return the backend that moves a tensor, from a group's :func:`over`.
+    """Return the backend that moves a tensor, from a group's :func:`combine`.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def serving(backend: Any, tensor: Any) -> Any:
     tensor : object
         A tensor, or an array on the host.
     """
-    return backend._of(tensor) if isinstance(backend, Dispatch) else backend
+    return backend._backend_for(tensor) if isinstance(backend, Dispatch) else backend
 
 
 def agreeing(backend: Any, tensors: Any = None) -> Any:
@@ -130,13 +130,13 @@ def agreeing(backend: Any, tensors: Any = None) -> Any:
         while isinstance(tensors, (list, tuple)):
             tensors = tensors[0] if tensors else None
         try:
-            backend = backend._of(tensors)
+            backend = backend._backend_for(tensors)
         except ValueError:  # on a device that no backend serves
             backend = backend._host
     return backend.agreed_on if isinstance(backend, GroupBackend) else backend
 
 
-def over(backends: dict[str, Any]) -> Any:
+def combine(backends: dict[str, Any]) -> Any:
     """Return what a group's operations call: its only backend itself, or a :class:`Dispatch`."""
     different = list(dict.fromkeys(backends.values()))
     return different[0] if len(different) == 1 else Dispatch(backends)

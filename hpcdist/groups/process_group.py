@@ -72,7 +72,7 @@ class ProcessGroup(Collectives):
     ) -> None:
         self._backends = backends
         # the host's backend, if there is one, serves objects, barriers and host tensors
-        self._comm = dispatch.over(backends)
+        self._comm = dispatch.combine(backends)
         self._ranks = tuple(ranks)
         self._index = {world: place for place, world in enumerate(self._ranks)}
         self._name = name

@@ -118,13 +118,13 @@ def meet(
     TypeError
         If it is not a store.
     ValueError, DistMismatchError, DistTimeoutError, DistNetworkError
-        As :func:`hpcdist.startup.rendezvous.meeting.hold`.
+        As :func:`hpcdist.startup.rendezvous.meeting.hold_roll_call`.
     """
     store = prefixed(store, "hpcdist")
     about = {"node": pmi.node_of_this_process(), "pids": pid_space()}
     # without this rank's number, so that the text is the same on all ranks
     where = urlsplit(where)._replace(query="").geturl() if "://" in where else where
-    return meeting.hold(store, rank, size, limit.total_seconds(), where, about, backend)
+    return meeting.hold_roll_call(store, rank, size, limit.total_seconds(), where, about, backend)
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def manager(meeting: meeting.Meeting, end: float) -> Iterator[pmi.Server]:
         prefixed(meeting.store, f"pmi/{meeting.name}"),
         meeting.rank,
         meeting.size,
-        meeting.said(),
+        meeting.published(),
         f"hpcdist-{meeting.name}",
         max(end - time.monotonic(), 1.0),
     )

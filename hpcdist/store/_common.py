@@ -81,7 +81,7 @@ class Deadline:
         """Seconds that remain; 0 when it is over."""
         return max(0.0, self._end - time.monotonic())
 
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Whether the moment has passed."""
         return time.monotonic() >= self._end
 

@@ -102,7 +102,7 @@ def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = Fals
     """
     nap = 0.0001
     while not _attempt(fd, place, shared, path):
-        if deadline.over():
+        if deadline.expired():
             raise StoreTimeoutError(
                 f"FileStore {path}: its lock was not free within "
                 f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "

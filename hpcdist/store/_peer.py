@@ -69,7 +69,7 @@ class Peer:
                     ) from error
             else:
                 return self._known(link)
-            if deadline.over():
+            if deadline.expired():
                 raise StoreTimeoutError(
                     f"{self}: no connection within {round(deadline.seconds * 1000)}ms: {problem}. "
                     "Is rank 0 running, and are host and port the same everywhere?"

@@ -87,7 +87,7 @@ class SharedFile:
                 self._close_fd()
                 raise
             self._close_fd()
-            if deadline.over():
+            if deadline.expired():
                 raise StoreTimeoutError(
                     f"FileStore {self.path}: {self._opened} members have joined a store of "
                     f"{self._header.world_size} and some are still there after "
@@ -126,7 +126,7 @@ class SharedFile:
                 self._read_all()
                 if alone:
                     self._judge()
-                elif not self._fits():
+                elif not self._may_join():
                     return False
             self._append([(journal.OPEN, self._id, self._host().encode())])
             if not locks.try_lock(self._fd, locks.ALIVE, shared=True):
@@ -169,7 +169,7 @@ class SharedFile:
             _log.warning("FileStore %s is left over, so it starts empty: %s", self.path, reason)
             self._start()
 
-    def _fits(self) -> bool:
+    def _may_join(self) -> bool:
         """Others have the file open: join them, refuse, or (False) wait until they have gone."""
         if self._header.job != self._job:
             raise DistStoreError(

@@ -80,7 +80,7 @@ class Store(BasicStore):
         deadline = self._deadline(timeout)
         nap = 0.0005
         while not self.check(names):
-            if deadline.over():
+            if deadline.expired():
                 missing = [name for name in names if not self.check([name])]
                 if missing:
                     raise timed_out("wait", deadline.seconds, missing, self._where())
@@ -236,7 +236,7 @@ class Store(BasicStore):
                     return value
             if not block:
                 raise QueueEmptyError(f"the queue {key} is empty ({self._where()})")
-            if deadline.over():
+            if deadline.expired():
                 raise timed_out("queue_pop", deadline.seconds, [key], self._where())
             time.sleep(min(nap, deadline.left()))
             nap = min(2 * nap, 0.02)
@@ -308,7 +308,7 @@ class Store(BasicStore):
         nap = 0.0005
         while self.add(lock, 1) != 1:
             self.add(lock, -1)
-            if deadline.over():
+            if deadline.expired():
                 raise timed_out(
                     "lock", deadline.seconds, [lock], self._where(),
                     "a process holds it or was killed while it did",

@@ -229,7 +229,7 @@ class FileStore(Store):
                 names = missing(self._file.refresh(deadline))
             if not names:
                 return
-            if deadline.over():
+            if deadline.expired():
                 raise timed_out(what, deadline.seconds, names, self._where())
             time.sleep(min(nap, deadline.left()))
             nap = min(2 * nap, _LONGEST_NAP)

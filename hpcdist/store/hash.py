@@ -168,7 +168,7 @@ class HashStore(Store):
     def _until(self, missing: Callable[[], list[str]], what: str, deadline: Deadline) -> None:
         """Wait, with the lock held, until nothing is missing."""
         while names := missing():
-            if deadline.over():
+            if deadline.expired():
                 raise timed_out(what, deadline.seconds, names, self._where())
             self._shared.changed.wait(deadline.left())
 

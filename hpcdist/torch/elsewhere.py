@@ -137,7 +137,7 @@ class Elsewhere:
         made._config = self.names
         return made
 
-    def of(self, device: torch.device) -> Any:
+    def group_for(self, device: torch.device) -> Any:
         """torch's group for a device's tensors; all members call it, at the same operation."""
         name = self.names[device.type]
         made = self._made.get(name)
@@ -183,7 +183,7 @@ class Elsewhere:
 
     def call(self, name: str, device: torch.device, args: Any, named: Any) -> Any:
         """Call a method of the other group, by its name in this version of torch."""
-        group = self.of(device)
+        group = self.group_for(device)
         method = next(
             found
             for found in (getattr(group, each, None) for each in (name, *_OTHERS.get(name, ())))
@@ -196,13 +196,13 @@ class Elsewhere:
 
     def start_coalescing(self, device: torch.device) -> None:
         """Start what follows on a device together; newer versions of torch ask for it."""
-        self.of(device)._start_coalescing(device)
+        self.group_for(device)._start_coalescing(device)
         self._coalescing.add(device.type)
 
     def end_coalescing(self, device: torch.device) -> Any:
         """Return one work for what was called since :meth:`start_coalescing`."""
         self._coalescing.discard(device.type)
-        return self.of(device)._end_coalescing(device)
+        return self.group_for(device)._end_coalescing(device)
 
     def _message(self, group: Any, device: torch.device, method: Any, args: Any, named: Any) -> Any:
         """Start the messages of a batch together.

@@ -135,7 +135,7 @@ class BridgeGroup(Refusals, ProcessGroup):
         device = torch.device(device)
         if self._elsewhere is None or not self._elsewhere.has(device):
             return self
-        return self._elsewhere.of(device)._get_backend(device)
+        return self._elsewhere.group_for(device)._get_backend(device)
 
     def _has_hooks(self) -> bool:
         return False

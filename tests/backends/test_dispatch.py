@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdist.backends.dispatch import Dispatch, over
+from hpcdist.backends.dispatch import Dispatch, combine
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -81,5 +81,5 @@ def test_a_device_without_a_backend_is_refused_each_time(both: Dispatch) -> None
 
 def test_one_backend_stands_for_itself() -> None:
     backend = Backend("cuda")
-    assert over({"cpu": backend, "cuda": backend}) is backend
-    assert isinstance(over({"cpu": Backend("cpu"), "cuda": backend}), Dispatch)
+    assert combine({"cpu": backend, "cuda": backend}) is backend
+    assert isinstance(combine({"cpu": Backend("cpu"), "cuda": backend}), Dispatch)

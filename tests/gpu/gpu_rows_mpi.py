@@ -45,7 +45,7 @@ def awareness() -> str:
 import hpcdist as dist
 from hpcdist.backends.cuda_over_mpi import aware
 dist.init_process_group("mpi")
-print(*aware.said())
+print(*aware.library_report())
 """
     return last(mpirun(1, "-c", program))
 

@@ -18,11 +18,11 @@ __all__ = ["separate"]
 
 
 def separate(
-    ins: Sequence[DeviceTensor], outs: Sequence[DeviceTensor], same: dict[int, int]
+    ins: Sequence[DeviceTensor], outs: Sequence[DeviceTensor], may_lie: dict[int, int]
 ) -> tuple[list[DeviceTensor], list[Any]]:
     """The inputs, copied where they lie in outputs; and the copies, which must stay alive."""
     parts, copies, runtime = list(ins), [], cuda.runtime()
-    for place in dict.fromkeys(place for place, _ in inside(ins, outs, same)):
+    for place in dict.fromkeys(place for place, _ in inside(ins, outs, may_lie)):
         copy = runtime.duplicate(runtime.current(parts[place].device), parts[place].bytes)
         copies.append(copy)
         parts[place] = parts[place]._replace(bytes=copy, address=copy.data_ptr())

@@ -8,7 +8,7 @@ import os
 
 from hpcdist import _engine, _loader, config
 
-__all__ = ["said", "takes_device_memory"]
+__all__ = ["library_report", "takes_device_memory"]
 
 #: MPICH's and Intel MPI's number for CUDA in MPIX_GPU_query_support.
 _CUDA = 0
@@ -26,7 +26,7 @@ def takes_device_memory() -> bool:
     return _asked()[0] if chosen == "auto" else chosen == "yes"
 
 
-def said() -> tuple[bool, str]:
+def library_report() -> tuple[bool, str]:
     """Return what the library reports, and through which interface.
 
     Returns
@@ -49,7 +49,7 @@ def said() -> tuple[bool, str]:
     return False, "nothing says so"
 
 
-_asked = functools.cache(said)
+_asked = functools.cache(library_report)
 
 
 def _by_function(library: ctypes.CDLL) -> str:

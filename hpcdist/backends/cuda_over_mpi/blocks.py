@@ -26,7 +26,7 @@ def _together(buffer: Any, copies: Sequence[Copy], kind: Any) -> Any:
     return buffer[: sum(each.length for each in copies)].view(kind)
 
 
-def _fits(what: str, found: int, wanted: int, why: str) -> None:
+def _check(what: str, found: int, wanted: int, why: str) -> None:
     if found != wanted:
         raise ValueError(f"{what} has {found} elements; it must have {wanted} ({why})")
 
@@ -70,7 +70,7 @@ class Blocks(Exchanges):
         own = DeviceTensor.inspect(input, "input", False).contiguous("input")
         out = DeviceTensor.inspect(output, "output").contiguous("output")
         one_dtype(api, [own, out])
-        _fits("output", out.elements, own.elements * self.size, "input's times the group's size")
+        _check("output", out.elements, own.elements * self.size, "input's times the group's size")
         blocks = _sections(out, [own.elements] * self.size)
         owns, copies = separate([own], blocks, {0: self.rank})
         straight = direct.all_gather(out, owns[0])
@@ -105,7 +105,7 @@ class Blocks(Exchanges):
             self._whole(outputs, "tensor_list")
             found = [DeviceTensor.inspect(each, "tensor_list") for each in outputs]
             mine = found[self.rank]
-            _fits(f"tensor_list[{self.rank}]", mine.elements, own.elements, "as the input")
+            _check(f"tensor_list[{self.rank}]", mine.elements, own.elements, "as the input")
             _same_order(own, mine, "tensor", f"tensor_list[{self.rank}]")
             outs.append(found)
         listed = [each for found in outs for each in found]
@@ -165,7 +165,7 @@ class Blocks(Exchanges):
         ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
         out = DeviceTensor.inspect(output, "output")
         one_dtype("reduce_scatter", [out, *ins])
-        _fits("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
+        _check("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
         _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
         tensors = [output, *inputs]
         return self._reduce_blocks("reduce_scatter", out, ins, None, tensors, op, async_op)
@@ -178,7 +178,7 @@ class Blocks(Exchanges):
         whole = DeviceTensor.inspect(input, "input", False).contiguous("input")
         out = DeviceTensor.inspect(output, "output").contiguous("output")
         one_dtype(api, [whole, out])
-        _fits("input", whole.elements, out.elements * self.size, "output's times the group's size")
+        _check("input", whole.elements, out.elements * self.size, "output's times the group's size")
         ins = _sections(whole, [out.elements] * self.size)
         return self._reduce_blocks(api, out, ins, whole, [output, input], op, async_op)
 
@@ -233,7 +233,7 @@ class Blocks(Exchanges):
             self._whole(listed, "gather_list")
         outs = [DeviceTensor.inspect(each, "gather_list") for each in listed]
         if outs:
-            _fits(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
+            _check(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
         refuse_overlap(outs, "gather_list")
         ins, copies = separate([own], outs, {0: root})
 
@@ -256,7 +256,7 @@ class Blocks(Exchanges):
             self._whole(listed, "scatter_list")
         ins = [DeviceTensor.inspect(each, "scatter_list", False) for each in listed]
         if ins:
-            _fits(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
+            _check(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
         ins, copies = separate(ins, [out], {root: 0})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:

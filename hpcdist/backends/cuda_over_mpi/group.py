@@ -23,7 +23,7 @@ class StagedGroup(InPlace, Blocks, Messages):
         return self._comm.barrier(async_op, **about)
 
 
-def _told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Send the other ranks what a method refuses before the ranks have agreed."""
 
     @functools.wraps(method)
@@ -37,4 +37,4 @@ def _told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 for _part in (InPlace, Blocks):
     for _name, _method in list(vars(_part).items()):
         if not _name.startswith("_"):
-            setattr(StagedGroup, _name, _told(_name, _method))
+            setattr(StagedGroup, _name, _reporting(_name, _method))

@@ -170,12 +170,12 @@ class MpiJob:
         if self.first:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, done: int, of: int, what: str) -> None:
+    def progress(self, done: int, total: int, what: str) -> None:
         """Say on standard error how far the bench is, at most every two seconds, on rank 0.
 
         Parameters
         ----------
-        done, of : int
+        done, total : int
             Rows that are ready, and all rows.
         what : str
             What comes next.
@@ -184,9 +184,9 @@ class MpiJob:
         if self._quiet or now - self._told < 2:
             return
         self._told = now
-        left = (now - self._began) / done * (of - done) if done else None
+        left = (now - self._began) / done * (total - done) if done else None
         ready = "" if left is None else f", about {left:.0f} s left if the rest goes like this"
-        self.say(f"# {done} of {of} done, now {what}{ready}")
+        self.say(f"# {done} of {total} done, now {what}{ready}")
 
     def facts(self) -> dict[str, str]:
         """What a reader of the numbers has to know: the ranks, the MPI, the machine, the command.

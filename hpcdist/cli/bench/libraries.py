@@ -129,7 +129,7 @@ class CLoop(Library):
             if case.redop == "AVG":
                 raise Unsupported("MPI has no AVG")
             op = getattr(ReduceOp, case.redop).code
-        _fits(case)
+        _refuse_long(case)
         arguments = (name, case.send.data_ptr(), case.recv.data_ptr(), case.part)
         codes = (case.dtype.code, op, case.root)
         loop.collective(*arguments, *codes, 0)  # raises before anything is sent if it cannot
@@ -227,7 +227,7 @@ class Mpi4py(Library):
 
     def _array(self, case: Case, tensor: Any) -> Any:
         """A NumPy view that mpi4py finds an MPI type for."""
-        _fits(case)
+        _refuse_long(case)
         try:
             case.dtype.numpy_dtype  # noqa: B018 - raises where NumPy has no such dtype
         except TypeError:
@@ -364,7 +364,7 @@ _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "fl
 LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Mpi4py, Gloo, Async)
 
 
-def _fits(case: Case) -> None:
+def _refuse_long(case: Case) -> None:
     """One MPI call takes an int for a count."""
     if case.part > 2**31 - 1:
         raise Unsupported("more elements than one MPI call takes")

@@ -128,7 +128,7 @@ def _mpi(section: Section) -> None:
     """The library's own answer to whether it takes GPU memory; no answer means no."""
     from hpcdist.backends.cuda_over_mpi import aware
 
-    takes, who = aware.said()
+    takes, who = aware.library_report()
     section.fact("MPI takes GPU memory", f"{'yes' if takes else 'no'}: {who}")
     if not takes:
         section.find(NOTE, "this MPI does not take GPU memory: over MPI, CUDA tensors pass through "

@@ -219,7 +219,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         comparison = Comparison(group, entries)
 
         def due() -> int:
-            if not comparison.same():
+            if not comparison.agrees():
                 return 2
             with suppress(Exception):  # of a tensor that cannot be sent, on all ranks
                 return 1 + len(packed(t for _, t in named))

@@ -85,7 +85,7 @@ class Comparison:
         self._mine = np.zeros(_WORDS, np.int64)
         self._rows = np.zeros((group.size(), _WORDS), np.int64)
 
-    def same(self) -> bool:
+    def agrees(self) -> bool:
         """Whether all received digests are the same."""
         return bool((self._rows == self._mine).all())
 
@@ -106,7 +106,7 @@ class Comparison:
         words = length.to_bytes(8, "little") + digest.digest()
         self._mine[:] = np.frombuffer(words, np.int64)
         self._group._comm.all_gather_into_tensor(self._rows, self._mine, api=API)
-        if not self.same():
+        if not self.agrees():
             self._differ()
 
     def _differ(self) -> NoReturn:

@@ -67,7 +67,7 @@ class Pipeline:
         self._usage = usage
         self._skip_unused = skip_unused
         self._stats = stats
-        self._streams = streams.of(parameters)
+        self._streams = streams.streams_of(parameters)
         self.tracks = False
         self._next = 0  # first bucket not started
         self._late: Any = None  # the last bucket, if it waits for the end of backward

@@ -9,7 +9,7 @@ import torch
 
 from hpcdist.backends import cuda
 
-__all__ = ["Streams", "of"]
+__all__ = ["Streams", "streams_of"]
 
 
 class Streams:
@@ -42,6 +42,6 @@ class Streams:
         self._seen.clear()
 
 
-def of(parameters: Iterable[torch.Tensor]) -> Streams | None:
+def streams_of(parameters: Iterable[torch.Tensor]) -> Streams | None:
     """Return an object that tracks these parameters' streams; None if they are on the host."""
     return Streams() if any(p.device.type == "cuda" for p in parameters) else None

@@ -26,7 +26,7 @@ from hpcdist.errors import (
 )
 from hpcdist.store import Store
 
-__all__ = ["Meeting", "hold"]
+__all__ = ["Meeting", "hold_roll_call"]
 
 # Seconds that one call of the store may wait: it may not notice Ctrl-C before it returns.
 _SLICE = 1.0
@@ -60,13 +60,13 @@ class Meeting:
     size: int
     name: str
 
-    def said(self) -> list[dict[str, Any]]:
-        """What each rank published about itself, in the order of the ranks.
+    def published(self) -> list[dict[str, Any]]:
+        """Return what each rank published about itself, in the order of the ranks.
 
         Returns
         -------
         list of dict
-            ``host``, ``pid``, and what :func:`hold` was given.
+            ``host``, ``pid``, and what :func:`hold_roll_call` was given.
         """
         keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.size)]
         try:
@@ -76,7 +76,7 @@ class Meeting:
         return [json.loads(value) for value in values]
 
 
-def hold(
+def hold_roll_call(
     store: Any,
     rank: int,
     size: int,

@@ -75,7 +75,7 @@ def _without_launcher(folder: Path) -> int:
 
 def _tell(folder: Path, rank: int, error: BaseException) -> None:
     """Write the exception for the parent; also the object, if it can be pickled."""
-    said: dict[str, Any] = {
+    word: dict[str, Any] = {
         "rank": rank,
         "pid": os.getpid(),
         "time": time.time(),
@@ -88,11 +88,11 @@ def _tell(folder: Path, rank: int, error: BaseException) -> None:
         (folder / f"exception.{rank}").write_bytes(data)
     except Exception:
         pass  # its text is enough
-    _leave_word(folder, f"error.{rank}", said)
+    _leave_word(folder, f"error.{rank}", word)
 
 
-def _leave_word(folder: Path, name: str, said: dict[str, Any]) -> None:
+def _leave_word(folder: Path, name: str, word: dict[str, Any]) -> None:
     """Write a file atomically."""
     partial = folder / f".{name}"
-    partial.write_text(json.dumps(said))
+    partial.write_text(json.dumps(word))
     partial.rename(folder / name)

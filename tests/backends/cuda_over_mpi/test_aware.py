@@ -142,14 +142,14 @@ def _messages_by_address(runtime, rank: int) -> None:
 
 
 def test_what_the_library_says(monkeypatch):
-    parallel_assert(aware.said() == (False, "nothing says so"))
+    parallel_assert(aware.library_report() == (False, "nothing says so"))
     monkeypatch.setattr("hpcdist._engine.memory_kinds", lambda: "mpi,system,cuda:device")
-    parallel_assert(aware.said() == (True, "mpi_memory_alloc_kinds"))
+    parallel_assert(aware.library_report() == (True, "mpi_memory_alloc_kinds"))
     monkeypatch.setattr("hpcdist._engine.memory_kinds", lambda: "")
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "1")
-    parallel_assert(not aware.said()[0])  # this is no Cray
+    parallel_assert(not aware.library_report()[0])  # this is no Cray
     monkeypatch.setattr("hpcdist._engine.library_version", lambda: "CRAY MPICH version 8.1")
-    parallel_assert(aware.said() == (True, "MPICH_GPU_SUPPORT_ENABLED=1"))
+    parallel_assert(aware.library_report() == (True, "MPICH_GPU_SUPPORT_ENABLED=1"))
     monkeypatch.undo()
     for chosen, wanted in (("auto", False), ("yes", True), ("no", False)):
         monkeypatch.setenv("HPCDIST_CUDA_AWARE", chosen)

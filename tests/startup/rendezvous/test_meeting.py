@@ -30,7 +30,9 @@ def come(store, places, seconds=5.0, agree=()):
         said = agree[number] if agree else ""
         began = time.monotonic()
         try:
-            found = meeting.hold(store, rank, size, seconds, "somewhere", {"n": number}, said)
+            found = meeting.hold_roll_call(
+                store, rank, size, seconds, "somewhere", {"n": number}, said
+            )
         except (RuntimeError, ValueError) as error:
             found = error
         return found, time.monotonic() - began
@@ -46,7 +48,7 @@ def test_all_come_and_know_each_other():
     assert [one.rank for one in met] == [2, 0, 1]
     assert len({one.name for one in met}) == 1
     for one in met:
-        assert [said["n"] for said in one.said()] == [1, 2, 0]
+        assert [said["n"] for said in one.published()] == [1, 2, 0]
 
 
 def test_the_same_processes_meet_again_over_the_same_store():
@@ -92,9 +94,9 @@ def test_a_latecomer_is_not_let_in_where_its_place_is_taken():
     (first,), _ = come(store, [(0, 1)])
     OWN.token = "another"
     with pytest.raises(DistMismatchError, match="two processes say they are rank 0"):
-        meeting.hold(store, 0, 1, 5, "somewhere")
+        meeting.hold_roll_call(store, 0, 1, 5, "somewhere")
     with pytest.raises(DistMismatchError, match="disagree on the world size"):
-        meeting.hold(store, 1, 2, 5, "somewhere")
+        meeting.hold_roll_call(store, 1, 2, 5, "somewhere")
     assert first.rank == 0
 
 
@@ -111,13 +113,13 @@ def test_a_store_that_fails_is_told():
             raise RuntimeError("disk full")
 
     with pytest.raises(DistNetworkError, match=r"meeting at x: the store failed: disk full"):
-        meeting.hold(Broken(), 0, 1, 5, "x")
+        meeting.hold_roll_call(Broken(), 0, 1, 5, "x")
 
 
 def test_over_a_store_of_torchs_too():
     torch = pytest.importorskip("torch.distributed")
     met, _ = come(torch.PrefixStore("a", torch.HashStore()), [(0, 2), (1, 2)])
-    assert met[1].said()[0]["n"] == 0
+    assert met[1].published()[0]["n"] == 0
     errors, took = come(torch.HashStore(), [(0, 2)], seconds=0.3)
     assert isinstance(errors[0], DistTimeoutError) and took < 2
 
