@@ -65,7 +65,9 @@ include "engine/ranges.pxi"
 include "engine/work.pxi"
 include "engine/submit.pxi"
 include "engine/comm.pxi"
+include "engine/comm_life.pxi"
 include "engine/tensors.pxi"
+include "engine/exchanges.pxi"
 include "engine/process.pxi"
 
 hd_arm_early()  # from here on, a rank that fails before MPI starts ends the job

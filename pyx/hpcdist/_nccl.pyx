@@ -223,6 +223,7 @@ cdef int configure(hd_nccl_config* config, bint blocking) except -1:
     return 0
 
 
+include "nccl/operations.pxi"
 include "nccl/communicator.pxi"
 
 

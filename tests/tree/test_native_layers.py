@@ -17,6 +17,8 @@ USES = {folder: uses_between(FILES[folder]) for folder in FOLDERS}
 
 #: Lines of a C function, from its name to its last brace.
 LONGEST_FUNCTION = 60
+#: Lines of a C or Cython file.
+LONGEST_FILE = 500
 
 
 def drawn_floors(folder: str) -> dict[str, int]:
@@ -98,3 +100,13 @@ def test_functions_are_short(folder):
         if lines > LONGEST_FUNCTION
     }
     assert long == {}, "split them"
+
+
+def test_files_are_short():
+    long = {
+        str(path.relative_to(PYX)): lines
+        for path in sorted(PYX.rglob("*"))
+        if path.suffix in (".c", ".h", ".pyx", ".pxd", ".pxi")
+        and (lines := path.read_text().count("\n")) > LONGEST_FILE
+    }
+    assert long == {}, "split them by job or by handle"

@@ -1,9 +1,5 @@
 # Comm: the operations of one group. Ranks are the group's own; hpcdist.group translates.
 
-cdef double CLOSING = 1.0  # seconds that the other ranks have to arrive and free a group
-cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its message, if nothing else is in flight
-
-
 cdef class Comm:
     """One group's communicator and lane.
 
@@ -92,65 +88,7 @@ cdef class Comm:
         DistMismatchError
             The members named different lists.
         """
-        cdef char text[512]
-        cdef hd_comm* made = NULL
-        cdef Comm comm
-        cdef int n = len(ranks), code, i
-        cdef int* list = <int*> malloc((n + 1) * sizeof(int))
-        encoded = name.encode()
-        cdef const char* cname = encoded
-        check_alive(self)
-        if list == NULL:
-            raise MemoryError
-        try:
-            for i in range(n):
-                list[i] = ranks[i]
-                root_in_range(self, list[i], "rank")
-            if self.c.rank not in ranks or len(set(ranks)) != n:
-                raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {self.c.rank}")
-            with nogil:
-                code = hd_comm_create_group(self.c, list, n, tag, cname, timeout, &made, text, sizeof(text))
-        finally:
-            free(list)
-        if code:
-            propagate()
-            raise error_of(code, text)
-        comm = Comm.__new__(Comm)
-        comm.c = made
-        comm.c.timeout = timeout
-        open_comms[<size_t> made] = comm
-        propagate()  # Ctrl-C while the other ranks were told to go on
-        return comm
-
-    cdef bint together(self, double seconds) except -1:
-        """Whether all ranks free the group now, and no message is left that no rank received."""
-        cdef hd_job j
-        cdef hd_buf b
-        cdef int left
-        if self.c.page != NULL:
-            with nogil:
-                left = hd_page_leave(self.c, hd_comm_unread(self.c), seconds)
-            if left < 0:
-                propagate()
-            return left > 0
-        if not self.c.check:
-            return True
-        import numpy
-        unread = numpy.array([hd_comm_unread(self.c)], numpy.int64)
-        keep = fill(unread, &b, True, "unread")
-        begin(&j, self, HD_ALL_REDUCE, DESTROY)
-        j.closing = 1
-        j.timeout = seconds
-        subject(&j, &b, True)
-        reduces(&j, ReduceOp.SUM)
-        j.nout = 1
-        j.out1.ptr = b.ptr
-        j.out1.n = b.n
-        try:
-            run(self, &j, False, keep, None)
-        except DistError:
-            return False
-        return unread[0] == 0
+        return some_of(self, ranks, name, timeout, tag)
 
     def leave_handler(self):
         """Refuses to be destroyed in a signal handler that runs while this thread waits in the group.
@@ -162,30 +100,6 @@ cdef class Comm:
         """
         if not hd_forked and self.c != NULL:
             refuse_in_handler(self, DESTROY.name)
-
-    cdef bint drained(self, double seconds) except -1:
-        """Waits until nothing is in flight, and checks for signals meanwhile."""
-        cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9), idle = 0
-        cdef double left, step
-        cdef bint empty
-        cdef int down = 0
-        libmpi.MPI_Finalized(&down)
-        while not down and not hd_in_child():
-            left = <double> (until - hd_now()) * 1e-9
-            step = 0 if left < 0 else 0.05 if left > 0.05 else left
-            with nogil:
-                empty = hd_lane_drain(self.c, step)
-                if empty and not idle:
-                    idle = hd_now()
-                empty = empty and hd_p2p_drain(self.c, step)
-                if not empty and idle and hd_now() - idle > UNMATCHED:
-                    hd_p2p_recall(self.c)
-            PyErr_CheckSignals()
-            if empty or left <= 0:
-                break
-        with nogil:
-            empty = hd_comm_drain(self.c, 0)
-        return empty
 
     def free(self, double drain=5.0, bint agree=True):
         """Waits for what is in flight and frees the communicator. Every member calls it; may be repeated.
@@ -208,31 +122,7 @@ cdef class Comm:
         DistTimeoutError
             Operations did not end in time; nothing is freed, and they keep their tensors.
         """
-        cdef int code
-        cdef bint drained = False, together = False
-        if hd_forked or self.c == NULL or self.c.freed or self.c.closing:
-            return
-        refuse_in_handler(self, DESTROY.name)
-        hd_comm_close(self.c, 1)
-        raised = None
-        try:
-            drained = self.drained(drain)
-            together = drained and agree and (self.c.size == 1 or self.together(min(drain, CLOSING)))
-        except BaseException as error:  # from a signal handler; the group would be left half freed
-            raised = error
-        open_comms.pop(<size_t> self.c, None)
-        with nogil:
-            code = hd_comm_free(self.c, drained, together)
-        bury(NULL)
-        if code:
-            lost_comms.append(self)
-        if raised is not None:
-            raise raised
-        if code:
-            raise DistTimeoutError(
-                f"group '{self.name}' had operations that did not end within {drain:.3g} s ({self.c.pending} collectives "
-                "queued): its communicator is kept"
-            )
+        free_comm(self, drain, agree)
 
     @property
     def rank(self):
@@ -509,104 +399,15 @@ cdef class Comm:
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
         """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
-        cdef hd_job j
-        cdef hd_buf b, o
-        begin(&j, self, HD_ALL_GATHER, api_named(api, ALL_GATHER_INTO))
-        try:
-            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-            same_dtype(b.dtype, o.dtype, "output", "input")
-            if o.n != b.n * self.c.size:
-                raise ValueError(
-                    f"output has {o.n} elements; it must have {self.c.size} (the group's size) times input's {b.n}"
-                )
-            contiguous(&b, "input")
-            contiguous(&o, "output")
-            if self.c.on_device and overlap(&b, &o) and (
-                b.ptr != o.ptr + <int64_t> self.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
-            ):
-                raise ValueError("input lies in output, but not where this rank's block goes; pass a separate tensor, "
-                                 "e.g. input.clone()")
-            subject(&j, &b, True)
-            j.extra = extra
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        j.nin = j.nout = 1
-        j.in1.ptr = b.ptr
-        j.in1.n = b.n
-        j.out1.ptr = o.ptr
-        j.out1.n = o.n
-        return run(self, &j, async_op, keep, [output])
+        return gather_into(self, api_named(api, ALL_GATHER_INTO), output, input, async_op, extra)
 
     def all_to_all(self, outputs, inputs, object async_op=False):
         """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""
-        cdef hd_job j
-        cdef hd_own own
-        cdef int r, dtype
-        begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL)
-        try:
-            outputs, inputs = list(outputs), list(inputs)
-            whole_list(self, outputs, "output_list")
-            whole_list(self, inputs, "input_list")
-            j.in_ = segments(len(inputs))
-            j.out = segments(len(outputs))
-            j.listed = j.pairwise = 1
-            keep_out = collect(&j, outputs, j.out, True, "output_list")
-            dtype = j.dtype
-            keep = (collect(&j, inputs, j.in_, False, "input_list"), keep_out)
-            same_dtype(j.dtype, dtype, "output_list", "input_list")
-            j.nin = j.nout = self.c.size
-            j.layout = 0
-            j.count = j.in_[0].n
-            for r in range(self.c.size):
-                j.uneven |= j.in_[r].n != j.count or j.in_[r].form != j.in_[0].form
-                j.uneven |= j.out[r].n != j.count or j.out[r].form != j.in_[0].form
-            r = self.c.rank
-            if unverified(self):
-                if j.in_[r].n != j.out[r].n:
-                    raise ValueError(
-                        f"input_list[{r}], which stays here, has {j.in_[r].n} elements, but output_list[{r}] has "
-                        f"{j.out[r].n}"
-                    )
-                same_order(j.in_[r].strides, j.out[r].strides, "this rank's tensor of input_list", "output_list", r)
-            own.step = self.c.size + 1
-            own.first, own.exact = r - r * own.step, True  # none for the other inputs
-            apart(&j, j.out, j.nout, own, "input_list", "output_list")
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        return run(self, &j, async_op, keep, outputs)
+        return exchange_lists(self, outputs, inputs, async_op)
 
     def all_to_all_single(self, output, input, output_splits=None, input_splits=None, object async_op=False):
         """Sends one block to and receives one from each rank. See :func:`hpcdist.all_to_all_single`."""
-        cdef hd_job j
-        cdef hd_buf b, o
-        cdef int r
-        begin(&j, self, HD_ALL_TO_ALL, ALL_TO_ALL_SINGLE)
-        try:
-            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-            same_dtype(b.dtype, o.dtype, "output", "input")
-            contiguous(&b, "input")
-            contiguous(&o, "output")
-            if overlap(&b, &o):
-                raise ValueError("output and input overlap; all_to_all_single needs two separate tensors")
-            j.in_ = segments(self.c.size)
-            j.out = segments(self.c.size)
-            subject(&j, &b, False)
-            split(self, &b, input_splits, j.in_, "input")
-            split(self, &o, output_splits, j.out, "output")
-            j.nin = j.nout = self.c.size
-            j.pairwise = 1
-            j.count = j.in_[0].n
-            for r in range(self.c.size):
-                j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
-                j.in_[r].form = j.out[r].form = row_form(&b)  # the inputs of all ranks have rows of one shape
-            if self.c.check == 0 and (input_splits or output_splits):
-                j.uneven = 1  # without the check, the ranks cannot agree on the even form
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        return run(self, &j, async_op, keep, [output])
+        return exchange_blocks(self, output, input, output_splits, input_splits, async_op)
 
     def barrier(self, object async_op=False, *, api=None, monitored=None):
         """Waits until all ranks have arrived. See :func:`hpcdist.barrier`.
@@ -681,29 +482,3 @@ cdef class Comm:
 
     def __repr__(self):
         return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"
-
-
-cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object within):
-    cdef char text[512]
-    cdef hd_session* session = NULL
-    cdef hd_comm* made = NULL
-    cdef Comm comm
-    cdef int code
-    cdef double limit = timeout if within is None else within
-    encoded = name.encode()
-    cdef const char* cname = encoded
-    check_alive(None)
-    init_mpi()
-    with nogil:
-        code = hd_session_open(from_, limit, &session, text, sizeof(text))
-        if code == HD_OK:
-            code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
-            hd_session_unref(session)  # the communicator owns it now
-    if code:
-        propagate()
-        raise error_of(code, text)
-    comm = Comm.__new__(Comm)
-    comm.c = made
-    open_comms[<size_t> made] = comm
-    propagate()  # Ctrl-C while the other ranks were told to go on
-    return comm

@@ -1,0 +1,78 @@
+# Why a tensor cannot be used: the errors of fill().
+
+
+cdef object gaps(str role, object obj):
+    shape = tuple(obj.shape)
+    strides = obj.stride() if callable(getattr(obj, "stride", None)) else getattr(obj, "strides", "?")
+    return ValueError(
+        f"{role} of shape {shape} and strides {tuple(strides)} is not dense (it has gaps or overlaps): nothing is "
+        f"copied silently, so pass {role}.contiguous() (NumPy: numpy.ascontiguousarray) and copy the result back"
+    )
+
+
+cdef int leaf(object obj, str role) except -1:
+    torch = sys.modules["torch"]
+    if obj.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"{role} is a leaf that requires grad: autograd would not see it change. Pass {role}.detach(), or make the "
+            f"call under torch.no_grad()"
+        )
+    return 0
+
+
+cdef bint nowhere(object obj, hd_buf* b) except -1:
+    """Whether a tensor at a low address has no memory: then the address is its offset."""
+    return <uintptr_t> b.ptr == <uintptr_t> obj.storage_offset() * hd_itemsize(b.dtype)
+
+
+cdef str without_memory(object torch, object obj):
+    """What kind of torch tensor this is, if it has no memory of its own that could be sent; None if it has."""
+    wrapped = torch._C._functorch
+    if wrapped.is_batchedtensor(obj):
+        return "is inside torch.vmap, which no operation between processes can be part of: make the call outside of it"
+    if wrapped.is_gradtrackingtensor(obj):
+        return "is inside a transform of torch.func: make the call outside of it, or use hpcdist.nn.functional"
+    if torch._is_functional_tensor(obj):
+        return "is a functionalized tensor, as in tracing: it has no memory of its own"
+    if obj.is_nested:
+        return "is a nested tensor: its parts have shapes of their own; pass one dense tensor, e.g. its values()"
+    if interprets(torch, type(obj)):
+        return (f"is a {type(obj).__name__}, a class that carries out operations itself (__torch_dispatch__), so its "
+                f"memory is not known; pass the tensor that it stands for (of a DTensor: to_local())")
+    if obj.layout != torch.strided or obj.device.type == "meta":
+        return None
+    if obj._is_zerotensor():
+        return "is a tensor of zeros without memory (torch._efficientzerotensor): pass its clone()"
+    if obj.numel() and not obj.untyped_storage().nbytes():
+        return "has no memory: its storage was freed (resized to 0)"
+    return None
+
+
+cdef bint interprets(object torch, object tp) except -1:
+    return tp.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+cdef object refuse(object obj, str role):
+    """Says why a tensor cannot be used."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        why = without_memory(torch, obj)
+        if why is not None:
+            raise TypeError(f"{role} {why}")
+        if obj.layout != torch.strided:
+            raise TypeError(f"{role} is a {obj.layout} tensor; pass a dense one, e.g. {role}.to_dense()")
+        if obj.device.type == "meta":
+            raise TypeError(f"{role} is a meta tensor: it has no data to move")
+        if obj.device.type != "cpu":
+            raise ValueError(
+                f"{role} is on {obj.device}; this process group moves CPU tensors only, pass {role}.cpu()"
+            )
+        if obj.is_conj() or obj.is_neg():
+            raise ValueError(
+                f"{role} is a lazily conjugated or negated view; pass {role}.resolve_conj().resolve_neg()"
+            )
+        raise TypeError(f"{role} has dtype {obj.dtype}, which hpcdist does not move")
+    raise TypeError(
+        f"{role} is a {type(obj).__name__}; expected a torch tensor, a NumPy array, or an object with the buffer "
+        f"protocol or DLPack on the host"
+    )

@@ -1,0 +1,149 @@
+# How a group's communicator is made, drained and freed.
+
+cdef double CLOSING = 1.0  # seconds that the other ranks have to arrive and free a group
+cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its message, if nothing else is in flight
+
+
+cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object within):
+    cdef char text[512]
+    cdef hd_session* session = NULL
+    cdef hd_comm* made = NULL
+    cdef Comm comm
+    cdef int code
+    cdef double limit = timeout if within is None else within
+    encoded = name.encode()
+    cdef const char* cname = encoded
+    check_alive(None)
+    init_mpi()
+    with nogil:
+        code = hd_session_open(from_, limit, &session, text, sizeof(text))
+        if code == HD_OK:
+            code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
+            hd_session_unref(session)  # the communicator owns it now
+    if code:
+        propagate()
+        raise error_of(code, text)
+    comm = Comm.__new__(Comm)
+    comm.c = made
+    open_comms[<size_t> made] = comm
+    propagate()  # Ctrl-C while the other ranks were told to go on
+    return comm
+
+
+cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
+    """Makes a communicator of some ranks of the parent: see Comm.create_group."""
+    cdef char text[512]
+    cdef hd_comm* made = NULL
+    cdef Comm comm
+    cdef int n = len(ranks), code, i
+    cdef int* list = <int*> malloc((n + 1) * sizeof(int))
+    encoded = name.encode()
+    cdef const char* cname = encoded
+    check_alive(parent)
+    if list == NULL:
+        raise MemoryError
+    try:
+        for i in range(n):
+            list[i] = ranks[i]
+            root_in_range(parent, list[i], "rank")
+        if parent.c.rank not in ranks or len(set(ranks)) != n:
+            raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {parent.c.rank}")
+        with nogil:
+            code = hd_comm_create_group(parent.c, list, n, tag, cname, timeout, &made, text, sizeof(text))
+    finally:
+        free(list)
+    if code:
+        propagate()
+        raise error_of(code, text)
+    comm = Comm.__new__(Comm)
+    comm.c = made
+    comm.c.timeout = timeout
+    open_comms[<size_t> made] = comm
+    propagate()  # Ctrl-C while the other ranks were told to go on
+    return comm
+
+
+cdef bint together(Comm comm, double seconds) except -1:
+    """Whether all ranks free the group now, and no message is left that no rank received."""
+    cdef hd_job j
+    cdef hd_buf b
+    cdef int left
+    if comm.c.page != NULL:
+        with nogil:
+            left = hd_page_leave(comm.c, hd_comm_unread(comm.c), seconds)
+        if left < 0:
+            propagate()
+        return left > 0
+    if not comm.c.check:
+        return True
+    import numpy
+    unread = numpy.array([hd_comm_unread(comm.c)], numpy.int64)
+    keep = fill(unread, &b, True, "unread")
+    begin(&j, comm, HD_ALL_REDUCE, DESTROY)
+    j.closing = 1
+    j.timeout = seconds
+    subject(&j, &b, True)
+    reduces(&j, ReduceOp.SUM)
+    j.nout = 1
+    j.out1.ptr = b.ptr
+    j.out1.n = b.n
+    try:
+        run(comm, &j, False, keep, None)
+    except DistError:
+        return False
+    return unread[0] == 0
+
+
+cdef bint drained(Comm comm, double seconds) except -1:
+    """Waits until nothing is in flight, and checks for signals meanwhile."""
+    cdef int64_t until = hd_now() + <int64_t> (min(seconds, 1e9) * 1e9), idle = 0
+    cdef double left, step
+    cdef bint empty
+    cdef int down = 0
+    libmpi.MPI_Finalized(&down)
+    while not down and not hd_in_child():
+        left = <double> (until - hd_now()) * 1e-9
+        step = 0 if left < 0 else 0.05 if left > 0.05 else left
+        with nogil:
+            empty = hd_lane_drain(comm.c, step)
+            if empty and not idle:
+                idle = hd_now()
+            empty = empty and hd_p2p_drain(comm.c, step)
+            if not empty and idle and hd_now() - idle > UNMATCHED:
+                hd_p2p_recall(comm.c)
+        PyErr_CheckSignals()
+        if empty or left <= 0:
+            break
+    with nogil:
+        empty = hd_comm_drain(comm.c, 0)
+    return empty
+
+
+cdef int free_comm(Comm comm, double drain, bint agree) except -1:
+    """Waits for what is in flight and frees the communicator: see Comm.free."""
+    cdef int code
+    cdef bint empty = False, agreed = False
+    if hd_forked or comm.c == NULL or comm.c.freed or comm.c.closing:
+        return 0
+    refuse_in_handler(comm, DESTROY.name)
+    hd_comm_close(comm.c, 1)
+    raised = None
+    try:
+        empty = drained(comm, drain)
+        agreed = empty and agree and (comm.c.size == 1 or together(comm, min(drain, CLOSING)))
+    except BaseException as error:  # from a signal handler; the group would be left half freed
+        raised = error
+    open_comms.pop(<size_t> comm.c, None)
+    with nogil:
+        code = hd_comm_free(comm.c, empty, agreed)
+    bury(NULL)
+    if code:
+        lost_comms.append(comm)
+    if raised is not None:
+        raise raised
+    if code:
+        raise DistTimeoutError(
+            f"group '{comm.name}' had operations that did not end within {drain:.3g} s ({comm.c.pending} collectives "
+            "queued): its communicator is kept"
+        )
+    return 0
