@@ -26,19 +26,19 @@ class BasicStore:
     _timeout: timedelta = DEFAULT_TIMEOUT
 
     def set(self, key: str, value: Value) -> None:
-        """Store a value, over any that is there. When it returns, the value is stored.
+        """Store a value, and replace any that is there. On return the value is stored.
 
         Parameters
         ----------
         key : str
             Its name.
         value : str or bytes
-            Any length, also 0.
+            Any length, including 0.
 
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("set")
 
@@ -60,17 +60,17 @@ class BasicStore:
         StoreTimeoutError
             If no process has set it within the store's timeout.
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("get")
 
     def add(self, key: str, value: int) -> int:
-        """Add to a counter, in one step that no other process can come between.
+        """Add to a counter, in one step that no other process can interrupt.
 
         Parameters
         ----------
         key : str
-            Its name. A key that is not there counts as 0.
+            Its name. A missing key counts as 0.
         value : int
             What to add, within 64 bits; may be negative.
 
@@ -82,14 +82,14 @@ class BasicStore:
         Raises
         ------
         DistStoreError
-            If the key holds something else than a whole number, or the sum leaves 64 bits.
+            If the value is not a whole number, or the sum does not fit into 64 bits.
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("add")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there, as values or as queues that are not empty.
+        """Return whether all keys exist, as values or as queues that are not empty.
 
         Parameters
         ----------
@@ -99,12 +99,12 @@ class BasicStore:
         Returns
         -------
         bool
-            True also for no keys.
+            True for an empty list.
 
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("check")
 
@@ -119,12 +119,12 @@ class BasicStore:
         Returns
         -------
         bool
-            Whether it was there.
+            Whether it existed.
 
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("delete_key")
 
@@ -139,7 +139,7 @@ class BasicStore:
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         return len(self.list_keys())
 
@@ -154,12 +154,12 @@ class BasicStore:
         Raises
         ------
         NotImplementedError
-            If the store does not have it.
+            If the store does not offer it.
         """
         raise self._missing("list_keys")
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long operations of this object wait.
+        """Set the time limit of this object's operations.
 
         Parameters
         ----------
@@ -175,13 +175,13 @@ class BasicStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations of this object wait."""
+        """The time limit of this object's operations."""
         return self._timeout
 
     # --- for the classes of this package ---------------------------------------------------------
 
     def _where(self) -> str:
-        """The store in the words of a message."""
+        """Return what messages call the store."""
         return type(self).__name__
 
     def _missing(self, name: str) -> NotImplementedError:
@@ -208,11 +208,11 @@ class BasicStore:
         return size
 
     def _keys_below(self, prefix: str) -> list[str]:
-        """Sorted keys that begin with a prefix."""
+        """Return the sorted keys that begin with a prefix."""
         return [key for key in self.list_keys() if key.startswith(prefix)]
 
     def _count_below(self, prefix: str) -> int:
-        """How many keys begin with a prefix."""
+        """Return the number of keys that begin with a prefix."""
         return len(self._keys_below(prefix))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What all stores share: keys and values as bytes, timeouts, and the wording of a timeout."""
+"""What all stores share: keys and values as bytes, deadlines, and the text of a timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "whole",
 ]
 
-#: As torch's stores have it.
+#: The default of torch's stores.
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 Timeout = timedelta | float
@@ -32,7 +32,7 @@ _NAMED = 8
 
 
 def seconds_of(timeout: Timeout) -> float:
-    """A timeout in seconds, from a timedelta or a number.
+    """Return a timeout in seconds.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def seconds_of(timeout: Timeout) -> float:
 
 
 class Deadline:
-    """A moment until which something may wait.
+    """A point in time until which an operation may wait.
 
     Parameters
     ----------
@@ -78,16 +78,16 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that remain; 0 when it is over."""
+        """Return the seconds that remain; 0 once it has passed."""
         return max(0.0, self._end - time.monotonic())
 
     def expired(self) -> bool:
-        """Whether the moment has passed."""
+        """Return whether it has passed."""
         return time.monotonic() >= self._end
 
 
 def key_of(key: str | bytes) -> str:
-    """A key as text; bytes must be UTF-8."""
+    """Return a key as text; bytes must be UTF-8."""
     if isinstance(key, str):
         return key
     if isinstance(key, bytes):
@@ -96,14 +96,14 @@ def key_of(key: str | bytes) -> str:
 
 
 def key_list(keys: Iterable[str | bytes]) -> list[str]:
-    """A list of keys as text. One string is refused: its letters would be taken for keys."""
+    """Return keys as a list of text; refuse a single string, whose letters would count as keys."""
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys must be a list of str, not one {type(keys).__name__}: [{keys!r}]")
     return [key_of(key) for key in keys]
 
 
 def value_of(value: str | bytes | bytearray | memoryview) -> bytes:
-    """A value as bytes; text becomes UTF-8."""
+    """Return a value as bytes; text is encoded as UTF-8."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def value_of(value: str | bytes | bytearray | memoryview) -> bytes:
 
 
 def whole(value: int, name: str) -> int:
-    """An integer argument that fits 64 bits."""
+    """Return an integer argument, which must fit into 64 bits."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -127,7 +127,7 @@ def whole(value: int, name: str) -> int:
 def timed_out(
     what: str, seconds: float, keys: Iterable[str], where: str, more: str = "", total: int = 0
 ) -> StoreTimeoutError:
-    """The error for keys that did not come.
+    """Return the error for keys that were not set in time.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def timed_out(
     where : str
         The store: its kind and place.
     more : str
-        Something to add.
+        Text to append.
     total : int
         How many are missing, if `keys` are not all of them.
 

@@ -71,17 +71,17 @@ class Header:
 
     @classmethod
     def new(cls, job: bytes, world_size: int) -> Header:
-        """A header for a new file."""
+        """Make the header of a new file."""
         return cls(os.urandom(16), job, world_size)
 
     def pack(self) -> bytes:
-        """Its bytes in the file."""
+        """Return its bytes in the file."""
         bare = _HEADER.pack(MAGIC, self.nonce, self.job, self.world_size, b"")[:-8]
         return bare + hashlib.blake2b(bare, digest_size=8).digest()
 
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
-        """The header that a file begins with, or None if its writer was killed before the end.
+        """Return a file's header, or None if its writer was killed before the end.
 
         Raises
         ------
@@ -103,7 +103,7 @@ def _digest(nonce: bytes, offset: int, body: bytes) -> bytes:
 
 
 def encode(nonce: bytes, offset: int, entries: Sequence[Entry]) -> bytes:
-    """One record.
+    """Return the bytes of one record.
 
     Parameters
     ----------
@@ -112,12 +112,12 @@ def encode(nonce: bytes, offset: int, entries: Sequence[Entry]) -> bytes:
     offset : int
         Where in the file the record will begin.
     entries : sequence of (kind, key, value)
-        What it says.
+        Its entries.
 
     Returns
     -------
     bytes
-        To be written there.
+        The bytes to write there.
     """
     parts = []
     for kind, key, value in entries:
@@ -129,7 +129,7 @@ def encode(nonce: bytes, offset: int, entries: Sequence[Entry]) -> bytes:
 
 
 def _body(nonce: bytes, offset: int, data: bytes, at: int) -> bytes | None:
-    """The body of the whole and undamaged record at a place, or None."""
+    """Return the body of the undamaged record at a place, or None."""
     if len(data) - at < _HEAD.size:
         return None
     magic, crc, size, digest = _HEAD.unpack_from(data, at)
@@ -156,7 +156,7 @@ def _entries(body: bytes) -> list[Entry]:
 
 
 def records(nonce: bytes, offset: int, data: bytes) -> tuple[list[Entry], int]:
-    """The entries of all whole records at the beginning of some bytes of the file.
+    """Return the entries of all whole records at the beginning of some bytes of the file.
 
     Parameters
     ----------

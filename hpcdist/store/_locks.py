@@ -18,9 +18,9 @@ from ._common import Deadline
 
 __all__ = ["ALIVE", "MAIN", "lock", "try_lock", "unlock"]
 
-#: Held while reading before writing, or writing: one byte, far behind any contents.
+#: Locked while a process writes, or reads before it writes: one byte, far behind any contents.
 MAIN = 1 << 62
-#: Held shared by each member as long as it lives.
+#: Each live member has a shared lock on this byte.
 ALIVE = MAIN + 1
 
 _FLOCK = struct.Struct("hhqqi4x")
@@ -42,7 +42,7 @@ def try_lock(fd: int, place: int, shared: bool = False) -> bool:
     place : int
         ``MAIN`` or ``ALIVE``.
     shared : bool
-        Whether others may hold it too.
+        Whether other processes may have it at the same time.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def try_lock(fd: int, place: int, shared: bool = False) -> bool:
 
 
 def unlock(fd: int, place: int) -> None:
-    """Give a lock back.
+    """Release a lock.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def unlock(fd: int, place: int) -> None:
 
 
 def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = False) -> None:
-    """Take a lock, waiting for it.
+    """Wait for a lock and take it.
 
     Parameters
     ----------
@@ -91,12 +91,12 @@ def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = Fals
     path : str
         For the error.
     shared : bool
-        Whether others may hold it too.
+        Whether other processes may have it at the same time.
 
     Raises
     ------
     StoreTimeoutError
-        If another process held it all the time.
+        If another process kept it all the time.
     DistStoreError
         If the file system has no locks.
     """
@@ -106,7 +106,7 @@ def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = Fals
             raise StoreTimeoutError(
                 f"FileStore {path}: its lock was not free within "
                 f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
-                "stopped or hangs in a write holds it; end that process"
+                "stopped or hangs in a write has the lock; end that process"
             )
         time.sleep(min(nap, deadline.left()))
         nap = min(2 * nap, _LONGEST_NAP)
@@ -117,13 +117,13 @@ def _attempt(fd: int, place: int, shared: bool, path: str) -> bool:
         return try_lock(fd, place, shared)
     except OSError as error:
         raise DistStoreError(
-            f"FileStore {path}: its file system gives no locks ({error.strerror}). Put the file "
+            f"FileStore {path}: its file system has no locks ({error.strerror}). Put the file "
             "on one that does: a local disk, /dev/shm, NFS 4, or Lustre mounted with -o flock"
         ) from error
 
 
 def _holder(fd: int, place: int) -> str:
-    """The process that has the lock, where the kernel tells: not for locks like ours."""
+    """Return the process that has the lock, if the kernel names it (not for locks like ours)."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, place))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
     return f", held by process {pid}" if kind != fcntl.F_UNLCK and pid > 0 else ""

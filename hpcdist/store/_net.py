@@ -32,21 +32,21 @@ _log = get_logger("store")
 
 
 def resolve(host: str, port: int, deadline: Deadline) -> list[Address]:
-    """The addresses of a host, also when the name server is slow to answer.
+    """Return the addresses of a host, within a deadline even if the name server is slow.
 
     Parameters
     ----------
     host : str
         A name, or an IPv4 or IPv6 address.
     port : int
-        To go with it.
+        The port of the addresses.
     deadline : Deadline
         Until when.
 
     Returns
     -------
     list of (family, address)
-        In the system's order of preference, each once.
+        Without repetitions, in the system's order of preference.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[Address]:
         except OSError as error:
             answer.append(error)
 
-    # getaddrinfo knows no deadline
+    # getaddrinfo has no deadline
     thread = threading.Thread(target=look_up, name=f"resolve {host}", daemon=True)
     thread.start()
     thread.join(deadline.left())
@@ -87,7 +87,7 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[Address]:
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Options that accepted connections inherit: no delay, and a peer that vanished is noticed."""
+    """Set options that accepted connections inherit: no delay, and detection of vanished peers."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
@@ -101,7 +101,7 @@ def _listen_one(family: int, address: Any, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # "::" asks for everything; other addresses mean themselves
+            # "::" means all addresses; any other means only itself
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         _prepare(sock)
         sock.bind((address[0], port, *address[2:]))
@@ -113,7 +113,7 @@ def _listen_one(family: int, address: Any, port: int) -> socket.socket:
 
 
 def _listen_all(addresses: Sequence[Address], port: int) -> list[socket.socket]:
-    """Listen on each address of this machine that a name stands for, all on one port."""
+    """Listen on each address of this machine that a name resolves to, all on one port."""
     made: list[socket.socket] = []
     absent: OSError | None = None
     try:
@@ -136,7 +136,7 @@ def _listen_all(addresses: Sequence[Address], port: int) -> list[socket.socket]:
 
 
 def listen(host: str, port: int, deadline: Deadline) -> list[socket.socket]:
-    """Listen on the address that was given, and on no other.
+    """Listen on the given address only.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def _warn_of_loopback(host: str, made: Sequence[socket.socket]) -> None:
-    """A name of this machine that only this machine can reach is a common trap of /etc/hosts."""
+    """Warn if /etc/hosts maps this machine's name to an address that others cannot reach."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
         return
@@ -196,8 +196,8 @@ def _warn_of_loopback(host: str, made: Sequence[socket.socket]) -> None:
     own = [sock.getsockname()[0].partition("%")[0] for sock in made]
     if host != "localhost" and all(ipaddress.ip_address(address).is_loopback for address in own):
         _log.warning(
-            "TCPStore: on this machine the name %s stands for %s: others cannot connect. "
-            "Give an address of its network, or 0.0.0.0 for all",
+            "TCPStore: on this machine the name %s resolves to %s, so others cannot connect. "
+            "Pass an address of its network, or 0.0.0.0 for all",
             host,
             own[0],
         )
@@ -211,7 +211,7 @@ def adopt(fd: int, port: int) -> list[socket.socket]:
     fd : int
         A bound TCP socket. A duplicate is used, so the caller's may be closed or kept.
     port : int
-        What it should be bound to; 0 if that does not matter.
+        The port it must be bound to; 0 for any.
 
     Returns
     -------
@@ -270,11 +270,11 @@ def connect(addresses: Sequence[Address], seconds: float) -> socket.socket:
     for number, (family, address) in enumerate(addresses):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # one address that swallows everything must not take the time of the others
+            # an address that never answers must leave time for the others
             sock.settimeout(max(0.001, deadline.left() / (len(addresses) - number)))
             sock.connect(address)
             if sock.getsockname() == sock.getpeername():
-                # a free port was picked for us that is the one we look for: we met ourselves
+                # the kernel gave this end the very port it connects to: it met itself
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
             _prepare(sock)
             sock.settimeout(None)
@@ -288,12 +288,12 @@ def connect(addresses: Sequence[Address], seconds: float) -> socket.socket:
 
 
 def enough_descriptors(wanted: int) -> None:
-    """Raise the soft limit of open files where a server of so many clients needs it.
+    """Raise the soft limit of open files if a server of this many clients needs it.
 
     Parameters
     ----------
     wanted : int
-        Connections that are expected.
+        Number of expected connections.
 
     Raises
     ------

@@ -19,7 +19,7 @@ _KEPT = 8
 
 
 class Peer:
-    """The server, as seen from this process: where it is, and the connections to it."""
+    """A server, and this process's connections to it."""
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self.host = host
@@ -28,7 +28,7 @@ class Peer:
         self.addresses: list[net.Address] = []
         self.identity = b""
         self.links = native.Links(_KEPT, _FRESH_NS)
-        #: Only in the process that holds it; as long as this lives, it runs.
+        #: Only in the master; the server runs as long as this object lives.
         self.server: native.Server | None = None
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Peer:
     def ask(
         self, op: int, items: tuple[str | bytes, ...], number: int, wait_ns: int, seconds: float
     ) -> tuple[int, int, list[bytes]]:
-        """One request and its reply, over a new connection if all are in use."""
+        """Send a request and return the reply, over a new connection if all are in use."""
         while True:
             reply = self.links.ask(op, items, number, wait_ns, seconds)
             if reply is not None:
@@ -50,22 +50,21 @@ class Peer:
         self.links.keep(self._connect(deadline, patient=not self.identity))
 
     def _connect(self, deadline: Deadline, patient: bool) -> native.Link:
-        """Connect; patiently, as long as the server may not have started yet."""
+        """Connect; with `patient`, also retry refused connections: the server may start later."""
         nap = 0.005
         problem = ""
         while True:
             try:
                 link = self._try(deadline)
             except native.LinkError as error:
-                # the last attempt ends with the time, which says less than the one before
+                # the last attempt ends at the deadline; the reason before it tells more
                 if error.reason != "late" or not problem:
                     problem = self._refusal(error, patient)
             except OSError as error:
                 problem = error.strerror or str(error)
                 if not patient and not isinstance(error, TimeoutError):
                     raise DistStoreError(
-                        f"{self} is gone: {problem}. The process that holds it has ended or was "
-                        "killed"
+                        f"{self} is gone: {problem}. Its process has ended or was killed"
                     ) from error
             else:
                 return self._known(link)
@@ -85,7 +84,7 @@ class Peer:
         return native.Link(sock.detach(), self.key, end)
 
     def _refusal(self, error: native.LinkError, patient: bool) -> str:
-        """What a handshake that failed means: an error, or the reason to try again."""
+        """Raise the error of a failed handshake, or return the reason to try again."""
         if error.reason == "refused":
             raise DistStoreError(
                 f"{self} does not accept this process's key. All processes of a job need the same: "

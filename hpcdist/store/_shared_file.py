@@ -48,7 +48,7 @@ class SharedFile:
     job : bytes
         From :func:`hpcdist.store._journal.job_digest`.
     deadline : Deadline
-        Until when the file has to be ours.
+        Until when this process must have joined.
     limit : int
         Bytes the file may grow to.
     """
@@ -74,7 +74,7 @@ class SharedFile:
         _open_files.add(self)
         self._finalizer = weakref.finalize(self, _leave, self._state())
 
-    # --- coming and going ------------------------------------------------------------------------
+    # --- joining and leaving ---------------------------------------------------------------------
 
     def _join(self, deadline: Deadline) -> None:
         nap = 0.001
@@ -114,7 +114,7 @@ class SharedFile:
                 raise DistStoreError(
                     f"FileStore {self.path}: {error}; give the store a name of its own"
                 ) from None
-            # Whoever lives holds this one shared, and the kernel takes it from who dies.
+            # Every live member has this one shared; the kernel releases it for a process that dies.
             alone = locks.try_lock(self._fd, locks.ALIVE)
             if header is None:
                 if not alone:
@@ -136,7 +136,7 @@ class SharedFile:
             locks.unlock(self._fd, locks.MAIN)
 
     def _start(self) -> None:
-        """Make the file new and empty."""
+        """Start the file over, empty."""
         header = journal.Header.new(self._job, self._world_size)
         try:
             os.ftruncate(self._fd, 0)
@@ -155,7 +155,7 @@ class SharedFile:
         self._offset = journal.HEADER_SIZE
 
     def _judge(self) -> None:
-        """No other process has the file open: keep its contents, or start over if it is stale."""
+        """Keep the contents of a file that no other process has open, unless they are stale."""
         reason = ""
         if self._members:
             reason = f"its members are gone without leaving it: {self._member_text()}"
@@ -170,7 +170,7 @@ class SharedFile:
             self._start()
 
     def _may_join(self) -> bool:
-        """Others have the file open: join them, refuse, or (False) wait until they have gone."""
+        """Return whether to join the members, or (False) to wait until they have left; or raise."""
         if self._header.job != self._job:
             raise DistStoreError(
                 f"FileStore {self.path}: another job uses it ({self._member_text()}); give this "
@@ -187,7 +187,7 @@ class SharedFile:
 
     @staticmethod
     def _host() -> str:
-        """This process, as its members are named in the file."""
+        """Return the name of this process in the list of members."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def _member_text(self) -> str:
@@ -195,7 +195,7 @@ class SharedFile:
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
     def _state(self) -> Callable[[], None]:
-        """What leaves the store when this object goes; it must not keep the object alive."""
+        """Return a function that leaves the store; it must not keep this object alive."""
         fd, path, me, pid = self._fd, self.path, self._id, self._pid
         header, job, size = self._header, self._job, self._world_size
 
@@ -246,7 +246,7 @@ class SharedFile:
     # --- reading and writing ---------------------------------------------------------------------
 
     def use(self) -> None:
-        """Refuse what a closed store or a child of fork asks for."""
+        """Raise in a closed store and in a forked child."""
         if self._pid != os.getpid():
             raise DistStoreError(
                 f"this FileStore was opened by process {self._pid}, and this is a child of it: "
@@ -257,7 +257,7 @@ class SharedFile:
 
     @contextmanager
     def exclusive(self, deadline: Deadline) -> Iterator[Table]:
-        """The up-to-date contents, which no other process can change meanwhile."""
+        """Lock the file and yield its up-to-date contents, which no other process can change."""
         if not self.mutex.acquire(timeout=deadline.left() + 0.001):
             raise StoreTimeoutError(
                 f"FileStore {self.path}: another thread of this process kept it for "
@@ -278,7 +278,7 @@ class SharedFile:
     def refresh(self, deadline: Deadline) -> Table:
         """Read what is new. The caller has the mutex.
 
-        Whole records are true also without a lock. Over NFS it takes a lock to see what other
+        Whole records are valid even without a lock. Over NFS it takes a lock to see what other
         computers wrote.
         """
         self.use()
@@ -293,7 +293,7 @@ class SharedFile:
         return self.table
 
     def _same_file(self) -> None:
-        """Over NFS a machine can lose its locks; then another job may have restarted the file."""
+        """Check that no other job restarted the file: over NFS a machine can lose its locks."""
         if os.pread(self._fd, journal.HEADER_SIZE, 0) != self._header.pack():
             raise DistStoreError(
                 f"FileStore {self.path}: another job emptied the file while this "
@@ -301,7 +301,7 @@ class SharedFile:
             )
 
     def _read(self) -> bytes:
-        """Apply all whole records; returns what is behind them."""
+        """Apply all whole records; returns the bytes behind them."""
         size = os.fstat(self._fd).st_size
         if size <= self._offset:
             return b""
@@ -313,7 +313,7 @@ class SharedFile:
         return data[used:]
 
     def _read_all(self) -> None:
-        """The same with the lock held: what is left is torn, and is cut off."""
+        """Apply all records with the lock held; a torn one at the end is cut off."""
         rest = self._read()
         if not rest:
             return
@@ -324,8 +324,8 @@ class SharedFile:
                 "are no record, but records follow. Its contents cannot be trusted; delete it"
             )
         _log.warning(
-            "FileStore %s: %d bytes of a torn record are cut off; its writer was killed and was "
-            "never told that it is stored", self.path, len(rest),
+            "FileStore %s: %d bytes of a torn record are cut off; its writer was killed before "
+            "the call returned", self.path, len(rest),
         )  # fmt: skip
         os.ftruncate(self._fd, self._offset)
 

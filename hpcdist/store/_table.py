@@ -14,16 +14,16 @@ _WHOLE = re.compile(rb"[ \t\n\v\f\r]*[+-]?[0-9]{1,19}\Z")
 
 
 def number(key: str, value: bytes, amount: int) -> int:
-    """What a counter holds after an addition.
+    """Return the value of a counter after an addition.
 
     Parameters
     ----------
     key : str
         Its name, for the error.
     value : bytes
-        What is there; empty counts as no number.
+        The present value; an empty one is not a number.
     amount : int
-        What to add.
+        The number to add.
 
     Returns
     -------
@@ -33,7 +33,7 @@ def number(key: str, value: bytes, amount: int) -> int:
     Raises
     ------
     DistStoreError
-        If the value is no whole number of 64 bits, or the sum is not.
+        If the value or the sum is not a whole number of 64 bits.
     """
     present = int(value) if _WHOLE.match(value) else None
     if present is None or not -(1 << 63) <= present < 1 << 63:
@@ -46,7 +46,7 @@ def number(key: str, value: bytes, amount: int) -> int:
 
 
 class Table:
-    """Values, queues and barriers by name. Not safe for threads: its owner has the lock."""
+    """Values, queues and barriers by name. Not thread-safe: the owner must lock it."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -55,34 +55,34 @@ class Table:
         self.barriers: dict[str, list[int]] = {}
 
     def sum_of(self, key: str, amount: int) -> int:
-        """What ``add`` would make of a key."""
+        """Return what ``add`` would store under a key."""
         return number(key, self.values[key], amount) if key in self.values else amount
 
     def exchange(self, key: str, expected: bytes, desired: bytes) -> tuple[bool, bytes]:
-        """Whether ``compare_set`` stores, and what it answers."""
+        """Return whether ``compare_set`` stores, and its result."""
         present = self.values.get(key)
         if present is None:
             return (False, expected) if expected else (True, desired)
         return (True, desired) if present == expected else (False, present)
 
     def has(self, key: str) -> bool:
-        """Whether a value or a queue of this name is there."""
+        """Return whether a value or a queue of this name exists."""
         return key in self.values or key in self.queues
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Those that are not there."""
+        """Return the keys that do not exist."""
         return [key for key in keys if not self.has(key)]
 
     def without_value(self, keys: Sequence[str]) -> list[str]:
-        """Those that no value was set for."""
+        """Return the keys without a value."""
         return [key for key in keys if key not in self.values]
 
     def push(self, key: str, value: bytes) -> None:
-        """Put a value at the end of a queue."""
+        """Append a value to a queue."""
         self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: str) -> bytes:
-        """Take a queue's first value; an empty queue is no queue."""
+        """Remove a queue's first value; a queue that is then empty is deleted."""
         queue = self.queues.get(key)
         if queue is None:
             raise QueueEmptyError(f"the queue {key} is empty")
@@ -92,11 +92,11 @@ class Table:
         return value
 
     def length(self, key: str) -> int:
-        """Values in a queue."""
+        """Return the number of values in a queue."""
         return len(self.queues.get(key, ()))
 
     def below(self, prefix: str) -> list[str]:
-        """Sorted keys that begin with a prefix."""
+        """Return the sorted keys that begin with a prefix."""
         return sorted(key for key in self.values if key.startswith(prefix))
 
     def size_of_barrier(self, key: str, size: int) -> None:
@@ -109,7 +109,7 @@ class Table:
             )
 
     def arrive(self, key: str, size: int) -> int:
-        """Enter a barrier; the answer is the round that the caller waits for the end of."""
+        """Enter a barrier; returns the round whose end the caller waits for."""
         state = self.barriers.setdefault(key, [size, 0, 0])
         state[0] = size
         state[2] += 1
@@ -120,11 +120,11 @@ class Table:
         return own
 
     def passed(self, key: str, own: int) -> bool:
-        """Whether a round of a barrier is over."""
+        """Return whether a round of a barrier has ended."""
         return self.barriers[key][1] > own
 
     def leave(self, key: str) -> int:
-        """Go out of a barrier that did not fill; the answer is how many had come."""
+        """Leave a barrier that did not fill; returns how many callers had entered it."""
         state = self.barriers[key]
         state[2] -= 1
         return state[2] + 1

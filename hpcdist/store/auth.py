@@ -20,7 +20,7 @@ KEY_SIZE = 32
 def new_key() -> bytes:
     """Make a key for a job.
 
-    Give it to all processes, and to nobody else: through MPI, in a file of mode 0600, or in the
+    Pass it to all processes, and to no other: through MPI, in a file of mode 0600, or in the
     environment variable ``HPCDIST_STORE_KEY`` as ``new_key().hex()``; never on a command line,
     which everybody on the computer can read.
 
@@ -38,13 +38,13 @@ def _from_text(text: str, source: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_SIZE:
-        # not the text itself: it may be a key with a slip in it
+        # not the text itself: it may be a key with a typing error
         raise ValueError(f"{source} must hold {2 * KEY_SIZE} hexadecimal digits")
     return key
 
 
 def default_key_file(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's own key file: for processes that were given no key.
+    """Return the path of the user's own key file, for processes that got no key.
 
     Parameters
     ----------
@@ -82,11 +82,11 @@ def read_key_file(path: str | os.PathLike[str]) -> bytes:
     Raises
     ------
     FileNotFoundError
-        If there is none.
+        If the file does not exist.
     DistStoreError
-        If it belongs to somebody else, others may read or write it, or it is a link.
+        If it belongs to another user, others may read or write it, or it is a link.
     ValueError
-        If it does not hold a key.
+        If it contains no key.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -103,13 +103,13 @@ def read_key_file(path: str | os.PathLike[str]) -> bytes:
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise DistStoreError(
                 f"the key file {path} has mode {stat.S_IMODE(found.st_mode):04o}: others may have "
-                "read it. Delete it, and a new one is made"
+                "read it. Delete it, and hpcdist creates a new one"
             )
         return _from_text(file.read(4 * KEY_SIZE), f"the key file {path}")
 
 
 def _make_key_file(path: Path) -> bytes:
-    """Make the file, or read the one that another process made first."""
+    """Create the file, or read the one that another process created first."""
     key = new_key()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -119,7 +119,7 @@ def _make_key_file(path: Path) -> bytes:
             file.write(key.hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        # A link is made by one process only, also over NFS, and never half written.
+        # Only one process can create a link, even over NFS, and it is never half written.
         os.link(draft, path)
     except FileExistsError:
         return read_key_file(path)
@@ -149,7 +149,7 @@ def find_key(
     Raises
     ------
     ValueError
-        If what was given is no key.
+        If `auth_key` or the setting is not a key.
     TypeError
         If it is neither bytes nor str.
     DistStoreError
@@ -174,6 +174,6 @@ def find_key(
             return _make_key_file(path)
     except OSError as error:
         raise DistStoreError(
-            f"the key file {path} cannot be made: {error.strerror}. Give the job a key in "
+            f"the key file {path} cannot be created: {error.strerror}. Give the job a key in "
             "HPCDIST_STORE_KEY (64 hexadecimal digits), or name a file in HPCDIST_STORE_KEY_FILE"
         ) from error

@@ -51,8 +51,8 @@ class FileStore(Store):
     timeout : datetime.timedelta or float
         Seconds that operations wait, also for the file's lock.
     job_id : str, optional
-        Tells jobs apart that use the same file one after the other; the same for all processes of a
-        job. By default it is taken from ``HPCDIST_STORE_KEY``, torchrun's run id or Slurm's job
+        Distinguishes jobs that use the same file in turn; the same for all processes of a job.
+        By default it is taken from ``HPCDIST_STORE_KEY``, torchrun's run id or Slurm's job
         number.
 
     Raises
@@ -196,7 +196,7 @@ class FileStore(Store):
                 ) from None
 
     def _leave_barrier(self, name: str, own: int) -> int | None:
-        """Go out again; None if the round has ended meanwhile, else how many had come."""
+        """Leave the barrier; returns None if the round has ended, else how many callers entered."""
         with self._file.exclusive(Deadline(0.2)) as table:
             if table.passed(name, own):
                 return None
@@ -217,7 +217,7 @@ class FileStore(Store):
         return twin
 
     def _look(self, question: Callable[[Table], T]) -> T:
-        """Ask the up-to-date contents."""
+        """Evaluate a question on the up-to-date contents."""
         with self._file.mutex:
             return question(self._file.refresh(self._deadline(None)))
 

@@ -17,7 +17,7 @@ __all__ = ["HashStore"]
 
 
 class _Shared:
-    """What a HashStore and its clones have in common."""
+    """What a HashStore and its clones share."""
 
     def __init__(self) -> None:
         self.table = Table()
@@ -39,7 +39,7 @@ class HashStore(Store):
 
     @contextmanager
     def _open(self, wake: bool = False) -> Iterator[Table]:
-        """The table, with its lock held; on wish the waiting threads are woken afterwards."""
+        """Lock the table and return it; with `wakes`, wake the waiting threads afterwards."""
         shared = self._shared
         if shared.pid != os.getpid():
             raise DistStoreError(
@@ -166,7 +166,7 @@ class HashStore(Store):
         return twin
 
     def _until(self, missing: Callable[[], list[str]], what: str, deadline: Deadline) -> None:
-        """Wait, with the lock held, until nothing is missing."""
+        """Wait until nothing is missing; the caller has the lock."""
         while names := missing():
             if deadline.expired():
                 raise timed_out(what, deadline.seconds, names, self._where())

@@ -1,4 +1,4 @@
-"""A part of another store: all its keys begin with one prefix."""
+"""A view of another store in which all keys begin with one prefix."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["PrefixStore", "prefixed"]
 class PrefixStore(Store):
     """Another store seen through a prefix: the key ``k`` is ``prefix/k`` there.
 
-    Libraries that get each a prefix of their own can share a store and not disturb each other.
+    Libraries with different prefixes can share a store without collisions.
     ``num_keys`` and ``list_keys`` speak of this prefix only, and ``list_keys`` leaves it off. The
     timeout is the underlying store's.
 
     Parameters
     ----------
     prefix : str
-        What keys begin with; a slash follows it.
+        The beginning of all keys; a slash follows it.
     store : Store
-        Where the values are; may be a PrefixStore itself.
+        The underlying store; may be a PrefixStore itself.
 
     Notes
     -----
@@ -122,7 +122,7 @@ class PrefixStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations wait: the underlying store's timeout."""
+        """The time limit of operations: the underlying store's."""
         return self._store.timeout
 
     def _keys_below(self, prefix: str) -> list[str]:
@@ -137,9 +137,9 @@ class PrefixStore(Store):
 
 
 def prefixed(store: Any, prefix: str) -> Any:
-    """The keys of a store that begin with a prefix, as a store: one of ours, or one of torch's.
+    """Return the view of a store behind a prefix, for hpcdist's stores and torch's.
 
-    None stays None: the processes met without a store.
+    None, where the processes met without a store, stays None.
     """
     if store is None:
         return None

@@ -1,4 +1,4 @@
-"""A store in one process, that the others reach over TCP."""
+"""A store in one process that the others reach over TCP."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from .base import Store, Value
 
 __all__ = ["TCPStore"]
 
-#: A server that works answers at the timeout; this much later it counts as frozen.
+#: A working server answers at the timeout; this many seconds later it counts as frozen.
 _GRACE = 0.25
 #: Seconds that a connection may take to prove itself, and a message to arrive.
 _HANDSHAKE = 5.0
 _MESSAGE = 30.0
-#: Connections that may be in the middle of proving themselves.
+#: Most connections that have not proved themselves yet.
 _STRANGERS = 4096
 _servers: dict[tuple[str, int], weakref.ref[native.Server]] = {}
 _servers_lock = threading.Lock()
 
 
 class TCPStore(Store):
-    """A store held by one process, the master; the others connect to it over TCP.
+    """A store in one process, the master; the others connect to it over TCP.
 
     The server is a thread of native code: it answers while the master runs Python. It listens on
     the address it was given only. Each connection proves that it knows the job's key, and each
@@ -61,14 +61,14 @@ class TCPStore(Store):
         Name or address of the master's machine, IPv4 or IPv6; ``0.0.0.0`` or ``::`` on the master
         listens on all of its addresses.
     port : int
-        Its port; 0 on the master picks a free one, told by ``port``.
+        Its port; 0 on the master picks a free one, which the attribute ``port`` returns.
     world_size : int, optional
         Number of processes that will use the store, the master included; None or negative if that
         is not fixed. It has to be the same for all.
     is_master : bool
-        Whether this process holds the store.
+        Whether this process is the master.
     timeout : datetime.timedelta or float
-        Seconds that making the store and its operations may take.
+        Time limit in seconds of making the store, and of each operation.
     wait_for_workers : bool
         Whether the master waits here until `world_size` processes have joined.
     multi_tenant : bool
@@ -76,7 +76,7 @@ class TCPStore(Store):
     master_listen_fd : int, optional
         A socket that is bound already, to be used instead of a new one.
     use_libuv : bool
-        Taken for torch's sake, and of no effect.
+        Accepted for compatibility with torch; no effect.
     auth_key : bytes or str, optional
         The job's key: 32 bytes, or 64 hexadecimal digits.
 
@@ -129,7 +129,7 @@ class TCPStore(Store):
         if size > 0 and wait_for_workers:
             self._join(size, is_master, deadline)
 
-    # --- beginning -------------------------------------------------------------------------------
+    # --- start -----------------------------------------------------------------------------------
 
     def _serve(self, size: int, shared: bool, listen_fd: int | None, deadline: Deadline) -> None:
         peer = self._peer
@@ -176,7 +176,7 @@ class TCPStore(Store):
                 f"{number}/{size} clients joined. ({self._peer})"
             )
 
-    # --- asking ----------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def _ask(
         self,
@@ -187,7 +187,7 @@ class TCPStore(Store):
         seconds: float | None = None,
         wait_ns: int = 0,
     ) -> tuple[int, int, list[bytes]]:
-        """One request and its reply, or the error that the connection gives."""
+        """Send a request and return the reply, or raise the connection's error."""
         if seconds is None:
             seconds = self._timeout.total_seconds()
         try:
@@ -216,7 +216,7 @@ class TCPStore(Store):
         if error.reason == "system":
             reason = os.strerror(error.number)
         raise DistStoreError(
-            f"{what} of {keys}: the {self._peer} is gone: {reason}. The process that holds it has "
+            f"{what} of {keys}: the {self._peer} is gone: {reason}. Its process has "
             "ended or was killed, and what was asked may or may not have been done"
         ) from None
 
@@ -256,7 +256,7 @@ class TCPStore(Store):
         number: int = 0,
         timeout: Timeout | None = None,
     ) -> list[bytes]:
-        """A request that waits on the server, which says what is missing when the time is over."""
+        """Send a request that waits on the server, which names what is missing at the timeout."""
         seconds = seconds_of(timeout) if timeout is not None else self._timeout.total_seconds()
         status, count, values = self._ask(what, op, items, number, seconds, int(seconds * 1e9))
         if status == native.LATE:
@@ -334,7 +334,7 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """Name or address of the master, as it was given."""
+        """Name or address of the master, as passed to the constructor."""
         return self._peer.host
 
     @property
