@@ -5,7 +5,7 @@
 #FLUX: -c 8
 #FLUX: -t 30m
 #
-# Ranks on CPUs under Flux, from the folder that holds jobscripts/:
+# Ranks on CPUs under Flux, from the folder that contains jobscripts/:
 #   flux batch jobscripts/flux.sh python examples/train_digits.py
 # The lines above are nodes, ranks and cores per rank; RANKS and CORES_PER_RANK say it to the ranks.
 set -euo pipefail

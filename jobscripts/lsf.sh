@@ -3,7 +3,7 @@
 #BSUB -nnodes 2
 #BSUB -W 00:30
 #
-# Ranks on CPUs under LSF with jsrun, from the folder that holds jobscripts/:
+# Ranks on CPUs under LSF with jsrun, from the folder that contains jobscripts/:
 #   bsub jobscripts/lsf.sh                                  trains the digits
 #   PROGRAM="python train.py" RANKS=8 CORES_PER_RANK=8 bsub jobscripts/lsf.sh
 set -euo pipefail
@@ -13,6 +13,6 @@ cores_per_rank=${CORES_PER_RANK:-8}
 # shellcheck source=jobscripts/env/infiniband.sh
 source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
-# A resource set of jsrun holds one rank (-a 1) and its cores.
+# A resource set of jsrun has one rank (-a 1) and its cores.
 exec jsrun -n "${RANKS:-8}" -a 1 -c "$cores_per_rank" -bind "packed:$cores_per_rank" \
     "${program[@]}"

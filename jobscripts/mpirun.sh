@@ -36,7 +36,7 @@ else
     # Without these, Open MPI gives a rank one core if there are two ranks, and none of its own if
     # there are more.
     arguments=(-n "$ranks" --map-by "ppr:$ranks_per_node:node:PE=$cores_per_rank" --bind-to core)
-    # Open MPI passes on its own settings; the others' have to be named.
+    # Open MPI passes on its own settings only; the others must be named.
     for name in $(compgen -e | grep -E '^(OMP|UCX|NCCL|RDMAV|IBV)_'); do
         arguments+=(-x "$name")
     done

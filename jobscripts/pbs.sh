@@ -4,7 +4,7 @@
 #PBS -l walltime=00:30:00
 #PBS -j oe
 #
-# Ranks on CPUs under PBS, from the folder that holds jobscripts/:
+# Ranks on CPUs under PBS, from the folder that contains jobscripts/:
 #   qsub -v PROGRAM="python examples/train_digits.py" jobscripts/pbs.sh
 # In the select line: nodes, cores of a node, ranks per node, and threads per rank. Threads are one
 # fewer than a rank's cores (32 / 4 - 1): hpcdist moves data on the last one.

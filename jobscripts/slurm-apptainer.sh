@@ -16,7 +16,7 @@ cores_per_rank=${SLURM_CPUS_PER_TASK:-1}
 # shellcheck source=jobscripts/env/infiniband.sh
 source "jobscripts/env/${FABRIC:-infiniband}.sh"
 
-# The working folder and Slurm's own (PMIx keeps its sockets there) have to be seen inside. /dev/shm
+# The working folder and Slurm's own (PMIx keeps its sockets there) must be visible inside. /dev/shm
 # is the node's, which the ranks of a node share: no --contain. --nv brings the GPU's driver in.
 binds="$PWD,${SLURM_TMPDIR:-/tmp}"
 gpu=()

@@ -7,7 +7,7 @@
 #SBATCH --time=00:30:00
 #SBATCH --output=%x-%j.out
 #
-# One rank for each GPU, with InfiniBand, from the folder that holds jobscripts/:
+# One rank per GPU, with InfiniBand, from the folder that contains jobscripts/:
 #   sbatch jobscripts/slurm-gpu-infiniband.sh python train.py
 # Tasks per node is the number of GPUs of a node.
 set -euo pipefail

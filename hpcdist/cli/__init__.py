@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "main"]
 #: an underscore there).
 COMMANDS: dict[str, str] = {
     "attach": "talk to a rank that waits at hpcdist.breakpoint()",
-    "diagnose": "say what it runs on here, what is wrong, and what mends it",
+    "diagnose": "report what hpcdist runs on here, what is wrong, and how to fix it",
     "launch": "start a program on several ranks, by the site's mpirun or srun",
     "bench": "measure collectives, point to point and overlap, beside other libraries",
     "merge-traces": "put the profiler's traces of several ranks into one",

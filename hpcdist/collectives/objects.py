@@ -55,7 +55,7 @@ def broadcast_object_list(
     group : ProcessGroup, optional
         None means the default group.
     device : torch.device or str, optional
-        Accepted for torch's sake; objects always travel through host memory.
+        Accepted for compatibility with torch; objects always travel through host memory.
     group_src : int, optional
         Rank of the source in `group`, instead of `src`.
     pickle : bool, optional

@@ -19,7 +19,7 @@ from hpcdist.launchers.hydra import Hydra
 
 __all__ = ["breakpoint"]
 
-#: Seconds, three years: waiting for somebody who reads and thinks has no timeout.
+#: Seconds, three years: a person who reads and thinks has no timeout.
 _FOREVER = 1e8
 
 # How often each line has called breakpoint, for `skip`.

@@ -2,7 +2,7 @@
 # Settings of a job on Ethernet, or on one node. A job script sources this once, before it starts
 # ranks:
 #     cores_per_rank=8; source jobscripts/env/ethernet.sh
-# What the caller has set already stays as it is.
+# Settings of the caller are kept.
 cores_per_rank=${cores_per_rank:-1}
 
 # NCCL would look for InfiniBand, and for first contact take the first interface with an address:
@@ -10,7 +10,7 @@ cores_per_rank=${cores_per_rank:-1}
 export NCCL_IB_DISABLE=${NCCL_IB_DISABLE:-1}
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker,virbr}
 
-# MPI chooses the interfaces by itself, and takes those that connect the nodes. Where a node has
+# MPI selects the interfaces that connect the nodes. Where a node has
 # some that lead nowhere, name the network: OMPI_MCA_btl_tcp_if_include=10.1.0.0/16 (Open MPI),
 # UCX_NET_DEVICES=eth0 (UCX). Check: a start that hangs, or "connection refused" between nodes.
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Settings of a job on InfiniBand (also RoCE). A job script sources this once, before it starts ranks:
 #     cores_per_rank=8; source jobscripts/env/infiniband.sh
-# What the caller has set already stays as it is. Ends the job if the fabric is not usable: a job
+# Settings of the caller are kept. Ends the job if the fabric is not usable: a job
 # that falls back to TCP computes for hours before somebody notices.
 sysfs=${SYSFS:-/sys} # another folder for tests
 cores_per_rank=${cores_per_rank:-1}
@@ -53,7 +53,7 @@ export NCCL_IB_HCA=${NCCL_IB_HCA:-mlx5}
 # GPU and adapter talk directly if they hang on the same PCIe bridge or CPU (PHB). Check:
 # nvidia-smi topo -m, and NCCL_DEBUG=INFO prints "GDRDMA" behind a channel.
 export NCCL_NET_GDR_LEVEL=${NCCL_NET_GDR_LEVEL:-PHB}
-# For first contact NCCL needs an interface with an address. Never loopback or a container's bridge.
+# For first contact NCCL needs an interface with an address. Not loopback, nor a container's bridge.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker,virbr}
 
 # --- threads ---
@@ -62,7 +62,7 @@ export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-^lo,docker,virbr}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores_per_rank > 1 ? cores_per_rank - 1 : 1))}
 
 # --- binding ---
-# That the ranks keep to their cores is the launcher's affair, so it stands in the job scripts; this
+# That the ranks keep to their cores is the launcher's job, so the job scripts have the options; this
 # keeps OpenMP from binding its threads once more, all ranks' to the first cores.
 # Check: srun bash -c 'taskset -cp $$' shows cores_per_rank cores, different for each rank.
 export OMP_PROC_BIND=${OMP_PROC_BIND:-false}

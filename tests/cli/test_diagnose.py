@@ -99,7 +99,7 @@ def test_ranks_that_share_cores():
     assert binding.shared(apart, 4) is None
     assert binding.shared([(0, frozenset({0})), (1, frozenset({0}))], 4)["severity"] == FAULT
     many = binding.shared([(rank, frozenset({0, 1})) for rank in range(3)], 2)
-    assert many["severity"] == WARNING and many["fix"] == "start at most 2 ranks a host"
+    assert many["severity"] == WARNING and many["fix"] == "start at most 2 ranks per host"
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Communication on the host before NCCL is up: over MPI if there is MPI, else over the store."""
+"""Communication on the host before NCCL is up: over MPI if it runs, else over the store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _own(unique: bytes) -> bytes:
 def _compare(
     parts: Sequence[bytes], ranks: Sequence[int], roots: Sequence[int] = (0,)
 ) -> list[bytes]:
-    """Return the identities that some ranks have made; raises the same on all ranks."""
+    """Return the identities that some ranks made; raises the same error on all ranks."""
     versions = [struct.unpack_from("<q", part)[0] for part in parts]
     if len(set(versions)) == 1:
         return [bytes(parts[root][8 : 8 + _UNIQUE]) for root in roots]
@@ -172,7 +172,7 @@ class StoreChannel:
                 named = ", ".join(map(str, missing[:8]))
                 raise DistTimeoutError(
                     f"rank {self.rank} waited {limit:g} s to make a communicator of NCCL, and rank "
-                    f"{named} did not come to it: it has not called the same operation, or died"
+                    f"{named} did not arrive: it has not called the same operation, or died"
                 )
             time.sleep(_TURN)
 

@@ -1,4 +1,4 @@
-"""Communicators that are made from another group's, which costs less than a new one.
+"""Makes communicators from another group's, which costs less than a new one.
 
 NCCL divides a communicator by an operation of all its ranks (``ncclCommSplit``), and leaves ranks
 out of it by one of those that stay (``ncclCommShrink``, 2.27 and newer). Where one of the ranks has
@@ -28,7 +28,7 @@ def derive(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None
     Raises
     ------
     DistBackendError, RankFailedError, DistTimeoutError
-        If it was begun and failed.
+        If NCCL began it and failed.
     """
     if options.shrinks is not None:
         _shrink(child, parent, options)

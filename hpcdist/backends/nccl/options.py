@@ -17,7 +17,7 @@ class NCCLOptions:
     Parameters
     ----------
     blocking : bool, optional
-        False makes communicators that return before they are done, which NCCL pays for with a
+        False makes communicators that return before they are done, for which NCCL starts a
         thread at each operation. None means the setting ``HPCDIST_NCCL_BLOCKING``.
     check : bool, optional
         Compare what the ranks call before each collective, over MPI on the host, as groups over MPI
@@ -29,7 +29,7 @@ class NCCLOptions:
 
     Notes
     -----
-    Every member of the group must give the same. Source: the idea of
+    Every member of the group must pass the same. Source: the idea of
     ``torch.distributed.ProcessGroupNCCL.Options``.
     """
 

@@ -235,8 +235,8 @@ def _rows(
     options: argparse.Namespace,
 ) -> bool:
     """One model with all libraries; returns whether they came to the same parameters."""
-    # First, while nothing of this model is there yet; of a second model like it, because what the
-    # libraries make once in a process, they partly share, and whoever comes first pays.
+    # First, while nothing of this model exists yet; and of a second such model, because libraries
+    # share some of what they make once per process, and the first to run pays for it.
     wraps = {"alone": lambda m: m, **{library: wrap for library, (wrap, _) in makers.items()}}
     for wrap in wraps.values():
         Trainer(make, wrap, job.rank)(3)

@@ -1,4 +1,4 @@
-"""What a bench cannot go on with."""
+"""Errors that end a bench, or leave out a library."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Column:
     form: str = ""
 
     def text(self, value: Any) -> str:
-        """A value as it is printed.
+        """Return a value in its printed form.
 
         Parameters
         ----------
@@ -74,7 +74,7 @@ class Pivot:
 
 
 class Table:
-    """What rank 0 prints; on other ranks nothing happens.
+    """The printed table, on rank 0; other ranks print nothing.
 
     Rows are printed as they come, but for JSON, which is one object at the end.
 
@@ -127,7 +127,7 @@ class Table:
         return self._facts
 
     def begin(self, facts: Mapping[str, str]) -> None:
-        """Print what the numbers rest on.
+        """Print the conditions of the measurement.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Table:
             self._print(f"# {text}")
 
     def end(self) -> None:
-        """Print what is left, and close the file."""
+        """Print the rest, and close the file."""
         self._flush_line()
         if self._form == "json" and self._file is not None:
             whole = {"facts": self._facts, "notes": self._notes, "rows": self._rows}
@@ -233,7 +233,7 @@ class Table:
 
 
 def short(size: int) -> str:
-    """Bytes as people write them: ``8``, ``64K``, ``25M``.
+    """Return a number of bytes in the usual short form: ``8``, ``64K``, ``25M``.
 
     Parameters
     ----------

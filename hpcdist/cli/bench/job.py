@@ -171,7 +171,7 @@ class MpiJob:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Say on standard error how far the bench is, at most every two seconds, on rank 0.
+        """Print the progress on standard error, at most every two seconds, on rank 0.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class MpiJob:
         self.say(f"# {done} of {total} done, now {what}{ready}")
 
     def facts(self) -> dict[str, str]:
-        """What a reader of the numbers has to know: the ranks, the MPI, the machine, the command.
+        """Return the conditions of the numbers: the ranks, the MPI, the machine, the command.
 
         Returns
         -------

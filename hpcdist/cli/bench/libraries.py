@@ -21,7 +21,7 @@ __all__ = ["LIBRARIES", "Async", "CLoop", "Gloo", "Hpcdist", "Mpi4py", "Unchecke
 
 
 class Hpcdist(Library):
-    """hpcdist with the entry check, as it comes."""
+    """hpcdist with the entry check, its default."""
 
     name = "hpcdist"
     check = 1
@@ -357,7 +357,7 @@ class Gloo(Library):
         return Messages(lib.send, lib.recv, lib.isend, lib.irecv, wait_all, lambda tensor: tensor)
 
 
-#: What gloo's collectives take.
+#: Element types of gloo's collectives.
 _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 
 #: In the order in which they are printed.

@@ -1,4 +1,4 @@
-"""What it takes to be compared: a library makes the calls on the same buffers as the others."""
+"""The interface of a library that is compared: its calls on the same buffers as the others'."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 #: A function and its arguments.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
-#: Ends what was started.
+#: Waits for what was started.
 Wait = Callable[[], Any]
 
 
@@ -66,7 +66,7 @@ class Library:
     name = ""
 
     def open(self, job: MpiJob) -> None:
-        """Get ready. All ranks call it.
+        """Prepare the library. All ranks call it.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class Library:
 def open_libraries(
     job: MpiJob, table: Table, kinds: Sequence[type[Library]], names: Sequence[str]
 ) -> list[Library]:
-    """Get the libraries ready that are here; say which are not. All ranks call it.
+    """Open the libraries that are installed, and note which are not. All ranks call it.
 
     Parameters
     ----------

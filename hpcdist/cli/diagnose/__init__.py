@@ -1,4 +1,4 @@
-"""Say what hpcdist runs on here, what is wrong with it, and what mends it.
+"""Report what hpcdist runs on here, what is wrong with it, and how to fix it.
 
 Alone it looks at this host. Under the launcher, as mpirun -n 4 python -m hpcdist diagnose, all
 ranks look, differences between them are found, and two seconds of all_reduce are judged against
@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
 
 
 def local(place: Place) -> list[Section]:
-    """All checks of this process; one that breaks becomes a finding."""
+    """Run all checks of this process; one that raises becomes a finding."""
     family = launchers.mpi_family(_engine.library_version())
     checks: dict[str, Callable[[], Section]] = {
         "build": lambda: build.collect(place),
@@ -77,7 +77,7 @@ def local(place: Place) -> list[Section]:
             section = Section(name, name)
             section.find(
                 WARNING,
-                f"this check broke off: {type(error).__name__}: {error}",
+                f"this check failed: {type(error).__name__}: {error}",
                 "please report it, with this text and the output of python -m hpcdist diagnose "
                 "--json",
             )
@@ -111,7 +111,7 @@ class _Output:
         return report.status(whole)
 
     def alone(self, sections: list[Section]) -> int:
-        """What this rank found by itself."""
+        """Print what this rank found without the others."""
         if self.first and not self._done:
             return self.report(_alone(sections))
         faults = [f for section in sections for f in section.findings if f["severity"] == FAULT]
@@ -123,7 +123,7 @@ class _Output:
 
 
 class _Watch:
-    """Ends the process with what is known so far, where a phase takes too long."""
+    """Ends the process with the results so far if a phase takes too long."""
 
     def __init__(self, output: _Output) -> None:
         self._output = output
@@ -134,7 +134,7 @@ class _Watch:
         threading.Thread(target=self._main, name="diagnose-watch", daemon=True).start()
 
     def phase(self, what: str, seconds: float) -> None:
-        """Enter a phase that may take so long."""
+        """Begin a phase with this time limit."""
         with self._changed:
             self._phase, self._end = what, time.monotonic() + seconds
             self._changed.notify()
@@ -204,7 +204,7 @@ def _together(place: Place, watch: _Watch, timeout: float, output: _Output) -> i
     if size > 1:
         watch.phase("two seconds of all_reduce", timeout + _GRACE)
         measured = reduce.measure()
-    del offer  # every rank has been here, so nobody reads it any more
+    del offer  # every rank has passed here, so none reads it any more
     code = [0]
     if rank == 0:
         merged = report.merge(parts)
@@ -223,7 +223,7 @@ def _alone(sections: list[Section]) -> dict[str, Any]:
 
 
 def _first(place: Place) -> bool:
-    """Whether this is the rank that prints, by what the launcher says."""
+    """Return whether this is the rank that prints, according to the launcher."""
     try:
         launch = launchers.detect(place.env)
     except ValueError:
@@ -237,7 +237,7 @@ def _advice() -> str:
         return "start it with mpirun -n N python -m hpcdist diagnose"
     family = launchers.mpi_family(_engine.library_version())
     return (
-        "see whether the same command with hostname in place of python comes back from every host, "
+        "check whether the same command with hostname in place of python returns from every host, "
         f"whether all of them have this environment, and whether {found.name} belongs to {family}, "
         "which hpcdist runs on here"
     )

@@ -1,4 +1,4 @@
-"""Cores: which ones a rank has, whether they suffice for its threads, and who shares them."""
+"""Cores: which ones a rank has, whether they suffice for its threads, which ranks share them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def short(numbers: Iterable[int]) -> str:
 
 
 def numbers(text: str) -> frozenset[int]:
-    """The numbers of a list as the kernel writes it: ``0-3,8``."""
+    """Return the numbers of a list in the kernel's form: ``0-3,8``."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -34,7 +34,7 @@ def numbers(text: str) -> frozenset[int]:
 
 
 def nodes_of(place: Place) -> dict[int, frozenset[int]]:
-    """NUMA nodes of the machine that have cores, with these."""
+    """Return the NUMA nodes of the machine that have cores, and the cores."""
     folder = "sys/devices/system/node"
     nodes = {
         int(name[4:]): numbers(place.read(f"{folder}/{name}/cpulist"))
@@ -45,7 +45,7 @@ def nodes_of(place: Place) -> dict[int, frozenset[int]]:
 
 
 def quota(place: Place) -> float | None:
-    """Cores that the cgroup grants in time, or None where it grants all."""
+    """Return how many cores' time the cgroup grants, or None if it sets no limit."""
     text = place.read("sys/fs/cgroup/cpu.max").split()
     if len(text) == 2 and text[0].isdecimal() and text[1].isdecimal() and int(text[1]):
         return int(text[0]) / int(text[1])
@@ -55,16 +55,16 @@ def quota(place: Place) -> float | None:
 
 
 def collect(place: Place, family: str = "", machine: int | None = None) -> Section:
-    """Cores, NUMA nodes, threads of this rank.
+    """Check cores, NUMA nodes and threads of this rank.
 
     Parameters
     ----------
     place : Place
-        Where to look.
+        The file system and environment to read.
     family : str
         The MPI implementation, for the fix.
     machine : int, optional
-        Cores of the machine; by default asked from the system.
+        Cores of the machine; by default the system's answer.
     """
     section = Section("binding", "Cores and binding")
     machine = machine or os.cpu_count() or 1
@@ -100,8 +100,8 @@ def collect(place: Place, family: str = "", machine: int | None = None) -> Secti
         if granted < min(len(place.cpus), machine):
             section.find(
                 WARNING,
-                f"the cgroup grants {granted:g} cores' time, the rank sees {len(place.cpus)}: it "
-                "is stopped in the middle of operations when the time is used up",
+                f"the cgroup grants {granted:g} cores' time, the rank sees {len(place.cpus)}: the "
+                "kernel stops it in the middle of operations when the time is used up",
                 "raise the limit (docker run --cpus=N, Kubernetes resources.limits.cpu), or pass "
                 "--cpuset-cpus with as many cores",
             )
@@ -109,7 +109,7 @@ def collect(place: Place, family: str = "", machine: int | None = None) -> Secti
 
 
 def shared(ranks: list[tuple[int, frozenset[int]]], machine: int) -> dict[str, str] | None:
-    """A finding if the ranks of a host have fewer cores than there are ranks.
+    """Return a finding if the ranks of a host have fewer cores than there are ranks.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def shared(ranks: list[tuple[int, frozenset[int]]], machine: int) -> dict[str, s
         "severity": WARNING if len(ranks) > machine else FAULT,
         "what": f"{len(ranks)} ranks share {len(together)} of the host's {machine} cores: they "
         "take turns, and every operation waits for the slowest",
-        "fix": f"start at most {machine} ranks a host"
+        "fix": f"start at most {machine} ranks per host"
         if len(ranks) > machine
         else "give each rank cores of its own: mpirun --map-by slot:PE=n --bind-to core (Open "
         "MPI), -bind-to none (MPICH), srun --cpus-per-task=n --cpu-bind=cores",

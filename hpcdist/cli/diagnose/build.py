@@ -1,4 +1,4 @@
-"""What hpcdist was built for, what is loaded, and whether they fit."""
+"""What hpcdist was built for, what is loaded, and whether the two match."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def collect(place: Place) -> Section:
 
 
 def _compare(section: Section, info: dict[str, Any], version: str) -> None:
-    """The same family, but an older library than that of the build."""
+    """Find a library of the right family that is older than the build's."""
     built = re.search(r"\d+\.\d+(\.\d+)?", str(info.get("mpi_version", "")))
     there = re.search(r"\d+\.\d+(\.\d+)?", version)
     if not built or not there or mpi_family(version) == "this MPI":
@@ -71,7 +71,7 @@ def _running(section: Section) -> None:
             f"MPI was started with MPI_THREAD_{level.upper()}: asynchronous operations run on the "
             "calling thread, and nothing overlaps",
             "unset MPICH_MAX_THREAD_SAFETY, MPI4PY_RC_THREAD_LEVEL and mpi4py.rc.thread_level, or "
-            "take an MPI built with MPI_THREAD_MULTIPLE",
+            "use an MPI built with MPI_THREAD_MULTIPLE",
         )
 
 

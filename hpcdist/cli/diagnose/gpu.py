@@ -1,4 +1,4 @@
-"""GPUs, the driver, NCCL, what lies near a rank's GPU, and whether MPI takes GPU memory."""
+"""GPUs, the driver, NCCL, what is near a rank's GPU, and whether MPI takes GPU memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["collect"]
 
 
 def collect(place: Place) -> Section:
-    """Driver and GPUs from /proc and /sys; torch's view, NCCL's and MPI's where MPI runs."""
+    """Check driver and GPUs in /proc and /sys, and what torch, NCCL and a running MPI report."""
     section = Section("gpu", "GPUs")
     driver = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", place.read("proc/driver/nvidia/version"))
     there = hardware.gpus(place.root)
@@ -77,7 +77,7 @@ def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
 
 
 def _links(section: Section, place: Place) -> None:
-    """What the driver's files tell of NVLink switches and of adapters that read GPU memory."""
+    """Check NVLink switches, and adapters that read GPU memory, in the driver's files."""
     switches = place.entries("proc/driver/nvidia-nvswitch/devices")
     section.fact("NVLink switches", len(switches), "host")
     peer = next(
@@ -95,7 +95,7 @@ def _links(section: Section, place: Place) -> None:
 
 
 def _torch(section: Section) -> None:
-    """What torch can do with them; only here is torch imported, and only where it is installed."""
+    """Check torch's view of the GPUs; only here is torch imported, if it is installed."""
     if importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -112,7 +112,7 @@ def _torch(section: Section) -> None:
 
 
 def _nccl(section: Section) -> None:
-    """The library that a group would take, as it would find it."""
+    """Check the library that a group would load."""
     try:
         found = _nccl_loader.load()
     except DistBackendError as error:
@@ -125,7 +125,7 @@ def _nccl(section: Section) -> None:
 
 
 def _mpi(section: Section) -> None:
-    """The library's own answer to whether it takes GPU memory; no answer means no."""
+    """Check whether MPI reports that it takes GPU memory; no answer means no."""
     from hpcdist.backends.cuda_over_mpi import aware
 
     takes, who = aware.library_report()

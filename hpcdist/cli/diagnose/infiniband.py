@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE adapters: ports, rates, and how near they are to this rank's cores."""
+"""InfiniBand and RoCE adapters: ports, rates, and their distance from this rank's cores."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Port:
     state : str
         ``ACTIVE``, ``INIT``, ``DOWN``, ...
     rate : float
-        Gbit/s; 0 where it is not known.
+        Gbit/s; 0 if unknown.
     layer : str
         ``InfiniBand`` or ``Ethernet`` (RoCE).
     node : int
-        NUMA node of the adapter; -1 where the system does not tell.
+        NUMA node of the adapter; -1 if unknown.
     distance : int or None
-        To the nearest NUMA node of this rank, 10 for the same; None where it is not known.
+        Distance to the nearest NUMA node of this rank, 10 for the same; None if unknown.
     """
 
     device: str
@@ -45,12 +45,12 @@ class Port:
 
     @property
     def name(self) -> str:
-        """As UCX_NET_DEVICES names it."""
+        """The port's name in UCX_NET_DEVICES."""
         return f"{self.device}:{self.number}"
 
 
 def ports(place: Place) -> list[Port]:
-    """All ports of all adapters, by name."""
+    """Return all ports of all adapters, by name."""
     mine = [number for number, cpus in nodes_of(place).items() if cpus & place.cpus]
     found = []
     for device in place.entries(FOLDER):
@@ -76,7 +76,7 @@ def ports(place: Place) -> list[Port]:
 
 
 def _distance(place: Place, node: int, mine: list[int]) -> int | None:
-    """The least distance from a NUMA node to those of this rank."""
+    """Return the least distance from a NUMA node to those of this rank."""
     if node < 0 or not mine:
         return None
     row = place.read(f"sys/devices/system/node/node{node}/distance").split()
@@ -86,7 +86,7 @@ def _distance(place: Place, node: int, mine: list[int]) -> int | None:
 
 
 def chosen(text: str, there: list[Port]) -> tuple[list[Port], list[str]]:
-    """What UCX_NET_DEVICES picks of these ports, and names in it that are not there.
+    """Return the ports that UCX_NET_DEVICES selects, and the names in it that do not exist.
 
     Names without a port mean each port; names of Ethernet interfaces are not judged here.
     """
@@ -103,7 +103,7 @@ def chosen(text: str, there: list[Port]) -> tuple[list[Port], list[str]]:
 
 
 def chosen_by_nccl(text: str, there: list[Port]) -> tuple[list[Port], bool]:
-    """What NCCL_IB_HCA picks of these ports, and whether it excludes: ``^``; ``=`` is exact."""
+    """Return the ports that NCCL_IB_HCA selects, and whether it excludes: ``^``; ``=`` is exact."""
     excludes = text.startswith("^")
     text = text.removeprefix("^")
     exact = text.startswith("=")
@@ -122,12 +122,12 @@ def chosen_by_nccl(text: str, there: list[Port]) -> tuple[list[Port], bool]:
 
 
 def rate_of(there: list[Port]) -> float:
-    """Gbit/s of all active ports together."""
+    """Return the Gbit/s of all active ports together."""
     return sum(port.rate for port in there if port.state == "ACTIVE")
 
 
 def collect(place: Place) -> Section:
-    """Ports, and whether the settings choose among them well."""
+    """Check the ports, and whether the settings select good ones."""
     section = Section("infiniband", "InfiniBand and RoCE")
     there = ports(place)
     if not place.entries(FOLDER):
@@ -207,7 +207,7 @@ def _nccl(section: Section, place: Place, there: list[Port], active: list[Port])
 def _near(
     section: Section, variable: str, picked: list[Port], active: list[Port], form: str
 ) -> None:
-    """The chosen adapters against the nearest ones."""
+    """Compare the selected adapters with the nearest ones."""
     known = [port for port in active if port.distance is not None]
     mine = [port.distance for port in picked if port.distance is not None]
     if not known or not mine:

@@ -1,4 +1,4 @@
-"""Who started this process, in its own words, and whether MPI heard of it."""
+"""The launcher that started this process, by its variables, and whether MPI knows of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "COOKIE", "FD", "SECURITY")
 
 
 def collect(place: Place) -> Section:
-    """The launcher, its variables, and MPI's own idea of the job."""
+    """Check the launcher, its variables, and MPI's view of the job."""
     section = Section("launcher", "Launcher")
     found = launchers.find(place.env)
     section.fact("launcher", found.name if found else "none")

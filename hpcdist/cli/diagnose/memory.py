@@ -25,11 +25,11 @@ def collect(place: Place, limits: dict[str, int] | None = None, shm: int | None 
     Parameters
     ----------
     place : Place
-        Where to look.
+        The file system and environment to read.
     limits : dict, optional
-        ``memlock`` and ``nofile`` of this process; asked from the system by default.
+        ``memlock`` and ``nofile`` of this process; by default the system's answer.
     shm : int, optional
-        Bytes free in /dev/shm; asked from the system by default.
+        Bytes free in /dev/shm; by default the system's answer.
     """
     section = Section("memory", "Memory and limits")
     _pages(section, place)
@@ -99,7 +99,7 @@ def _copies(section: Section, place: Place) -> None:
 
 
 class Offer:
-    """A piece of this process's memory for other ranks of the host to read."""
+    """A block of this process's memory that other ranks of the host read."""
 
     def __init__(self) -> None:
         self._content = os.urandom(16)

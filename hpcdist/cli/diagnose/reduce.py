@@ -26,7 +26,7 @@ BYTES = 32 << 20
 #: A healthy all_reduce takes at most so many times what is expected: docs/diagnose.md tells what
 #: was measured, and with what switched off.
 GOOD = 2.5
-#: Above so many times something is broken.
+#: Above this factor something is broken.
 BROKEN = 33.0
 #: Seconds for a small one within a node, in the fastest case, that only a rank takes which waits
 #: for a core: a scheduler's slice.
@@ -34,7 +34,7 @@ SLICE = 1e-3
 
 
 def expected(size: int, local: int, copy: float, link: float, nbytes: int = BYTES) -> float:
-    """Seconds for an all_reduce that takes memory and links without overlap and without caches.
+    """Return the seconds of an all_reduce limited by memory and links, without overlap and caches.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def expected(size: int, local: int, copy: float, link: float, nbytes: int = BYTE
 def judge(
     best: float, limit: float, latency: float, hosts: int, crowded: bool, known: bool
 ) -> dict[str, str] | None:
-    """A finding, or None if it is as fast as it should be.
+    """Return a finding, or None if it is as fast as it should be.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def judge(
         return {
             "severity": FAULT if times > BROKEN else WARNING,
             "what": f"all_reduce of {BYTES >> 20} MiB takes at best {best * 1e3:.1f} ms: "
-            f"{times:.1f} times what memory and links let expect; up to {GOOD:g} times is good",
+            f"{times:.1f} times what memory and links allow; up to {GOOD:g} times is good",
             "fix": "fix what is reported above first (binding, CMA, adapters). Then see whether "
             "other jobs use the hosts, and which transport is used: OMPI_MCA_pml_base_verbose=10 "
             "or UCX_LOG_LEVEL=info",
@@ -143,7 +143,7 @@ def measure(seconds: float = 2.0) -> dict[str, Any]:
 
 
 def _times(call: Any, seconds: float, most: int) -> tuple[float, float, int]:
-    """Median and least seconds of as many calls as fit, and their number; the same on all ranks."""
+    """Return median and least seconds of as many calls as fit, and their number, on all ranks."""
     barrier()
     for _ in range(2):
         call()

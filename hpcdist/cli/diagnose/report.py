@@ -1,4 +1,4 @@
-"""From the sections of all ranks to one report, as text and as JSON."""
+"""Merges the sections of all ranks into one report, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .section import FAULT, NOTE, WARNING
 
 __all__ = ["SCHEMA", "as_json", "as_text", "merge", "status"]
 
-#: Version of the JSON form. Keys may be added; a change of meaning raises it.
+#: Version of the JSON form. New keys leave it; a change of meaning raises it.
 SCHEMA = 1
 _ORDER = (FAULT, WARNING, NOTE)
 #: Facts without which nothing works if ranks differ in them.
@@ -24,7 +24,7 @@ def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
     Parameters
     ----------
     parts : list of dict
-        One a rank: ``rank``, ``host``, ``sections`` as :meth:`Section.plain` gives them.
+        One per rank: ``rank``, ``host``, ``sections`` as :meth:`Section.plain` gives them.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def _differences(
     section: str, name: str, values: dict[str, Any], ranks: int
 ) -> list[dict[str, Any]]:
-    """A finding where ranks differ that should not, or only some have the fact at all."""
+    """Return findings where ranks differ that should not, or only some have the fact at all."""
     groups = list(values["is"].values())
     if values["same"] == "rank":
         return []

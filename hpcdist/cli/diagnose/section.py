@@ -1,4 +1,4 @@
-"""What a check gives: facts, and findings that say what is wrong and what mends it."""
+"""The result of a check: facts, and findings that name a problem and its fix."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Section:
         self.facts.append({"name": name, "value": value, "same": same})
 
     def find(self, severity: str, what: str, fix: str) -> None:
-        """Add a finding: what is wrong, and the command or variable that mends it."""
+        """Add a finding: what is wrong, and the command or variable that fixes it."""
         self.findings.append({"severity": severity, "what": what, "fix": fix})
 
     def plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What only all ranks together show: who shares cores, and whether all_reduce is fast enough."""
+"""What only all ranks together show: shared cores, and whether all_reduce is fast enough."""
 
 from __future__ import annotations
 

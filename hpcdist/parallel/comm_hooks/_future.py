@@ -35,7 +35,7 @@ class Driven(torch.futures.Future):
         self._error: BaseException | None = None
 
     def wait(self) -> Any:
-        """Drive it to its end, once, and return its value."""
+        """Complete it, once, and return its value."""
         if self._error is not None:
             raise self._error
         drive, self._drive = self._drive, None
@@ -52,7 +52,7 @@ class Driven(torch.futures.Future):
         return self.wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """A future of what `callback` makes of this one, driven through this one."""
+        """Return a future of the result of `callback` on this one, completed through this one."""
 
         def drive() -> Any:
             self.wait()
@@ -96,7 +96,7 @@ class Pipeline:
             if run in self._running:
                 self._running.remove(run)
         except BaseException:
-            # Nothing of a backward pass that failed may go on in the next one.
+            # No stage of a failed backward pass may continue in the next one.
             self._running.clear()
             raise
 
@@ -116,16 +116,16 @@ class _Run:
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:
-    """The group that a hook's state means: None is the default group."""
+    """Return the group of a hook's state: None means the default group."""
     return member(group)
 
 
 def dense_buffer(bucket: GradBucket, hook: str) -> torch.Tensor:
-    """The buffer of a bucket, or an error for a sparse one."""
+    """Return the buffer of a bucket; raise for a sparse one."""
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         raise TypeError(
             f"{hook} takes dense gradients, but bucket {bucket.index()} has a sparse one; create "
-            "the embedding with sparse=False, or write a hook that treats it"
+            "the embedding with sparse=False, or write a hook that handles it"
         )
     return buffer

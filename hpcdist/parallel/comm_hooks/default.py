@@ -1,4 +1,4 @@
-"""Hooks that average: as it is, in half precision, and not at all."""
+"""Hooks that average in full precision, in half precision, or not at all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Fu
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The hook's state: between whose ranks. None means the default group.
+        The hook's state: the group that averages. None means the default group.
     bucket : GradBucket
         From DDP.
 
@@ -90,7 +90,7 @@ def fp16_compress_hook(
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The hook's state: between whose ranks. None means the default group.
+        The hook's state: the group that averages. None means the default group.
     bucket : GradBucket
         From DDP.
 
@@ -117,7 +117,7 @@ def bf16_compress_hook(
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The hook's state: between whose ranks. None means the default group.
+        The hook's state: the group that averages. None means the default group.
     bucket : GradBucket
         From DDP.
 

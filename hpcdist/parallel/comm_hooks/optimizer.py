@@ -39,9 +39,9 @@ class OptimizerInBackward:
     optimizer_class : type
         Derived from ``torch.optim.Optimizer``.
     params : iterable of torch.nn.Parameter
-        Those to optimize. Others of the model are averaged only.
+        The parameters to optimize. Others of the model are averaged only.
     process_group : ProcessGroup, optional
-        Between whose ranks. None means the default group.
+        The group that averages. None means the default group.
     **options
         Passed to the optimizer's constructor, such as ``lr``.
 
@@ -83,7 +83,7 @@ class OptimizerInBackward:
         params : iterable of torch.nn.Parameter
             Those that DDP averages. Those without an optimizer are averaged only.
         process_group : ProcessGroup
-            Between whose ranks.
+            The group that averages.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class OptimizerInBackward:
         return state
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The states of all optimizers.
+        """Return the states of all optimizers.
 
         Local to this process.
 
@@ -116,7 +116,7 @@ class OptimizerInBackward:
         return [optimizer.state_dict() for optimizer in self.optimizers.values()]
 
     def load_state_dict(self, state_dict: list[dict[str, Any]]) -> None:
-        """Take over what :meth:`state_dict` gave.
+        """Load the result of :meth:`state_dict`.
 
         Local to this process.
 

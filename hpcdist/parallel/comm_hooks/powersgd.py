@@ -116,7 +116,7 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
 
 
 def _sum(state: PowerSGDState, tensor: torch.Tensor) -> Any:
-    """Start to add up a tensor of all ranks, in place."""
+    """Start to sum a tensor over all ranks, in place."""
     return group_of(state.process_group)._comm.all_reduce(tensor, ReduceOp.SUM, True, api=API)
 
 
@@ -160,7 +160,7 @@ def _draw(state: PowerSGDState, qs: list[torch.Tensor]) -> None:
 
 
 def _batches(state: PowerSGDState, matrices: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Matrices by shape, in the order in which shapes first occur; or each by itself."""
+    """Matrices by shape, in the order in which shapes first occur; or each alone."""
     by_shape: dict[torch.Size, list[torch.Tensor]] = {}
     for matrix in matrices:
         by_shape.setdefault(matrix.shape, []).append(matrix)
@@ -170,7 +170,7 @@ def _batches(state: PowerSGDState, matrices: list[torch.Tensor]) -> list[list[to
 
 
 def _worth_it(state: PowerSGDState, gradient: torch.Tensor) -> bool:
-    """Whether a gradient is a matrix that becomes enough smaller."""
+    """Return whether a gradient is a matrix that compression makes small enough."""
     if gradient.dim() < 2 or not gradient.numel():
         return False
     rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]

@@ -1,4 +1,4 @@
-"""What PowerSGD remembers between steps."""
+"""The state that PowerSGD keeps between steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PowerSGDState:
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        Between whose ranks. None means the default group.
+        The group that averages. None means the default group.
     matrix_approximation_rank : int
         Rank of the approximation, from 1. What is sent grows with it; 1 to 4 are usual.
     start_powerSGD_iter : int
@@ -101,7 +101,7 @@ class PowerSGDState:
             raise ValueError(
                 f"start_powerSGD_iter must be 2 or more, not {start_powerSGD_iter}, with "
                 "use_error_feedback or warm_start: DDP rebuilds its buckets after the first step, "
-                "and what is remembered belongs to a bucket"
+                "and the state belongs to a bucket"
             )
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
@@ -139,7 +139,7 @@ class PowerSGDState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; all ranks must, each its own.
+        """Load the result of :meth:`state_dict`; every rank must load its own.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class PowerSGDState:
                 _log.info("PowerSGD starts after %d steps", self.iter)
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """How much smaller the gradients have been made.
+        """Return how much smaller the gradients became.
 
         Local to this process.
 

@@ -1,4 +1,4 @@
-"""Hooks that send gradients as bytes: four times smaller than float32, and rougher."""
+"""Hooks that send gradients as bytes: four times smaller than float32, and less precise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quantization_pertensor_hook(
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The hook's state: between whose ranks. None means the default group.
+        The hook's state: the group that averages. None means the default group.
     bucket : GradBucket
         From DDP.
 
@@ -53,7 +53,7 @@ def quantization_perchannel_hook(
     Parameters
     ----------
     process_group : ProcessGroup, optional
-        The hook's state: between whose ranks. None means the default group.
+        The hook's state: the group that averages. None means the default group.
     bucket : GradBucket
         From DDP.
     bucket_size : int
