@@ -428,7 +428,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "collect", broken)
     sections = diagnose.local(Place({}, tmp_path, frozenset({0})))
     (found,) = (
-        each for section in sections for each in section.findings if "broke" in each["what"]
+        each for section in sections for each in section.findings if "failed" in each["what"]
     )
     assert "ZeroDivisionError: no" in found["what"] and found["severity"] == WARNING
 
