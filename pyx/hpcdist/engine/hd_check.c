@@ -44,10 +44,10 @@ static const char UNHARMED[] = "Nothing was transferred; the group can still be 
 
 /* ---- abandoning ---- */
 
-static int came(const void *of, int rank)
+static int has_arrived(const void *visited, int rank)
 {
-    const visit *v = of;
-    return hd_page_come(v->c, rank, v->n);
+    const visit *v = visited;
+    return hd_page_arrived(v->c, rank, v->n);
 }
 
 /* Abandons the check for the given reason. Returns 0 if all ranks have come meanwhile. missing: the
@@ -58,12 +58,12 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
     char here[HD_DESC];
     hd_describe_here(here, v->j);
     if (v->j->monitored)
-        hd_say_awaited(here, c, came, v);
+        hd_say_awaited(here, c, has_arrived, v);
     hd_page_leave_note(c, v->n, why, code, hd_waiter_elapsed(&v->wait), here);
     if (v->joined)
         return hd_page_veto(c, v->n, missing);
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !hd_page_come(c, r, v->n - 1))
+        if (r != c->rank && !hd_page_arrived(c, r, v->n - 1))
             hd_say(missing, "%s%d", missing->used ? ", " : "", r);
     hd_page_pass(c, v->n);
     return 1;
@@ -133,7 +133,7 @@ static int time_out(visit *v)
         if (r == c->rank)
             continue;
         hd_say(&t, "\n  rank %d: ", r);
-        if (hd_page_come(c, r, v->n))
+        if (hd_page_arrived(c, r, v->n))
             hd_say(&t, "waits in the same call");
         else
             hd_session_report(c->session, c->node_slot[r], &t);
@@ -262,7 +262,7 @@ static int wait_for(visit *v, int r)
     while ((sight = hd_page_look(v->c, r, v->n)) == HD_NOT_YET)
         if ((code = wait_step(v, r)))
             return code;
-    return sight == HD_JOINED ? HD_OK : fail_abandoned(v, hd_page_come(v->c, r, v->n) ? -1 : r);
+    return sight == HD_JOINED ? HD_OK : fail_abandoned(v, hd_page_arrived(v->c, r, v->n) ? -1 : r);
 }
 
 /* ---- comparing ---- */

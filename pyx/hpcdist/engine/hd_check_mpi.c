@@ -41,7 +41,7 @@
 #include "hd_threads.h"
 #include "hd_watchdog.h"
 
-static int came(const void *post, int rank) { return hd_post_is_here(post, rank); }
+static int has_arrived(const void *post, int rank) { return hd_post_is_here(post, rank); }
 
 #define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
 
@@ -70,7 +70,7 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     leave_behind(c);
     hd_describe_here(here, j);
     if (j->monitored)
-        hd_say_awaited(here, c, came, c->post);
+        hd_say_awaited(here, c, has_arrived, c->post);
     hd_post_send(c, HD_POST_GAVE_UP, HD_ERR_TIMEOUT, after, here);
     hd_post_flush(c);
 }

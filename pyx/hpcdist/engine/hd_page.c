@@ -9,7 +9,7 @@
 #define JOINED_BIT (1u << 31)
 #define VETO_MASK (JOINED_BIT - 1)
 
-static uint32_t come(uint64_t word) { return (uint32_t)(word >> 32); }
+static uint32_t check_reached(uint64_t word) { return (uint32_t)(word >> 32); }
 static int joined(uint64_t word) { return ((uint32_t)word & JOINED_BIT) != 0; }
 static uint32_t veto_of(uint64_t word) { return (uint32_t)word & VETO_MASK; }
 static int vetoed(uint64_t word, uint32_t n)
@@ -38,9 +38,9 @@ enum hd_sight hd_page_look(const hd_comm *c, int rank, uint32_t n)
 {
     const hd_slot *s = &c->page->slots[rank];
     const uint64_t word = load(&s->word);
-    if (!hd_reached(come(word), n))
+    if (!hd_reached(check_reached(word), n))
         return vetoed(word, n) ? HD_ABANDONED : HD_NOT_YET;
-    if (come(word) == n)
+    if (check_reached(word) == n)
         return joined(word) ? HD_JOINED : HD_ABANDONED;
     return __atomic_load_n(&s->decided, __ATOMIC_RELAXED) == n ? HD_JOINED : HD_ABANDONED;
 }
@@ -49,7 +49,7 @@ int hd_page_behind(const hd_comm *c, uint32_t n)
 {
     if (c->decided != n - 1)
         for (int r = 0; r < c->size; r++)
-            if (r != c->rank && !hd_page_come(c, r, n - 1))
+            if (r != c->rank && !hd_page_arrived(c, r, n - 1))
                 return r;
     return -1;
 }
@@ -80,10 +80,10 @@ int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing)
     int any = 0;
     for (int r = 0; r < c->size; r++) {
         uint64_t *word = &c->page->slots[r].word, old = load(word);
-        while (!hd_reached(come(old), n) && !vetoed(old, n))
-            if (swap(word, &old, pack(come(old), joined(old), n)))
-                old = pack(come(old), joined(old), n);
-        if (hd_reached(come(old), n))
+        while (!hd_reached(check_reached(old), n) && !vetoed(old, n))
+            if (swap(word, &old, pack(check_reached(old), joined(old), n)))
+                old = pack(check_reached(old), joined(old), n);
+        if (hd_reached(check_reached(old), n))
             continue;
         any = 1;
         hd_say(missing, "%s%d", missing->used ? ", " : "", r);

@@ -94,7 +94,7 @@ static inline hd_words *hd_words_of(const hd_comm *c)
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
 
 /* Whether `rank` has come to check n. */
-static inline int hd_page_come(const hd_comm *c, int rank, uint32_t n)
+static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
 {
     return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >>
                                  32),

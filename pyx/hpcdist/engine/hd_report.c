@@ -85,13 +85,13 @@ void hd_describe_here(char *out, hd_job *j)
         hd_say(&t, " at %s", j->site);
 }
 
-void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank),
-                    const void *of)
+void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
+                    const void *context)
 {
     hd_text t = {.at = here, .room = HD_DESC, .used = strlen(here)};
     const char *before = ", waiting for rank ";
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !came(of, r)) {
+        if (r != c->rank && !arrived(context, r)) {
             hd_say(&t, "%s%d", before, r);
             before = ", ";
         }

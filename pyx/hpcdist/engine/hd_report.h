@@ -14,8 +14,8 @@ void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
 void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
 void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
 /* Adds to such a description the ranks that have not come. */
-void hd_say_awaited(char *here, const hd_comm *c, int (*came)(const void *of, int rank),
-                    const void *of);
+void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
+                    const void *context);
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as for hd_session_gone */

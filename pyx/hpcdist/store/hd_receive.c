@@ -129,7 +129,7 @@ static uint64_t whole_message(hd_conn *c, const uint8_t *data, uint64_t size)
     return HD_HEAD + head.body + HD_TAG;
 }
 
-static void body_came(hd_conn *c, const uint8_t *data, uint64_t size)
+static void body_arrived(hd_conn *c, const uint8_t *data, uint64_t size)
 {
     hd_mac_update(&c->in_mac, data, size);
     c->have += size;
@@ -169,7 +169,7 @@ static void feed(hd_conn *c, const uint8_t *data, uint64_t size)
                 n = n < room ? n : room;
                 memcpy(c->body->at + (c->have - HD_HEAD), data, n);
             }
-            body_came(c, data, n);
+            body_arrived(c, data, n);
         } else {
             uint64_t at = c->have - HD_HEAD - c->head.body;
             n = HD_TAG - at;
@@ -224,7 +224,7 @@ void hd_conn_readable(hd_conn *c)
     } else if (c->state != HD_READY) {
         hd_close(c, 1); /* it sends although its request is still waiting */
     } else if (direct) {
-        body_came(c, into, (uint64_t)n);
+        body_arrived(c, into, (uint64_t)n);
     } else {
         feed(c, into, (uint64_t)n);
     }
