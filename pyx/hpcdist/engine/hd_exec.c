@@ -29,7 +29,7 @@ static int must_poll(const hd_comm *c, const hd_job *j)
 #ifdef OPEN_MPI
     /* This library's blocking calls yield when told to: see init_mpi. Only a long all_reduce
      * between nodes can do better. */
-    return hd_ring_fits(c, j) && !j->inline_;
+    return hd_ring_qualifies(c, j) && !j->inline_;
 #else
     return 1;
 #endif

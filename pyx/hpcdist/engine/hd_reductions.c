@@ -42,7 +42,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
                 return j->code;
         return HD_OK;
     }
-    if (j->polls && hd_ring_fits(c, j)) {
+    if (j->polls && hd_ring_qualifies(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             if (first)
                 hd_scale_mul(j->out[i].ptr, j->out[i].ptr, j->out[i].n, j->dtype, factor);

@@ -88,7 +88,7 @@ static int post(ring *r)
     return rc;
 }
 
-int hd_ring_fits(const hd_comm *c, const hd_job *j)
+int hd_ring_qualifies(const hd_comm *c, const hd_job *j)
 {
     int64_t elements = 0; /* then bytes */
     if (j->kind != HD_ALL_REDUCE || c->size == 1 || c->page || c->on_device)

@@ -7,7 +7,7 @@
 #include "hd_job.h"
 
 /* Whether j, which is polled, qualifies for it, and the reduction of one tensor. */
-int hd_ring_fits(const hd_comm *c, const hd_job *j);
+int hd_ring_qualifies(const hd_comm *c, const hd_job *j);
 int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 
 #endif

@@ -18,7 +18,7 @@
 
 static void full(hd_conn *c) { hd_reply_number(c, HD_RE_FULL, (int64_t)c->server->limits.bytes); }
 
-static int fits(const hd_server *s, uint64_t more)
+static int has_room(const hd_server *s, uint64_t more)
 {
     return more <= s->limits.bytes && s->table.bytes <= s->limits.bytes - more;
 }
@@ -29,10 +29,10 @@ static uint64_t present_bytes(const hd_entry *e)
 }
 
 /* Whether a value may be stored in place of the entry's, which may be NULL. */
-static int fits_instead(const hd_server *s, const hd_entry *e, uint64_t key, uint64_t value)
+static int has_room_instead(const hd_server *s, const hd_entry *e, uint64_t key, uint64_t value)
 {
     uint64_t more = key + value + HD_OVERHEAD, less = present_bytes(e);
-    return more <= less || fits(s, more - less);
+    return more <= less || has_room(s, more - less);
 }
 
 /* --- changes -----------------------------------------------------------------------------------
@@ -77,7 +77,8 @@ static void set_all(hd_conn *c, const hd_item *items, uint32_t count, hd_bytes *
         more += items[i].size + HD_OVERHEAD / 2;
     /* of several items, some may share a key: what they replace is counted at most once */
     hd_entry *first = count == 2 ? hd_table_find(&s->table, items[0].at, items[0].size) : NULL;
-    if (count == 2 ? !fits_instead(s, first, items[0].size, items[1].size) : !fits(s, more)) {
+    if (count == 2 ? !has_room_instead(s, first, items[0].size, items[1].size)
+                   : !has_room(s, more)) {
         full(c);
         return;
     }
@@ -133,7 +134,7 @@ static void add(hd_conn *c, const hd_item *key)
         return;
     }
     hd_item value = {(uint8_t *)text, (uint64_t)snprintf(text, sizeof text, "%" PRId64, sum)};
-    if (!fits_instead(s, e, key->size, value.size) || !(e = store(s, key, &value, NULL))) {
+    if (!has_room_instead(s, e, key->size, value.size) || !(e = store(s, key, &value, NULL))) {
         full(c);
         return;
     }
@@ -155,7 +156,7 @@ static void exchange(hd_conn *c, const hd_item *items, hd_bytes *own)
         hd_reply_one_item(c, HD_RE_DONE, items[1].at, items[1].size);
         return;
     }
-    if (!fits_instead(s, e, items[0].size, items[2].size) ||
+    if (!has_room_instead(s, e, items[0].size, items[2].size) ||
         !(e = store(s, &items[0], &items[2], own))) {
         full(c);
         return;
@@ -168,7 +169,7 @@ static void append(hd_conn *c, const hd_item *items, hd_bytes *own)
 {
     hd_server *s = c->server;
     hd_entry *e = hd_table_find(&s->table, items[0].at, items[0].size);
-    int failed = !fits(s, items[0].size + items[1].size + HD_OVERHEAD);
+    int failed = !has_room(s, items[0].size + items[1].size + HD_OVERHEAD);
     if (!failed && e && e->has_value)
         failed = hd_table_append(&s->table, e, items[1].at, items[1].size);
     else if (!failed)
@@ -186,7 +187,7 @@ static void push(hd_conn *c, const hd_item *items, hd_bytes *own)
     hd_server *s = c->server;
     hd_value v;
     hd_entry *e = NULL;
-    if (!fits(s, items[0].size + items[1].size + HD_OVERHEAD) ||
+    if (!has_room(s, items[0].size + items[1].size + HD_OVERHEAD) ||
         !(e = hd_table_make(&s->table, items[0].at, items[0].size)) ||
         value_of(&items[1], own, &v)) {
         if (e)
