@@ -81,17 +81,17 @@ static int fail_abandoned(visit *v, int late_rank)
     hd_note note = {.code = HD_ERR_TIMEOUT};
     hd_refused refused;
     int by = -1;
-    const int told = hd_page_find_note(c, v->n, &by, &note);
+    const int noted = hd_page_find_note(c, v->n, &by, &note);
 
-    if (!(told && note.why == HD_REFUSED) && hd_fail_if_gone(c, j))
+    if (!(noted && note.why == HD_REFUSED) && hd_fail_if_gone(c, j))
         return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    if (told && note.why == HD_REFUSED) {
+    if (noted && note.why == HD_REFUSED) {
         hd_page_refused(c, v->n, by, &note, &refused);
         hd_say_refused(&t, j, note.code, &refused);
         hd_say(&t, "; this rank called ");
-    } else if (told) {
+    } else if (noted) {
         hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "",
                by, note.after, note.text);
         if (late)
@@ -105,7 +105,7 @@ static int fail_abandoned(visit *v, int late_rank)
                         : "another rank gave up waiting in ");
     }
     hd_say_call(&t, c, j);
-    if (told && note.why == HD_CROSSED)
+    if (noted && note.why == HD_CROSSED)
         hd_say(&t, ". The ranks disagree about the order in which they use their groups");
     hd_say(&t, ". %s", UNHARMED);
     hd_fail(j, note.code, "%s", buffer);

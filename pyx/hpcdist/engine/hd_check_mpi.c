@@ -54,9 +54,9 @@ static void leave_behind(hd_comm *c)
     hd_post *p = c->post;
     hd_ballot *b = p->ballot, *fresh = hd_post_ballot();
     hd_mpi_lock(c->session);
-    if (!b->said)
+    if (!b->voted)
         MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, p->mpi, &b->req[1]);
-    b->said = 1;
+    b->voted = 1;
     b->next = p->left;
     p->left = b;
     p->ballot = fresh; /* without memory the next check tries again */
@@ -297,7 +297,7 @@ static int begin_round(hd_comm *c, hd_job *j, uint64_t *what, int n, MPI_Op op, 
 static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
 {
     const uint64_t *v = b->vote;
-    b->seen = b->said = 1;
+    b->seen = b->voted = 1;
     if (begin_round(c, j, &b->seen, 1, MPI_MIN, &b->req[1]) || second_round(c, j, &b->req[1]))
         return j->code;
     if (!b->seen)
@@ -324,7 +324,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     p->now++;
     p->announced = 0;
     hd_post_forget(p, p->now);
-    b->seen = b->said = 0;
+    b->seen = b->voted = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
     memcpy(b->vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,

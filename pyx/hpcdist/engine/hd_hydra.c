@@ -55,7 +55,7 @@ static void pack(parcel *p)
     p->m.msg_controllen = sizeof p->control.room;
 }
 
-void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD])
+void hd_hydra_copy(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD])
 {
     const int own[HD_HELD] = {own_connection(), STDOUT_FILENO, STDERR_FILENO};
     int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);

@@ -8,6 +8,6 @@
 #include "hd_session.h"
 
 /* Collective over the ranks of a node. held: the descriptors to close at the end, or -1. */
-void hd_hydra_hold(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
+void hd_hydra_copy(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD]);
 
 #endif

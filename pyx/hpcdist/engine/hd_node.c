@@ -67,9 +67,9 @@ struct hd_node {
     segment *at;
     char *slots;
     size_t bytes;
-    int64_t piece; /* bytes of one half of a slot */
-    uint64_t done; /* pieces so far, the same on all ranks */
-    int told;      /* an operation of this rank has failed here */
+    int64_t piece;   /* bytes of one half of a slot */
+    uint64_t done;   /* pieces so far, the same on all ranks */
+    int failed_here; /* an operation of this rank has failed here */
 };
 
 typedef struct run {
@@ -154,14 +154,14 @@ static int64_t deadline(hd_job *j)
     return hd_job_data_until(j, now);
 }
 
-static uint64_t said_out(const line *of)
+static uint64_t announced_out(const line *of)
 {
     return __atomic_load_n(&of->out, __ATOMIC_ACQUIRE) & ((1ull << VETO) - 1);
 }
 
 static int behind(const segment *s, int rank, int out, uint64_t n)
 {
-    return (out ? said_out(&s->lines[rank])
+    return (out ? announced_out(&s->lines[rank])
                 : __atomic_load_n(&s->lines[rank].in, __ATOMIC_ACQUIRE)) < n;
 }
 
@@ -179,7 +179,7 @@ static int fail_broken(const run *r, int by)
     const line *who = &r->node->at->lines[by - 1];
     char buffer[HD_TEXT];
     hd_text t;
-    r->node->told = 1;
+    r->node->failed_here = 1;
     hd_note_site(r->j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (who->interrupted)
@@ -224,7 +224,7 @@ static int break_off(const run *r, int out, double after)
         if (first != r->c->rank + 1)
             return first;
     }
-    r->node->told = 1;
+    r->node->failed_here = 1;
     if (__atomic_compare_exchange_n(&s->broken, &by, r->c->rank + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
         return r->c->rank + 1;
@@ -388,7 +388,7 @@ int hd_node_takes(hd_comm *c, hd_job *j)
         return 0;
     if (!c->node_asked && open_node(c, j))
         return -1;
-    if (!c->node || c->node->told)
+    if (!c->node || c->node->failed_here)
         return 0;
     /* In this operation: without this rank no rank got past its first piece. */
     if ((by = broken(c->node))) {

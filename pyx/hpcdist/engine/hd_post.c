@@ -145,7 +145,7 @@ int hd_post_is_here(const hd_post *p, int rank)
 const hd_post_heard *hd_post_reason(const hd_post *p)
 {
     const hd_post_heard *best = NULL;
-    int most = p->ballot->said && p->ballot->seen ? 0 : -1;
+    int most = p->ballot->voted && p->ballot->seen ? 0 : -1;
     for (const hd_post_heard *h = p->heard; h; h = h->next) {
         const int worth = h->note.check > p->now            ? 0
                           : h->note.what == HD_POST_REFUSED ? 2

@@ -35,7 +35,7 @@ typedef struct hd_ballot {
     uint64_t vote[VOTE];
     uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
                          * have */
-    int said;           /* this rank's vote in the second round is with MPI */
+    int voted;          /* this rank's vote in the second round is with MPI */
     MPI_Request req[2]; /* of the rounds */
 } hd_ballot;
 

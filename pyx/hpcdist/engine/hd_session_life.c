@@ -92,7 +92,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     hd_session *s = calloc(1, sizeof *s);
     MPI_Comm node = MPI_COMM_NULL;
     int rc, level = MPI_THREAD_SINGLE;
-    char said[256];
+    char why[256];
     hd_text t;
 
     *out = NULL;
@@ -106,12 +106,12 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     pthread_mutex_init(&s->mpi_mu, NULL);
     MPI_Query_thread(&level);
     s->serialized = level < MPI_THREAD_MULTIPLE;
-    if ((rc = hd_meet(from, hd_until(timeout), &s->ctl, said, sizeof said))) {
+    if ((rc = hd_meet(from, hd_until(timeout), &s->ctl, why, sizeof why))) {
         if (rc == HD_ERR_TIMEOUT)
             hd_say(&t, "timeout after %.3g s in init_process_group: ", timeout);
         else
             hd_say(&t, "init_process_group: ");
-        hd_say(&t, "%s. All ranks must call it; it may be called again.", said);
+        hd_say(&t, "%s. All ranks must call it; it may be called again.", why);
         free(s);
         return rc;
     }
@@ -131,7 +131,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     if (s->slot == 0)
         hd_unlink_mpich_segment();
     fill_page(s, node);
-    hd_hydra_hold(node, s->node, s->slot, s->node_n, s->held);
+    hd_hydra_copy(node, s->node, s->slot, s->node_n, s->held);
     MPI_Comm_free(&node);
     hd_watchdog_start(s);
     *out = s;

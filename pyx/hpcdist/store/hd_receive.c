@@ -18,7 +18,7 @@
 /* --- the handshake -----------------------------------------------------------------------------
  */
 
-static void part(hd_conn *c, const char *text)
+static void dismiss(hd_conn *c, const char *text)
 {
     if (send(c->fd, text, HD_MAGIC, MSG_NOSIGNAL) < 0)
         c->server->stats.dropped++;
@@ -34,11 +34,11 @@ static void admit(hd_conn *c)
     if (memcmp(c->head_bytes, HD_MAGIC_TEXT, HD_MAGIC) ||
         !hd_mac_equal(proof, nonce + HD_NONCE, HD_PROOF)) {
         s->stats.refused++;
-        part(c, HD_REFUSED_TEXT);
+        dismiss(c, HD_REFUSED_TEXT);
         return;
     }
     if ((int64_t)s->stats.connections >= s->limits.connections) {
-        part(c, HD_CROWDED_TEXT);
+        dismiss(c, HD_CROWDED_TEXT);
         return;
     }
     memcpy(welcome, HD_MAGIC_TEXT, HD_MAGIC);
