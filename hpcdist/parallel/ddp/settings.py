@@ -66,10 +66,12 @@ class Settings:
         >>> model.register_comm_hook(None, mean_of_halves)
         """
         if not callable(hook):
-            raise TypeError(f"Communication hook must be callable, not {type(hook).__name__}")
+            raise self._logged(
+                TypeError(f"Communication hook must be callable, not {type(hook).__name__}")
+            )
         reducer = self._the_reducer("register_comm_hook")
         if reducer.transfer.has_hook:
-            raise RuntimeError("register_comm_hook can only be called once")
+            raise self._logged(RuntimeError("register_comm_hook can only be called once"))
         reducer.set_hook(state, hook)
         self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
 
@@ -84,8 +86,13 @@ class Settings:
         It may return a list of futures, which are waited for at the end of backward.
         """
         if not callable(hook):
-            raise TypeError(f"hook must be callable, not {type(hook).__name__}")
+            raise self._logged(TypeError(f"hook must be callable, not {type(hook).__name__}"))
         self._buffers_of_module.set_hook(state, hook, comm_hook_location)
+
+    def _logged(self, error: Exception) -> Exception:
+        """Record an error as the ``error`` of the logging data, and return it."""
+        self._stats.failed(error)
+        return error
 
     def _the_reducer(self, what: str) -> Reducer:
         if self.reducer is None:

@@ -114,7 +114,7 @@ class Stats:
         self.strs["prev_iteration_grad_ready_order_indices"] = ", ".join(map(str, order))
 
     def failed(self, error: BaseException) -> None:
-        """Store an error that ended a backward pass."""
+        """Store an error, such as one that ended a backward pass."""
         self.ints["has_error"] = 1
         self.strs["error"] = f"{type(error).__name__}: {error}"
 

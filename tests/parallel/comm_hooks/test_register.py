@@ -93,9 +93,11 @@ def test_hooks_that_are_refused() -> None:
     model = DDP(layers())
     with parallel_raises(TypeError, match="hook must be callable"):
         model.register_comm_hook(None, 3)  # type: ignore[arg-type]
+    parallel_assert("must be callable" in model._get_ddp_logging_data()["error"])
     model.register_comm_hook(None, average)
     with parallel_raises(RuntimeError, match="register_comm_hook can only be called once"):
         model.register_comm_hook(None, average)
+    parallel_assert("only be called once" in model._get_ddp_logging_data()["error"])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
