@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from on_cpu import OnCpu, pretend
 from sides import SIDES, Side
 
 #: Reasons for which the suite holds a test back that speak of another backend than MPI.
@@ -50,6 +51,8 @@ FREED = {
     "test_new_subgroups_overlap_not_allowed": 4,
     "test_new_subgroups_world_size_not_divisible_by_group_size": 4,
 }
+#: Tests that take minutes on a CPU, and why.
+TOO_LARGE = {"test_ddp_uneven_inputs": "trains a convolution of 1000 x 1000 pixels 126 times"}
 #: Tests of a group of ranks 1 and 2. The suite skips them for few ranks by itself, but not for MPI.
 THREE_RANKS = re.compile(r"(?<!full)_group(_|$)|_failure_order$")
 #: Seconds for one test; the slowest takes six.
@@ -109,6 +112,7 @@ def build(side: Side, size: int, rank: int, folder: Path) -> type[unittest.TestC
             common.DistTestCases.backend_feature[feature].add("mpi")
         common.DistTestCases.skip_collective["allgather_coalesced"].discard("mpi")
         dist.is_mpi_available = lambda: True
+    into = pretend(common, size)
     from torch.testing._internal.distributed import distributed_test as suite
 
     class Conformance(TestCase, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
@@ -139,6 +143,7 @@ def build(side: Side, size: int, rank: int, folder: Path) -> type[unittest.TestC
         elif HELD_BACK.search(getattr(method, "__unittest_skip_why__", "")):
             release(method)
     side.furnish(suite, common)
+    into(suite, suite.DistributedDataParallel)
     return Conformance
 
 
@@ -173,6 +178,8 @@ class Result(unittest.TestResult):
 def run_one(side: Side, case: unittest.TestCase, skips: dict[int, str]) -> tuple[str, str]:
     """Run one test in a group of its own: "passed", "skipped" or "failed", and why."""
     method = getattr(case, case._testMethodName)
+    if case._testMethodName in TOO_LARGE:
+        return "skipped", TOO_LARGE[case._testMethodName]
     if getattr(method, "__unittest_skip__", False):
         return "skipped", method.__unittest_skip_why__
     if os.environ["WORLD_SIZE"] == "2" and THREE_RANKS.search(case._testMethodName):
@@ -180,7 +187,8 @@ def run_one(side: Side, case: unittest.TestCase, skips: dict[int, str]) -> tuple
     result = Result(skips)
     try:
         side.start(case._testMethodName, TIMEOUT)
-        case.run(result)
+        with OnCpu():
+            case.run(result)
     except Exception:
         return "failed", traceback.format_exc()
     problems = result.errors + result.failures

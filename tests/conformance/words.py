@@ -57,6 +57,18 @@ _NATIVE: list[tuple[Any, str, Any, str]] = [
         ValueError,
         "scatter_object_output_list must be a list of at least one item",
     ),
+    (
+        RuntimeError,
+        r"Rank (\d+) exhausted all inputs",
+        RuntimeError,
+        r"rank \1 exhausted all inputs",
+    ),
+    (
+        RuntimeError,
+        "Detected at least one rank that exhausted inputs.",
+        RuntimeError,
+        "exhausted their inputs",
+    ),
 ]
 
 
