@@ -23,7 +23,7 @@ import run  # noqa: E402
 from expected import Table  # noqa: E402
 
 #: The least number of tests that must pass, so that a table that grew tells.
-LEAST = {"bridge": 200, "native": 103}
+LEAST = {"bridge": 200, "native": 98}
 NATIVE = (
     "DistributedDataParallel|ddp|no_sync|static_graph|object|future|any_source|subgroups|Backend"
     "|^test_get|sparse|coalesced_(sum|simple|complex|with_empty|max_complex)|complex_unsupported"
