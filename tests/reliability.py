@@ -22,8 +22,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import kinds
-import run as runner  # puts tests/support on sys.path
+import run as runner
 
 TESTS = Path(__file__).resolve().parent
 
@@ -117,7 +116,7 @@ def commands(row: Row, launch: list[str]) -> list[tuple[str, list[str]]]:
         # -s: what the engine says last, when it ends a job, would be lost with pytest's capture
         base = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
         base += pytest_call(test)
-        if kinds.kind(TESTS / test.partition(":")[0]) in ("ranks", "standin"):
+        if runner.kinds.kind(TESTS / test.partition(":")[0]) in ("ranks", "standin"):
             for n in row.np:
                 found.append(
                     (f"np {n}", [*launch, "-n", str(n), *base, "--with-mpi", "-m", "not memory"])

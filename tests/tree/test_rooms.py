@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import kinds
 import pytest
 from places import ROOT, TESTS
@@ -124,3 +127,10 @@ def test_a_file_without_a_kind_is_refused(tmp_path, monkeypatch):
         file.write_text(text)
         with pytest.raises(ValueError, match=f"test_it.py: its pytestmark names {found} kinds"):
             kinds.kind(file)
+
+
+@pytest.mark.parametrize("program", ["run.py", "reliability.py", "chaos.py", "matrix.py"])
+def test_a_program_of_the_tests_starts(program):
+    command = [sys.executable, str(TESTS / program), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0 and "usage: " in done.stdout, done.stderr
