@@ -8,7 +8,7 @@ ROWS: list[Row] = []
 row = adder(ROWS)
 
 
-@row("where the GPU is")
+@row("where the GPU is", seconds=6, worth=3)
 def place() -> str:
     """What /sys and /proc tell of the GPU that CUDA sees."""
     import torch
@@ -28,7 +28,7 @@ def place() -> str:
     return f"{bus}, NUMA node {gpu.node}, nearest adapters {names} {how}".rstrip()
 
 
-@row("diagnose shows GPU and NCCL")
+@row("diagnose shows GPU and NCCL", seconds=12, worth=3)
 def diagnosis() -> str:
     """The section of GPUs, with NCCL's version and file."""
     needs_a_gpu("without one it shows no NCCL")
@@ -38,7 +38,7 @@ def diagnosis() -> str:
     return f"NCCL {found[0][1].strip()}"
 
 
-@row("MPI takes GPU memory")
+@row("MPI takes GPU memory", seconds=10, worth=3)
 def awareness() -> str:
     """What the library says of itself."""
     program = """
@@ -50,13 +50,13 @@ print(*aware.library_report())
     return last(mpirun(1, "-c", program))
 
 
-@row("over MPI, 2 ranks on this GPU: every operation and element type")
+@row("over MPI, 2 ranks on this GPU: every operation and element type", seconds=30, worth=1)
 def over_two() -> str:
     """Through the ring of pinned buffers, beside the same on the host."""
     return last(mpirun(2, str(HERE / "ranks.py"), "correct", HPCDIST_CUDA_AWARE="no"))
 
 
-@row("over MPI, 4 ranks on this GPU: every operation and element type")
+@row("over MPI, 4 ranks on this GPU: every operation and element type", seconds=40, worth=1)
 def over_four() -> str:
     """The same with uneven parts of a buffer."""
     return last(mpirun(4, str(HERE / "ranks.py"), "correct", HPCDIST_CUDA_AWARE="no"))
@@ -68,7 +68,7 @@ def over_time() -> str:
     return last(mpirun(2, str(HERE / "ranks.py"), "bandwidth", HPCDIST_CUDA_AWARE="no"))
 
 
-@row("over MPI: a CUDA graph is refused")
+@row("over MPI: a CUDA graph is refused", seconds=12, worth=3)
 def over_graph() -> str:
     """The host takes part in it, so it cannot be captured; the error says so."""
     program = """
@@ -120,7 +120,7 @@ td.destroy_process_group()
 """
 
 
-@row("stock torch, cpu:hpcdist,cuda:nccl, one rank: torch's own NCCL")
+@row("stock torch, cpu:hpcdist,cuda:nccl, one rank: torch's own NCCL", seconds=15, worth=2)
 def stock_nccl() -> str:
     """CUDA tensors go to ProcessGroupNCCL, the host's over MPI."""
     needs_a_gpu("this torch has no NCCL")
@@ -129,7 +129,7 @@ def stock_nccl() -> str:
     return said
 
 
-@row("stock torch, hpcdist, 2 ranks on this GPU: the ring")
+@row("stock torch, hpcdist, 2 ranks on this GPU: the ring", seconds=15, worth=2)
 def stock_ring() -> str:
     """Collectives, messages and futures of CUDA tensors through pinned memory."""
     n = str(size(3_000_000, 30_000))
@@ -138,7 +138,7 @@ def stock_ring() -> str:
     return said
 
 
-@row("examples --device cuda, one rank, NCCL")
+@row("examples --device cuda, one rank, NCCL", seconds=60, worth=4)
 def examples_alone() -> str:
     """All of them; what they check themselves holds."""
     names = {
@@ -156,7 +156,7 @@ def examples_alone() -> str:
     return f"{len(names)} ran"
 
 
-@row("examples --device cuda --backend mpi, 2 ranks on this GPU")
+@row("examples --device cuda --backend mpi, 2 ranks on this GPU", seconds=60, worth=4)
 def examples_shared() -> str:
     """Training, and what moves tensors, through the ring."""
     shared = ("--device", "cuda", "--backend", "mpi")
@@ -174,7 +174,7 @@ def examples_shared() -> str:
     return f"{len(names)} ran"
 
 
-@row("examples for stock torch --device cuda, 2 ranks on this GPU")
+@row("examples for stock torch --device cuda, 2 ranks on this GPU", seconds=30, worth=4)
 def examples_torch() -> str:
     """torch's DTensor, and FSDP2 with its checkpoints, over the bridge."""
     needs_a_gpu("the stand-in's tensors are no parameters of modules")

@@ -25,7 +25,7 @@ ROWS: list[Row] = []
 row = adder(ROWS)
 
 
-@row("NCCL")
+@row("NCCL", seconds=8, worth=1)
 def library() -> str:
     """Which library serves."""
     from hpcdist import _nccl_loader
@@ -33,7 +33,7 @@ def library() -> str:
     return repr(_nccl_loader.load())
 
 
-@row("every operation and element type, one rank")
+@row("every operation and element type, one rank", seconds=15, worth=1)
 def operations() -> str:
     """Results of one rank are its inputs, for every operation that NCCL takes."""
     import torch
@@ -77,7 +77,7 @@ def operations() -> str:
     return f"{count} calls right"
 
 
-@row("send to itself in a batch")
+@row("send to itself in a batch", seconds=8, worth=2)
 def messages() -> str:
     """A send and its receive start together."""
     import torch
@@ -119,7 +119,7 @@ def launch() -> str:
     return f"{bare:.1f} / {ours:.1f} / {theirs:.1f} us"
 
 
-@row("all_reduce beside a matmul: overlap")
+@row("all_reduce beside a matmul: overlap", seconds=12, worth=2)
 def overlap() -> str:
     """An asynchronous operation and a computation together, beside their sum."""
     import torch
@@ -148,7 +148,7 @@ def overlap() -> str:
     return f"{move * 1e3:.1f} + {compute * 1e3:.1f} ms apart, {together * 1e3:.1f} ms together"
 
 
-@row("the group's stream and the caller's wait for each other")
+@row("the group's stream and the caller's wait for each other", seconds=12, worth=1)
 def streams() -> str:
     """What is computed before an operation is in it; what comes after wait() sees its result."""
     import torch
@@ -178,7 +178,7 @@ def streams() -> str:
     return "right 60 times, on 3 streams"
 
 
-@row("tensors live until their operation is over, memory being short")
+@row("tensors live until their operation is over, memory being short", seconds=15, worth=2)
 def lifetime() -> str:
     """Memory of a dropped tensor is not given to another while NCCL writes to it."""
     import torch
@@ -206,7 +206,7 @@ def lifetime() -> str:
     return f"right 60 times, {n >> 18} MiB each in 1 GiB"
 
 
-@row("collectives in a CUDA graph, captured and replayed")
+@row("collectives in a CUDA graph, captured and replayed", seconds=12, worth=1)
 def graph() -> str:
     """Synchronous and asynchronous calls, between kernels; the watchdog goes on meanwhile."""
     import torch
@@ -244,7 +244,7 @@ def graph() -> str:
     return "replayed 3 times, right"
 
 
-@row("what cannot be captured into a CUDA graph")
+@row("what cannot be captured into a CUDA graph", seconds=12, worth=1)
 def graph_refused() -> str:
     """A clear error, and the capture is not broken off."""
     import torch
@@ -280,7 +280,7 @@ def graph_refused() -> str:
     return "4 clear errors, and the rest of the graph was replayed"
 
 
-@row("two ranks on one GPU")
+@row("two ranks on one GPU", seconds=20, worth=2)
 def refused() -> str:
     """NCCL refuses, and the error says what to do."""
     program = """
@@ -312,7 +312,7 @@ except dist.DistError as error:
     return "refused with a clear error on both"
 
 
-@row("the backend is chosen by itself")
+@row("the backend is chosen by itself", seconds=12, worth=2)
 def chosen() -> str:
     """Without a name: MPI for the host's tensors, NCCL for the GPU's."""
     program = """
@@ -329,7 +329,7 @@ print(dist.get_backend_config())
     return said
 
 
-@row("synchronous calls wait on the host with HPCDIST_NCCL_BLOCKING_WAIT=1")
+@row("synchronous calls wait on the host with HPCDIST_NCCL_BLOCKING_WAIT=1", seconds=10)
 def blocking() -> str:
     """When the call is back nothing is left in the stream."""
     import torch

@@ -1,4 +1,4 @@
-"""The table of run.py: its rows, and what they start."""
+"""The rows of run.py, and what they start."""
 
 from __future__ import annotations
 
@@ -9,12 +9,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
-#: A row's name, and what gives its result or raises.
-Row = tuple[str, Callable[[], str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name : str
+        What is tried.
+    function : callable
+        Gives the result, or raises. It is called in a process of its own.
+    seconds : int
+        What it takes on a machine with a GPU and 16 cores, roughly and rather too much.
+    worth : int
+        Rows of 1 come first.
+    gpu : bool
+        Whether it needs one.
+    """
+
+    name: str
+    function: Callable[[], str]
+    seconds: int = 10
+    worth: int = 2
+    gpu: bool = True
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it is ended."""
+        return 30.0 + 3 * self.seconds
 
 
 class NotRehearsed(Exception):
@@ -42,17 +71,45 @@ def python() -> list[str]:
     return [sys.executable, *([str(HERE / "rehearsal.py")] if rehearsing() else [])]
 
 
-def adder(rows: list[Row]) -> Callable[[str], Callable[[Callable[[], str]], Callable[[], str]]]:
-    """A decorator that adds a function to some rows, under a name."""
+def adder(rows: list[Row]) -> Callable[..., Callable[[Callable[[], str]], Callable[[], str]]]:
+    """A decorator that adds a function to some rows: a name, and what else a row has."""
 
-    def row(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    def row(name: str, **more: int) -> Callable[[Callable[[], str]], Callable[[], str]]:
         def add(function: Callable[[], str]) -> Callable[[], str]:
-            rows.append((name, function))
+            rows.append(Row(name, function, **more))
             return function
 
         return add
 
     return row
+
+
+def rehearse() -> None:
+    """From here on the stand-ins are in the place of a GPU."""
+    import rehearsal
+
+    rehearsal.install()
+
+
+def machine() -> str:
+    """The GPU, its driver, torch and NCCL: the heading of the table; an error without a GPU."""
+    import torch
+
+    from hpcdist import _nccl_loader
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch.cuda.is_available() is False")
+    driver = Path("/sys/module/nvidia/version")
+    return ", ".join(
+        [
+            torch.cuda.get_device_name(),
+            f"driver {driver.read_text().strip() if driver.exists() else 'unknown'}",
+            f"torch {torch.__version__}",
+            repr(_nccl_loader.load()).strip("<>"),
+            f"Python {sys.version.split()[0]}",
+            f"{len(os.sched_getaffinity(0))} cores",
+        ]
+    )
 
 
 def start() -> None:

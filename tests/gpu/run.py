@@ -1,86 +1,149 @@
 #!/usr/bin/env python
 """Run on one GPU all that needs one, and print a table for docs/gpu.md.
 
-    python tests/gpu/run.py              everything
-    python tests/gpu/run.py -k overlap   rows whose name has "overlap"
-    python tests/gpu/run.py --list       the names of the rows
-    python tests/gpu/run.py --stand-in   rehearse the rows where there is no GPU: see rehearsal.py
+    python tests/gpu/run.py --output DIR --seconds 540   the rows that fit, and files of results
+    python tests/gpu/run.py -k overlap                   rows whose name has "overlap"
+    python tests/gpu/run.py -k "not cores"               rows whose name has not
+    python tests/gpu/run.py --list                       the rows, with their seconds
+    python tests/gpu/run.py --stand-in                   rehearse without a GPU: see rehearsal.py
 
-Needs a torch built with CUDA and its NCCL, hpcdist installed, and for the rows "over MPI" and
-"examples" an mpirun (the variable MPIRUN, PATH, or beside Python). A row that cannot run has
-failed. Exits with 1 if a row failed, and with 2 if there is no GPU, when nothing is run, or no row
-of that name.
+Needs a torch built with CUDA and its NCCL, hpcdist installed, and for most rows an mpirun (the
+variable MPIRUN, PATH, or beside Python). The rows come in the order of their worth, each in a
+process of its own with a limit on its time. A row that cannot run has failed. DIR gets rows.jsonl,
+a line for each row as it ends, table.md, and the output of each row.
+
+Exits with 1 if a row failed, with 130 after Ctrl-C, and with 2 if no row has that name, or if a row
+needs a GPU and there is none: nothing is run then.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
-import traceback
+import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gpu_rows_mpi  # noqa: E402
 import gpu_rows_nccl  # noqa: E402
-from gpu_table import NotRehearsed, Row  # noqa: E402
+from gpu_isolate import adopt, end_all, isolated, tail  # noqa: E402
+from gpu_report import FAILED, Report, Result  # noqa: E402
+from gpu_table import Row, machine, rehearse  # noqa: E402
 
-ROWS: list[Row] = [*gpu_rows_nccl.ROWS, *gpu_rows_mpi.ROWS]
+ROWS: list[Row] = sorted(
+    [*gpu_rows_nccl.ROWS, *gpu_rows_mpi.ROWS],
+    key=lambda row: row.worth,
+)
+#: Seconds that a row must leave of the budget, for the report.
+SPARE = 5.0
 
 
 def selected(pattern: str) -> list[Row]:
-    """Rows in whose name this is found."""
-    return [each for each in ROWS if re.search(pattern, each[0], re.IGNORECASE)]
+    """Rows in whose name this is found, or with "not " before it, is not."""
+    without, text = pattern.startswith("not "), pattern.removeprefix("not ")
+    return [row for row in ROWS if bool(re.search(text, row.name, re.IGNORECASE)) != without]
 
 
-def rehearse() -> None:
-    """From here on the stand-ins are in the place of a GPU."""
-    import rehearsal
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-k", default="", help="only rows in whose name this is found (a regex)")
+    parser.add_argument("--list", action="store_true", help="only name the rows, and their seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row that "
+                        "would not be done by then")  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write the results there too")
+    parser.add_argument("--stand-in", action="store_true", help="rehearse without a GPU")
+    return parser.parse_args()
 
-    rehearsal.install()
+
+def one(row: Row, log: Path, left: float, stand_in: bool) -> Result:
+    """Run a row, if it fits into what is left of the budget."""
+    if row.seconds + SPARE > left:
+        return Result(row.name, "not run", f"needs {row.seconds} s, {max(left, 0):.0f} s were left")
+
+    def work() -> str:
+        if stand_in:
+            rehearse()
+        return row.function()
+
+    began = time.monotonic()
+    try:
+        status, said = isolated(work, log, min(row.limit, left - SPARE))
+    except KeyboardInterrupt:
+        status, said = "interrupted", "ended by Ctrl-C"
+        end_all()
+    took = round(time.monotonic() - began, 1)
+    return Result(row.name, status, said, took, tail(log) if status in FAILED else [])
+
+
+def run(rows: list[Row], report: Report, logs: Path, until: float, stand_in: bool) -> bool:
+    """Run the rows; tell whether the last one was reached without Ctrl-C."""
+    for number, row in enumerate(rows):
+        name = re.sub(r"\W+", "-", row.name)
+        log = logs / f"{number:02}-{name[:60]}.log"
+        result = one(row, log, until - time.monotonic(), stand_in)
+        report.add(result)
+        if result.status == "interrupted":
+            for left in rows[number + 1 :]:
+                report.add(Result(left.name, "not run", "interrupted before"))
+            return False
+    return True
+
+
+def interrupt(*_: object) -> None:
+    """SIGTERM ends a run as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def find_machine(stand_in: bool, log: Path) -> str:
+    """What this runs on, or nothing where there is no GPU."""
+
+    def work() -> str:
+        if stand_in:
+            rehearse()
+        return machine()
+
+    status, said = isolated(work, log, 180)
+    return said if status == "ok" else ""
 
 
 def main() -> int:
     """Run the rows and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-k", default="", help="only rows in whose name this is found (a regex)")
-    parser.add_argument("--list", action="store_true", help="only name the rows")
-    parser.add_argument("--stand-in", action="store_true", help="rehearse without a GPU")
-    options = parser.parse_args()
-    rows = selected(options.k)
+    until, chosen = time.monotonic(), options()
+    until += chosen.seconds
+    rows = selected(chosen.k)
     if not rows:
-        print(f"no row has {options.k!r} in its name; --list shows them")
+        print(f"no row has {chosen.k!r} in its name; --list shows them")
         return 2
-    if options.list:
-        print(*(name for name, _ in rows), sep="\n")
+    if chosen.list:
+        print(*(f"{row.seconds:4} s  {row.name}" for row in rows), sep="\n")
+        print(f"{sum(row.seconds for row in rows):4} s in all")
         return 0
-    if options.stand_in:
-        rehearse()
-        print("A REHEARSAL, without a GPU and without NCCL: the figures mean nothing.\n")
-    try:
-        import torch
+    import torch  # noqa: F401  once, for all rows
 
-        there = torch.cuda.is_available()
-    except ImportError:
-        there = False
-    if not there:
-        print("no GPU that torch can use: nothing was run")
-        return 2
-    failed = 0
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n| what | result |\n|---|---|"
-    )
-    for name, function in rows:
-        try:
-            said = function()
-        except NotRehearsed as why:
-            said = f"not rehearsed: {why}"
-        except Exception as error:
-            traceback.print_exc()
-            said, failed = f"FAILED: {type(error).__name__}: {error}", failed + 1
-        print(f"| {name} | {said} |", flush=True)
-    return 1 if failed else 0
+    import hpcdist  # noqa: F401
+
+    adopt()
+    signal.signal(signal.SIGTERM, interrupt)
+    with tempfile.TemporaryDirectory(prefix="hpcdist-gpu.") as made:
+        logs = chosen.output or Path(made)
+        logs.mkdir(parents=True, exist_ok=True)
+        found = find_machine(chosen.stand_in, logs / "machine.log")
+        if not found and any(row.gpu for row in rows):
+            print(*tail(logs / "machine.log"), sep="\n")
+            print("no GPU that torch can use: nothing was run")
+            return 2
+        if chosen.stand_in:
+            print("A REHEARSAL, without a GPU and without NCCL: the figures mean nothing.\n")
+        report = Report(found or f"no GPU, {os.cpu_count()} cores", chosen.output)
+        done = run(rows, report, logs, until, chosen.stand_in)
+        failed = report.close()
+    return failed if done else 130
 
 
 if __name__ == "__main__":
