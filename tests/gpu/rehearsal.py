@@ -124,6 +124,7 @@ _kept = contextlib.ExitStack()
 
 
 def main() -> None:
+    sys.modules["rehearsal"] = sys.modules[__name__]  # by this, programs know where they are
     install()
     how, *rest = sys.argv[1:]
     if how == "-c":

@@ -9,8 +9,8 @@
 
 Needs a torch built with CUDA and its NCCL, hpcdist installed, and for most rows an mpirun (the
 variable MPIRUN, PATH, or beside Python). The rows come in the order of their worth, each in a
-process of its own with a limit on its time. A row that cannot run has failed. DIR gets rows.jsonl,
-a line for each row as it ends, table.md, and the output of each row.
+process of its own with a limit on its time. A row that cannot run has failed. DIR gets three files:
+rows.jsonl, a line for each row as it ends, table.md, and output.log with all that the rows print.
 
 Exits with 1 if a row failed, with 130 after Ctrl-C, and with 2 if no row has that name, or if a row
 needs a GPU and there is none: nothing is run then.
@@ -29,16 +29,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import gpu_rows_cores  # noqa: E402
 import gpu_rows_mpi  # noqa: E402
 import gpu_rows_nccl  # noqa: E402
+import gpu_rows_speed  # noqa: E402
+import gpu_rows_training  # noqa: E402
 from gpu_isolate import adopt, end_all, isolated, tail  # noqa: E402
 from gpu_report import FAILED, Report, Result  # noqa: E402
 from gpu_table import Row, machine, rehearse  # noqa: E402
 
-ROWS: list[Row] = sorted(
-    [*gpu_rows_nccl.ROWS, *gpu_rows_mpi.ROWS],
-    key=lambda row: row.worth,
-)
+TOPICS = (gpu_rows_nccl, gpu_rows_mpi, gpu_rows_speed, gpu_rows_training, gpu_rows_cores)
+ROWS: list[Row] = sorted((row for topic in TOPICS for row in topic.ROWS), key=lambda row: row.worth)
 #: Seconds that a row must leave of the budget, for the report.
 SPARE = 5.0
 
@@ -71,21 +72,21 @@ def one(row: Row, log: Path, left: float, stand_in: bool) -> Result:
             rehearse()
         return row.function()
 
-    began = time.monotonic()
+    with log.open("a") as file:
+        file.write(f"\n=== {row.name}\n")
+    before, began = log.stat().st_size, time.monotonic()
     try:
         status, said = isolated(work, log, min(row.limit, left - SPARE))
     except KeyboardInterrupt:
         status, said = "interrupted", "ended by Ctrl-C"
         end_all()
     took = round(time.monotonic() - began, 1)
-    return Result(row.name, status, said, took, tail(log) if status in FAILED else [])
+    return Result(row.name, status, said, took, tail(log, before) if status in FAILED else [])
 
 
-def run(rows: list[Row], report: Report, logs: Path, until: float, stand_in: bool) -> bool:
+def run(rows: list[Row], report: Report, log: Path, until: float, stand_in: bool) -> bool:
     """Run the rows; tell whether the last one was reached without Ctrl-C."""
     for number, row in enumerate(rows):
-        name = re.sub(r"\W+", "-", row.name)
-        log = logs / f"{number:02}-{name[:60]}.log"
         result = one(row, log, until - time.monotonic(), stand_in)
         report.add(result)
         if result.status == "interrupted":
@@ -133,15 +134,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hpcdist-gpu.") as made:
         logs = chosen.output or Path(made)
         logs.mkdir(parents=True, exist_ok=True)
-        found = find_machine(chosen.stand_in, logs / "machine.log")
+        log = logs / "output.log"
+        found = find_machine(chosen.stand_in, log)
         if not found and any(row.gpu for row in rows):
-            print(*tail(logs / "machine.log"), sep="\n")
+            print(*tail(log), sep="\n")
             print("no GPU that torch can use: nothing was run")
             return 2
         if chosen.stand_in:
             print("A REHEARSAL, without a GPU and without NCCL: the figures mean nothing.\n")
         report = Report(found or f"no GPU, {os.cpu_count()} cores", chosen.output)
-        done = run(rows, report, logs, until, chosen.stand_in)
+        done = run(rows, report, log, until, chosen.stand_in)
         failed = report.close()
     return failed if done else 130
 
