@@ -64,7 +64,10 @@ def start(*arguments: str, program: str = "", **env: str) -> subprocess.Popen[st
 
 def run(*arguments: str, program: str = "", **env: str) -> tuple[int, str]:
     job = start(*arguments, program=program, **env)
-    said = job.communicate(timeout=200)[0]
+    try:
+        said = job.communicate(timeout=200)[0]
+    finally:
+        job.terminate()  # where it is late; it ends what it has started
     return job.returncode, said
 
 
@@ -155,11 +158,8 @@ def test_rows_are_rehearsed_on_the_stand_in() -> None:
         "hpcdist, 2 ranks": "BridgeGroup StagedGroup",
         "one rank, NCCL": "not rehearsed: ",
         "windows": "symmetric window: registered",
-        "all_reduce of 8 B": "below",
         "transformer in bf16": "parameters bitwise equal",
         "a ResNet-50 in a CUDA graph": "not rehearsed: ",
-        "_DistTestBase": "0 fail over the bridge alone",
-        "cores: all collectives, 2 ranks": "hpcdist at most C's time in ",
     }
     code, said = run("--stand-in", "-k", "|".join(rows))
     assert code == 0 and "A REHEARSAL" in said, said
