@@ -18,10 +18,10 @@ def _split(c: Case, flat: np.ndarray) -> list[np.ndarray]:
 
 
 def _all_gather(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     outs = _split(c, flat)
     n, first = c.step.size, which * c.step.size
-    want = [c.of(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
+    want = [c.data(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
     into = [c.wrap(out) for out in outs]
     return (
         lambda a: dist.all_gather(into, into[which], **c.options(a)),
@@ -30,9 +30,9 @@ def _all_gather(c: Case, which: int) -> Built:
 
 
 def _all_gather_into_tensor(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n, first = c.step.size, which * c.step.size
-    want = [c.of(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
+    want = [c.data(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
     given, into = c.wrap(_split(c, flat)[which]), c.wrap(flat)
     return (
         lambda a: dist.all_gather_into_tensor(into, given, **c.options(a)),
@@ -41,9 +41,9 @@ def _all_gather_into_tensor(c: Case, which: int) -> Built:
 
 
 def _gather(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     outs, n, first = _split(c, flat), c.step.size, which * c.step.size
-    want = [c.of(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
+    want = [c.data(i, 0, n * c.ranks)[first : first + n] for i in range(c.ranks)]
     into = [c.wrap(out) for out in outs]
     return (
         lambda a: dist.gather(
@@ -54,9 +54,9 @@ def _gather(c: Case, which: int) -> Built:
 
 
 def _scatter(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n = c.step.size
-    want = c.of(c.step.root, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n]
+    want = c.data(c.step.root, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n]
     outs = _split(c, flat)
     given = [c.wrap(out) for out in outs]
     return (
@@ -68,7 +68,7 @@ def _scatter(c: Case, which: int) -> Built:
 
 
 def _reduce_scatter_tensor(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n, out = c.step.size, _split(c, flat)[which]
     want = c.reduced(0, n * c.ranks)[c.rank * n : (c.rank + 1) * n]
     given, into = c.wrap(flat), c.wrap(out)
@@ -79,7 +79,7 @@ def _reduce_scatter_tensor(c: Case, which: int) -> Built:
 
 
 def _reduce_scatter(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n, outs = c.step.size, _split(c, flat)
     want = c.reduced(0, n * c.ranks)[c.rank * n : (c.rank + 1) * n]
     given = [c.wrap(out) for out in outs]
@@ -90,9 +90,9 @@ def _reduce_scatter(c: Case, which: int) -> Built:
 
 
 def _all_to_all_single(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n = c.step.size
-    want = [c.of(i, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n] for i in range(c.ranks)]
+    want = [c.data(i, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n] for i in range(c.ranks)]
     both = c.wrap(flat)
     return (
         lambda a: dist.all_to_all_single(both, both, **c.options(a)),
@@ -101,9 +101,9 @@ def _all_to_all_single(c: Case, which: int) -> Built:
 
 
 def _all_to_all(c: Case, which: int) -> Built:
-    flat = c.of(c.rank, 0, c.step.size * c.ranks)
+    flat = c.data(c.rank, 0, c.step.size * c.ranks)
     n, outs = c.step.size, _split(c, flat)
-    want = [c.of(i, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n] for i in range(c.ranks)]
+    want = [c.data(i, 0, n * c.ranks)[c.rank * n : (c.rank + 1) * n] for i in range(c.ranks)]
     both = [c.wrap(out) for out in outs]
     turned = [both[(i + which) % c.ranks] for i in range(c.ranks)]
     found = [outs[(i + which) % c.ranks] for i in range(c.ranks)]

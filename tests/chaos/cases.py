@@ -66,7 +66,7 @@ class Case:
     def mine(self, part: int = 0) -> np.ndarray:
         return values(self.step, self.rank, self.step.size, part)
 
-    def of(self, rank: int, part: int = 0, size: int | None = None) -> np.ndarray:
+    def data(self, rank: int, part: int = 0, size: int | None = None) -> np.ndarray:
         return values(self.step, rank, self.step.size if size is None else size, part)
 
     def empty(self, size: int | None = None) -> np.ndarray:
@@ -82,7 +82,7 @@ class Case:
     def reduced(self, part: int = 0, size: int | None = None) -> np.ndarray:
         """What the reduction over all ranks must give."""
         name = self.step.reduction
-        rows = np.stack([self.of(rank, part, size) for rank in range(self.ranks)])
+        rows = np.stack([self.data(rank, part, size) for rank in range(self.ranks)])
         if name == "AVG":
             return (rows.sum(0) / self.ranks).astype(self.step.dtype)
         if name == "PREMUL_SUM":
@@ -134,7 +134,7 @@ def _reduce(c: Case) -> tuple[Call, Check]:
 
 def _reduce_scatter(c: Case) -> tuple[Call, Check]:
     sizes = [c.step.size + (i if c.step.number % 2 else 0) for i in range(c.ranks)]
-    ts = [c.of(c.rank, i, size) for i, size in enumerate(sizes)]
+    ts = [c.data(c.rank, i, size) for i, size in enumerate(sizes)]
     out = c.empty(sizes[c.rank])
     given, into = [c.wrap(t) for t in ts], c.wrap(out)
     return (
@@ -144,7 +144,7 @@ def _reduce_scatter(c: Case) -> tuple[Call, Check]:
 
 
 def _reduce_scatter_tensor(c: Case) -> tuple[Call, Check]:
-    whole = c.of(c.rank, 0, c.step.size * c.ranks)
+    whole = c.data(c.rank, 0, c.step.size * c.ranks)
     out = c.empty()
     given, into = c.wrap(whole), c.wrap(out)
     n = c.step.size
@@ -159,17 +159,17 @@ def _broadcast(c: Case) -> tuple[Call, Check]:
     given = c.wrap(t)
     return (
         lambda a: dist.broadcast(given, group_src=c.step.root, **c.options(a)),
-        lambda: compare(t, c.of(c.step.root)),
+        lambda: compare(t, c.data(c.step.root)),
     )
 
 
 def _all_gather(c: Case) -> tuple[Call, Check]:
     sizes = [c.step.size + (i if c.step.number % 2 else 0) for i in range(c.ranks)]
     outs = [c.empty(size) for size in sizes]
-    given, into = c.wrap(c.of(c.rank, 0, sizes[c.rank])), [c.wrap(out) for out in outs]
+    given, into = c.wrap(c.data(c.rank, 0, sizes[c.rank])), [c.wrap(out) for out in outs]
     return (
         lambda a: dist.all_gather(into, given, **c.options(a)),
-        lambda: all_of([(outs[i], c.of(i, 0, size)) for i, size in enumerate(sizes)]),
+        lambda: all_of([(outs[i], c.data(i, 0, size)) for i, size in enumerate(sizes)]),
     )
 
 
@@ -178,7 +178,7 @@ def _all_gather_into_tensor(c: Case) -> tuple[Call, Check]:
     given, into = c.wrap(c.mine()), c.wrap(out)
     return (
         lambda a: dist.all_gather_into_tensor(into, given, **c.options(a)),
-        lambda: compare(out, np.concatenate([c.of(i) for i in range(c.ranks)])),
+        lambda: compare(out, np.concatenate([c.data(i) for i in range(c.ranks)])),
     )
 
 
@@ -190,7 +190,7 @@ def _all_gather_coalesced(c: Case) -> tuple[Call, Check]:
     return (
         lambda a: dist.all_gather_coalesced(into, given, **c.options(a)),
         lambda: all_of(
-            [(outs[i][part], c.of(i, part)) for i in range(c.ranks) for part in range(2)]
+            [(outs[i][part], c.data(i, part)) for i in range(c.ranks) for part in range(2)]
         ),
     )
 
@@ -198,11 +198,11 @@ def _all_gather_coalesced(c: Case) -> tuple[Call, Check]:
 def _gather(c: Case) -> tuple[Call, Check]:
     sizes = [c.step.size + (i if c.step.number % 2 else 0) for i in range(c.ranks)]
     outs = [c.empty(size) for size in sizes] if c.is_root() else []
-    given = c.wrap(c.of(c.rank, 0, sizes[c.rank]))
+    given = c.wrap(c.data(c.rank, 0, sizes[c.rank]))
     into = [c.wrap(out) for out in outs] if c.is_root() else None
     return (
         lambda a: dist.gather(given, into, group_dst=c.step.root, **c.options(a)),
-        lambda: all_of([(out, c.of(i, 0, sizes[i])) for i, out in enumerate(outs)]),
+        lambda: all_of([(out, c.data(i, 0, sizes[i])) for i, out in enumerate(outs)]),
     )
 
 
@@ -212,10 +212,10 @@ def _scatter(c: Case) -> tuple[Call, Check]:
     into = c.wrap(out)
     given = None
     if c.is_root():
-        given = [c.wrap(c.of(c.rank, i, size)) for i, size in enumerate(sizes)]
+        given = [c.wrap(c.data(c.rank, i, size)) for i, size in enumerate(sizes)]
     return (
         lambda a: dist.scatter(into, given, group_src=c.step.root, **c.options(a)),
-        lambda: compare(out, c.of(c.step.root, c.rank, sizes[c.rank])),
+        lambda: compare(out, c.data(c.step.root, c.rank, sizes[c.rank])),
     )
 
 
@@ -226,13 +226,13 @@ def _piece(c: Case, source: int, to: int) -> int:
 
 
 def _all_to_all(c: Case) -> tuple[Call, Check]:
-    given = [c.wrap(c.of(c.rank, i, _piece(c, c.rank, i))) for i in range(c.ranks)]
+    given = [c.wrap(c.data(c.rank, i, _piece(c, c.rank, i))) for i in range(c.ranks)]
     outs = [c.empty(_piece(c, i, c.rank)) for i in range(c.ranks)]
     into = [c.wrap(out) for out in outs]
     return (
         lambda a: dist.all_to_all(into, given, **c.options(a)),
         lambda: all_of(
-            [(out, c.of(i, c.rank, _piece(c, i, c.rank))) for i, out in enumerate(outs)]
+            [(out, c.data(i, c.rank, _piece(c, i, c.rank))) for i, out in enumerate(outs)]
         ),
     )
 
@@ -240,12 +240,12 @@ def _all_to_all(c: Case) -> tuple[Call, Check]:
 def _all_to_all_single(c: Case) -> tuple[Call, Check]:
     sent = [_piece(c, c.rank, i) for i in range(c.ranks)]
     got = [_piece(c, i, c.rank) for i in range(c.ranks)]
-    given = c.wrap(np.concatenate([c.of(c.rank, i, n) for i, n in enumerate(sent)]))
+    given = c.wrap(np.concatenate([c.data(c.rank, i, n) for i, n in enumerate(sent)]))
     out = c.empty(sum(got))
     into = c.wrap(out)
     return (
         lambda a: dist.all_to_all_single(into, given, got, sent, **c.options(a)),
-        lambda: compare(out, np.concatenate([c.of(i, c.rank, n) for i, n in enumerate(got)])),
+        lambda: compare(out, np.concatenate([c.data(i, c.rank, n) for i, n in enumerate(got)])),
     )
 
 
@@ -264,7 +264,7 @@ def thing(step: Step, rank: int, part: int = 0) -> Any:
     return {"step": step.number, "rank": rank, "part": part, "bytes": extra}
 
 
-def _same(got: Any, want: Any) -> str:
+def _difference(got: Any, want: Any) -> str:
     return "" if got == want else f"{str(got)[:120]}, not {str(want)[:120]}"
 
 
@@ -272,7 +272,7 @@ def _broadcast_object_list(c: Case) -> tuple[Call, Check]:
     objects = [thing(c.step, c.step.root, i) if c.is_root() else None for i in range(2)]
     return (
         lambda a: dist.broadcast_object_list(objects, group=c.pg, group_src=c.step.root),
-        lambda: _same(objects, [thing(c.step, c.step.root, i) for i in range(2)]),
+        lambda: _difference(objects, [thing(c.step, c.step.root, i) for i in range(2)]),
     )
 
 
@@ -280,7 +280,7 @@ def _all_gather_object(c: Case) -> tuple[Call, Check]:
     objects: list[Any] = [None] * c.ranks
     return (
         lambda a: dist.all_gather_object(objects, thing(c.step, c.rank), c.pg),
-        lambda: _same(objects, [thing(c.step, i) for i in range(c.ranks)]),
+        lambda: _difference(objects, [thing(c.step, i) for i in range(c.ranks)]),
     )
 
 
@@ -290,7 +290,7 @@ def _gather_object(c: Case) -> tuple[Call, Check]:
         lambda a: dist.gather_object(
             thing(c.step, c.rank), objects, group=c.pg, group_dst=c.step.root
         ),
-        lambda: _same(objects, [thing(c.step, i) for i in range(c.ranks)]) if objects else "",
+        lambda: _difference(objects, [thing(c.step, i) for i in range(c.ranks)]) if objects else "",
     )
 
 
@@ -299,7 +299,7 @@ def _scatter_object_list(c: Case) -> tuple[Call, Check]:
     given = [thing(c.step, c.rank, i) for i in range(c.ranks)] if c.is_root() else None
     return (
         lambda a: dist.scatter_object_list(out, given, group=c.pg, group_src=c.step.root),
-        lambda: _same(out[0], thing(c.step, c.step.root, c.rank)),
+        lambda: _difference(out[0], thing(c.step, c.step.root, c.rank)),
     )
 
 

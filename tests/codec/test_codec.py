@@ -19,9 +19,9 @@ from codec_cases import (
     Point,
     Unregistered,
     UnregisteredData,
+    equal,
     numpy_objects,
     plain_objects,
-    same,
     torch_objects,
 )
 
@@ -35,10 +35,10 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 @pytest.mark.parametrize("source", [plain_objects, numpy_objects, torch_objects])
 def test_round_trip(source):
     for obj in source():
-        same(obj, decode(encode(obj)))
-        same([obj, {"k": obj}], decode(bytes(encode([obj, {"k": obj}]))))
+        equal(obj, decode(encode(obj)))
+        equal([obj, {"k": obj}], decode(bytes(encode([obj, {"k": obj}]))))
     objects = list(source())
-    same(objects, decode(memoryview(encode(objects))))
+    equal(objects, decode(memoryview(encode(objects))))
 
 
 def test_results_are_independent_of_the_payload():
@@ -142,7 +142,7 @@ def test_cycles_and_depth():
     deep = []
     for _ in range(codec.MAX_DEPTH - 1):
         deep = [deep]
-    same(deep, decode(encode(deep)))
+    equal(deep, decode(encode(deep)))
     assert "nested more than 128" in refusal([deep], ValueError)
     far = []
     for _ in range(100_000):
@@ -209,7 +209,7 @@ def test_pickle_only_by_choice(tmp_path, monkeypatch):
     assert decode(payload, pickle=True)["a"] == 1
     assert os.path.exists(path)
     # what the codec carries is not pickled even when it may be
-    same(decode(encode([1, "a"], pickle=True), pickle=False), [1, "a"])
+    equal(decode(encode([1, "a"], pickle=True), pickle=False), [1, "a"])
 
 
 def test_pickle_choices_nest_and_the_environment_is_last(monkeypatch):

@@ -36,8 +36,8 @@ def test_all_to_all(rng, async_op):
             outs = [poison(dtype, table[r][rank]) for r in range(size)]
             finish(dist.all_to_all(outs, parts[rank], async_op=async_op), async_op)
             for r in range(size):
-                check.same(outs[r], parts[r][rank], f"{dtype} {table} from rank {r}")
-                check.same(parts[rank][r], kept[r], f"{dtype} {table}: an input changed")
+                check.equal(outs[r], parts[r][rank], f"{dtype} {table} from rank {r}")
+                check.equal(parts[rank][r], kept[r], f"{dtype} {table}: an input changed")
     check.done()
 
 
@@ -55,8 +55,8 @@ def test_all_to_all_single(rng, async_op):
             work = dist.all_to_all_single(out, source, received, sent, async_op=async_op)
             finish(work, async_op)
             want = torch.cat([parts[r][rank] for r in range(size)])
-            check.same(out, want, f"{dtype} {row_shape} {table}")
-            check.same(source, kept, f"{dtype} {table}: the input changed")
+            check.equal(out, want, f"{dtype} {row_shape} {table}")
+            check.equal(source, kept, f"{dtype} {table}: the input changed")
     check.done()
 
 
@@ -69,14 +69,14 @@ def test_all_to_all_single_without_splits(rng, async_op):
             out = poison(dtype, (rows * size, 2))
             finish(dist.all_to_all_single(out, parts[rank], async_op=async_op), async_op)
             blocks = [part[rank * rows : (rank + 1) * rows] for part in parts]
-            check.same(out, torch.cat(blocks), f"{dtype} {rows} rows")
+            check.equal(out, torch.cat(blocks), f"{dtype} {rows} rows")
     # splits on one side only, where they say the same
     out, source = torch.zeros(size), torch.full((size,), float(rank))
     dist.all_to_all_single(out, source, output_split_sizes=[1] * size)
-    check.same(out, torch.arange(float(size)), "output splits only")
+    check.equal(out, torch.arange(float(size)), "output splits only")
     out.zero_()
     dist.all_to_all_single(out, source, input_split_sizes=[1] * size)
-    check.same(out, torch.arange(float(size)), "input splits only")
+    check.equal(out, torch.arange(float(size)), "input splits only")
     check.done()
 
 
@@ -88,10 +88,10 @@ def test_large(rng):
     out = poison(torch.int32, n * size)
     dist.all_to_all_single(out, whole[rank])
     want = torch.cat([part[rank * n : (rank + 1) * n] for part in whole])
-    check.same(out, want, "all_to_all_single")
+    check.equal(out, want, "all_to_all_single")
     outs = [poison(torch.int32, n) for _ in range(size)]
     dist.all_to_all(outs, list(whole[rank].split(n)))
-    check.same(torch.cat(outs), want, "all_to_all")
+    check.equal(torch.cat(outs), want, "all_to_all")
     check.done()
 
 
@@ -100,10 +100,10 @@ def test_numpy(rng):
     parts = [rng.standard_normal((size, 4)) for _ in range(size)]
     out = np.zeros((size, 4))
     dist.all_to_all_single(out, parts[rank])
-    check.same(out, np.stack([part[rank] for part in parts]), "all_to_all_single")
+    check.equal(out, np.stack([part[rank] for part in parts]), "all_to_all_single")
     outs = [np.zeros(4) for _ in range(size)]
     dist.all_to_all(outs, list(parts[rank]))
-    check.same(np.stack(outs), out, "all_to_all")
+    check.equal(np.stack(outs), out, "all_to_all")
     check.done()
 
 

@@ -20,7 +20,7 @@ def test_broadcast(rng, async_op):
                 source = draw(rng, dtype, n)
                 tensor = source.clone() if rank == root else poison(dtype, n)
                 finish(dist.broadcast(tensor, root, async_op=async_op), async_op)
-                check.same(tensor, source, f"broadcast from {root} {dtype} n={n}")
+                check.equal(tensor, source, f"broadcast from {root} {dtype} n={n}")
     check.done()
 
 
@@ -32,7 +32,7 @@ def test_broadcast_in_chunks(rng, async_op):
         root = size - 1
         tensor = source.clone() if rank == root else poison(dtype, n)
         finish(dist.broadcast(tensor, root, async_op=async_op), async_op)
-        check.same(tensor, source, f"broadcast {dtype} n={n}")
+        check.equal(tensor, source, f"broadcast {dtype} n={n}")
     check.done()
 
 
@@ -43,23 +43,23 @@ def test_shapes_and_layouts(rng):
         source = draw(rng, torch.float32, shape)
         tensor = source.clone() if rank == 0 else poison(torch.float32, shape)
         dist.broadcast(tensor, 0)
-        check.same(tensor, source, f"shape {shape}")
+        check.equal(tensor, source, f"shape {shape}")
     source = draw(rng, torch.float32, (4, 6))
     whole = poison(torch.float32, (3, 4, 6))
     if rank == 0:
         whole[1] = source
     dist.broadcast(whole[1], src=0)
-    check.same(whole[1], source, "a row of a larger tensor")
-    check.same(whole[0], poison(torch.float32, (4, 6)), "the row before")
-    check.same(whole[2], poison(torch.float32, (4, 6)), "the row after")
+    check.equal(whole[1], source, "a row of a larger tensor")
+    check.equal(whole[0], poison(torch.float32, (4, 6)), "the row before")
+    check.equal(whole[2], poison(torch.float32, (4, 6)), "the row after")
     for turn in (lambda t: t.T, lambda t: t.reshape(2, 2, 6).permute(2, 0, 1)):
         turned = turn(source.clone()) if rank == 0 else turn(poison(torch.float32, (4, 6)))
         dist.broadcast(turned, 0)
-        check.same(turned, turn(source), "dense, not contiguous")
+        check.equal(turned, turn(source), "dense, not contiguous")
     image = draw(rng, torch.float32, (2, 3, 4, 5)).to(memory_format=torch.channels_last)
     tensor = image.clone() if rank == 0 else torch.zeros_like(image)
     dist.broadcast(tensor, 0)
-    check.same(tensor, image, "channels_last")
+    check.equal(tensor, image, "channels_last")
     check.done()
 
 
@@ -69,10 +69,10 @@ def test_numpy_and_buffers(rng):
         source = (rng.standard_normal((3, 5)) * 50).astype(dtype)
         array = source.copy() if rank == 0 else np.zeros_like(source)
         dist.broadcast(array, 0)
-        check.same(array, source, f"NumPy {dtype}")
+        check.equal(array, source, f"NumPy {dtype}")
         turned = np.asfortranarray(source) if rank == 0 else np.zeros_like(source, order="F")
         dist.broadcast(turned, 0)
-        check.same(turned, source, f"NumPy {dtype} in Fortran order")
+        check.equal(turned, source, f"NumPy {dtype} in Fortran order")
     data = bytearray(b"sent by rank 0") if rank == 0 else bytearray(14)
     dist.broadcast(data, 0)
     check.that(data == b"sent by rank 0", f"bytearray: {data}")
@@ -113,6 +113,6 @@ def test_groups_and_ranks(rng):
     for kwargs in ({"src": size - 1}, {"group_src": size - 1}):
         tensor = source.clone() if rank == size - 1 else torch.zeros(5)
         dist.broadcast(tensor, group=group, **kwargs)
-        check.same(tensor, source, str(kwargs))
+        check.equal(tensor, source, str(kwargs))
     dist.destroy_process_group(group)
     check.done()

@@ -33,13 +33,13 @@ def test_all_gather_into_tensor(rng, async_op):
             kept = parts[rank].clone()
             work = dist.all_gather_into_tensor(out, parts[rank], async_op=async_op)
             finish(work, async_op)
-            check.same(out, torch.cat(parts), f"{dtype} n={n}")
-            check.same(parts[rank], kept, f"{dtype} n={n}: the input changed")
+            check.equal(out, torch.cat(parts), f"{dtype} n={n}")
+            check.equal(parts[rank], kept, f"{dtype} n={n}: the input changed")
     parts = [draw(rng, torch.int32, (2, 3)) for _ in range(size)]
     for shape in [(2 * size, 3), (size, 2, 3), (6 * size,)]:
         out = poison(torch.int32, shape)
         finish(dist.all_gather_single(out, parts[rank], async_op=async_op), async_op)
-        check.same(out, torch.cat(parts).reshape(shape), f"shape {shape}")
+        check.equal(out, torch.cat(parts).reshape(shape), f"shape {shape}")
     check.done()
 
 
@@ -51,11 +51,11 @@ def test_all_gather_in_place_and_large(rng):
     out = poison(torch.float32, n * size)
     out[rank * n : (rank + 1) * n] = parts[rank]
     dist.all_gather_into_tensor(out, out[rank * n : (rank + 1) * n])
-    check.same(out, torch.cat(parts), "in place")
+    check.equal(out, torch.cat(parts), "in place")
     outs = [poison(torch.float32, n) for _ in range(size)]
     dist.all_gather(outs, parts[rank])
     for r in range(size):
-        check.same(outs[r], parts[r], f"a list, from rank {r}")
+        check.equal(outs[r], parts[r], f"a list, from rank {r}")
     check.done()
 
 
@@ -68,7 +68,7 @@ def test_all_gather_lists(rng, async_op):
             outs = [poison(dtype, n) for n in counts]
             finish(dist.all_gather(outs, parts[rank], async_op=async_op), async_op)
             for r in range(size):
-                check.same(outs[r], parts[r], f"{dtype} {counts}, from rank {r}")
+                check.equal(outs[r], parts[r], f"{dtype} {counts}, from rank {r}")
     check.done()
 
 
@@ -80,7 +80,7 @@ def test_all_gather_into_views_of_one_tensor(rng):
     views = list(whole.flip(0).clone().split(list(range(1, size + 1))))
     dist.all_gather(views, parts[rank])
     for r in range(size):
-        check.same(views[r], parts[r], f"from rank {r}")
+        check.equal(views[r], parts[r], f"from rank {r}")
     check.done()
 
 
@@ -95,7 +95,7 @@ def test_all_gather_coalesced(rng, async_op):
         finish(dist.all_gather_coalesced(outs, parts[rank], async_op=async_op), async_op)
         for r in range(size):
             for i, shape in enumerate(shapes):
-                check.same(outs[r][i], parts[r][i], f"{dtype} {shape} from rank {r}")
+                check.equal(outs[r][i], parts[r][i], f"{dtype} {shape} from rank {r}")
     check.done()
 
 
@@ -110,8 +110,8 @@ def test_gather(rng, async_op):
             kept = parts[rank].clone()
             finish(dist.gather(parts[rank], outs, root, async_op=async_op), async_op)
             for r in range(size if outs else 0):
-                check.same(outs[r], parts[r], f"to {root} {dtype} {counts}, from rank {r}")
-            check.same(parts[rank], kept, f"to {root} {dtype} {counts}: the input changed")
+                check.equal(outs[r], parts[r], f"to {root} {dtype} {counts}, from rank {r}")
+            check.equal(parts[rank], kept, f"to {root} {dtype} {counts}: the input changed")
     check.done()
 
 
@@ -124,7 +124,7 @@ def test_gather_defaults_and_group_ranks(rng):
         outs = [torch.zeros(3) for _ in range(size)] if rank == root else None
         dist.gather(parts[rank], outs, group=group, **kwargs)
         for r in range(size if outs else 0):
-            check.same(outs[r], parts[r], f"{kwargs}, from rank {r}")
+            check.equal(outs[r], parts[r], f"{kwargs}, from rank {r}")
     dist.destroy_process_group(group)
     check.done()
 
@@ -134,14 +134,14 @@ def test_numpy(rng):
     parts = [rng.standard_normal((2, 3)) for _ in range(size)]
     out = np.zeros((size, 2, 3))
     dist.all_gather_into_tensor(out, parts[rank])
-    check.same(out, np.stack(parts), "all_gather_into_tensor")
+    check.equal(out, np.stack(parts), "all_gather_into_tensor")
     outs = [np.zeros((2, 3)) for _ in range(size)]
     dist.all_gather(outs, parts[rank])
-    check.same(np.stack(outs), np.stack(parts), "all_gather")
+    check.equal(np.stack(outs), np.stack(parts), "all_gather")
     outs = [np.zeros((2, 3)) for _ in range(size)] if rank == 0 else None
     dist.gather(parts[rank], outs)
     if outs:
-        check.same(np.stack(outs), np.stack(parts), "gather")
+        check.equal(np.stack(outs), np.stack(parts), "gather")
     check.done()
 
 

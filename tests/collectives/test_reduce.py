@@ -42,7 +42,7 @@ def test_all_reduce(rng, async_op):
             check.everywhere(tensor, label)
             again = parts[rank].clone()
             finish(dist.all_reduce(again, op, async_op=not async_op), not async_op)
-            check.same(again, tensor, f"{label}, repeated")
+            check.equal(again, tensor, f"{label}, repeated")
     check.done()
 
 
@@ -60,7 +60,7 @@ def test_all_reduce_at_every_small_size(rng):
             tensor = parts[rank].clone()
             dist.all_reduce(tensor[1:], OPS[name])
             check.near(tensor[1:], want, bound, f"{name} {dtype} n={n}")
-            check.same(tensor[:1], parts[rank][:1], f"{name} {dtype} n={n}: the element before")
+            check.equal(tensor[:1], parts[rank][:1], f"{name} {dtype} n={n}: the element before")
     check.done()
 
 
@@ -208,7 +208,7 @@ def test_reduce(rng, async_op):
                 want, bound = reference(name, parts)
                 check.near(tensor, want, bound, label)
             else:
-                check.same(tensor, parts[rank], f"{label}: input changed off the root")
+                check.equal(tensor, parts[rank], f"{label}: input changed off the root")
     check.done()
 
 
@@ -224,11 +224,13 @@ def test_reduce_scatter_tensor(rng, async_op):
             want, bound = reference(name, [part[rank * n : (rank + 1) * n] for part in parts])
             label = f"reduce_scatter_tensor {name} {dtype} n={n}"
             check.near(out, want, bound, label)
-            check.same(parts[rank], kept, f"{label}: the input changed")
+            check.equal(parts[rank], kept, f"{label}: the input changed")
     # the input as a stack, and the other name
     out = torch.empty(4)
     dist.reduce_scatter_single(out, torch.arange(4.0 * size).reshape(size, 4))
-    check.same(out, torch.arange(4.0 * size).reshape(size, 4)[rank] * size, "reduce_scatter_single")
+    check.equal(
+        out, torch.arange(4.0 * size).reshape(size, 4)[rank] * size, "reduce_scatter_single"
+    )
     check.done()
 
 
@@ -245,7 +247,7 @@ def test_reduce_scatter_of_uneven_lists(rng, async_op):
             label = f"reduce_scatter {name} {dtype} {counts}"
             check.near(out, want, bound, label)
             for a, b in zip(parts[rank], kept, strict=True):
-                check.same(a, b, f"{label}: an input changed")
+                check.equal(a, b, f"{label}: an input changed")
     check.done()
 
 
@@ -359,7 +361,7 @@ def test_reduce_ops_of_torch_and_names(rng):
     for factor in (2.0, torch.tensor(2.0)):
         tensor = torch.ones(3)
         dist.all_reduce(tensor, ReduceOp.PREMUL_SUM(factor))
-        check.same(tensor, torch.full((3,), 2.0 * size), f"PREMUL_SUM({factor!r})")
+        check.equal(tensor, torch.full((3,), 2.0 * size), f"PREMUL_SUM({factor!r})")
     check.done()
 
 

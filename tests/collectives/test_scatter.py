@@ -27,9 +27,9 @@ def test_scatter(rng, async_op):
             out = poison(dtype, counts[rank])
             work = dist.scatter(out, parts if rank == root else None, root, async_op=async_op)
             finish(work, async_op)
-            check.same(out, kept[rank], f"from {root} {dtype} {counts}")
+            check.equal(out, kept[rank], f"from {root} {dtype} {counts}")
             for a, b in zip(parts, kept, strict=True):
-                check.same(a, b, f"from {root} {dtype} {counts}: an input changed")
+                check.equal(a, b, f"from {root} {dtype} {counts}: an input changed")
     check.done()
 
 
@@ -43,7 +43,7 @@ def test_large_and_in_place(rng):
     root = size - 1
     out = parts[root] if rank == root else poison(torch.float32, n)
     dist.scatter(out, parts if rank == root else None, root)
-    check.same(out, want, "in place on the root")
+    check.equal(out, want, "in place on the root")
     check.done()
 
 
@@ -55,14 +55,14 @@ def test_defaults_shapes_and_numpy(rng):
     for kwargs, root in [({}, 0), ({"src": last}, last), ({"group_src": last}, last)]:
         out = poison(torch.int32, (2, 3))
         dist.scatter(out, parts if rank == root else None, group=group, **kwargs)
-        check.same(out, parts[rank], str(kwargs))
+        check.equal(out, parts[rank], str(kwargs))
     # rows of one tensor, an empty list where none belongs
     out = poison(torch.int32, (2, 3))
     dist.scatter(out, list(torch.stack(parts)) if rank == 0 else [])
-    check.same(out, parts[rank], "rows")
+    check.equal(out, parts[rank], "rows")
     array = np.zeros((2, 3), np.int32)
     dist.scatter(array, [part.numpy() for part in parts] if rank == 0 else None)
-    check.same(array, parts[rank].numpy(), "NumPy")
+    check.equal(array, parts[rank].numpy(), "NumPy")
     dist.destroy_process_group(group)
     check.done()
 

@@ -23,7 +23,9 @@ def test_every_operation_with_every_overlap(n, count):
             if n > 100 and number % (3 * size):
                 continue  # the same code, only more of it
             for later in (False, True):
-                everybody = [Case.of(operation, plans[r][number], r, size, n) for r in range(size)]
+                everybody = [
+                    Case.make(operation, plans[r][number], r, size, n) for r in range(size)
+                ]
                 text = judge(
                     name,
                     operation,
@@ -49,7 +51,7 @@ def test_one_rank_alone_overlaps(count):
             for number in range(len(plans[0])):
                 odd = number % size
                 mine = [plans[r][number if r == odd else 0] for r in range(size)]
-                everybody = [Case.of(operation, mine[r], r, size, n) for r in range(size)]
+                everybody = [Case.make(operation, mine[r], r, size, n) for r in range(size)]
                 if refused(name, everybody[odd], odd, size) or (n > 100 and number % 5):
                     continue
                 text = judge(

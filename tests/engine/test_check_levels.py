@@ -42,13 +42,13 @@ def test_everything(rng, level, async_op):
         check.near(t, *(want if rank == size - 1 else (mine, 0)), f"{label} reduce")
         t = mine.clone()
         done(dist.broadcast(t, size - 1, async_op=async_op))
-        check.same(t, parts[-1], f"{label} broadcast")
+        check.equal(t, parts[-1], f"{label} broadcast")
         out = poison(torch.float32, n * size)
         done(dist.all_gather_into_tensor(out, mine, async_op=async_op))
-        check.same(out, torch.cat(parts), f"{label} all_gather_into_tensor")
+        check.equal(out, torch.cat(parts), f"{label} all_gather_into_tensor")
         blocks = poison(torch.float32, n * size)
         done(dist.all_to_all_single(blocks, torch.cat([mine] * size), async_op=async_op))
-        check.same(blocks, torch.cat(parts), f"{label} all_to_all_single")
+        check.equal(blocks, torch.cat(parts), f"{label} all_to_all_single")
         t = poison(torch.float32, n)
         done(dist.reduce_scatter_tensor(t, torch.cat(parts), async_op=async_op))
         check.near(t, *reference("SUM", [mine] * size), f"{label} reduce_scatter_tensor")
@@ -63,14 +63,14 @@ def test_everything(rng, level, async_op):
             )
             t = poison(torch.int16, counts[rank])
             done(dist.scatter(t, parts if rank == root else None, root, async_op=async_op))
-            check.same(t, parts[rank], f"{label} scatter")
+            check.equal(t, parts[rank], f"{label} scatter")
         outs = [poison(torch.int16, n) for n in counts]
         done(dist.all_gather(outs, parts[rank], async_op=async_op))
-        check.same(torch.cat(outs), torch.cat(parts), f"{label} all_gather")
+        check.equal(torch.cat(outs), torch.cat(parts), f"{label} all_gather")
         outs = [[poison(torch.int16, n), poison(torch.int16, 2)] for n in counts]
         ones = torch.ones(2, dtype=torch.int16)
         done(dist.all_gather_coalesced(outs, [parts[rank], ones], async_op=async_op))
-        check.same(torch.cat([out[0] for out in outs]), torch.cat(parts), f"{label} coalesced")
+        check.equal(torch.cat([out[0] for out in outs]), torch.cat(parts), f"{label} coalesced")
         sent = [parts[r].clone() for r in range(size)]
         outs = [poison(torch.int16, counts[rank]) for _ in range(size)]
         done(dist.all_to_all(outs, sent, async_op=async_op))
@@ -80,10 +80,10 @@ def test_everything(rng, level, async_op):
             got, torch.cat(sent), [counts[rank]] * size, counts, async_op=async_op
         )
         done(work)
-        check.same(got, torch.cat([parts[rank]] * size), f"{label} all_to_all_single")
+        check.equal(got, torch.cat([parts[rank]] * size), f"{label} all_to_all_single")
         t = poison(torch.int16, counts[rank])
         done(dist.reduce_scatter(t, parts, dist.ReduceOp.MAX, async_op=async_op))
-        check.same(t, parts[rank], f"{label} reduce_scatter")
+        check.equal(t, parts[rank], f"{label} reduce_scatter")
     done(dist.barrier(async_op=async_op))
     held = [None] * size
     dist.all_gather_object(held, {"rank": rank, "text": "x" * rank})

@@ -19,7 +19,7 @@ SOME = 400
 AT_ONCE = 1.0 if LONG else 5.0
 
 
-def told(spec) -> str:
+def wrong_text(spec) -> str:
     """Make a call that must be refused as a mismatch; says what came instead, if it did."""
     try:
         work = make(spec)
@@ -41,7 +41,7 @@ def test_generated_mismatches(rng, count):
     for number, (label, odd, usual) in enumerate(chosen):
         count.progress(number, len(chosen))
         began = time.monotonic()
-        wrong = told(odd if rank == number % size else usual)
+        wrong = wrong_text(odd if rank == number % size else usual)
         spent = time.monotonic() - began
         slowest = max(slowest, spent)
         check.that(not wrong, f"{label}: {wrong}")

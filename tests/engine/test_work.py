@@ -210,7 +210,7 @@ def test_order_of_waits_is_free(rng):
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
     for i in rng.permutation(30):
         works[i].wait()
-        check.same(tensors[i], torch.full((100,), sum(r + float(i) for r in range(size))), f"{i}")
+        check.equal(tensors[i], torch.full((100,), sum(r + float(i) for r in range(size))), f"{i}")
     check.done()
 
 
@@ -248,9 +248,9 @@ def test_dropped_works_keep_their_buffers(rng):
     parts = [draw(rng, torch.float32, n) for _ in range(size)]
     out = poison(torch.float32, n * size)
     dist.all_gather_into_tensor(out, parts[rank])  # in order: all before it are complete
-    check.same(out, torch.cat(parts), "the operation after them")
+    check.equal(out, torch.cat(parts), "the operation after them")
     for i, tensor in kept:
-        check.same(tensor, torch.full((n,), float(i * size)), f"operation {i}")
+        check.equal(tensor, torch.full((n,), float(i * size)), f"operation {i}")
     # receives and sends dropped before their peers come
     peer, source = (rank + 1) % size, (rank - 1) % size
     if size > 1:
@@ -263,7 +263,7 @@ def test_dropped_works_keep_their_buffers(rng):
             dist.isend(torch.full((n,), float(i)), peer, tag=i)
         gc.collect()
         last.wait()
-        check.same(inbox, torch.full((n,), 50.0), "the last message")
+        check.equal(inbox, torch.full((n,), 50.0), "the last message")
         dist.barrier()
     check.done()
 

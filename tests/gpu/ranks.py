@@ -36,7 +36,7 @@ def put(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(DEVICE, copy=True)
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+def equal(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """To the last bit."""
     found = found.cpu().reshape(-1)
     return torch.equal(found.view(torch.uint8), wanted.reshape(-1).view(torch.uint8))
@@ -65,21 +65,21 @@ def correct() -> str:
                 dist.all_reduce(here, op)
                 dist.all_reduce(there, op)
                 # of AVG the division may round where the sum was: the same kernels make both
-                check(same(there, here), "all_reduce", kind, n, name)
+                check(equal(there, here), "all_reduce", kind, n, name)
             there = put(own)
             work = dist.broadcast(there, size - 1, async_op=True)
             work.wait()
-            check(same(there, draw(kind, n, size - 1)), "broadcast", kind, n)
+            check(equal(there, draw(kind, n, size - 1)), "broadcast", kind, n)
             outs = [torch.zeros(n, dtype=torch.float32).to(kind).to(DEVICE) for _ in range(size)]
             dist.all_gather(outs, put(own))
-            check(all(same(out, draw(kind, n, r)) for r, out in enumerate(outs)), "all_gather", n)
+            check(all(equal(out, draw(kind, n, r)) for r, out in enumerate(outs)), "all_gather", n)
             if size > 1 and rank < 2:  # both directions at once
                 back, other = put(torch.zeros_like(own)), 1 - rank
                 batch = [dist.P2POp(dist.isend, put(own), other),
                          dist.P2POp(dist.irecv, back, other)]  # fmt: skip
                 for each in dist.batch_isend_irecv(batch):
                     each.wait()
-                check(same(back, draw(kind, n, other)), "messages", kind, n)
+                check(equal(back, draw(kind, n, other)), "messages", kind, n)
     rows = 300_000
     for call in (_scattered, _exchanged):
         check(call(rows, rank, size), call.__name__)
@@ -94,14 +94,14 @@ def _scattered(rows: int, rank: int, size: int) -> bool:
     part = torch.empty(rows, dtype=torch.int32, device=DEVICE)
     dist.reduce_scatter_tensor(part, whole)
     wanted = torch.arange(rows * rank, rows * rank + rows, dtype=torch.int32) * size
-    return same(part, wanted + sum(range(size)))
+    return equal(part, wanted + sum(range(size)))
 
 
 def _exchanged(rows: int, rank: int, size: int) -> bool:
     splits = [rows + rank + other for other in range(size)]
     out = torch.empty(sum(splits), dtype=torch.int64, device=DEVICE)
     dist.all_to_all_single(out, torch.full((sum(splits),), rank, device=DEVICE), splits, splits)
-    return same(out, torch.arange(size).repeat_interleave(torch.tensor(splits)))
+    return equal(out, torch.arange(size).repeat_interleave(torch.tensor(splits)))
 
 
 def _streams(rank: int, size: int) -> bool:

@@ -155,7 +155,7 @@ def untouched_around(whole: np.ndarray, inside: np.ndarray) -> bool:
     return bool((whole[:start] == 0xA5).all() and (whole[start + inside.nbytes :] == 0xA5).all())
 
 
-def same(got: np.ndarray, want: np.ndarray, note: str) -> None:
+def equal(got: np.ndarray, want: np.ndarray, note: str) -> None:
     got = got.view(want.dtype)
     wrong = np.flatnonzero(got != want)
     if wrong.size:
@@ -185,7 +185,7 @@ def test_reduces(op: str, dtype: DType, isa: str, rng: np.random.Generator) -> N
             before = whole_a.copy()
             _ops.reduce_into(inout, in_, dtype.code, op)
             note = f"{op} {dtype} {isa}, {n} elements at {offset_a}, {offset_b}"
-            same(inout.copy(), expect(op, a, b, dtype), note)
+            equal(inout.copy(), expect(op, a, b, dtype), note)
             assert np.array_equal(whole_a, before), f"{note}: changed its input"
             assert untouched_around(whole_b, inout), f"{note}: wrote outside its output"
 
@@ -199,8 +199,8 @@ def test_order_and_instruction_set_do_not_matter(
     want = run(op, dtype, a, b)
     for isa in ISAS:
         _ops.force_isa(isa)
-        same(run(op, dtype, a, b), want, f"{op} {dtype} {isa}")
-        same(run(op, dtype, b, a), want, f"{op} {dtype} {isa}, operands swapped")
+        equal(run(op, dtype, a, b), want, f"{op} {dtype} {isa}")
+        equal(run(op, dtype, b, a), want, f"{op} {dtype} {isa}, operands swapped")
 
 
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
@@ -234,11 +234,11 @@ def test_every_half_survives_the_way_through_float32(name: str, isa: str) -> Non
     assert (want == QUIET_NAN[name]).sum() == (2046 if name == "float16" else 254)
     times_one = np.empty_like(every)
     _ops.scale_mul(times_one.view(np.uint8), every.view(np.uint8), name, 1.0)
-    same(times_one, want, "times one")
-    same(run("SUM", dtype, every, np.full_like(every, 0x8000)), want, "plus -0")
+    equal(times_one, want, "times one")
+    equal(run("SUM", dtype, every, np.full_like(every, 0x8000)), want, "plus -0")
     by_one = every.copy()
     _ops.scale_div(by_one.view(np.uint8), name, 1)
-    same(by_one, want, "divided by one")
+    equal(by_one, want, "divided by one")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -256,7 +256,7 @@ def test_halves_round_as_torch_does(name: str, op: str, isa: str, rng: np.random
         rounded = wide.to(dtype.torch_dtype)
         want = rounded.view(torch.int16).numpy().view(np.uint16).copy()
         want[rounded.isnan().numpy()] = QUIET_NAN[name]
-        same(run(op, dtype, every, b), want, f"{op} with {other:#x}")
+        equal(run(op, dtype, every, b), want, f"{op} with {other:#x}")
 
 
 def truncated(values: np.ndarray, divisor: int) -> np.ndarray:
@@ -313,16 +313,16 @@ def test_floats_scale(dtype: DType, isa: str, rng: np.random.Generator) -> None:
                 quotients = from_values(values / single(divisor), real)
                 products = from_values(values * single(factor), real)
             note = f"{dtype} {isa}, {n} elements at {offset}"
-            same(buf.copy(), quotients, f"{note}, divided by {divisor}")
+            equal(buf.copy(), quotients, f"{note}, divided by {divisor}")
             assert untouched_around(outer, buf), f"{note}: wrote outside its output"
             _, src = at(offset, bits)
             whole, dst = at(offset + 1, np.zeros_like(bits))
             _ops.scale_mul(dst, src, dtype.code, factor)
-            same(dst.copy(), products, f"{note}, times {factor}")
-            same(src.copy(), bits, f"{note}, source of times")
+            equal(dst.copy(), products, f"{note}, times {factor}")
+            equal(src.copy(), bits, f"{note}, source of times")
             assert untouched_around(whole, dst), f"{note}: wrote outside its output"
             _ops.scale_mul(src, src, dtype.code, factor)
-            same(src.copy(), products, f"{note}, times {factor} in place")
+            equal(src.copy(), products, f"{note}, times {factor} in place")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -335,7 +335,7 @@ def test_half_quotients_are_the_nearest_there_are(divisor: int, isa: str) -> Non
     _ops.scale_div(got.view(np.uint8), "float16", divisor)
     with np.errstate(all="ignore"):
         wide = every.view(np.float16).astype(np.float64) / divisor
-    same(got, from_values(wide, lookup("float16")), f"by {divisor}")
+    equal(got, from_values(wide, lookup("float16")), f"by {divisor}")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -359,7 +359,7 @@ def test_flushing_denormals_changes_no_extreme_and_no_float16(
     finally:
         torch.set_flush_denormal(False)
     for result, (op, dtype, _, _, want) in zip(got, drawn, strict=True):
-        same(result, want, f"{op} {dtype}")
+        equal(result, want, f"{op} {dtype}")
 
 
 def test_large_buffers_from_several_threads(rng: np.random.Generator) -> None:
@@ -368,4 +368,4 @@ def test_large_buffers_from_several_threads(rng: np.random.Generator) -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda pair: run("SUM", dtype, *pair), inputs))
     for (a, b), got in zip(inputs, results, strict=True):
-        same(got, expect("SUM", a, b, dtype), "SUM bfloat16 in a thread")
+        equal(got, expect("SUM", a, b, dtype), "SUM bfloat16 in a thread")

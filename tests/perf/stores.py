@@ -38,7 +38,7 @@ fork = multiprocessing.get_context("fork")
 failed = False
 
 
-def told(what: str, value: float, unit: str, bound: float, least: bool = False) -> None:
+def report(what: str, value: float, unit: str, bound: float, least: bool = False) -> None:
     """Print a measurement beside its bound."""
     global failed
     good = value >= bound if least else value <= bound
@@ -116,13 +116,13 @@ def clients(count: int = 2000) -> None:
     gate.wait()
     began = time.monotonic()
     done.wait()
-    told("all have joined", time.monotonic() - began, "s", 2)
+    report("all have joined", time.monotonic() - began, "s", 2)
     began = time.monotonic()
     done.wait()
-    told("each has set a key and got another's", time.monotonic() - began, "s", 2)
+    report("each has set a key and got another's", time.monotonic() - began, "s", 2)
     for half in halves:
         half.join()
-    told("processes with a wrong value", sum(half.exitcode != 0 for half in halves), "", 0)
+    report("processes with a wrong value", sum(half.exitcode != 0 for half in halves), "", 0)
     server.close()
 
 
@@ -186,11 +186,11 @@ def garbage(frames: int = 1_000_000, slow: int = 200) -> None:
     grown = (server.memory() - before) / 2**20
     over.set()
     crawler.join()
-    told("frames sent", sent.value, "", frames, least=True)
+    report("frames sent", sent.value, "", frames, least=True)
     print(f"  in {seconds:.0f} s; {len(times)} gets meanwhile, median {np.median(times):.2f} ms")
-    told("get, 99 of 100", float(np.percentile(times, 99)), "ms", 50)
-    told("get, the longest", float(times.max()), "ms", 1000)
-    told("the server's memory has grown by", grown, "MiB", 64)
+    report("get, 99 of 100", float(np.percentile(times, 99)), "ms", 50)
+    report("get, the longest", float(times.max()), "ms", 1000)
+    report("the server's memory has grown by", grown, "MiB", 64)
     server.client().set("key", "value")
     server.close()
 
@@ -203,7 +203,7 @@ def busy(seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     times = each_get(store, lambda: time.monotonic() < end, 0.0005)
     print(f"  {len(times)} gets, median {np.median(times):.3f} ms")
-    told("get, 99 of 100", float(np.percentile(times, 99)), "ms", 2)
+    report("get, 99 of 100", float(np.percentile(times, 99)), "ms", 2)
     server.close()
 
 
@@ -212,9 +212,9 @@ def kills(times: int = 1000) -> None:
     with tempfile.TemporaryDirectory() as folder:
         seen = kill_writers(Path(folder) / "store", times, random.Random())
     print(f"  {seen['acknowledged']:,.0f} acknowledged changes, {seen['torn']:,.0f} torn records")
-    told("acknowledged changes that are lost", seen["lost"], "", 0)
-    told("values that are wrong", seen["wrong"], "", 0)
-    told("the longest wait of a reader", seen["longest"], "s", 5)
+    report("acknowledged changes that are lost", seen["lost"], "", 0)
+    report("values that are wrong", seen["wrong"], "", 0)
+    report("the longest wait of a reader", seen["longest"], "s", 5)
 
 
 PARTS = {"clients": clients, "garbage": garbage, "busy": busy, "kills": kills}

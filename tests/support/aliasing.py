@@ -204,7 +204,7 @@ class Case:
     outs: Arrays
 
     @classmethod
-    def of(cls, operation: Operation, overlap: Overlap, rank: int, size: int, n: int) -> Case:
+    def make(cls, operation: Operation, overlap: Overlap, rank: int, size: int, n: int) -> Case:
         """Lay out and fill a rank's tensors."""
         shape = operation.shape(rank, size, n)
         room = sum(shape.ins) + sum(shape.outs) + 2 * n

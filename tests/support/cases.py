@@ -166,7 +166,7 @@ class Check:
         if not condition:
             self.problems.append(label)
 
-    def same(self, got, want, label: str) -> None:
+    def equal(self, got, want, label: str) -> None:
         """Note a tensor that is not bit for bit the expected one."""
         if got.dtype != want.dtype or tuple(got.shape) != tuple(want.shape):
             self.problems.append(f"{label}: {got.dtype}{tuple(got.shape)} for {want.dtype}")
@@ -179,7 +179,7 @@ class Check:
         if exact and want.dtype != got.dtype:
             want = want.to(got.dtype)
         if exact:
-            self.same(got, want, label)
+            self.equal(got, want, label)
             return
         error = (got.to(want.dtype) - want).abs()
         bad = ~(error <= bound)  # NaN is bad too

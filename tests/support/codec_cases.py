@@ -72,7 +72,7 @@ class UnregisteredData:
     x: int = 0
 
 
-def same(a, b):
+def equal(a, b):
     """Equality that also compares types, dtypes, signs of zero and NaN bits."""
     if isinstance(a, (np.ndarray, np.generic)) and a.dtype.char in "gG":
         # the padding of long doubles is not part of the value
@@ -90,13 +90,13 @@ def same(a, b):
     elif isinstance(a, (list, tuple)):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
-            same(x, y)
+            equal(x, y)
     elif isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
-            same(a[key], b[key])
+            equal(a[key], b[key])
     elif isinstance(a, slice):
-        same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+        equal((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     else:
         assert a == b
 

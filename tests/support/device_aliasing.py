@@ -34,7 +34,7 @@ def check_all(check: cases.Check, n: int, rule: Rule, mixed: bool) -> int:
         plans = [list(aliasing.overlaps(operation, r, size, n)) for r in range(size)]
         for number, overlap in enumerate(plans[rank]):
             later = bool(number % 2)
-            everybody = [Case.of(operation, plans[r][number], r, size, n) for r in range(size)]
+            everybody = [Case.make(operation, plans[r][number], r, size, n) for r in range(size)]
             refuse = {rule(name, everybody[r], r, size) for r in range(size)}
             if len(refuse) > 1 and not mixed:
                 continue

@@ -36,7 +36,7 @@ def empty(n: int, dtype: torch.dtype) -> torch.Tensor:
     return gpu(torch.full((n * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype))
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+def equal(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """To the last bit."""
     return cases.raw(cpu(found)) == cases.raw(wanted)
 
@@ -44,7 +44,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """The same, but for the order in which floats were added: pieces may take another."""
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        return same(found, wanted)
+        return equal(found, wanted)
     eps = torch.finfo(wanted.dtype).eps * 8 * dist.get_world_size()
     wide = torch.complex128 if wanted.is_complex() else torch.float64
     return torch.allclose(cpu(found).to(wide), wanted.to(wide), rtol=eps, atol=eps, equal_nan=True)

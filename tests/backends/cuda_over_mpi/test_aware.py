@@ -8,7 +8,7 @@ import cases
 import pytest
 import standin
 import torch
-from over_mpi import copies, empty, right, same, start
+from over_mpi import copies, empty, equal, right, start
 from standin import cpu, gpu
 
 import hpcdist as dist
@@ -99,7 +99,7 @@ def test_moves_by_an_mpi_that_takes_addresses(runtime, monkeypatch, rng):
             outs = [empty(each, dtype) for each in rows]
             dist.all_to_all(outs, list(data.split(rows)))
             checks += [(out, here), (torch.cat([cpu(each) for each in outs]), here)]
-            good = [same(*each) for each in checks]
+            good = [equal(*each) for each in checks]
             parallel_assert(all(good), lambda d=dtype, g=good: f"{d} {g}")
     parallel_assert(made.count == 0, lambda: f"{made.count} copies")
     if size > 1:

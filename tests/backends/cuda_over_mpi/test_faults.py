@@ -90,7 +90,7 @@ def all_is_well() -> bool:
     return good
 
 
-def said(error: BaseException | None) -> str:
+def text_of(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -119,8 +119,8 @@ def test_a_copy_that_fails(runtime, later, count):
                 taken, error = tried(lambda name=name: OPERATIONS[name](later))
             wanted = f"RuntimeError: {BROKEN}" if victim else f"DistBackendError: .*{TOLD}"
             # far from the group's timeout of 20 s: nobody waits for who has failed
-            if not re.match(wanted, said(error), re.DOTALL) or taken > SLACK:
-                wrong.append((name, fails, taken, said(error)))
+            if not re.match(wanted, text_of(error), re.DOTALL) or taken > SLACK:
+                wrong.append((name, fails, taken, text_of(error)))
             slowest, cases = max(slowest, taken), cases + 1
         if not all_is_well():
             wrong.append((name, "afterwards"))
@@ -142,12 +142,12 @@ def test_copies_of_two_ranks_that_fail_alike(runtime):
     wanted = "DistBackendError: .*because ranks 1, 2 could not go on: RuntimeError: CUDA"
     refusal = getattr(error, "refusal", None)
     if rank in (1, 2):
-        good = said(error).startswith(f"RuntimeError: {BROKEN}")
+        good = text_of(error).startswith(f"RuntimeError: {BROKEN}")
     elif rank == 0:
-        good = bool(re.match(wanted, said(error), re.DOTALL)) and refusal.ranks == (1, 2)
+        good = bool(re.match(wanted, text_of(error), re.DOTALL)) and refusal.ranks == (1, 2)
     else:
         good = refusal is not None and set(refusal.ranks) <= {1, 2}
-    parallel_assert(good and taken < SLACK, lambda: f"{taken:.2f} s, {said(error)}")
+    parallel_assert(good and taken < SLACK, lambda: f"{taken:.2f} s, {text_of(error)}")
     parallel_assert(all_is_well())
 
 
@@ -155,7 +155,7 @@ def test_the_last_copy_that_fails_is_one_ranks_own_affair(runtime):
     victim = dist.get_rank() == VICTIM
     with copies(runtime, 16 if victim else 0):
         _, error = tried(lambda: OPERATIONS["all_reduce"](False))
-    parallel_assert((BROKEN in str(error)) if victim else error is None, lambda: said(error))
+    parallel_assert((BROKEN in str(error)) if victim else error is None, lambda: text_of(error))
     parallel_assert(all_is_well())
 
 
@@ -171,8 +171,8 @@ def test_ctrl_c(runtime):
         taken, error = tried(lambda: OPERATIONS["all_reduce"](False))
     wanted = "KeyboardInterrupt" if rank == VICTIM else "DistBackendError: .*KeyboardInterrupt"
     parallel_assert(
-        bool(re.match(wanted, said(error), re.DOTALL)) and taken < SLACK,
-        lambda: f"{taken:.2f} s {said(error)}",
+        bool(re.match(wanted, text_of(error), re.DOTALL)) and taken < SLACK,
+        lambda: f"{taken:.2f} s {text_of(error)}",
     )
     # while a rank is not there yet; behind what is on the caller's stream; in wait() and recv
     host, got = dist.new_group(list(range(size))), []
@@ -221,9 +221,9 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
             taken, error = tried(lambda name=name, later=later: OPERATIONS[name](later))
             wanted = rf"{name} .*rank {VICTIM} has not joined"
             if not isinstance(error, dist.DistTimeoutError) or taken > limit + SLACK:
-                wrong.append((name, taken, said(error)))
+                wrong.append((name, taken, text_of(error)))
             elif not re.search(wanted, str(error), re.DOTALL):
-                wrong.append((name, said(error)))
+                wrong.append((name, text_of(error)))
         dist.barrier(group=patient)
     # messages that nobody sends
     if rank == 0:
@@ -231,7 +231,7 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
                      lambda: dist.recv(empty(N, torch.float32))):  # fmt: skip
             taken, error = tried(call)
             if not isinstance(error, dist.DistTimeoutError) or taken > limit + SLACK:
-                wrong.append(("message", taken, said(error)))
+                wrong.append(("message", taken, text_of(error)))
     dist.barrier(group=patient)
     start()
     dist.all_reduce(ones(5))
@@ -245,9 +245,9 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
     # who waits hears it from the other one, or its own time is over
     types = dist.DistTimeoutError if rank == VICTIM else (dist.DistBackendError, TimeoutError)
     if not isinstance(error, types) or taken > limit + SLACK:
-        wrong.append(("stream", taken, said(error)))
+        wrong.append(("stream", taken, text_of(error)))
     if rank == VICTIM and "in the stream before" not in str(error):
-        wrong.append(said(error))
+        wrong.append(text_of(error))
     dist.group.WORLD._comm.timeout = 20.0
     dist.barrier()
     good = all_is_well()
@@ -268,8 +268,8 @@ def test_messages_that_break_off(runtime):
                     if n == 9
                     else "DistBackendError: rank 1 could not send the rest of a message"
                 )
-        if rank < 2 and (not re.match(wanted, said(error)) or taken > SLACK):
-            wrong.append((n, taken, said(error)))
+        if rank < 2 and (not re.match(wanted, text_of(error)) or taken > SLACK):
+            wrong.append((n, taken, text_of(error)))
         # the receiver's copy fails: the sender gets rid of its message, and the next one is right
         with copies(runtime, (1 if n == 9 else 2) if rank == 0 else 0):
             if rank == VICTIM:
@@ -277,7 +277,7 @@ def test_messages_that_break_off(runtime):
             elif rank == 0:
                 taken, error = tried(lambda n=n: dist.irecv(empty(n, torch.float32), VICTIM))
                 if BROKEN not in str(error):
-                    wrong.append((n, "receiver", said(error)))
+                    wrong.append((n, "receiver", text_of(error)))
         if rank == VICTIM:
             dist.send(gpu(torch.full((n,), 7.0)), 0)
         elif rank == 0:
@@ -347,7 +347,7 @@ def test_destroyed_while_a_rank_does_not_come():
     late = tried(lambda: work)[1] if rank != VICTIM else None
     good = error is None or isinstance(error, dist.DistTimeoutError)
     good &= taken < 2 * 0.5 + SLACK and (rank == VICTIM or isinstance(late, dist.DistError))
-    parallel_assert(good, lambda: f"{taken:.1f} s, {said(error)}, {said(late)}")
+    parallel_assert(good, lambda: f"{taken:.1f} s, {text_of(error)}, {text_of(late)}")
     parallel_assert(all_is_well())
 
 

@@ -9,7 +9,7 @@ import cases
 import pytest
 import standin
 import torch
-from over_mpi import CHUNK, empty, near, right, same, sizes, start
+from over_mpi import CHUNK, empty, equal, near, right, sizes, start
 from standin import cpu, gpu
 
 import hpcdist as dist
@@ -40,7 +40,7 @@ def test_reductions_of_every_type_and_size(rng):
         kind = (turn // 2 + size) % 4
         if kind == 0:
             dist.reduce(there, root, op)
-            good = right(there, wanted, bound) if rank == root else same(there, own)
+            good = right(there, wanted, bound) if rank == root else equal(there, own)
         elif kind == 1:
             n -= n % size
             cuts = [n // size * i for i in range(size + 1)]
@@ -88,8 +88,8 @@ def test_moves_of_every_type_and_size(rng):
             crossed, here = empty(step * size, dtype), slice(step * rank, step * rank + step)
             dist.all_to_all_single(crossed, gpu(own[: step * size]))
             checks.append((crossed, torch.cat([each[here] for each in sent])))
-        if not all(same(found, wanted) for found, wanted in checks):
-            wrong.append((dtype, n, [same(*each) for each in checks]))
+        if not all(equal(found, wanted) for found, wanted in checks):
+            wrong.append((dtype, n, [equal(*each) for each in checks]))
     parallel_assert(not wrong, lambda: str(wrong[:5]))
 
 
@@ -102,11 +102,11 @@ def test_lists_and_uneven_exchanges(rng):
         here, there = torch.empty(sum(rows), 2, dtype=own.dtype), empty(2 * sum(rows), own.dtype)
         dist.all_to_all_single(here, own, rows, rows)
         dist.all_to_all_single(there.reshape(-1, 2), gpu(own), rows, rows)
-        parallel_assert(same(there, here))
+        parallel_assert(equal(there, here))
         outs = [empty(2 * each, own.dtype).reshape(each, 2) for each in rows]
         work = dist.all_to_all(outs, [gpu(each) for each in own.split(rows)], async_op=True)
         work.wait()
-        parallel_assert(same(torch.cat([cpu(each) for each in outs]), here))
+        parallel_assert(equal(torch.cat([cpu(each) for each in outs]), here))
         tensors = [torch.full((n + i, 2), float(rank + i)) for i in range(3)]
         copies = [gpu(each) for each in tensors]
         dist.all_reduce_coalesced(copies)
@@ -146,7 +146,7 @@ def test_buffers_of_4_mib_and_no_more(runtime, monkeypatch):
         data = gpu(torch.arange(elements, dtype=torch.int32) + rank)
         dist.all_reduce(data)
         wanted = torch.arange(elements, dtype=torch.int32) * size + sum(range(size))
-        parallel_assert(same(data, wanted), lambda elements=elements: str(elements))
+        parallel_assert(equal(data, wanted), lambda elements=elements: str(elements))
     parallel_assert(runtime.most - before == 16 << 20, lambda: f"{runtime.most - before} bytes")
 
 
@@ -255,13 +255,13 @@ def test_messages_of_every_size(runtime, rng):
                      dist.P2POp(dist.irecv, out, before)]  # fmt: skip
             for work in dist.batch_isend_irecv(batch):
                 work.wait()
-            parallel_assert(same(out, sent[before]), lambda n=n, d=dtype: f"{d} {n}")
+            parallel_assert(equal(out, sent[before]), lambda n=n, d=dtype: f"{d} {n}")
             out = empty(n, dtype)
             if rank == 0:
                 dist.send(gpu(sent[0]), 1)
             elif rank == 1:
                 parallel = dist.recv(out)  # from any rank
-                assert parallel == 0 and same(out, sent[0])
+                assert parallel == 0 and equal(out, sent[0])
     dist.barrier()
 
 
@@ -386,7 +386,7 @@ def test_the_backend_is_chosen_by_itself(monkeypatch, caplog):
     host, other = torch.ones(3), gpu(torch.ones(3))
     dist.all_reduce(host)
     dist.all_reduce(other)
-    parallel_assert(same(other, host))
+    parallel_assert(equal(other, host))
     parallel_assert(type(dist.group.WORLD._backends["cuda"]).__name__ == "NcclGroup")
 
     def missing():

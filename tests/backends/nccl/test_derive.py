@@ -27,7 +27,7 @@ def start(backend: str, **arguments) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=20), **arguments)
 
 
-def of(group=None):
+def communicator(group=None):
     """The communicator of a group, if it has one already."""
     pg = dist.group.WORLD if group is None else group
     return serving(pg._comm, gpu(torch.ones(1))).communicators.usable(0)
@@ -49,7 +49,7 @@ def test_groups_that_divide_another_are_split_from_it(backend, monkeypatch):
     start(backend)
     # before the world has a communicator there is nothing to split
     first = dist.new_group(list(range(size)))
-    parallel_assert(of() is None and of(first) is None)
+    parallel_assert(communicator() is None and communicator(first) is None)
     dist.all_reduce(gpu(torch.ones(1)))
     parity = [list(range(start, size, 2)) for start in range(min(2, size))]
     own = parity[rank % 2]
@@ -57,24 +57,24 @@ def test_groups_that_divide_another_are_split_from_it(backend, monkeypatch):
     split = dist.split_group(split_ranks=parity)
     mesh = dist.init_device_mesh("cuda", (size, 1), mesh_dim_names=("all", "one"))
     alone = mesh.get_group("one")
-    parallel_assert(all(of(group) is not None for group in (halves, split, alone)))
-    parallel_assert(of(halves).size == len(own) and of(alone).size == 1)
+    parallel_assert(all(communicator(group) is not None for group in (halves, split, alone)))
+    parallel_assert(communicator(halves).size == len(own) and communicator(alone).size == 1)
     for group in (halves, split):
         parallel_assert(add_up(group) == wanted(own))
     parallel_assert(add_up(alone) == rank + 1 and add_up(first) == wanted(range(size)))
     # the parts live on without the whole, whose operations others wait for
     again = dist.split_group(halves, [list(range(len(own)))])
-    parallel_assert(of(again) is not None)
+    parallel_assert(communicator(again) is not None)
     dist.destroy_process_group(halves)
     parallel_assert(add_up(again) == wanted(own))
     # by some ranks only there is no operation of all
     if size > 2:
         pair = dist.new_group([0, 1])
         if rank < 2:
-            assert of(pair) is None and add_up(pair) == 3.0
+            assert communicator(pair) is None and add_up(pair) == 3.0
     monkeypatch.setenv("HPCDIST_NCCL_SPLIT", "0")
     other = dist.new_group(list(range(size)))
-    parallel_assert(of(other) is None and add_up(other) == wanted(range(size)))
+    parallel_assert(communicator(other) is None and add_up(other) == wanted(range(size)))
 
 
 def test_a_rank_without_a_communicator_keeps_all_from_splitting():
@@ -82,9 +82,9 @@ def test_a_rank_without_a_communicator_keeps_all_from_splitting():
     add_up(None)
     dist.barrier()
     if dist.get_rank() == 0:
-        of().abort()
+        communicator().abort()
     group = dist.new_group(list(range(dist.get_world_size())))
-    parallel_assert(of(group) is None)
+    parallel_assert(communicator(group) is None)
     parallel_assert(add_up(group) == wanted(range(dist.get_world_size())))
 
 
@@ -101,10 +101,10 @@ def test_with_a_device_the_communicator_is_made_at_once(backend, monkeypatch):
     monkeypatch.setattr(Communicators, "_join", noted)
     monkeypatch.setenv("HPCDIST_NCCL_RANKS_PER_ROOT", "2")
     start(backend, device_id=torch.device("cuda", 0))
-    parallel_assert(of() is not None and met == [(size + 1) // 2])
+    parallel_assert(communicator() is not None and met == [(size + 1) // 2])
     group = dist.new_group([0], device_id="cuda:0")
     if dist.get_rank() == 0:
-        assert of(group) is not None and add_up(group) == 1.0
+        assert communicator(group) is not None and add_up(group) == 1.0
     parallel_assert(add_up(None) == wanted(range(size)))
 
 
@@ -117,12 +117,12 @@ def test_what_is_left_of_a_group(backend):
     if rank != last:
         # nothing to shrink yet: the group makes its own communicator
         early = dist.shrink_group([last])
-        assert of(early) is None and add_up(early) == wanted(range(last))
+        assert communicator(early) is None and add_up(early) == wanted(range(last))
     dist.all_reduce(gpu(torch.ones(1)))
     if rank != last:
         left = dist.shrink_group([last])
         assert left.size() == last and left.rank() == rank
-        assert of(left) is not None and add_up(left) == wanted(range(last))
+        assert communicator(left) is not None and add_up(left) == wanted(range(last))
     elif size > 2:
         with pytest.raises(RuntimeError, match="one of those that are left out"):
             dist.shrink_group([last])
@@ -133,12 +133,12 @@ def test_what_is_left_of_a_group(backend):
         if rank != last:
             left = dist.shrink_group([last], shrink_flags=SHRINK_ABORT)
             MPI.COMM_WORLD.Barrier()
-            assert of(left) is not None and add_up(left) == wanted(range(last))
+            assert communicator(left) is not None and add_up(left) == wanted(range(last))
             with pytest.raises(dist.DistBackendError, match="aborted"):
                 dist.all_reduce(gpu(torch.ones(1)))
         else:
             MPI.COMM_WORLD.Barrier()  # an abort that the others see is a failure, not this
-            of().abort()
+            communicator().abort()
     try:
         dist.destroy_process_group()
     except dist.DistError:

@@ -51,7 +51,7 @@ def run(size: int, *case: str) -> list[tuple[int, str]]:
             job.kill()
 
 
-def told(text: str) -> list[list]:
+def results(text: str) -> list[list]:
     """What a rank says of its cases: kind, mode, checked, seconds late, problem."""
     return [json.loads(line) for line in re.findall(r"^@(.*)$", text, re.M)]
 
@@ -60,9 +60,9 @@ def told(text: str) -> list[list]:
 def test_processes_that_meet_over_a_store(size, count):
     ranks = run(size, "faults")
     for rank, (code, text) in enumerate(ranks):
-        problems = [case[-1] for case in told(text) if case[-1]]
+        problems = [case[-1] for case in results(text) if case[-1]]
         assert code == 0 and f"rank {rank}: fine" in text and not problems, (problems, text)
-    cases = [told(text) for _, text in ranks]
+    cases = [results(text) for _, text in ranks]
     assert len(cases[0]) >= 12
     count(len(cases[0]), max(case[-2] for rank in cases for case in rank))
 
@@ -75,7 +75,7 @@ def test_ranks_die_one_after_the_other(size, first, count):
     late = []
     for rank, (code, text) in enumerate(ranks):
         # rank 0 sees all others die, the last one nobody
-        cases = told(text)
+        cases = results(text)
         assert code == (0 if rank == 0 else -9), text
         assert len(cases) == size - 1 - max(0, rank - 1) - (rank > 0), text
         assert not any(case[-1] for case in cases), text

@@ -22,7 +22,7 @@ def each_thread_is_a_process(monkeypatch):
     monkeypatch.setattr(meeting, "_own_token", lambda: getattr(OWN, "token", "main"))
 
 
-def come(store, places, seconds=5.0, agree=()):
+def meet_all(store, places, seconds=5.0, agree=()):
     """Hold a meeting with one thread for each (rank, size); what came of it, in their order."""
 
     def one(number, rank, size):
@@ -44,7 +44,7 @@ def come(store, places, seconds=5.0, agree=()):
 
 def test_all_come_and_know_each_other():
     store = HashStore()
-    met, _ = come(store, [(2, 3), (0, 3), (1, 3)])
+    met, _ = meet_all(store, [(2, 3), (0, 3), (1, 3)])
     assert [one.rank for one in met] == [2, 0, 1]
     assert len({one.name for one in met}) == 1
     for one in met:
@@ -53,19 +53,19 @@ def test_all_come_and_know_each_other():
 
 def test_the_same_processes_meet_again_over_the_same_store():
     store = HashStore()
-    names = {come(store, [(0, 2), (1, 2)])[0][0].name for _ in range(3)}
+    names = {meet_all(store, [(0, 2), (1, 2)])[0][0].name for _ in range(3)}
     assert len(names) == 3
 
 
 def test_who_is_missing_is_named_on_all_that_came():
     store = HashStore()
-    errors, took = come(store, [(0, 4), (3, 4)], seconds=0.4)
+    errors, took = meet_all(store, [(0, 4), (3, 4)], seconds=0.4)
     assert 0.35 < took < 2
     for error in errors:
         assert isinstance(error, DistTimeoutError)
         assert "2 of 4 ranks have come; missing: ranks 1, 2." in str(error)
     # and the one that comes too late hears it at once
-    (late,), took = come(store, [(1, 4)], seconds=30)
+    (late,), took = meet_all(store, [(1, 4)], seconds=30)
     assert isinstance(late, DistTimeoutError) and took < 2
 
 
@@ -80,7 +80,7 @@ def test_who_is_missing_is_named_on_all_that_came():
     ],
 )
 def test_what_cannot_be_is_an_error_on_all(places, says):
-    errors, took = come(HashStore(), places, seconds=30)
+    errors, took = meet_all(HashStore(), places, seconds=30)
     assert took < 5
     for error, (rank, size) in zip(errors, places, strict=True):
         wrong = not 0 <= rank < size
@@ -91,7 +91,7 @@ def test_what_cannot_be_is_an_error_on_all(places, says):
 def test_a_latecomer_is_not_let_in_where_its_place_is_taken():
     """The others have met and gone on: only the second rank 0 can be told."""
     store = HashStore()
-    (first,), _ = come(store, [(0, 1)])
+    (first,), _ = meet_all(store, [(0, 1)])
     OWN.token = "another"
     with pytest.raises(DistMismatchError, match="two processes say they are rank 0"):
         meeting.hold_roll_call(store, 0, 1, 5, "somewhere")
@@ -101,7 +101,7 @@ def test_a_latecomer_is_not_let_in_where_its_place_is_taken():
 
 
 def test_ranks_that_disagree_on_something_else():
-    errors, _ = come(HashStore(), [(0, 2), (1, 2)], agree=["cpu:mpi", "cuda:nccl"])
+    errors, _ = meet_all(HashStore(), [(0, 2), (1, 2)], agree=["cpu:mpi", "cuda:nccl"])
     for error in errors:
         assert isinstance(error, DistMismatchError)
         assert "cpu:mpi" in str(error) and "cuda:nccl" in str(error)
@@ -118,15 +118,15 @@ def test_a_store_that_fails_is_told():
 
 def test_over_a_store_of_torchs_too():
     torch = pytest.importorskip("torch.distributed")
-    met, _ = come(torch.PrefixStore("a", torch.HashStore()), [(0, 2), (1, 2)])
+    met, _ = meet_all(torch.PrefixStore("a", torch.HashStore()), [(0, 2), (1, 2)])
     assert met[1].published()[0]["n"] == 0
-    errors, took = come(torch.HashStore(), [(0, 2)], seconds=0.3)
+    errors, took = meet_all(torch.HashStore(), [(0, 2)], seconds=0.3)
     assert isinstance(errors[0], DistTimeoutError) and took < 2
 
 
 def test_two_prefixes_do_not_meet():
     store = HashStore()
-    errors, _ = come(PrefixStore("a", store), [(0, 2)], seconds=0.2)
+    errors, _ = meet_all(PrefixStore("a", store), [(0, 2)], seconds=0.2)
     assert isinstance(errors[0], DistTimeoutError)
-    met, _ = come(PrefixStore("b", store), [(0, 2), (1, 2)])
+    met, _ = meet_all(PrefixStore("b", store), [(0, 2), (1, 2)])
     assert met[0].name == met[1].name
