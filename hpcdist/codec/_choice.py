@@ -1,4 +1,4 @@
-"""Whether this process may use pickle for objects: never, unless someone says so."""
+"""Whether this process may use pickle for objects: never, unless the user allows it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class allow_pickle:
     whatever code it asks for: allow it only when every rank is trusted.
 
     The choice is process-wide and takes effect at once; used in a ``with`` statement, the earlier
-    choice comes back at its end. It is local: call it on every rank that sends or receives.
+    choice is restored at its end. It is local: call it on every rank that sends or receives.
 
     Parameters
     ----------

@@ -25,10 +25,10 @@ _ALIKE = 100
 
 
 class _Unknown(CodecError):
-    """The payload is sound, but holds what this process cannot make."""
+    """The payload is sound, but contains what this process cannot make."""
 
 
-#: What bad bytes can lead to. Anything else comes from a signal handler, and is no damage.
+#: What bad bytes can lead to. A signal handler raises anything else, which is no damage.
 ORDINARY = (
     ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError,
     MemoryError, RuntimeError, SyntaxError, SystemError, TypeError, ValueError, struct.error,
@@ -166,7 +166,7 @@ def _bytes(reader: _Reader) -> bytes:
     return bytes(reader.take(reader.u64()))
 
 
-# --- values that hold others ------------------------------------------------------------------
+# --- containers -------------------------------------------------------------------------------
 
 
 def _bytearray(reader: _Reader, depth: int) -> bytearray:

@@ -45,7 +45,7 @@ def register_object_type(
 
     Instances are matched by their exact class (not subclasses) and named in the payload by
     ``module.qualname``. Register the same classes on every rank, before the first object that
-    holds one is sent; a rank that meets a name it does not know raises :class:`CodecError`.
+    contains one is sent; a rank that meets a name it does not know raises :class:`CodecError`.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class _Writer:
 
     Objects that may be shared (containers, arrays, registered types) are numbered in the order in
     which they begin; a second meeting writes the number. Inside dict keys and set elements nothing
-    is numbered: hashing what arrives must cost no more than the bytes that came.
+    is numbered: hashing what arrives must cost no more than the bytes that arrived.
     """
 
     def __init__(self, out: bytearray) -> None:
@@ -166,7 +166,7 @@ def _bytes(out: bytearray, obj: bytes) -> None:
     out += obj
 
 
-# --- values that hold others ------------------------------------------------------------------
+# --- containers -------------------------------------------------------------------------------
 
 
 def _bytearray(writer: _Writer, obj: bytearray, depth: int) -> None:
@@ -250,7 +250,7 @@ def _registered(writer: _Writer, obj: Any, depth: int) -> None:
         ) from exc
     writer.out += f.REGISTERED
     _text(writer.out, name)
-    # The state is a temporary, and its id may come again: it stays in `seen` to the end.
+    # The state is a temporary, and its id may be used again: it stays in `seen` to the end.
     try:
         writer.value(state, depth)
     except Refused as refused:

@@ -45,7 +45,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     ValueError
         If there is no such rank, or the timeout is not positive.
     DistTimeoutError
-        If a rank does not come within the group's timeout, or the debugger takes longer than
+        If a rank does not arrive within the group's timeout, or the debugger takes longer than
         `timeout_s`.
 
     Notes
@@ -102,7 +102,7 @@ def _debug(frame: types.FrameType, rank: int) -> Any:
 
 
 def _make(rank: int, stdin: Any, stdout: Any) -> Any:
-    """A pdb of this rank. The module is imported here, where somebody wants to debug."""
+    """A pdb of this rank. The module is imported here, where a program stops to debug."""
     import pdb
 
     class Debugger(pdb.Pdb):
@@ -164,7 +164,7 @@ def _connect(rank: int) -> socket.socket:
 
 
 def _has_input(rank: int) -> bool:
-    """Whether somebody can type into this process's standard input."""
+    """Whether a person can type into this process's standard input."""
     try:
         number = sys.stdin.fileno()
         mode = os.fstat(number)

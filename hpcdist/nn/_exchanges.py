@@ -44,7 +44,7 @@ def gather(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.gather`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.gather`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -81,7 +81,7 @@ def scatter(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.scatter`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.scatter`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -111,12 +111,12 @@ def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> tuple
     Returns
     -------
     tuple of torch.Tensor
-        One per rank of the group. Their gradients are summed where they came from.
+        One per rank of the group. Their gradients are summed on the ranks that gave them.
 
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.all_gather`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.all_gather`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -151,7 +151,7 @@ def all_gather_single(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.all_gather_single`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.all_gather_single`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -188,7 +188,7 @@ def all_to_all(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.all_to_all`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.all_to_all`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -231,7 +231,7 @@ def all_to_all_single(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.all_to_all_single`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.all_to_all_single`, which it calls; backward may raise the same errors.
 
     Notes
     -----

@@ -218,7 +218,7 @@ class Scatter(Function):
 
 
 class AllGather(Function):
-    """All ranks' tensors on all; the transpose sums the parts where they came from."""
+    """All ranks' tensors on all; the transpose sums the parts on the ranks that gave them."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, into: Any, shapes: Shapes, group: Any) -> Any:

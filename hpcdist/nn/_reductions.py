@@ -55,7 +55,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None)
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.broadcast`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.broadcast`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -91,7 +91,7 @@ def all_reduce(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.all_reduce`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.all_reduce`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -138,7 +138,7 @@ def reduce(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.reduce`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.reduce`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -185,7 +185,7 @@ def reduce_scatter(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.reduce_scatter`, which it calls; the same may come out of backward.
+        See :func:`hpcdist.reduce_scatter`, which it calls; backward may raise the same errors.
 
     Notes
     -----
@@ -230,7 +230,7 @@ def reduce_scatter_single(
     Raises
     ------
     ValueError, TypeError, DistMismatchError, DistTimeoutError
-        See :func:`hpcdist.reduce_scatter`; the same may come out of backward.
+        See :func:`hpcdist.reduce_scatter`; backward may raise the same errors.
 
     Notes
     -----

@@ -2,7 +2,7 @@
 
 A bare ``assert`` that fails on one rank leaves the others waiting in their next collective. The
 functions here decide together: :func:`parallel_assert` and :func:`parallel_raises` fail on all
-ranks when they fail on one, and say on which. :class:`deadline` ends a test that hangs anyway, with
+ranks when they fail on one, and name it. :class:`deadline` ends a test that hangs anyway, with
 the stacks of every rank. :func:`last_words` lets what hpcdist says when it ends the job past a
 capture of stderr.
 """

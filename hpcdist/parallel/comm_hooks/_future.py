@@ -70,7 +70,7 @@ class Pipeline:
 
     Each stage of a bucket waits for a collective and starts the next. They advance when the next
     bucket comes, so that a stage's collective runs while backward computes, and to the end when
-    somebody waits. What starts which collective depends on the order of the buckets alone, never
+    a caller waits. What starts which collective depends on the order of the buckets alone, never
     on which message happens to arrive first, so all ranks start them in the same order.
     """
 
