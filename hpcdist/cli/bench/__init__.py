@@ -1,9 +1,10 @@
 """``python -m hpcdist bench``: how fast communication is here, and beside other libraries.
 
-Each bench is a module of this folder with ``add_arguments(parser)`` and ``run(options) -> int``.
-Its docstring is its help. What benches share: `arguments` (options and sizes), `job` (the ranks,
-what rank 0 prints), `measure` (interleaved medians), `formats` (tables), `plot`, and the compared
-`libraries`.
+Each bench is a module of this folder. ``add_arguments(parser)`` adds its options; ``run(options)``
+measures, prints, and returns the exit status. All ranks call both, and a BenchError is raised on
+all of them. The module's docstring is its help. What benches share: `arguments` (options and
+sizes), `job` (the ranks, what rank 0 prints), `measure` (interleaved medians), `formats` (tables),
+`plot`, and the compared `libraries`.
 """
 
 from __future__ import annotations

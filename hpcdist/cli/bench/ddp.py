@@ -66,35 +66,16 @@ ROUNDING = 1e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Of this bench.
-    """
+    """Add the options."""
     arguments.add_models(parser)
     arguments.add_measure(parser, rounds=15, calls=False)
     arguments.add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; return 1 if the libraries did not reach the same parameters.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From `add_arguments`.
-
-    Returns
-    -------
-    int
-        0, or 1 if the libraries did not come to the same parameters.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if there is no torch.
+    Raises BenchError on all ranks if there is no torch.
     """
     wrong = 0
     with MpiJob(options.quiet) as job:

@@ -59,13 +59,7 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Of this bench.
-    """
+    """Add the options."""
     parser.add_argument(
         "-s",
         "--size",
@@ -105,22 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; return 1 if a result was wrong.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From `add_arguments`.
-
-    Returns
-    -------
-    int
-        0, or 1 if a result was wrong.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if the arguments make no sense.
+    Raises BenchError on all ranks if the arguments make no sense.
     """
     if not options.ratio > 0:
         raise BenchError(f"--ratio {options.ratio:g} must be positive")

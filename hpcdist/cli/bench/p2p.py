@@ -46,13 +46,7 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Of this bench.
-    """
+    """Add the options."""
     parser.add_argument(
         "kinds",
         nargs="*",
@@ -82,22 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; return 1 if something else arrived than was sent.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From `add_arguments`.
-
-    Returns
-    -------
-    int
-        0, or 1 if something else arrived than was sent.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if the arguments make no sense.
+    Raises BenchError on all ranks if the arguments make no sense.
     """
     for kind in options.kinds:
         if kind not in _KINDS:

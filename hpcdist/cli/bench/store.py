@@ -58,13 +58,7 @@ sys.stdin.read()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Of this bench.
-    """
+    """Add the options."""
     parser.add_argument(
         "-s", "--size", type=arguments.size, nargs="+", default=[64], metavar="B",
         help="bytes of the value (64)",
@@ -78,22 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; return 1 if a value was wrong.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From `add_arguments`.
-
-    Returns
-    -------
-    int
-        0, or 1 if a value was wrong.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if the servers do not start.
+    Raises BenchError on all ranks if the servers do not start.
     """
     wrong = 0
     with MpiJob(options.quiet) as job, tempfile.TemporaryDirectory(dir=options.folder) as folder:

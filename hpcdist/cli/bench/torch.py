@@ -43,13 +43,7 @@ _KINDS = ("all_reduce", "DDP", "FSDP2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Of this bench.
-    """
+    """Add the options."""
     parser.add_argument(
         "-k",
         "--kind",
@@ -65,22 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; return 1 if the backends did not reach the same parameters.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        From `add_arguments`.
-
-    Returns
-    -------
-    int
-        0, or 1 if the backends did not come to the same parameters.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if there is no torch, or none with gloo.
+    Raises BenchError on all ranks if there is no torch, or none with gloo.
     """
     wrong = 0
     with MpiJob(options.quiet) as job:
