@@ -37,6 +37,7 @@ cdef uintptr_t LOW = <uintptr_t> 1 << 40
 
 # The last tensor type seen and its exchange function: training uses one or two types.
 cdef object known_type = None
+cdef object numpy_type = None  # to read a type's module costs as much as the rest of a small call's arguments
 cdef dlpack.tensor_from_object known_function = NULL
 cdef dict functions = {}  # type -> address of its function, 0 if it has none
 # The same for tensors on a device.
@@ -196,10 +197,19 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
     return obj
 
 
+cdef bint is_numpy(object tp):
+    global numpy_type
+    if tp is not numpy_type:
+        if tp.__module__ != "numpy":
+            return False
+        numpy_type = tp
+    return True
+
+
 cdef object fill_protocol(object obj, hd_buf* b, bint writable, str role):
     cdef Py_buffer view
     cdef int rc
-    keep = obj if type(obj).__module__ == "numpy" else memoryview(obj)  # a view blocks resizing, as of a bytearray
+    keep = obj if is_numpy(type(obj)) else memoryview(obj)  # a view blocks resizing, as of a bytearray
     try:
         PyObject_GetBuffer(obj, &view, PyBUF_STRIDES | PyBUF_FORMAT)
     except (BufferError, ValueError) as err:
@@ -302,6 +312,8 @@ cdef object fill(object obj, hd_buf* b, bint writable, str role):
     # last one.
     if type(obj) is known_type:
         return fill_dlpack(obj, b, writable, known_function, role)
+    if type(obj) is numpy_type:
+        return fill_protocol(obj, b, writable, role)
     return fill_slow(obj, b, writable, role)
 
 

@@ -34,6 +34,11 @@ cdef int check_alive(Comm comm) except -1:
     return 0
 
 
+cdef bint is_alive(Comm comm) noexcept:
+    """Whether check_alive() raises nothing; a try block costs more than this."""
+    return not hd_forked and comm.c != NULL and not comm.c.freed and not comm.c.closing
+
+
 cdef int come_in(hd_comm* c, bint begins) except -1:
     """Call before any use of the group's session or MPI outside its lane, and hd_comm_exit() after it."""
     if not hd_comm_enter(c, begins):

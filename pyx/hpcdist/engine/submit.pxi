@@ -188,12 +188,13 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
 
 cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list outputs):
     """Runs or queues the job on the caller's stack; frees what it allocated. keep and outputs are for a Work."""
-    cdef bint async_op
-    try:
-        async_op = asynchronous
-    except BaseException as error:
-        refused(comm, j, error, False)
-        raise
+    cdef bint async_op = asynchronous is True
+    if not async_op and asynchronous is not False:
+        try:
+            async_op = asynchronous
+        except BaseException as error:
+            refused(comm, j, error, False)
+            raise
     # Under an API name of its own, for instance in DDP, hpcdist itself decides which ranks wait.
     j.later = async_op and not j.either and asynchronous is not either
     if not profiled():
@@ -212,11 +213,12 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
 cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
     cdef hd_comm* c = comm.c
     cdef int code
-    try:
-        check_alive(None if j.closing else comm)
-    except BaseException:
-        hd_job_clear(j)
-        raise
+    if not is_alive(comm):
+        try:
+            check_alive(None if j.closing else comm)
+        except BaseException:
+            hd_job_clear(j)
+            raise
     if not async_op or hd_session_serialized(c.session):
         if hd_lane_try(c):
             if c.closing and not j.closing:  # set after check_alive(), by a thread that waits for this lane
