@@ -192,6 +192,7 @@ class Comm:
         api: str | None = None,
         owed: str | None = None,
         begun: bool = False,
+        parts: int = 1,
     ) -> None: ...
     def isend(
         self, tensor: _Tensor, dst: int, tag: int = 0, *, on_device: bool = False, tag_kind: int = 0

@@ -214,7 +214,12 @@ class GroupBackend:
         return self
 
     def refuse(
-        self, error: BaseException, *, api: str | None = None, owed: str | None = None
+        self,
+        error: BaseException,
+        *,
+        api: str | None = None,
+        owed: str | None = None,
+        parts: int = 1,
     ) -> None:
         """Send the other ranks the reason why this one does not make the next collective.
 

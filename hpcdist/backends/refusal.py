@@ -65,13 +65,8 @@ class parts:
         waits = due if self._waits is None else self._waits
         if begun >= due:
             return
-        if begun == 0:
-            comm.refuse(error, api=api)
-        else:
-            comm.refuse(error, api=api, owed="if agreed" if begun <= waits else "always")
-        if begun >= waits and comm.seq != seq:
-            for _ in range(due - begun - 1):
-                comm.refuse(error, api=api, owed="always")
+        owed = None if begun == 0 else "if agreed" if begun <= waits else "always"
+        comm.refuse(error, api=api, owed=owed, parts=due - begun if begun >= waits else 1)
 
 
 class bursts(parts):

@@ -87,6 +87,7 @@ cdef extern from "hd_job.h" nogil:
         char* apart
         const char* refusal
         int refusal_code, owed
+        uint32_t owed_after
         hd_refused* refused
         int ndim
         int64_t* dims

@@ -16,6 +16,8 @@ from cases import Check, here
 import hpcdist as dist
 import hpcdist.nn.functional
 from hpcdist import ReduceOp
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import bursts
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
@@ -310,6 +312,29 @@ def test_refusals_one_after_another(group):
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
         check.that(total.item() == dist.get_world_size(), f"after {odd}: {total}")
+    check.done()
+
+
+def test_a_burst_in_flight_when_the_next_is_refused(group):
+    """Whether the others begin the next burst shows only when this one has ended."""
+    check, (rank, size) = Check(), here()
+    comm = group._comm
+    works: list[Any] = []
+    try:
+        with bursts(agreeing(comm), "bursts", lambda: [3, 3]):
+            for _ in range(3 if rank else 1):
+                works.append(comm.broadcast(torch.ones(2), 0, True))
+            if not rank:
+                works[0].wait()
+                time.sleep(0.3)
+            raise ZeroDivisionError("on purpose")
+    except ZeroDivisionError:
+        pass
+    failed = [isinstance(attempt(work.wait), dist.DistError) for work in works]
+    check.that(failed == [False, True, True][: len(works)], f"{failed}")
+    total = torch.ones(1)
+    error = attempt(lambda: dist.all_reduce(total, group=group))
+    check.that(error is None and total.item() == size, f"{error!r}, {total}")
     check.done()
 
 

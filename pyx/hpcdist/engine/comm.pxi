@@ -421,7 +421,7 @@ cdef class Comm:
             j.timeout = monitored
         return run(self, &j, async_op, None, [])
 
-    def refuse(self, object error, *, api=None, owed=None, bint begun=False):
+    def refuse(self, object error, *, api=None, owed=None, bint begun=False, int parts=1):
         """Takes part in the next collective with the reason why this rank cannot make it.
 
         The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all
@@ -444,11 +444,22 @@ cdef class Comm:
             For a part of an operation that was begun: ``"if agreed"``, the others arrive at it if
             all ranks agreed on the part before; ``"always"``, they arrive at it in any case. The
             others then raise :class:`hpcdist.DistError`.
+        parts : int, optional
+            Number of parts, one after the other. Whether the others arrive at them is one question:
+            it may be decided only after this call, when the operations in flight have ended.
         """
         cdef hd_job j
-        begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
-        refused(self, &j, error, False, NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else
-                IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
+        cdef int i
+        cdef uint32_t after = self.c.seq if self.c != NULL else 0
+        cdef Owed kind = NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else (
+            IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
+        for i in range(parts):
+            begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
+            refused(self, &j, error, False, kind, after)
+            if kind == NOTHING_BEGUN:
+                if self.c == NULL or self.c.seq == after:  # it does not count as a refusal
+                    break
+                kind = IN_ANY_CASE
 
     def give_up(self):
         """Gives up the operations in flight: an exception has ended the work that they were for.

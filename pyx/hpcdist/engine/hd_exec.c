@@ -154,7 +154,7 @@ void hd_exec(hd_comm *c, hd_job *j)
 
     hd_session_enter(c->session, j);
     if (j->refusal) {
-        if (c->size > 1 && c->check && !(j->owed && c->agreed != j->seq - 1))
+        if (c->size > 1 && c->check && !(j->owed && c->agreed != j->owed_after))
             hd_check(c, j, 0);
         goto out;
     }

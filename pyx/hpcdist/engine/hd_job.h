@@ -107,8 +107,9 @@ struct hd_job {
                           * its own arguments */
     hd_refused *refused; /* malloc'ed: why other ranks could not make the call, so that this one
                           * failed; or NULL */
-    int owed;            /* a refusal that the others see only if the collective before this one
-                          * was agreed on */
+    int owed;            /* a refusal that the others see only if collective `owed_after` was the
+                          * last that all ranks agreed on */
+    uint32_t owed_after;
     char *cause;         /* malloc'ed: the failure of the earlier operation that it was queued
                           * behind; or NULL */
     /* point to point */

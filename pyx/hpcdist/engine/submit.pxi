@@ -149,11 +149,13 @@ cdef bytes reason_of(object error):
         return b"an error that could not be put into words"
 
 
-cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed=NOTHING_BEGUN) except -1:
+cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed=NOTHING_BEGUN,
+                 uint32_t after=0) except -1:
     """Clears a job whose arguments were refused, and tells the reason to the other ranks, which wait in it or will.
 
     another_way: the caller does the operation otherwise. KeyboardInterrupt and the like are not a
-    refusal if nothing was begun: a handler may make the call again.
+    refusal if nothing was begun: a handler may make the call again. after: for IF_AGREED, the
+    collective that the ranks must have agreed on.
     """
     cdef hd_job r
     cdef hd_comm* c = comm.c
@@ -168,9 +170,10 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
         r.refusal = reason
         r.refusal_code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
         r.owed = owed == IF_AGREED
+        r.owed_after = after
         r.seen = 1  # this rank already knows
         if hd_lane_try(c):
-            if c.closing or (owed == IF_AGREED and c.agreed != c.seq):
+            if c.closing or (owed == IF_AGREED and c.agreed != after):
                 hd_lane_leave(c)
                 return 0
             c.seq += 1
