@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import time
 import warnings
@@ -284,13 +285,18 @@ def test_ten_thousand_groups_leak_nothing():
 
     for _ in range(200):
         dist.destroy_process_group(dist.new_group())
-    before, groups = used(), dist.get_pg_count()
-    for _ in range(rounds):
-        dist.destroy_process_group(dist.new_group())
-    grown = used() - before
+    before, groups = [used()], dist.get_pg_count()
+    for _ in range(4):
+        for _ in range(rounds // 4):
+            dist.destroy_process_group(dist.new_group())
+        before.append(used())
     parallel_assert(dist.get_pg_count() == groups)
-    # a communicator left behind costs several KiB; MPICH itself keeps 140 bytes of each
-    parallel_assert(grown < (1 << 20) + 512 * rounds, lambda: f"{grown / rounds:.0f} bytes a group")
+    # What tests before this one left to the allocator may be used up once; a leak goes on. A
+    # communicator left behind costs several KiB; MPICH itself keeps 140 bytes of each.
+    grown = sorted(b - a for a, b in itertools.pairwise(before))[1]
+    parallel_assert(
+        grown < (1 << 18) + 512 * rounds // 4, lambda: f"{4 * grown / rounds:.0f} bytes per group"
+    )
 
 
 def test_object_style():
