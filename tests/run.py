@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2 and 4 ranks.
 
-A file's mark says in which stage it is; a file that starts mpirun itself is a stage of its own.
-Stages run side by side as far as each rank has a core, and such a file half of the cores.
+A file's mark says in which stage it is. Stages run side by side as far as each rank has a core of
+its own.
 
     python tests/run.py                  everything
     python tests/run.py --quick          without the slow tests, 2 ranks only
@@ -45,7 +45,6 @@ LAST_LINES = 60
 class Stage:
     """One pytest run, the number of cores that it keeps busy, and what came of it."""
 
-    kind: str
     name: str
     command: list[str]
     env: dict[str, str]
@@ -121,15 +120,13 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     files = chosen_files(options)
     found = []
 
-    def add(
-        kind: str, name: str, paths: list[Path], env: dict[str, str], cores: int, *before: str
-    ) -> None:
-        if paths:
+    def add(kind: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
+        if files[kind]:
             more = ["--with-mpi"] if before else []
-            command = [*before, *pytest_command(options, paths, *more)]
-            found.append(Stage(kind, name, command, env, cores))
+            command = [*before, *pytest_command(options, files[kind], *more)]
+            found.append(Stage(name, command, env, cores))
 
-    add("local", "local", files["local"], base, 1)
+    add("local", "local", base, 1)
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
@@ -140,12 +137,9 @@ def stages(options: argparse.Namespace) -> list[Stage]:
             # A process has one NCCL. Where torch brings the real one, a test may open it, and the
             # others need their stand-in.
             name = f"{kind}, {n} rank{'s' if n > 1 else ''}"
-            add(kind, name, files[kind], {**base, **env}, n, mpirun, *arguments, "-n", str(n))
-    # These wait more than they compute, and what they measure has seconds to spare.
-    half = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
-    for path in files["jobs"]:
-        name = path.relative_to(TESTS).as_posix()
-        add("jobs", name, [path], {**base, "HPCDIST_TEST_MPIRUN": mpirun}, half)
+            add(kind, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
+    # Alone: what they measure and wait for is time.
+    add("jobs", "jobs", {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
     return found
 
 
@@ -279,11 +273,10 @@ def end(process: subprocess.Popen) -> None:
 
 def summarise(done: list[Stage], chosen: bool) -> int:
     """Print the closing table; return the exit code."""
-    ran = {stage.kind for stage in done if stage.passed + stage.failed}
+    ran = sum(stage.passed + stage.failed for stage in done)
     for stage in done:
-        # A file may have no test for this MPI. With -k a kind may well have none of the chosen
-        # tests, but not all kinds.
-        if not stage.problem and stage.kind not in ran and not (chosen and ran):
+        # With -k a stage may well hold none of the chosen tests, but not all of them.
+        if not stage.problem and not stage.passed + stage.failed and not (chosen and ran):
             stage.problem = "no test ran"
     for stage in done:
         if stage.problem and stage.last:
@@ -292,10 +285,10 @@ def summarise(done: list[Stage], chosen: bool) -> int:
         elif stage.failures:
             print(f"\n=== {stage.name}:")
             print(b"\n".join(stage.failures).decode(errors="replace"))
-    print(f"\n{'stage':<40}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    print(f"\n{'stage':<16}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for stage in done:
         print(
-            f"{stage.name:<40}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
+            f"{stage.name:<16}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
             f"{stage.seconds:>9.1f}  {stage.problem}".rstrip()
         )
     slowest = sorted(((row[0], row[1], s.name) for s in done for row in s.slowest), reverse=True)
