@@ -110,8 +110,8 @@ struct hd_job {
     int owed;            /* a refusal that the others see only if collective `owed_after` was the
                           * last that all ranks agreed on */
     uint32_t owed_after;
-    char *cause;         /* malloc'ed: the failure of the earlier operation that it was queued
-                          * behind; or NULL */
+    char *cause; /* malloc'ed: the failure of the earlier operation that it was queued
+                  * behind; or NULL */
     /* point to point */
     int peer, tag;
     int tag_kind; /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
