@@ -143,10 +143,11 @@ class Reducer:
         return self._pipeline.buckets
 
     def detach(self) -> None:
-        """Remove the hooks from the parameters; they keep the reducer alive until then."""
+        """Remove the hooks; those of the parameters keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
         self._hooks = []
+        self.before_backward = None  # may refer to this object
 
     # -- settings -----------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from ddp_cases import DDP, distance, grads, mine
@@ -148,6 +151,20 @@ def test_a_new_wrapper_takes_over_the_module() -> None:
     if dist.get_rank() == 0:  # nobody listens any more
         module(x).square().sum().backward()
     dist.barrier()
+
+
+def test_a_wrapper_that_is_gone_keeps_no_buckets() -> None:
+    """They are as large as the model; to wait for a garbage collection may be too late."""
+    gc.collect()
+    gc.disable()
+    try:
+        wrapper = DDP(nn.Linear(3, 3))
+        wrapper(torch.ones(2, 3)).sum().backward()
+        reducer = weakref.ref(wrapper.reducer)
+        del wrapper
+        parallel_assert(reducer() is None)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.mpi(min_size=2)
