@@ -181,9 +181,10 @@ def candidates(info: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[str]
     """
     family = info.get("mpi_family", "openmpi")
     name = info.get("mpi_soname") or _SONAMES[family]
-    # What mpi4py has been told to load is what we have to live with.
-    told = [path for path in env.get("MPI4PY_LIBMPI", "").split(os.pathsep) if os.path.isfile(path)]
-    yield from (path for path in told if family_of(path) in (family, ""))
+    # mpi4py loads what this variable names, and hpcdist has to use the same library.
+    listed = env.get("MPI4PY_LIBMPI", "").split(os.pathsep)
+    given = [path for path in listed if os.path.isfile(path)]
+    yield from (path for path in given if family_of(path) in (family, ""))
     wheel = list(_existing(_wheel_folders(family), name))
     if info.get("mpi_wheel"):
         yield from wheel

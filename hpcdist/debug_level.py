@@ -124,8 +124,8 @@ def check_level(environ: Mapping[str, str] | None = None) -> str:
         ``"off"``, ``"on"`` or ``"full"``.
     """
     env = os.environ if environ is None else environ
-    told = env.get(config.option("check").variable, "").strip()
-    if not told and get_debug_level() >= DebugLevel.DETAIL:
+    setting = env.get(config.option("check").variable, "").strip()
+    if not setting and get_debug_level() >= DebugLevel.DETAIL:
         return "full"
     return config.get("check", env)
 
@@ -143,15 +143,15 @@ def log_level(environ: Mapping[str, str] | None = None) -> str:
     str
         A level of the log, or "" where the program's own logging decides.
     """
-    told: str = config.get("log", os.environ if environ is None else environ)
-    return told or ("", "info", "debug")[get_debug_level()]
+    setting: str = config.get("log", os.environ if environ is None else environ)
+    return setting or ("", "info", "debug")[get_debug_level()]
 
 
 def _from_env(env: Mapping[str, str]) -> DebugLevel:
     option = config.option("debug")
-    told = config.get("debug", env)
-    if told:
-        return DebugLevel[told.upper()]
+    setting = config.get("debug", env)
+    if setting:
+        return DebugLevel[setting.upper()]
     theirs = env.get(_TORCH_VARIABLE, "").strip()
     if not theirs:
         return DebugLevel.OFF

@@ -79,7 +79,7 @@ class QueueEmptyError(DistStoreError):
 
 
 class DistTimeoutError(DistError, TimeoutError):
-    """A peer did not come within the timeout.
+    """A peer did not arrive within the timeout.
 
     It is also a :class:`TimeoutError`, so code that knows nothing of hpcdist can catch it. The
     message names the ranks that are missing and what the others are in, as far as they are known.

@@ -170,9 +170,9 @@ def gpus(root: str | os.PathLike[str] = "/") -> list[Gpu]:
     found = []
     for bus in sorted(buses):
         about = _read(driver / bus / "information")
-        told = dict(re.findall(r"^(Model|GPU UUID):[ \t]*(\S.*?)[ \t]*$", about, re.MULTILINE))
+        fields = dict(re.findall(r"^(Model|GPU UUID):[ \t]*(\S.*?)[ \t]*$", about, re.MULTILINE))
         node, path = _place(devices / bus)
-        found.append(Gpu(bus, told.get("Model", ""), told.get("GPU UUID", ""), node, path))
+        found.append(Gpu(bus, fields.get("Model", ""), fields.get("GPU UUID", ""), node, path))
     return found
 
 

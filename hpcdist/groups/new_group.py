@@ -70,7 +70,7 @@ def new_group(
     TypeError
         If an argument is of the wrong type.
     DistTimeoutError
-        If a member does not come within the timeout.
+        If a member does not arrive within the timeout.
     DistMismatchError
         If members gave different ranks.
 

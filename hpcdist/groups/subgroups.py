@@ -56,7 +56,7 @@ def new_subgroups(
     ValueError
         If `group_size` is not positive or does not divide the group.
     DistTimeoutError
-        If a member does not come within the timeout.
+        If a member does not arrive within the timeout.
 
     Notes
     -----
@@ -114,7 +114,7 @@ def new_subgroups_by_enumeration(
     ValueError
         If there are no groups, or a rank is out of range or in two of them.
     DistTimeoutError
-        If a member does not come within the timeout.
+        If a member does not arrive within the timeout.
 
     Notes
     -----
@@ -177,7 +177,7 @@ def split_group(
         If `split_ranks` is empty, or a rank is out of range or in two groups, or `backend` is not
         the parent's.
     DistTimeoutError
-        If a member does not come within the timeout.
+        If a member does not arrive within the timeout.
 
     Notes
     -----

@@ -137,7 +137,8 @@ class Watch:
         here = self._ranks_here()
         if launch.local_size != launch.size:
             there = ", ".join(map(str, sorted(here)))
-            return f"Of {launch.local_size or '?'} processes on this node, rank {there} has come."
+            size = launch.local_size or "?"
+            return f"Of {size} processes on this node, rank {there} has arrived."
         absent = [rank for rank in range(launch.size) if rank not in here]
         if not absent:
             return ""

@@ -187,12 +187,12 @@ class FileStore(Store):
                 lambda table: [] if table.passed(name, own) else waiting, "barrier", deadline
             )
         except BaseException as error:
-            came = self._leave_barrier(name, own)
+            arrived = self._leave_barrier(name, own)
             if not isinstance(error, StoreTimeoutError):
                 raise
-            if came is not None:
+            if arrived is not None:
                 raise timed_out(
-                    "barrier", deadline.seconds, [name], self._where(), f"{came}/{size} came"
+                    "barrier", deadline.seconds, [name], self._where(), f"{arrived}/{size} arrived"
                 ) from None
 
     def _leave_barrier(self, name: str, own: int) -> int | None:
@@ -200,9 +200,9 @@ class FileStore(Store):
         with self._file.exclusive(Deadline(0.2)) as table:
             if table.passed(name, own):
                 return None
-            came = table.barriers[name][2]
+            arrived = table.barriers[name][2]
             self._file.write([(journal.LEAVE, name, b"")])
-            return came
+            return arrived
 
     def num_keys(self) -> int:
         return self._look(lambda table: len(table.values))

@@ -142,9 +142,9 @@ class HashStore(Store):
             try:
                 self._until(lambda: [] if table.passed(name, own) else waiting, "barrier", deadline)
             except StoreTimeoutError:
-                came = table.leave(name)
+                arrived = table.leave(name)
                 raise timed_out(
-                    "barrier", deadline.seconds, [name], self._where(), f"{came}/{size} came"
+                    "barrier", deadline.seconds, [name], self._where(), f"{arrived}/{size} arrived"
                 ) from None
             except BaseException:
                 # Ctrl-C

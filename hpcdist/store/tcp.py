@@ -263,7 +263,7 @@ class TCPStore(Store):
             names = [value.decode() for value in values]
             more = ""
             if op == native.BARRIER:
-                names, more, count = [items[0]], f"{count}/{number} came", 1
+                names, more, count = [items[0]], f"{count}/{number} arrived", 1
             raise timed_out(what, seconds, names, str(self._peer), more, total=count)
         if status == native.SIZES:
             raise DistStoreError(

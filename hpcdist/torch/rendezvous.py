@@ -115,9 +115,9 @@ def meet(
     finally:
         comm.free()
     if store is None:
-        told = place.tobytes()
-        key = told[:_KEY]
-        host, port = told[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
+        received = place.tobytes()
+        key = received[:_KEY]
+        host, port = received[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
         store = TCPStore(host, int(port), size, False, limit, wait_for_workers=False, auth_key=key)
     yield to_torch(store), rank, size
 

@@ -108,7 +108,7 @@ class BridgeWork(Work):
     tensors : list of torch.Tensor, or of lists of them
         Its outputs: what the future holds. Kept alive until the operation is done.
     entry : Entry, optional
-        The flight recorder's, which is told how the operation goes on.
+        The flight recorder's, which records how the operation ends.
     """
 
     def __init__(self, native: Any, tensors: list[Any], entry: Entry | None = None) -> None:

@@ -42,7 +42,7 @@ cdef extern from "hd_nccl_watch.h" nogil:
         int inside
         int taken
         int failed
-        int told
+        int raised
         char* where
         char* what
         char* text

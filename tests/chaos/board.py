@@ -52,7 +52,7 @@ class Board:
         count, end = self.cells[rank, at], time.monotonic() + patience
         while (self.cells[:, at] < count).any():
             if time.monotonic() > end:
-                raise TimeoutError(f"stream {stream}: others did not come to meeting {count:.0f}")
+                raise TimeoutError(f"stream {stream}: others did not reach meeting {count:.0f}")
             time.sleep(0.0003)
 
     def may_go(self, rank: int, stream: int, block: int, end: float) -> bool:

@@ -152,7 +152,7 @@ def test_the_longest_timeout_there_is():
 
 
 def test_all_buckets_of_a_training_step_share_the_deadline():
-    """A peer that does not come to backward costs the timeout once."""
+    """A peer that does not reach backward costs the timeout once."""
     check, (rank, size) = Check(), here()
     group = dist.new_group(timeout=timedelta(seconds=20))
     layers = [torch.nn.Linear(64, 64) for _ in range(8)]

@@ -122,7 +122,7 @@ def test_ctrl_c_interrupts_and_the_group_goes_on(where, count):
     assert after and float(after[1]) < 0.5, ended.text
     assert ended.text.count("went on") == 2, ended.text
     if where == "collective":
-        assert "late: this rank came too late: rank 0 gave up" in ended.text, ended.text
+        assert "late: this rank arrived too late: rank 0 gave up" in ended.text, ended.text
     is_clean(ended)
     count(1, float(after[1]))
 

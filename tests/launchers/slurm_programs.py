@@ -93,7 +93,7 @@ def nodes() -> None:
     except dist.DistMismatchError as error:
         agree("barrier" in str(error) and "all_reduce" in str(error), error)
 
-    # a rank of the other node that comes too late
+    # a rank of the other node that arrives too late
     patient = dist.new_group(timeout=timedelta(seconds=1))
     began = time.monotonic()
     if rank == size - 1:

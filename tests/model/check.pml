@@ -24,7 +24,7 @@
 #define PASSES 1
 #endif
 
-byte come[RANKS];      /* hd_slot.word: the check this rank has come to, */
+byte reached[RANKS];      /* hd_slot.word: the check this rank has reached, */
 bool joined[RANKS];    /*   whether it joined it, */
 byte veto[RANKS];      /*   and up to where it is vetoed; the three change in one swap */
 byte decided[RANKS];   /* hd_slot.decided */
@@ -44,7 +44,7 @@ bool error[CHECKS + 1];
 /* hd_page_pass, and hd_page_join where it finds a veto. */
 #define PASS \
     if :: decided[me] != mine -> decided[me] = mine :: else fi; \
-    d_step { joined[me] = false; come[me] = n; if :: veto[me] < n -> veto[me] = n :: else fi }
+    d_step { joined[me] = false; reached[me] = n; if :: veto[me] < n -> veto[me] = n :: else fi }
 
 proctype rank(byte me) {
     byte n = 1, r = FIRST, mine = 0;
@@ -68,7 +68,7 @@ begin:
 behind: /* wait_to_publish() */
     if
     :: atomic { r == me -> r = FIRST; goto publish }
-    :: r != me && come[r] >= n - 1 -> r = NEXT; goto behind
+    :: r != me && reached[r] >= n - 1 -> r = NEXT; goto behind
     :: r != me -> /* finds a veto, or gives up: it may do so at any moment */
         PASS;
         RETURN_ERROR;
@@ -83,8 +83,8 @@ publish:
     fi;
     atomic { /* hd_page_join() */
         if
-        :: veto[me] >= n -> joined[me] = false; come[me] = n; RETURN_ERROR; goto begin
-        :: else -> joined[me] = true; come[me] = n; veto[me] = n - 1
+        :: veto[me] >= n -> joined[me] = false; reached[me] = n; RETURN_ERROR; goto begin
+        :: else -> joined[me] = true; reached[me] = n; veto[me] = n - 1
         fi
     };
 
@@ -92,29 +92,29 @@ wait: /* wait_for(), hd_page_look() */
     if
     :: atomic { r == me -> RETURN_RESULT; goto begin }
 #ifdef BLIND
-    :: atomic { r != me && come[r] == n -> goto read }
+    :: atomic { r != me && reached[r] == n -> goto read }
 #else
-    :: atomic { r != me && come[r] == n && joined[r] -> goto read }
-    :: atomic { r != me && come[r] == n && !joined[r] -> RETURN_ERROR; goto begin }
+    :: atomic { r != me && reached[r] == n && joined[r] -> goto read }
+    :: atomic { r != me && reached[r] == n && !joined[r] -> RETURN_ERROR; goto begin }
 #endif
 #ifdef FORGET
-    :: atomic { r != me && come[r] > n -> goto read }
+    :: atomic { r != me && reached[r] > n -> goto read }
 #else
-    :: r != me && come[r] > n -> /* then a second load */
+    :: r != me && reached[r] > n -> /* then a second load */
         if
         :: decided[r] == n -> goto read
         :: atomic { else -> RETURN_ERROR; goto begin }
         fi
 #endif
-    :: atomic { r != me && come[r] < n && veto[r] >= n -> RETURN_ERROR; goto begin }
-    :: atomic { r != me && come[r] < n && veto[r] < n -> r = FIRST; any = false } /* gives up, unless all have come */
+    :: atomic { r != me && reached[r] < n && veto[r] >= n -> RETURN_ERROR; goto begin }
+    :: atomic { r != me && reached[r] < n && veto[r] < n -> r = FIRST; any = false } /* gives up, unless all have arrived */
     fi;
 
 vetoes: /* hd_page_veto() */
     if
     :: atomic { r == me && any -> any = false; RETURN_ERROR; goto begin }
     :: atomic { r == me && !any -> r = FIRST; goto wait } /* looks at all again: it forgets nothing by that */
-    :: atomic { r != me && come[r] < n ->
+    :: atomic { r != me && reached[r] < n ->
             any = true;
             if
             :: veto[r] < n -> veto[r] = n
@@ -122,7 +122,7 @@ vetoes: /* hd_page_veto() */
             fi;
             r = NEXT;
             goto vetoes }
-    :: atomic { r != me && come[r] >= n -> r = NEXT; goto vetoes }
+    :: atomic { r != me && reached[r] >= n -> r = NEXT; goto vetoes }
     fi;
 
 read:

@@ -36,8 +36,8 @@ static _Thread_local struct pending {
 
 int standin_version(void)
 {
-    const char *told = getenv("NCCL_STANDIN_VERSION");
-    return told ? atoi(told) : DEFAULT_VERSION;
+    const char *given = getenv("NCCL_STANDIN_VERSION");
+    return given ? atoi(given) : DEFAULT_VERSION;
 }
 
 __attribute__((format(printf, 2, 3))) static int refuse(int code, const char *text, ...)
@@ -490,12 +490,12 @@ PUBLIC int ncclGroupEnd(void)
 static void fault_of(op *o)
 {
     static const char *kinds[] = {"", "fail", "hang", "delay", "die", "remote"};
-    const char *told = getenv("NCCL_STANDIN_FAULT");
+    const char *given = getenv("NCCL_STANDIN_FAULT");
     char kind[16];
     int rank;
     unsigned long long number;
     double seconds = 0.2;
-    if (!told || sscanf(told, "%15[a-z]:%d:%llu:%lf", kind, &rank, &number, &seconds) < 3)
+    if (!given || sscanf(given, "%15[a-z]:%d:%llu:%lf", kind, &rank, &number, &seconds) < 3)
         return;
     if (rank != o->comm->rank || number != o->number)
         return;

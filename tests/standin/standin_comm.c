@@ -56,7 +56,7 @@ static int alive(int pid)
     ssize_t n;
     int fd;
     if (!pid)
-        return 1; /* has not come yet */
+        return 1; /* has not arrived yet */
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

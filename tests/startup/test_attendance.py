@@ -1,4 +1,4 @@
-"""A start that a rank does not come to ends in time, and says who is missing."""
+"""A start that a rank does not reach ends in time, and says who is missing."""
 
 from __future__ import annotations
 

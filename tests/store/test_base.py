@@ -316,10 +316,10 @@ def test_barrier(store):
 def test_a_barrier_is_left_by_those_whose_time_is_over(store):
     if not store.full:
         return
-    with pytest.raises(StoreTimeoutError, match="barrier timeout.*1/2 came"):
+    with pytest.raises(StoreTimeoutError, match="barrier timeout.*1/2 arrived"):
         store.barrier("b", 2, timedelta(milliseconds=100))
     # torch lets the next caller through alone
-    with pytest.raises(StoreTimeoutError, match="1/2 came"):
+    with pytest.raises(StoreTimeoutError, match="1/2 arrived"):
         store.barrier("b", 2, 0.1)
     waiting = threading.Thread(target=store.barrier, args=("b", 2))
     waiting.start()

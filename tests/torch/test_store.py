@@ -161,7 +161,7 @@ def test_what_differs_on_purpose(folder):
         with pytest.raises(Exception, match="timeout"):
             store.barrier("b", 2)
     theirs.barrier("b", 2)  # the first caller is counted for ever
-    with pytest.raises(DistStoreError, match="1/2 came"):
+    with pytest.raises(DistStoreError, match="1/2 arrived"):
         ours.barrier("b", 2)
     for store in (theirs, ours):
         store.add("top", 2**63 - 1)

@@ -101,7 +101,7 @@ def test_a_row_that_cannot_run_has_failed() -> None:
     name = "| MPI takes GPU memory |"
     assert code == 1 and f"{name} FAILED: FileNotFoundError: no mpirun" in said, said
     code, said = run(*row)
-    assert code == 0 and f"{name} False nothing says so |" in said, said
+    assert code == 0 and f"{name} False nothing indicates it |" in said, said
 
 
 def test_a_row_ends_by_itself_however_it_ends(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def library_report() -> tuple[bool, str]:
     Returns
     -------
     tuple
-        Whether it takes CUDA memory; who said so, in a few words.
+        Whether it takes CUDA memory, and the source of this, in a few words.
     """
     for path in _loader.loaded_libraries()[:1]:
         try:
@@ -46,7 +46,7 @@ def library_report() -> tuple[bool, str]:
         return True, "mpi_memory_alloc_kinds"
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "").strip() == "1" and _is_cray():
         return True, "MPICH_GPU_SUPPORT_ENABLED=1"
-    return False, "nothing says so"
+    return False, "nothing indicates it"
 
 
 _asked = functools.cache(library_report)

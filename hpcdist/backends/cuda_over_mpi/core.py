@@ -45,7 +45,7 @@ def _leave() -> None:
 
 
 class Plan(NamedTuple):
-    """How an operation is done once all ranks have come.
+    """How an operation is done once all ranks have arrived.
 
     ``pieces`` is given the communicator of CUDA tensors and a buffer's size; it may speak with the
     other ranks first. ``direct`` is given the communicator and hands the tensors themselves to MPI;

@@ -198,8 +198,8 @@ class Messages(Core):
         except DistMismatchError:
             raise DistBackendError(
                 f"rank {source} could not send the rest of a message of {part} to rank "
-                f"{self.rank}: {arrived} of {part.size} bytes have come, and rank {source}'s own "
-                "error says why"
+                f"{self.rank}: {arrived} of {part.size} bytes have arrived; see the error of rank "
+                f"{source}"
             ) from None
         except DistError:
             raise

@@ -143,7 +143,7 @@ class PinnedPool:
         try:
             yield pinned
         except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong first is told
+            with contextlib.suppress(Exception):  # the first error is reported
                 pinned.settle()
             raise
         with self._lock:
@@ -162,7 +162,7 @@ class PinnedPool:
 
 
 def wait_until_reached(runtime: Any, ready: Any, seconds: float) -> None:
-    """Wait here until the caller's stream has come to an event; Ctrl-C ends it.
+    """Wait here until the caller's stream has reached an event; Ctrl-C ends it.
 
     Copies and MPI end by themselves or have deadlines; what the program has put into its stream
     before need not.
@@ -235,7 +235,7 @@ def pipeline(
     except BaseException as error:
         if moved < len(pieces) and not (moving and isinstance(error, DistError)):
             tell(error)
-        with contextlib.suppress(Exception):  # what went wrong first is told
+        with contextlib.suppress(Exception):  # the first error is reported
             pinned.settle()
         if moved and isinstance(error, DistError):
             where = (

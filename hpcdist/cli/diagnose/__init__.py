@@ -165,7 +165,7 @@ def run(options: argparse.Namespace) -> int:
         return output.alone(local(place))
     watch = _Watch(output)
     watch.sections = local(place)
-    watch.phase("starting MPI (a rank has not come, or the hosts do not reach each other)",
+    watch.phase("starting MPI (a rank has not arrived, or the hosts do not reach each other)",
                 options.timeout)  # fmt: skip
     try:
         init_process_group("mpi", timeout=timedelta(seconds=options.timeout))

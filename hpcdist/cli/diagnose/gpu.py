@@ -40,14 +40,14 @@ def collect(place: Place) -> Section:
 
 def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
     """This rank's GPU, and what is near it."""
-    told = place.env.get("CUDA_VISIBLE_DEVICES")
-    section.fact("CUDA_VISIBLE_DEVICES", "not set" if told is None else told, "rank")
+    setting = place.env.get("CUDA_VISIBLE_DEVICES")
+    section.fact("CUDA_VISIBLE_DEVICES", "not set" if setting is None else setting, "rank")
     seen = hardware.visible(there, place.env)
-    wanted = [part for part in (told or "").split(",") if part.strip()]
-    if not (told or "").startswith("MIG") and len(seen) < len(wanted):
-        section.find(FAULT, f"CUDA_VISIBLE_DEVICES={told} names {len(wanted)} GPUs, and CUDA takes "
-                     f"{len(seen)} of this host's {len(there)}: it stops at a number that is not "
-                     "there, and takes none where one is named twice",
+    wanted = [part for part in (setting or "").split(",") if part.strip()]
+    if not (setting or "").startswith("MIG") and len(seen) < len(wanted):
+        section.find(FAULT, f"CUDA_VISIBLE_DEVICES={setting} names {len(wanted)} GPUs, and CUDA "
+                     f"takes {len(seen)} of this host's {len(there)}: it stops at a number that is "
+                     "not there, and takes none where one is named twice",
                      "unset CUDA_VISIBLE_DEVICES, or name some of "
                      f"{','.join(map(str, range(len(there))))}")  # fmt: skip
     launch = launchers.detect(place.env)
@@ -68,7 +68,7 @@ def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
                      "bind ranks to cores of their GPUs' nodes: srun --gpus-per-task=1 "
                      "--gpu-bind=closest, mpirun --map-by ppr:1:numa --bind-to numa")  # fmt: skip
     if launch.local_size is not None and launch.local_size > len(seen) and len(seen) > 0:
-        alone = len(seen) == 1 and told is not None
+        alone = len(seen) == 1 and setting is not None
         if not alone:  # a launcher that gives each rank one GPU hides the others
             section.find(NOTE, f"{launch.local_size} ranks of this host share {len(seen)} GPUs: "
                          "NCCL refuses two ranks on one GPU",

@@ -172,35 +172,35 @@ def _states(section: Section, place: Place, there: list[Port], active: list[Port
 
 
 def _ucx(section: Section, place: Place, there: list[Port], active: list[Port]) -> None:
-    told = place.env.get("UCX_NET_DEVICES", "").strip()
-    if not told:
+    setting = place.env.get("UCX_NET_DEVICES", "").strip()
+    if not setting:
         return
-    picked, missing = chosen(told, there)
+    picked, missing = chosen(setting, there)
     names = ",".join(port.name for port in active) or "none is active"
     for name in missing:
         section.find(FAULT, f"UCX_NET_DEVICES names {name}, which this host does not have",
                      f"unset UCX_NET_DEVICES, or choose from {names}")  # fmt: skip
     down = [port for port in picked if port.state != "ACTIVE"]
-    if down and told != "all":
+    if down and setting != "all":
         section.find(FAULT, f"UCX_NET_DEVICES names {down[0].name}, whose state is {down[0].state}",
                      f"unset UCX_NET_DEVICES, or choose from {names}")  # fmt: skip
     if active and not picked and not missing:
-        section.find(WARNING, f"UCX_NET_DEVICES={told} leaves the adapters out: {names}",
+        section.find(WARNING, f"UCX_NET_DEVICES={setting} leaves the adapters out: {names}",
                      "unset UCX_NET_DEVICES")  # fmt: skip
     _near(section, "UCX_NET_DEVICES", picked, active, "{}")
 
 
 def _nccl(section: Section, place: Place, there: list[Port], active: list[Port]) -> None:
-    told = place.env.get("NCCL_IB_HCA", "").strip()
-    if not told:
+    setting = place.env.get("NCCL_IB_HCA", "").strip()
+    if not setting:
         return
-    picked, _ = chosen_by_nccl(told, there)
+    picked, _ = chosen_by_nccl(setting, there)
     if not picked:
-        section.find(FAULT, f"NCCL_IB_HCA={told} picks none of this host's adapters",
+        section.find(FAULT, f"NCCL_IB_HCA={setting} picks none of this host's adapters",
                      "unset NCCL_IB_HCA, or name some of "
                      + ",".join(sorted({port.device for port in there})))  # fmt: skip
     elif not any(port.state == "ACTIVE" for port in picked):
-        section.find(FAULT, f"NCCL_IB_HCA={told} picks only ports that are not active",
+        section.find(FAULT, f"NCCL_IB_HCA={setting} picks only ports that are not active",
                      "export NCCL_IB_HCA==" + ",".join(port.name for port in active))  # fmt: skip
 
 

@@ -132,13 +132,13 @@ class Server:
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
         """Set the environment variables that lead MPI to the connection; remove them afterwards."""
-        told = {
+        variables = {
             "PMI_FD": str(self._theirs.fileno()),
             "PMI_RANK": str(self.rank),
             "PMI_SIZE": str(self.size),
         }
-        before = {name: os.environ.get(name) for name in told}
-        os.environ.update(told)
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
         try:
             yield
         finally:

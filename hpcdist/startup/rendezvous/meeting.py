@@ -241,7 +241,7 @@ def _absent(store: Any, prefix: str, size: int, seconds: float) -> str:
     missing = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
     names = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
     return (
-        f"timeout after {seconds:g} s only {size - len(missing)} of {size} ranks have come; "
+        f"timeout after {seconds:g} s only {size - len(missing)} of {size} ranks have arrived; "
         f"missing: rank{'s' if len(missing) > 1 else ''} {names}. Look at what those processes "
         "printed, and whether they were given the same address"
     )

@@ -26,7 +26,7 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
     comm = Comm.__new__(Comm)
     comm.c = made
     open_comms[<size_t> made] = comm
-    propagate()  # Ctrl-C while the other ranks were told to go on
+    propagate()  # Ctrl-C after the other ranks were let go on
     return comm
 
 
@@ -59,7 +59,7 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
     comm.c = made
     comm.c.timeout = timeout
     open_comms[<size_t> made] = comm
-    propagate()  # Ctrl-C while the other ranks were told to go on
+    propagate()  # Ctrl-C after the other ranks were let go on
     return comm
 
 
@@ -123,7 +123,7 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     """Waits for what is in flight and frees the communicator: see Comm.free."""
     cdef int code
     cdef bint empty = False, agreed = False
-    if hd_forked or comm.c == NULL or comm.c.freed or comm.c.closing:
+    if not is_alive(comm):
         return 0
     refuse_in_handler(comm, DESTROY.name)
     hd_comm_close(comm.c, 1)

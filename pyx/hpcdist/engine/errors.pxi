@@ -26,20 +26,21 @@ cdef object error_of_job(hd_job* j):
     return error
 
 
+cdef bint is_alive(Comm comm) noexcept:
+    """Whether the group exists and this process, which is no child of its own, may use it."""
+    return not hd_forked and comm.c != NULL and not comm.c.freed and not comm.c.closing
+
+
 cdef int check_alive(Comm comm) except -1:
+    """Raise unless is_alive(); without a group, unless MPI may be used."""
     if hd_forked:
         raise forked_error("MPI")
-    if comm is not None and (comm.c == NULL or comm.c.freed or comm.c.closing):
+    if comm is not None and not is_alive(comm):
         raise DistError(DESTROYED)
     return 0
 
 
-cdef bint is_alive(Comm comm) noexcept:
-    """Whether check_alive() raises nothing; a try block costs more than this."""
-    return not hd_forked and comm.c != NULL and not comm.c.freed and not comm.c.closing
-
-
-cdef int come_in(hd_comm* c, bint begins) except -1:
+cdef int enter(hd_comm* c, bint begins) except -1:
     """Call before any use of the group's session or MPI outside its lane, and hd_comm_exit() after it."""
     if not hd_comm_enter(c, begins):
         raise DistError(DESTROYED)

@@ -1,8 +1,8 @@
 /* The entry check: before data moves, the ranks of a group agree on what they are about to do.
  *
  * On one node it goes through a page of shared memory (hd_page.h). Each rank publishes the number
- * of the check it has come to with a fingerprint of its call, waits until all other ranks have
- * come, and compares. Between nodes the check goes through MPI (hd_check_mpi.c).
+ * of the check it has reached with a fingerprint of its call, waits until all other ranks have
+ * arrived, and compares. Between nodes the check goes through MPI (hd_check_mpi.c).
  *
  * Giving up is one decision for all ranks: a rank that goes on to the data while another has timed
  * out would hang. Nothing has been sent when a check is abandoned, so the group stays usable and
@@ -50,8 +50,8 @@ static int has_arrived(const void *visited, int rank)
     return hd_page_arrived(v->c, rank, v->n);
 }
 
-/* Abandons the check for the given reason. Returns 0 if all ranks have come meanwhile. missing: the
- * ranks that have not come. */
+/* Abandons the check for the given reason. Returns 0 if all ranks have arrived meanwhile. missing:
+ * the ranks that have not arrived. */
 static int abandon(visit *v, int why, int code, hd_text *missing)
 {
     hd_comm *c = v->c;
@@ -70,7 +70,7 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
 }
 
 /* Other ranks have abandoned the check. late_rank: the rank that caused it, as far as this rank has
- * seen; this rank itself if it came too late; -1 if not known. */
+ * seen; this rank itself if it arrived too late; -1 if not known. */
 static int fail_abandoned(visit *v, int late_rank)
 {
     hd_comm *c = v->c;
@@ -92,8 +92,8 @@ static int fail_abandoned(visit *v, int late_rank)
         hd_say_refused(&t, j, note.code, &refused);
         hd_say(&t, "; this rank called ");
     } else if (noted) {
-        hd_say(&t, "%srank %d gave up after %.3g s in %s", late ? "this rank came too late: " : "",
-               by, note.after, note.text);
+        hd_say(&t, "%srank %d gave up after %.3g s in %s",
+               late ? "this rank arrived too late: " : "", by, note.after, note.text);
         if (late)
             hd_say(&t, "; this rank enters with ");
         else if (late_rank >= 0)
@@ -101,7 +101,7 @@ static int fail_abandoned(visit *v, int late_rank)
         else
             hd_say(&t, " because a rank has not joined ");
     } else {
-        hd_say(&t, late ? "this rank came too late: another rank gave up waiting in "
+        hd_say(&t, late ? "this rank arrived too late: another rank gave up waiting in "
                         : "another rank gave up waiting in ");
     }
     hd_say_call(&t, c, j);
@@ -112,7 +112,7 @@ static int fail_abandoned(visit *v, int late_rank)
     return j->code;
 }
 
-/* This rank's time is up. Returns HD_OK if all ranks have come meanwhile. */
+/* This rank's time is up. Returns HD_OK if all ranks have arrived meanwhile. */
 static int time_out(visit *v)
 {
     hd_comm *c = v->c;
@@ -170,7 +170,7 @@ static int lose(visit *v, int r, int how)
 }
 
 /* Ranks that call two groups in different orders would wait for each other for ever. Rank r waits
- * in check `other` of group `where`. Returns HD_OK if it came meanwhile. */
+ * in check `other` of group `where`. Returns HD_OK if it reached it meanwhile. */
 static int cross(visit *v, int r, uint32_t other, const char *where)
 {
     hd_comm *c = v->c;

@@ -1,7 +1,7 @@
 /* The entry check of a group that spans nodes, on a communicator of its own.
  *
  * A check consists of two nonblocking all-reduces, called rounds. The first compares the
- * fingerprints. It ends when all ranks have come, and until then a rank may give up: its time is
+ * fingerprints. It ends when all ranks have arrived, and until then a rank may give up: its time is
  * over, a signal handler raised, or a peer has gone. In the second round each rank says whether it
  * has seen the first one end. From here on no rank gives up: each rank is either in this check or
  * has given it up, and says so now or has already done so. The call goes on if all ranks have seen
@@ -10,7 +10,7 @@
  *   If a rank goes on, all ranks have said yes, so none has given up, and all will go on.
  *   If a rank has given up, it says no, so no rank goes on.
  *
- * Ranks that give up or come too late take part in both rounds, so that the rounds stay in order,
+ * Ranks that give up or arrive too late take part in both rounds, so that the rounds stay in order,
  * but do not wait for their end: they leave the requests and their memory to MPI. (For such a
  * request to end, MPI may need the help of every rank, and ranks that have given up do something
  * else.) So no rank waits for the rounds of an abandoned check. A rank that gives up sends a note
@@ -218,7 +218,7 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     return 0;
 }
 
-/* HD_OK when all ranks have come; otherwise the check is abandoned. */
+/* HD_OK when all ranks have arrived; otherwise the check is abandoned. */
 static int first_round(hd_comm *c, hd_job *j)
 {
     MPI_Request *req = &c->post->ballot->req[0];

@@ -133,7 +133,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
 
 /* ---- groups of some members ---- */
 
-/* The members have met: a call that blocks until all have come will not block for long. */
+/* The members have met: a call that blocks until all have arrived will not block for long. */
 static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *made,
                       const char *name, char *text, size_t room)
 {

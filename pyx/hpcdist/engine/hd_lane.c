@@ -77,10 +77,10 @@ static void ask_for_short_slices(void)
  *
  * Operations in flight may build on each other: if a first all_reduce fails and leaves the tensor
  * as it was, a second one of the same tensor would succeed with a wrong number. And each would
- * wait for the peer that did not come to the first. So when an operation fails by a timeout or
+ * wait for the peer that did not reach the first. So when an operation fails by a timeout or
  * because a peer is missing, those behind it fail at once, until the program has seen the failure.
  * In the entry check such an operation tells the others its reason, and waits for no rank: all
- * ranks stay in step. (After a mismatch they are in step anyway, and all of them have come.) */
+ * ranks stay in step. (After a mismatch they are in step anyway, and all of them have arrived.) */
 
 static int begun_before_seen(const hd_comm *c, const hd_job *j)
 {

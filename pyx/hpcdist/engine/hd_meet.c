@@ -1,7 +1,7 @@
 /* MPI_Comm_idup does not block, but a rank that has called it cannot take that back: a duplicate
  * that waits for a missing rank is completed when that rank arrives. So each rank keeps the
- * duplicate, and a later attempt goes on with it. A rank that comes late may then find it complete
- * while others have given up. A roll call over the duplicate decides. */
+ * duplicate, and a later attempt goes on with it. A rank that arrives late may then find it
+ * complete while others have given up. A roll call over the duplicate decides. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -95,7 +95,7 @@ int hd_meet(MPI_Comm from, int64_t until, MPI_Comm *made, char *text, size_t roo
         return HD_ERR_BACKEND;
     if ((code = await(&a->req, until))) {
         if (code != HD_ERR_BACKEND)
-            snprintf(text, room, "not all ranks have come");
+            snprintf(text, room, "not all ranks have arrived");
         return code;
     }
     if ((code = call_roll(a, until, text, room)))

@@ -2,18 +2,18 @@
  * protocol in the terms of tests/model/check.pml, the model of it. Nothing here waits; hd_check.c
  * does.
  *
- * A rank *comes* to check n in one of two ways. It *joins*: it publishes its fields and takes
+ * A rank *reaches* check n in one of two ways. It *joins*: it publishes its fields and takes
  * part. Or it *passes*: the check is abandoned, and the rank only goes by. Both are one swap of
  * its word. A check is *decided* when all ranks have joined it; then every rank that looks finds
- * all fields in place, and all ranks come to the same outcome.
+ * all fields in place, and all ranks find the same outcome.
  *
- * A rank that gives up on n puts a *veto* into the word of a rank that has not come to n. The late
- * rank must swap that same word to come. So either the veto is first, and the rank can only pass;
- * or the rank is first, and the veto fails. So n is abandoned exactly if some rank can never join
- * it, and then no rank can find n decided.
+ * A rank that gives up on n puts a *veto* into the word of a rank that has not reached n. The late
+ * rank must swap that same word to reach n. So either the veto is first, and the rank can only
+ * pass; or the rank is first, and the veto fails. So n is abandoned exactly if some rank can never
+ * join it, and then no rank can find n decided.
  *
  * The fields of n are stored where those of n-2 were. A rank publishes them only after all ranks
- * have come to n-1, and so have left n-2. A rank that decided n-1 has seen that; after an
+ * have reached n-1, and so have left n-2. A rank that decided n-1 has seen that; after an
  * abandoned check it has to look, and may have to wait.
  *
  * A rank may still be inside n while others are far ahead, having abandoned one check after the
@@ -39,10 +39,10 @@ typedef struct hd_fields {
 } hd_fields;
 
 typedef struct hd_slot {
-    uint64_t word;    /* high half: the check this rank has come to; then one bit: it joined it;
+    uint64_t word;    /* high half: the check this rank has reached; then one bit: it joined it;
                        * 31 bits: vetoed up to */
     hd_fields d[2];   /* of even and of odd checks */
-    uint32_t decided; /* last check this rank decided before it came to the present one */
+    uint32_t decided; /* last check this rank decided before it reached the present one */
     uint32_t unused;
 } __attribute__((aligned(HD_LINE))) hd_slot;
 
@@ -93,7 +93,7 @@ static inline hd_words *hd_words_of(const hd_comm *c)
 /* Check numbers wrap. */
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
 
-/* Whether `rank` has come to check n. */
+/* Whether `rank` has reached check n. */
 static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
 {
     return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >>
@@ -105,7 +105,7 @@ static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
 enum hd_sight { HD_NOT_YET, HD_JOINED, HD_ABANDONED };
 enum hd_sight hd_page_look(const hd_comm *c, int rank, uint32_t n);
 
-/* Whether the fields of n may be published: -1 if so, else the first rank that has not come to
+/* Whether the fields of n may be published: -1 if so, else the first rank that has not reached
  * n-1. */
 int hd_page_behind(const hd_comm *c, uint32_t n);
 
@@ -113,8 +113,8 @@ int hd_page_behind(const hd_comm *c, uint32_t n);
 int hd_page_join(hd_comm *c, uint32_t n);
 void hd_page_pass(hd_comm *c, uint32_t n);
 
-/* Vetoes n for all ranks that have not come to it, and lists them. 0: all have come; the check goes
- * on. */
+/* Vetoes n for all ranks that have not reached it, and lists them. 0: all have arrived; the check
+ * goes on. */
 int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing);
 
 /* Records this rank's reason to abandon n, and finds the best one that any rank has left; 0: there

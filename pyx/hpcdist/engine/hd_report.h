@@ -13,7 +13,7 @@ void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
  * reasons are equal. */
 void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by);
 void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
-/* Adds to such a description the ranks that have not come. */
+/* Adds to such a description the ranks that have not arrived. */
 void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
                     const void *context);
 /* One text per rank. */

@@ -136,7 +136,7 @@ static int listen(hd_roll *r, int i, member *m)
                 return HD_ERR_MISMATCH;
             }
         } else if (m->promised) {
-            hd_say(&t, "rank %d gave up before all had come", r->ranks[i]);
+            hd_say(&t, "rank %d gave up before all had arrived", r->ranks[i]);
             return HD_ERR_TIMEOUT;
         } else {
             m->number = 0;

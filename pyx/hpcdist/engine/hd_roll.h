@@ -1,5 +1,5 @@
 /* The roll call: the members of a group to be meet by messages, under a deadline, before they make
- * MPI calls that block until all have come. All members get the same verdict. */
+ * MPI calls that block until all have arrived. All members get the same verdict. */
 #ifndef HD_ROLL_H
 #define HD_ROLL_H
 
@@ -20,7 +20,7 @@ typedef struct hd_roll {
     char text[224]; /* the error text */
 } hd_roll;
 
-/* HD_OK on all members, or an error on all members that came. */
+/* HD_OK on all members, or an error on all members that arrived. */
 int hd_roll_call(hd_roll *r);
 
 #endif

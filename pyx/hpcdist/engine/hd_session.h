@@ -29,7 +29,7 @@ typedef struct entry {
     char text[2][192] __attribute__((aligned(8))); /* the call it is in (slow paths only) */
     char why[160];                                 /* of FAILING */
     uint64_t blocked_phase, blocked_group;         /* in this phase it waits in this group ... */
-    /* ... in this check, and can come to no other call meanwhile. */
+    /* ... in this check, and can make no other call meanwhile. */
     uint32_t blocked_check;
 } __attribute__((aligned(HD_LINE))) entry;
 

@@ -61,7 +61,7 @@ void hd_session_note(hd_session *s, const hd_job *j)
 /* Seconds: a call that times out within these is left to do so; programs may count on that. */
 #define SOON 5
 
-/* Whether this process cannot come to another call while it waits in the present one. */
+/* Whether this process cannot make another call while it waits in the present one. */
 static int stuck_here(hd_session *s, double left)
 {
     int pending = left < SOON;

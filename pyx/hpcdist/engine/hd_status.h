@@ -15,7 +15,7 @@ void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, 
 int hd_session_gone(hd_session *s, int slot);
 /* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
 void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
-/* The check of another group that the rank in `slot` cannot leave because this rank has not come to
+/* The check of another group that the rank in `slot` cannot leave because this rank has not reached
  * it, while this rank cannot leave its own: neither ever will. 0: there is none. *where: that
  * group. */
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);

@@ -127,7 +127,7 @@ def complex_among(object tensors):
     Returns
     -------
     bool
-        If True, the other ranks are not told when the list is refused with a TypeError.
+        If True, the other ranks do not hear of a list that is refused with a TypeError.
     """
     return isinstance(tensors, (list, tuple)) and any(
         getattr(getattr(t, "dtype", None), "is_complex", False)
@@ -330,7 +330,7 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
     if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
         raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
     route(comm, peer, kind, True)  # also for a message to itself: both ends are in flight at once
-    come_in(comm.c, True)
+    enter(comm.c, True)
     try:
         return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind)
     finally:
@@ -432,7 +432,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     j.inline_ = 1
     if profiled():
         begun = begin_range(range_name(&j, peer_text(&j)))
-    come_in(comm.c, True)
+    enter(comm.c, True)
     with nogil:
         hd_p2p_start(comm.c, &j)
         code = hd_p2p_wait(&j, -1, 1)

@@ -107,13 +107,35 @@ cdef int kept_apart(hd_job* j) except -1:
     return 0
 
 
+cdef object root_list(Comm comm, hd_job* j, hd_buf* b, object items, int root, str name):
+    """The root's list of a gather or scatter, whose tensor is b; returns what keeps its memory."""
+    cdef int r
+    tensors = [*items]
+    whole_list(comm, tensors, name)
+    cdef hd_seg* list = segments(len(tensors))
+    if j.kind == HD_GATHER:
+        j.out = list
+        j.nout = comm.c.size
+    else:
+        j.in_ = list
+        j.nin = comm.c.size
+    keep = collect(j, tensors, list, j.kind == HD_GATHER, name)
+    same_dtype(b.dtype, j.dtype, name, "tensor")
+    if list[root].n != b.n:
+        raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
+    if unverified(comm):
+        same_order(b.strides, list[root].strides, "tensor", name, root)
+    for r in range(comm.c.size):
+        j.uneven |= list[r].n != b.n or list[r].form != form_of(b)
+    return keep
+
+
 cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, object at, object async_op, extra):
     """gather and scatter: a list at the root, one tensor everywhere."""
     cdef hd_job j
     cdef hd_buf b
-    cdef hd_seg* list = NULL
     cdef bint mine
-    cdef int r, root
+    cdef int root
     cdef hd_own own
     name = "gather_list" if kind == HD_GATHER else "scatter_list"
     begin(&j, comm, kind, api)
@@ -126,23 +148,7 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, ob
             raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
         keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
         if mine:
-            tensors = [*items]
-            whole_list(comm, tensors, name)
-            list = segments(len(tensors))
-            if kind == HD_GATHER:
-                j.out = list
-                j.nout = comm.c.size
-            else:
-                j.in_ = list
-                j.nin = comm.c.size
-            keep = (keep, collect(&j, tensors, list, kind == HD_GATHER, name))
-            same_dtype(b.dtype, j.dtype, name, "tensor")
-            if list[root].n != b.n:
-                raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
-            if unverified(comm):
-                same_order(b.strides, list[root].strides, "tensor", name, root)
-            for r in range(comm.c.size):
-                j.uneven |= list[r].n != b.n or list[r].form != form_of(&b)
+            keep = (keep, root_list(comm, &j, &b, items, root, name))
         subject(&j, &b, False)
         j.pairwise = 1
         j.root = root

@@ -192,7 +192,7 @@ cdef class Work:
         if hd_job_state(j) == HD_DONE:  # even if the group has been destroyed since
             rc = j.code
         elif j.kind >= HD_SEND:
-            come_in(j.comm, False)
+            enter(j.comm, False)
             with nogil:
                 rc = hd_p2p_wait(j, limit, 1)
                 hd_comm_exit(j.comm)
@@ -203,7 +203,7 @@ cdef class Work:
                 refuse_in_handler(self.comm, b"wait")
             while True:
                 step = 0.05 if limit < 0 or limit - waited > 0.05 else limit - waited
-                come_in(j.comm, False)
+                enter(j.comm, False)
                 with nogil:
                     rc = hd_job_wait(j, step if step > 0 else 0)
                     hd_comm_exit(j.comm)
@@ -299,7 +299,7 @@ cdef class Work:
         if hd_job_state(self.j) == HD_DONE:
             taken = 0
         while taken < 0:  # while its message is on its way
-            come_in(self.j.comm, False)
+            enter(self.j.comm, False)
             with nogil:
                 taken = hd_p2p_take_back(self.j, 0.05)
                 hd_comm_exit(self.j.comm)

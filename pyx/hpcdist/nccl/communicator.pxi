@@ -212,7 +212,7 @@ cdef class Communicator(Operations):
     cdef int end(self) except -1:
         """Abort the communicator that this thread has taken."""
         cdef int rc
-        self.guard.told = 1
+        self.guard.raised = 1
         with nogil:
             hd_guard_lose(self.guard, HD_WATCH_ABORTED, b"", b"this process has aborted its communicator")
             hd_guard_empty(self.guard)  # a call that does not return waits for another rank: abort() wakes it
@@ -278,7 +278,7 @@ cdef class Communicator(Operations):
     @property
     def unheard(self):
         """Whether the watchdog has aborted it, and no call has raised that error so far."""
-        return self.failed and not self.guard.told
+        return self.failed and not self.guard.raised
 
     @property
     def handle(self):

@@ -17,7 +17,7 @@ typedef struct {
     int inside; /* atomic: calls of this process that are inside NCCL right now */
     int taken;  /* atomic */
     int failed; /* atomic: 0, else an HD_NCCL_ code or one of HD_WATCH_LATE and its neighbours */
-    int told;   /* an exception has been made of it; accessed with the GIL held */
+    int raised; /* an exception has been made of it; accessed with the GIL held */
     char where[128]; /* "of the group 'world' on rank 0" */
     char what[192];  /* the operation that was in flight */
     char text[512];

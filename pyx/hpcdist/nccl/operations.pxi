@@ -59,7 +59,7 @@ cdef class Operations:
             PyErr_CheckSignals()
             if left <= 0:
                 raise DistTimeoutError(
-                    f"{what} (rank {self.rank} of {self.size}) was not done in time: another rank has not come, or died"
+                    f"{what} (rank {self.rank} of {self.size}) was late: another rank has not arrived, or died"
                 )
         return 0
 
@@ -72,7 +72,7 @@ cdef class Operations:
                 self.settle(what, time.monotonic() + self.timeout)
             return 0
         self.alive()
-        self.guard.told = 1
+        self.guard.raised = 1
         raise failure(f"{what} (rank {self.rank} of {self.size})", rc, self.words())
 
     @property

@@ -277,7 +277,7 @@ def stop_watching():
 cdef object trouble(hd_guard* guard, str what):
     """The exception of a communicator that the watchdog has aborted."""
     cdef int code = hd_guard_failed(guard)
-    guard.told = 1
+    guard.raised = 1
     said = guard.text.decode("utf-8", "replace")
     name = what or guard.what.decode("utf-8", "replace")
     advice = ADVICE if what else ""

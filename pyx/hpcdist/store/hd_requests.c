@@ -233,9 +233,9 @@ static void barrier(hd_conn *c, const hd_item *items, const uint8_t *body, hd_by
     e->barrier_size = c->head.number;
     if (e->arrived + 1 < e->barrier_size) {
         if (c->head.wait_ns <= 0) {
-            int64_t came = e->arrived + 1;
+            int64_t arrived = e->arrived + 1;
             hd_table_tidy(&s->table, e);
-            hd_reply_number(c, HD_RE_LATE, came);
+            hd_reply_number(c, HD_RE_LATE, arrived);
         } else if (!hd_wait_begin(c, items, 1, body, own)) {
             e->arrived++;
             c->w_entry = e;

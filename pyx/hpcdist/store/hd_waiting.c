@@ -173,10 +173,10 @@ void hd_request_late(hd_conn *c)
 {
     hd_entry *e = c->w_entry;
     if (c->head.op == HD_OP_BARRIER) {
-        int64_t came = e->arrived;
+        int64_t arrived = e->arrived;
         hd_request_forget(c);
         hd_set_deadline(c, INT64_MAX);
-        hd_reply_number(c, HD_RE_LATE, came);
+        hd_reply_number(c, HD_RE_LATE, arrived);
     } else if (c->head.op == HD_OP_JOINED) {
         hd_request_forget(c);
         hd_set_deadline(c, INT64_MAX);

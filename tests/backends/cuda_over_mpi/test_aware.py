@@ -142,7 +142,7 @@ def _messages_by_address(runtime, rank: int) -> None:
 
 
 def test_what_the_library_says(monkeypatch):
-    parallel_assert(aware.library_report() == (False, "nothing says so"))
+    parallel_assert(aware.library_report() == (False, "nothing indicates it"))
     monkeypatch.setattr("hpcdist._engine.memory_kinds", lambda: "mpi,system,cuda:device")
     parallel_assert(aware.library_report() == (True, "mpi_memory_alloc_kinds"))
     monkeypatch.setattr("hpcdist._engine.memory_kinds", lambda: "")

@@ -297,7 +297,7 @@ def test_a_rank_that_does_not_come(monkeypatch):
     rank, size = dist.get_rank(), dist.get_world_size()
     unique = share(_nccl.unique_id() if rank == 0 else None)
     # one more than there are
-    with parallel_raises(dist.DistTimeoutError, match="another rank has not come"):
+    with parallel_raises(dist.DistTimeoutError, match="another rank has not arrived"):
         Communicator.init(unique, size + 1, rank, blocking=False, timeout=0.3)
 
 

@@ -63,8 +63,8 @@ def test_who_is_missing_is_named_on_all_that_came():
     assert 0.35 < took < 2
     for error in errors:
         assert isinstance(error, DistTimeoutError)
-        assert "2 of 4 ranks have come; missing: ranks 1, 2." in str(error)
-    # and the one that comes too late hears it at once
+        assert "2 of 4 ranks have arrived; missing: ranks 1, 2." in str(error)
+    # and the one that arrives too late hears it at once
     (late,), took = meet_all(store, [(1, 4)], seconds=30)
     assert isinstance(late, DistTimeoutError) and took < 2
 
