@@ -306,6 +306,14 @@ def _world(request):
 
 
 @pytest.fixture
+def no_world(_world):
+    """Leave the default group out during a test; the next test has one again."""
+    import hpcdist
+
+    hpcdist.destroy_process_group()
+
+
+@pytest.fixture
 def rng(request):
     """Random numbers that differ between tests and runs, and are the same on all ranks."""
     return np.random.default_rng((_seed, zlib.crc32(request.node.nodeid.encode())))
@@ -321,7 +329,7 @@ class Count:
     def __init__(self, node: pytest.Item) -> None:
         self._node = node
         self._mpi = _is_mpi(node)
-        self._told = 0.0
+        self._reported = 0.0
 
     def __call__(
         self, cases: int, slowest: float = 0.0, grown: dict[str, int] | None = None
@@ -334,8 +342,8 @@ class Count:
 
     def progress(self, done: int, total: int) -> None:
         """Say how far the test is; may be called often."""
-        if time.monotonic() - self._told > 0.5:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported > 0.5:
+            self._reported = time.monotonic()
             self._write("HPCDIST_TEST_PROGRESS", "w", {"done": done, "total": total})
 
     def _write(self, variable: str, mode: str, line: dict) -> None:

@@ -17,15 +17,6 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture
-def no_world():
-    """Without the default group during the test; it is made again afterwards."""
-    dist.destroy_process_group()
-    yield
-    if not dist.is_initialized():
-        dist.init_process_group(timeout=SHORT)
-
-
 def test_queries():
     parallel_assert(dist.is_mpi_available() and dist.is_backend_available("MPI"))
     parallel_assert(dist.is_backend_available("cpu:mpi"))

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from group_cases import OUTSIDE, place, raised, sum_over
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
-
-OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
-
-
-def place() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
-
-def sum_over(group) -> int:
-    """The sum of the world ranks of a group's members."""
-    total = torch.tensor([dist.get_rank()])
-    dist.all_reduce(total, group=group)
-    return int(total)
-
-
-def raised(call) -> str:
-    """The text of the error a call raises, or an empty string."""
-    try:
-        call()
-    except (ValueError, TypeError, dist.DistError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def test_subgroups_of_one_size():

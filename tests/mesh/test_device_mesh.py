@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from group_cases import place
 
 import hpcdist as dist
 from hpcdist import DeviceMesh, init_device_mesh
@@ -13,10 +14,6 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.ranks
 
 four = pytest.mark.mpi(min_size=4)
-
-
-def place() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
 
 
 def ranks_in(group) -> list[int]:

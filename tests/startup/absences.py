@@ -34,6 +34,19 @@ def start(limit: timedelta = LIMIT) -> None:
         raise
 
 
+def start_again() -> int:
+    """Try it up to three times; return how many ranks are there then."""
+    for _ in range(3):
+        try:
+            start()
+            break
+        except dist.DistTimeoutError:
+            continue
+    total = np.ones(1)
+    dist.all_reduce(total)
+    return int(total[0])
+
+
 def absent(rank: int) -> None:
     """One never comes."""
     if rank == 1:
@@ -69,15 +82,8 @@ def again(rank: int) -> None:
     dist.destroy_process_group()
     if rank == 1:
         time.sleep(4.5)
-    for _ in range(3):
-        try:
-            start()
-            break
-        except dist.DistTimeoutError:
-            continue
-    total = np.ones(1)
-    dist.all_reduce(total)
-    say(f"up with {int(total[0])}")
+    total = start_again()
+    say(f"up with {total}")
     dist.destroy_process_group()
 
 
@@ -87,15 +93,8 @@ def mpi_is_up(rank: int) -> None:
 
     if rank == 1:
         time.sleep(4.5)
-    for _ in range(3):
-        try:
-            start()
-            break
-        except dist.DistTimeoutError:
-            continue
-    total = np.ones(1)
-    dist.all_reduce(total)
-    say(f"up with {int(total[0])} of {MPI.COMM_WORLD.size}")
+    total = start_again()
+    say(f"up with {total} of {MPI.COMM_WORLD.size}")
     dist.destroy_process_group()
 
 

@@ -105,15 +105,6 @@ def test_without_a_default_group():
     parallel_assert(gone)
 
 
-@pytest.fixture
-def no_world():
-    """Without the default group during the test; it is made again afterwards."""
-    dist.destroy_process_group()
-    yield
-    if not dist.is_initialized():
-        dist.init_process_group(timeout=SHORT)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

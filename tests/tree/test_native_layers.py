@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 
 import pytest
 from c_sources import circles, sources, uses_between
@@ -100,6 +102,46 @@ def test_functions_are_short(folder):
         if lines > LONGEST_FUNCTION
     }
     assert long == {}, "split them"
+
+
+def cython_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Each function's first line, and how many lines it has behind signature and docstring."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if not re.match(r" *(cdef|cpdef|def)\b(?! class)[^=#]*\(", line):
+            continue
+        depth = 0
+        for end in range(number, len(lines)):
+            depth += lines[end].count("(") - lines[end].count(")")
+            if depth == 0:
+                break
+        if not re.search(r":\s*(#.*)?$", lines[end]):
+            continue  # a declaration
+        deeper = re.compile(rf" {{{len(line) - len(line.lstrip()) + 1}}}|\s*$")
+        body = "\n".join(itertools.takewhile(deeper.match, lines[end + 1 :])).rstrip()
+        yield line.strip(), len(re.sub(r'\A\s*""".*?"""\n?', "", body, flags=re.S).splitlines())
+
+
+def test_cython_functions_are_short():
+    found = {
+        f"{path.name}: {name}": lines
+        for path in sorted(PYX.rglob("*"))
+        if path.suffix in (".pyx", ".pxi")
+        for name, lines in cython_functions(path.read_text())
+    }
+    assert len(found) > 300
+    long = {name: lines for name, lines in found.items() if lines > LONGEST_FUNCTION}
+    assert long == {}, "split them"
+
+
+def test_lines_of_a_cython_function_are_counted():
+    text = (
+        "cdef int one(\n    int a, int b\n) except -1:\n"
+        '    """Two\n    lines."""\n    if a:\n\n        return b\n    return a\n\n\n'
+        "cdef int two(int a)\n"
+        "cdef class C:\n    def three(self):\n        return self.f(1)\n    cdef int n\n"
+    )
+    assert [lines for _, lines in cython_functions(text)] == [4, 1]
 
 
 def test_files_are_short():
