@@ -108,9 +108,23 @@ def _known(ours: ProcessGroup) -> BridgeGroup | None:
 def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
     bridge = BridgeGroup(ours, release)
     if options is not None:
-        bridge.meet_elsewhere(options.store, options.timeout, list(ours._ranks))
+        bridge.meet_elsewhere(_meeting_place(ours, options), options.timeout, list(ours._ranks))
     _bridges[ours.name] = bridge
     return bridge
+
+
+def _meeting_place(ours: ProcessGroup, options: Any) -> Any:
+    """Return the store over which the members make backends of torch's own.
+
+    That which torch passes for a group carries torch's name of the group. torch 2.15 counts a group
+    made with ``use_local_synchronization`` on its members alone, and names later groups by that
+    count, so their members would wait for each other under different names. hpcdist's name of a
+    group is the same on all of them.
+    """
+    if ours is _group.member(None):
+        return options.store
+    whole = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"hpcdist/{ours.name}", whole)
 
 
 def _destroy(ours: ProcessGroup) -> None:

@@ -36,7 +36,8 @@ def test_stock_torch_runs_over_mpi(np: int, backend: str) -> None:
     assert ended.code == 0 or gloos, ended.text
     said = ended.text.splitlines()
     assert [line for line in said if line in CHECKS] == CHECKS, ended.text
-    assert ("both sides" in said) == ("methods" in said) == (backend == "hpcdist")
+    for more in ("both sides", "methods", "other backends"):
+        assert (more in said) == (backend == "hpcdist")
     assert sum("is done" in line for line in said) == np
 
 
