@@ -19,7 +19,7 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_wheel,
 )
 
-from hpcdist_build import mpicc
+from hpcdist_build import mpicc, toolchain
 from hpcdist_build.target import requested_extra
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
 
 def get_requires_for_build_wheel(config_settings: Mapping[str, object] | None = None) -> list[str]:
     """What a wheel needs beyond pyproject's list: an MPI wheel if no mpicc is found."""
+    toolchain.require()
     return _setuptools.get_requires_for_build_wheel(config_settings) + mpi_requirement()
 
 
@@ -43,6 +44,7 @@ def get_requires_for_build_editable(
     config_settings: Mapping[str, object] | None = None,
 ) -> list[str]:
     """What an editable install needs beyond pyproject's list: as for a wheel."""
+    toolchain.require()
     return _setuptools.get_requires_for_build_editable(config_settings) + mpi_requirement()
 
 

