@@ -183,6 +183,24 @@ register(
 )
 register(
     Option(
+        "take_over",
+        "str",
+        "",
+        "Backends of torch.distributed that hpcdist serves in programs that do not know it: gloo, "
+        "mpi or gloo,mpi. torch reads it at its import. Give it to all ranks.",
+    )
+)
+register(
+    Option(
+        "exported",
+        "str",
+        "",
+        "Not for users: which of RANK, LOCAL_RANK, MASTER_ADDR and the like hpcdist has set, and a "
+        "job inside this one may replace.",
+    )
+)
+register(
+    Option(
         "check_transport",
         "choice",
         "auto",

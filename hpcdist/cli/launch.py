@@ -4,7 +4,9 @@
     python -m hpcdist launch -n 8 --hosts node1,node2 -m my.module
 
 The command line that is run is printed first; it may be used as it is. Each rank gets its share of
-the cores, and each line of output its rank in front. The exit status is the launcher's.
+the cores, and each line of output its rank in front. The exit status is the launcher's. The program
+finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT in its
+environment, as under torchrun.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands
+from hpcdist.launchers import commands, rank, variables
+from hpcdist.startup.variables import free_port
 
 __all__ = ["add_arguments", "run"]
 
@@ -65,18 +69,36 @@ def run(options: argparse.Namespace) -> int:
         print(f"hpcdist launch: {error}", file=sys.stderr)
         return 1
     program = [sys.executable, *(["-m"] if options.module else []), options.program]
+    env = _environment(starter, options.hosts)
     command = starter.command(
         options.n,
-        [*program, *options.arguments],
+        [*_shim(starter), *program, *options.arguments],
         options.hosts,
         bind=not options.no_bind,
         label=not options.no_label,
+        environ=env,
     )
     print(f"+ {shlex.join(command)}", file=sys.stderr, flush=True)
     if options.dry_run:
         return 0
     # Not a child: signals, Ctrl-C among them, and the exit status are the launcher's own.
-    os.execv(command[0], command)
+    os.execve(command[0], command, env)
+
+
+def _environment(starter: commands.Starter, hosts: Sequence[str]) -> dict[str, str]:
+    """The environment with MASTER_ADDR and MASTER_PORT; srun's first node is not known yet."""
+    env = dict(os.environ)
+    place = {"MASTER_PORT": str(free_port())}
+    if not isinstance(starter, commands.Srun):
+        place["MASTER_ADDR"] = hosts[0] if hosts else "127.0.0.1"
+    variables.export(place, env)
+    return env
+
+
+def _shim(starter: commands.Starter) -> list[str]:
+    """The program that sets RANK and the like on each rank, and becomes the user's."""
+    blocks = [] if isinstance(starter, commands.Srun) else ["--blocks"]
+    return [sys.executable, "-IS", rank.__file__, *blocks]
 
 
 def _positive(text: str) -> int:

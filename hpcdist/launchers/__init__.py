@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from . import variables
 from .base import Environ, Launch, Launcher, mpi_family
 from .flux import Flux
 from .generic import Environment, Pmi, Pmix
@@ -20,7 +21,7 @@ from .pals import Pals
 from .slurm import Slurm, SlurmPmi2, SlurmPmix
 from .torchrun import Torchrun
 
-__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family", "starts_mpi"]
+__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family", "starts_mpi", "variables"]
 
 #: The innermost launcher first. SlurmPmi2 and SlurmPmix come before the bare PMI interfaces, whose
 #: variables they share; plain srun after those, because an mpirun inside sbatch inherits its

@@ -23,7 +23,9 @@ __all__ = ["Hydra", "OpenMpi", "Srun", "Starter", "beside_python", "cores", "fin
 
 _FAMILY = {"openmpi": "Open MPI", "mpich": "MPICH"}
 #: Environment variables that ranks on other hosts need; Open MPI sends only what it is told to.
-_SENT = re.compile(r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|(HPCDIST|OMP|TORCH|NCCL|UCX)_.*")
+_SENT = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|(HPCDIST|MASTER|OMP|TORCH|NCCL|UCX)_.*"
+)
 
 
 @dataclass(frozen=True)

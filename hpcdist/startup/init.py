@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hpcdist import config, debug_level, log
+from hpcdist import _engine, config, debug_level, log
 from hpcdist.backends import cuda, mpi, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
@@ -18,7 +18,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
 from hpcdist.groups.queries import get_default_backend_for_device, is_backend_available
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.startup import attendance, checks, steps
+from hpcdist.startup import attendance, checks, steps, variables
 from hpcdist.startup.rendezvous import rendezvous
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
@@ -285,6 +285,9 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
     except (ValueError, DistError):
         comm.free()
         raise
+    ours = next((each for each in backends.values() if isinstance(each, _engine.Comm)), None)
+    if ours is not None and not request.own_world:
+        variables.export_place(ours, "init_process_group")
     wanted = repr(request.config)
     pg = ProcessGroup(backends, range(comm.size), request.name, "default_pg", request.kind, wanted)
     log.set_rank(comm.rank, comm.size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import socket
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from hpcdist import _engine, config
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
-from hpcdist.startup import attendance, steps
+from hpcdist.startup import attendance, steps, variables
 from hpcdist.store import TCPStore
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME
@@ -112,6 +114,7 @@ def meet(
             text = key + f"{host}:{store.port}".encode()
             place[: len(text)] = np.frombuffer(text, np.uint8)
         comm.broadcast(place, 0, api="hpcdist.torch mpi://")
+        variables.export_place(comm, "hpcdist.torch mpi://")
     finally:
         comm.free()
     if store is None:
@@ -119,7 +122,27 @@ def meet(
         key = received[:_KEY]
         host, port = received[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
         store = TCPStore(host, int(port), size, False, limit, wait_for_workers=False, auth_key=key)
+    if rank == 0 and _served_by_gloo():
+        warnings.warn(
+            "mpi:// was given and no backend was named, so torch takes gloo for CPU tensors: pass "
+            f"{NAME!r} as the backend, or 'gloo' to silence this warning",
+            stacklevel=2,
+        )
     yield to_torch(store), rank, size
+
+
+def _served_by_gloo() -> bool:
+    """Whether torch.distributed.init_process_group is running without a backend, and takes gloo."""
+    frame = inspect.currentframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "init_process_group"
+        and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+    ):
+        frame = frame.f_back
+    if frame is None or frame.f_locals.get("backend") != dist.Backend.UNDEFINED:
+        return False
+    served = dist.distributed_c10d.BackendConfig(dist.Backend(dist.Backend.UNDEFINED))
+    return dist.Backend.GLOO in served.get_device_backend_map().values()
 
 
 def _refuse(size: int) -> None:

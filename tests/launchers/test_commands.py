@@ -10,7 +10,7 @@ import pytest
 
 from hpcdist import DistBackendError
 from hpcdist.cli import launch
-from hpcdist.launchers import commands
+from hpcdist.launchers import commands, rank
 from hpcdist.launchers.commands import Hydra, OpenMpi, Srun
 
 pytestmark = pytest.mark.local
@@ -167,7 +167,9 @@ def test_launch_only_says_what_it_would_run(programs, capsys):
     assert run_launch("-n", "2", "--no-bind", "--dry-run", __file__, "--epochs", "3") == 0
     said = capsys.readouterr().err
     assert said.startswith(f"+ {path} -bind-to none ")
-    assert said.endswith(f"-prepend-rank -n 2 {sys.executable} {__file__} --epochs 3\n")
+    shim = f"{sys.executable} -IS {rank.__file__} --blocks"
+    assert said.endswith(f"-prepend-rank -n 2 {shim} {sys.executable} {__file__} --epochs 3\n")
+    assert "MASTER_PORT" not in os.environ
     assert run_launch("-n", "2", "--no-label", "--dry-run", "-m", "a.b", "-x") == 0
     said = capsys.readouterr().err
     assert "prepend" not in said and said.endswith("-m a.b -x\n")

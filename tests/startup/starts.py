@@ -54,6 +54,38 @@ def hpcdist_alone() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
+PLACE = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+def place(when: str) -> None:
+    """Say what torchrun's variables are."""
+    say(f"{when}: " + " ".join(os.environ.get(name, "-") for name in PLACE))
+
+
+def variables(method: str = "") -> None:
+    """As a script for torchrun has them, before and after the start."""
+    place("before")
+    import hpcdist as dist
+
+    dist.init_process_group(init_method=method or None)
+    work()
+    place("after")
+
+
+def variables_of_spawn() -> None:
+    import hpcdist as dist
+
+    dist.spawn(_with_variables, nprocs=2)
+
+
+def _with_variables(rank: int) -> None:
+    assert os.environ["RANK"] == str(rank)
+    variables()
+
+
 def without_destroy_twice() -> None:
     """Groups made again after destroy, the last one left to the exit."""
     import hpcdist as dist
@@ -289,6 +321,8 @@ PROGRAMS = {
         missing,
         spawning,
         sleeping,
+        variables,
+        variables_of_spawn,
         wrong_by_hand,
     )
 }

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hpcdist import launchers
 from hpcdist.errors import DistNetworkError
+from hpcdist.launchers.variables import EXPORTED
 
 from . import tcp
 from .tcp import DEFAULT_TIMEOUT
@@ -27,11 +28,12 @@ def handler(
 ) -> Iterator[tuple[Any, int, int]]:
     """Yield the store at MASTER_ADDR and MASTER_PORT.
 
-    Under an MPI launcher the variables may be missing, because torch's MPI backend needs none: then
-    rank and size are the launcher's, and there is no store.
+    Under an MPI launcher the variables may be missing, because torch's MPI backend needs none, or
+    hpcdist may have set them: then rank and size are the launcher's, and there is no store.
     """
     query = dict(parse_qsl(urlsplit(url).query))
-    if launchers.starts_mpi() and not _set("MASTER_ADDR"):
+    ours = _set(EXPORTED).split(",")
+    if launchers.starts_mpi() and ("MASTER_ADDR" in ours or not _set("MASTER_ADDR")):
         launch = launchers.detect()
         rank = _place(query, "rank", "RANK", -1 if launch is None else launch.rank)
         size = _place(query, "world_size", "WORLD_SIZE", -1 if launch is None else launch.size)

@@ -17,7 +17,8 @@ from typing import Any
 
 from hpcdist import _engine, launchers
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands
+from hpcdist.launchers import commands, variables
+from hpcdist.startup.variables import free_port
 
 from . import child
 from .context import ProcessContext
@@ -31,9 +32,7 @@ _PROGRAM = (
 )
 #: Prefixes of the variables that an outer launcher sets for its processes.
 _OUTER = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "TORCHELASTIC_", "MASTER_", "HYDI_")
-_OUTER_NAMES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
-)
+_OUTER_NAMES = frozenset({*variables.PLACE, variables.EXPORTED, "GROUP_RANK", "ROLE_RANK"})
 
 
 def spawn(
@@ -140,6 +139,7 @@ def _write(folder: Path, fn: Callable[..., Any], args: Sequence[Any]) -> None:
 def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> ProcessContext:
     program = [sys.executable, "-c", _PROGRAM, str(folder)]
     env = {name: value for name, value in os.environ.items() if not _is_outer(name)}
+    variables.export({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, env)
     if starter is not None:
         if isinstance(starter, commands.Srun):
             env["SLURM_NNODES"] = "1"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdist import launchers
+from hpcdist.launchers import variables
 from hpcdist.startup import steps
 
 __all__ = ["importing", "main"]
@@ -54,6 +55,7 @@ def _with_launcher() -> int:
     launch = launchers.detect()
     if launch is None or launch.rank is None:
         raise RuntimeError("the launcher did not say which rank this process is")
+    variables.export(variables.of_launch(launch, os.environ), os.environ)
     return launch.rank
 
 
@@ -63,6 +65,8 @@ def _without_launcher(folder: Path) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)
+    place = launchers.Launch("hpcdist.spawn", rank, size, rank, size, 1)
+    variables.export(variables.of_launch(place, os.environ), os.environ)
     steps.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size

@@ -5,10 +5,13 @@ imports hpcdist when one of them is used. So ``import torch`` costs nothing more
 needs none. setup.py installs it beside hpcdist, as ``hpcdist_torch_plugin``: importing any part of
 hpcdist loads libmpi. With ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torch leaves it out;
 ``import hpcdist.torch`` does the same.
+
+With the variable HPCDIST_TAKE_OVER, torch's own backends become hpcdist's: ``take_over.py``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +32,10 @@ def register() -> None:
         )
     if "mpi" not in _rendezvous_handlers:
         dist.register_rendezvous_handler("mpi", _meet)
+    if os.environ.get("HPCDIST_TAKE_OVER"):
+        from . import take_over
+
+        take_over.install(take_over.names())
 
 
 def _create(options: Any, pg_options: Any = None) -> Any:
