@@ -23,13 +23,19 @@ from hpcdist.codec import CodecError, allow_pickle, register_object_type  # noqa
 from hpcdist.collectives.all_to_all import all_to_all, all_to_all_single  # noqa: E402
 from hpcdist.collectives.barrier import barrier  # noqa: E402
 from hpcdist.collectives.broadcast import broadcast  # noqa: E402
-from hpcdist.collectives.deprecated import reduce_op  # noqa: E402
+from hpcdist.collectives.coalescing import (  # noqa: E402, F401
+    _coalescing_manager,
+    _CoalescingManager,
+)
+from hpcdist.collectives.deprecated import _make_nccl_premul_sum, reduce_op  # noqa: E402, F401
 from hpcdist.collectives.gather import (  # noqa: E402
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
     all_gather_single,
     gather,
+    gather_into_tensor,
+    gather_single,
 )
 from hpcdist.collectives.monitored_barrier import monitored_barrier  # noqa: E402
 from hpcdist.collectives.objects import (  # noqa: E402
@@ -57,6 +63,7 @@ from hpcdist.debug import (  # noqa: E402
     set_debug_level,
     set_debug_level_from_env,
 )
+from hpcdist.debug.profiling import record_comm  # noqa: E402
 from hpcdist.debug.versions import show_versions  # noqa: E402
 from hpcdist.errors import (  # noqa: E402
     DistBackendError,
@@ -68,10 +75,22 @@ from hpcdist.errors import (  # noqa: E402
     QueueEmptyError,
     RankFailedError,
 )
+from hpcdist.groups.c10d import (  # noqa: E402
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from hpcdist.groups.new_group import new_group  # noqa: E402
 from hpcdist.groups.queries import (  # noqa: E402
     get_backend,
     get_backend_config,
+    get_backend_impl,
     get_default_backend_for_device,
     get_node_local_rank,
     get_pg_count,
@@ -88,6 +107,7 @@ from hpcdist.groups.queries import (  # noqa: E402
 from hpcdist.groups.shrink import shrink_group  # noqa: E402
 from hpcdist.groups.state import (  # noqa: E402
     GroupMember,
+    GroupName,
     ProcessGroup,
     get_global_rank,
     get_group_rank,
@@ -101,6 +121,7 @@ from hpcdist.groups.subgroups import (  # noqa: E402
     new_subgroups_by_enumeration,
     split_group,
 )
+from hpcdist.groups.timeouts import set_timeout  # noqa: E402
 from hpcdist.mesh.device_mesh import DeviceMesh  # noqa: E402
 from hpcdist.mesh.init import init_device_mesh  # noqa: E402
 from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402
@@ -111,11 +132,23 @@ from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # 
 
 if TYPE_CHECKING:
     from hpcdist.data import DistributedSampler
-    from hpcdist.parallel import DistributedDataParallel, GradBucket
+    from hpcdist.parallel import (
+        BuiltinCommHookType,
+        DistributedDataParallel,
+        GradBucket,
+        Logger,
+        Reducer,  # noqa: F401
+    )
 
 __all__ = [
+    "AllToAllOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
     "Backend",
     "BackendConfig",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "BuiltinCommHookType",
     "CodecError",
     "DebugLevel",
     "DeviceMesh",
@@ -127,10 +160,13 @@ __all__ = [
     "DistTimeoutError",
     "DistributedDataParallel",
     "DistributedSampler",
-    "GradBucket",
     "FileStore",
+    "GatherOptions",
+    "GradBucket",
     "GroupMember",
+    "GroupName",
     "HashStore",
+    "Logger",
     "MPIOptions",
     "NCCLOptions",
     "P2POp",
@@ -139,6 +175,9 @@ __all__ = [
     "QueueEmptyError",
     "RankFailedError",
     "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
     "Store",
     "TCPStore",
     "Work",
@@ -153,15 +192,18 @@ __all__ = [
     "all_to_all_single",
     "allow_pickle",
     "barrier",
-    "breakpoint",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
     "gather",
+    "gather_into_tensor",
     "gather_object",
+    "gather_single",
     "get_backend",
     "get_backend_config",
+    "get_backend_impl",
     "get_debug_level",
     "get_default_backend_for_device",
     "get_global_rank",
@@ -189,6 +231,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "record_comm",
     "recv",
     "recv_object_list",
     "reduce",
@@ -205,6 +248,7 @@ __all__ = [
     "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
+    "set_timeout",
     "show_versions",
     "shrink_group",
     "spawn",
@@ -217,16 +261,21 @@ _NEEDS_TORCH = {
     "DistributedDataParallel": "hpcdist.parallel",
     "DistributedSampler": "hpcdist.data",
     "GradBucket": "hpcdist.parallel",
+    "BuiltinCommHookType": "hpcdist.parallel",
+    "Logger": "hpcdist.parallel",
+    "Reducer": "hpcdist.parallel",
 }
 
+# Hidden from type checkers: to them a module with __getattr__ has every name.
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        if name in _NEEDS_TORCH:
+            from importlib import import_module
 
-        value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
-        return value
-    raise AttributeError(f"module 'hpcdist' has no attribute {name!r}")
+            value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
+            return value
+        raise AttributeError(f"module 'hpcdist' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdist._ops import ReduceOp
 
-__all__ = ["reduce_op"]
+__all__ = ["_make_nccl_premul_sum", "reduce_op"]
 
 
 class _ReduceOpAlias:
@@ -26,3 +26,8 @@ class _ReduceOpAlias:
 
 #: Deprecated alias of :class:`hpcdist.ReduceOp`.
 reduce_op = _ReduceOpAlias()
+
+
+def _make_nccl_premul_sum(factor: Any) -> ReduceOp:
+    """Return the reduction that multiplies every rank's values by a factor: PREMUL_SUM(factor)."""
+    return ReduceOp.PREMUL_SUM(factor)

@@ -15,6 +15,8 @@ __all__ = [
     "all_gather_into_tensor",
     "all_gather_single",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
 ]
 
 
@@ -193,3 +195,58 @@ def gather(
         dst = 0
     root = pg._root("gather", tensor, dst, group_dst, "dst")
     return pg._gather(tensor, gather_list, root, async_op)
+
+
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Collect equal tensors of all ranks in one tensor, on one rank.
+
+    All ranks of the group must call it. ``gather_into_tensor`` is another name for it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or numpy.ndarray
+        What this rank sends, the same size on all ranks.
+    gather_tensor : torch.Tensor or numpy.ndarray, optional
+        On the destination: contiguous, as many elements as `tensor` times the group's size, rank
+        0's first. Its shape may be the concatenation or the stack. None elsewhere.
+    dst : int, optional
+        Destination, as a rank of the world. Without `dst` and `group_dst`, rank 0 of the world.
+    group : ProcessGroup, optional
+        None means the default group.
+    async_op : bool
+        Return at once; the tensors must not be touched until the handle is done.
+    group_dst : int, optional
+        Destination, as a rank of the group; give at most one of the two.
+
+    Returns
+    -------
+    Work or None
+        A handle if `async_op` is true. None otherwise, and outside the group, with a warning there.
+
+    Raises
+    ------
+    ValueError
+        If `gather_tensor` is missing on the destination, is given elsewhere, is not contiguous or
+        of the wrong size; if the destination is not in the group.
+    TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.gather_single`` (``gather_into_tensor``) of torch 2.14.
+    """
+    pg = _resolve(group)
+    if dst is None and group_dst is None:
+        dst = 0
+    root = pg._root("gather_single", tensor, dst, group_dst, "dst")
+    return pg._gather_single(tensor, gather_tensor, root, async_op)
+
+
+gather_into_tensor = gather_single

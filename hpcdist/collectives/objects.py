@@ -39,6 +39,7 @@ def broadcast_object_list(
     group: Any = None,
     device: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     pickle: bool | None = None,
 ) -> None:
@@ -58,6 +59,8 @@ def broadcast_object_list(
         Accepted for compatibility with torch; objects always travel through host memory.
     group_src : int, optional
         Rank of the source in `group`, instead of `src`.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry (give the same on all ranks).
         None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -78,6 +81,7 @@ def broadcast_object_list(
     """
     api = "broadcast_object_list"
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report(api, 3)
@@ -107,7 +111,12 @@ def broadcast_object_list(
 
 
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Any = None, *, pickle: bool | None = None
+    object_list: list[Any],
+    obj: Any,
+    group: Any = None,
+    weights_only: bool = False,
+    *,
+    pickle: bool | None = None,
 ) -> None:
     """Collect one object of every rank on every rank.
 
@@ -122,6 +131,8 @@ def all_gather_object(
         This rank's object; they may differ between ranks.
     group : ProcessGroup, optional
         None means the default group.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry (give the same on all ranks).
         None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -141,6 +152,7 @@ def all_gather_object(
     """
     api = "all_gather_object"
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report(api, 3)
@@ -166,6 +178,7 @@ def gather_object(
     dst: int | None = None,
     group: Any = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
     *,
     pickle: bool | None = None,
 ) -> None:
@@ -186,6 +199,8 @@ def gather_object(
         None means the default group.
     group_dst : int, optional
         Rank of the destination in `group`, instead of `dst`.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry (give the same on all ranks).
         None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -206,6 +221,7 @@ def gather_object(
     """
     api = "gather_object"
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report(api, 3)
@@ -232,6 +248,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Any = None,
     group_src: int | None = None,
+    weights_only: bool = False,
     *,
     pickle: bool | None = None,
 ) -> None:
@@ -251,6 +268,8 @@ def scatter_object_list(
         None means the default group.
     group_src : int, optional
         Rank of the source in `group`, instead of `src`.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry (give the same on all ranks).
         None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -272,6 +291,7 @@ def scatter_object_list(
     """
     api = "scatter_object_list"
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report(api, 3)

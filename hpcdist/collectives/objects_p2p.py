@@ -35,6 +35,7 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     pickle: bool | None = None,
 ) -> None:
@@ -56,6 +57,8 @@ def send_object_list(
         Rank of the receiver in `group`, instead of `dst`.
     use_batch : bool
         Accepted for compatibility with torch; it changes nothing here.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether pickle may be used for what the codec does not carry; the receiver must allow it
         too. None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say.
@@ -70,6 +73,7 @@ def send_object_list(
     Outside the group it warns and does nothing. Source: ``torch.distributed.send_object_list``.
     """
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report("send_object_list", 3)
@@ -91,6 +95,7 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
     *,
     pickle: bool | None = None,
 ) -> int:
@@ -110,6 +115,8 @@ def recv_object_list(
         Rank of the sender in `group`, instead of `src`.
     use_batch : bool
         Accepted for compatibility with torch; it changes nothing here.
+    weights_only : bool
+        Refuse pickle in this call, also where it is allowed.
     pickle : bool, optional
         Whether a pickle may be loaded. None: as :class:`hpcdist.allow_pickle` and
         ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
@@ -134,6 +141,7 @@ def recv_object_list(
     """
     api = "recv_object_list"
     pg = _resolve(group)
+    pickle = False if weights_only else pickle
     comm = pg._comm
     if comm.rank < 0:
         comm.report(api, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -67,6 +68,28 @@ def reals_or_raise(
     return work
 
 
+def _stacked(tensor: Any, whole: Any, size: int) -> list[Any]:
+    """Return the parts of one tensor, for `size` tensors of the shape of `tensor`."""
+    for name, each in (("tensor", tensor), ("gather_tensor", whole)):
+        if not hasattr(each, "reshape"):
+            raise TypeError(
+                f"{name} must be a torch.Tensor or a numpy.ndarray, not {type(each).__name__}"
+            )
+    shape = tuple(tensor.shape)
+    wanted = size * math.prod(shape)
+    if math.prod(whole.shape) != wanted:
+        raise ValueError(
+            f"gather_tensor has {math.prod(whole.shape)} elements, and {size} ranks send "
+            f"{math.prod(shape)} each: it must have {wanted}"
+        )
+    contiguous = (
+        whole.flags.c_contiguous if isinstance(whole, np.ndarray) else whole.is_contiguous()
+    )
+    if not contiguous:
+        raise ValueError("gather_tensor must be contiguous: pass a new tensor and copy from it")
+    return list(whole.reshape(size, *shape))
+
+
 class Collectives:
     """The part of :class:`hpcdist.ProcessGroup` that moves data among all its ranks.
 
@@ -101,6 +124,22 @@ class Collectives:
         """Gather; only the root may have a list."""
         here = self._listed("gather", tensor, gather_list, root, "destination")
         return self._comm.gather(tensor, gather_list if here else None, root, async_op)
+
+    def _gather_single(self, tensor: Any, whole: Any, root: int, async_op: bool) -> Work | None:
+        """Gather into one tensor; only the root may have one."""
+        comm = self._comm
+        try:
+            if (whole is not None) is not (comm.rank == root):
+                where = "must be given" if whole is None else "must be None"
+                raise ValueError(
+                    f"gather_tensor {where} on rank {comm.rank} of the group {self._name!r}, whose "
+                    f"destination is rank {root}"
+                )
+            parts = None if whole is None else _stacked(tensor, whole, comm.size)
+        except Exception as error:
+            agreeing(comm, tensor).refuse(error, api="gather_single")
+            raise
+        return comm.gather(tensor, parts, root, async_op, api="gather_single")
 
     def _scatter(self, tensor: Any, scatter_list: Any, root: int, async_op: bool) -> Work | None:
         """Scatter; only the root may have a list."""
@@ -185,6 +224,16 @@ class Collectives:
         root = self._root("gather", tensor, None, group_dst, "dst")
         return self._gather(tensor, gather_list, root, async_op)
 
+    def gather_single(
+        self, tensor: Any, gather_tensor: Any = None, group_dst: int = 0, async_op: bool = False
+    ) -> Work | None:
+        """Collect equal tensors of all ranks in one tensor on one rank.
+
+        All ranks of the group must call it. See :func:`hpcdist.gather_single`.
+        """
+        root = self._root("gather_single", tensor, None, group_dst, "dst")
+        return self._gather_single(tensor, gather_tensor, root, async_op)
+
     def scatter(
         self, tensor: Any, scatter_list: Any = None, group_src: int = 0, async_op: bool = False
     ) -> Work | None:
@@ -246,4 +295,5 @@ class Collectives:
         return self._comm.barrier(async_op)
 
     all_gather_single = all_gather_into_tensor
+    gather_into_tensor = gather_single
     reduce_scatter_single = reduce_scatter_tensor

@@ -8,6 +8,8 @@ from typing import Any
 
 from hpcdist._engine import Work
 from hpcdist.backends import dispatch
+from hpcdist.groups.c10d import LowLevel
+from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.methods import Collectives
 
 __all__ = ["ProcessGroup"]
@@ -21,7 +23,7 @@ def short(ranks: tuple[int, ...]) -> str:
     return f"[{first}, ... {last}] ({len(ranks)} ranks)"
 
 
-class ProcessGroup(Collectives):
+class ProcessGroup(Collectives, LowLevel, WithHooks):
     """Some ranks of the world that communicate with each other.
 
     Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
@@ -124,7 +126,24 @@ class ProcessGroup(Collectives):
     def timeout(self, value: timedelta) -> None:
         if not isinstance(value, timedelta):
             raise TypeError(f"timeout must be a datetime.timedelta, not {type(value).__name__}")
+        if value <= timedelta(0):
+            raise ValueError(f"timeout must be positive, not {value}")
         self._comm.timeout = value.total_seconds()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set :attr:`timeout`. See :func:`hpcdist.set_timeout`."""
+        self.timeout = timeout
+
+    def get_backend(self, device: Any) -> Any:
+        """Return the backend that serves a device. See :func:`hpcdist.get_backend_impl`."""
+        kind = str(device).partition(":")[0]
+        try:
+            return self._backends[kind]
+        except KeyError:
+            served = ", ".join(self._backends) or "nothing: it was destroyed"
+            raise ValueError(
+                f"no backend of the group {self._name!r} serves {kind!r}; it serves {served}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self._name!r} backend={self._backend} ranks={short(self._ranks)}>"

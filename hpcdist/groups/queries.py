@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "get_backend",
     "get_backend_config",
+    "get_backend_impl",
     "get_default_backend_for_device",
     "get_node_local_rank",
     "get_pg_count",
@@ -306,6 +307,51 @@ def get_backend_config(group: ProcessGroup | None = None) -> str:
     Local to this process. Source: ``torch.distributed.get_backend_config``.
     """
     return _group.member(group)._config
+
+
+def get_backend_impl(
+    group: str | ProcessGroup | None = None, device: torch.device | str | None = None
+) -> Any:
+    """Return the object that moves a group's data.
+
+    Parameters
+    ----------
+    group : ProcessGroup or str, optional
+        A group this process is in, or its name; None means the default group.
+    device : torch.device or str, optional
+        The device whose tensors it moves; may be omitted if one backend serves all devices.
+
+    Returns
+    -------
+    object
+        A :class:`~hpcdist.backends.base.GroupBackend`; of MPI's, the native communicator. What
+        it offers beside that interface can change with any version.
+
+    Raises
+    ------
+    ValueError
+        If there is no such group, no backend serves the device, or several could be meant.
+
+    Notes
+    -----
+    Local to this process. Source: ``torch.distributed.get_backend_impl`` of torch 2.15.
+    """
+    if isinstance(group, str):
+        found = [each for each in _group.world.groups if each._name == group]
+        if not found:
+            known = ", ".join(repr(each._name) for each in _group.world.groups)
+            raise ValueError(f"this process is in no group named {group!r}; its groups: {known}")
+        group = found[0]
+    pg = _group.member(group)
+    if device is not None:
+        return pg.get_backend(device)
+    backends = list(dict.fromkeys(pg._backends.values()))
+    if len(backends) > 1:
+        raise ValueError(
+            f"the group {pg._name!r} has a backend for each of {', '.join(pg._backends)}: name the "
+            "device"
+        )
+    return backends[0]
 
 
 def get_pg_count() -> int:

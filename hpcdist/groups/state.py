@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NewType
 
 from hpcdist import log
 from hpcdist.errors import DistError
@@ -18,6 +18,7 @@ from hpcdist.groups.world import NOT_INITIALIZED, OUTSIDE, Absent, NonMember, wo
 
 __all__ = [
     "GroupMember",
+    "GroupName",
     "ProcessGroup",
     "get_global_rank",
     "get_group_rank",
@@ -26,6 +27,9 @@ __all__ = [
     "get_world_size",
     "is_initialized",
 ]
+
+#: The type of :attr:`hpcdist.ProcessGroup.group_name`, to type checkers.
+GroupName = NewType("GroupName", str)
 
 #: The most seconds that the destruction of a group waits for its outstanding operations.
 DRAIN = 30.0

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcdist.groups.process_group import ProcessGroup
+if TYPE_CHECKING:
+    from hpcdist.groups.process_group import ProcessGroup
 
 __all__ = ["NOT_INITIALIZED", "OUTSIDE", "Absent", "NonMember", "world"]
 
@@ -81,6 +82,9 @@ class NonMember(int):
 
     def _gather(self, *args: Any) -> None:
         self._comm.report("gather", 4)
+
+    def _gather_single(self, *args: Any) -> None:
+        self._comm.report("gather_single", 4)
 
     def _scatter(self, *args: Any) -> None:
         self._comm.report("scatter", 4)

@@ -10,11 +10,10 @@ from hpcdist.groups.new_group import part_of_world
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
 from hpcdist.mesh.grid import Grid
+from hpcdist.mesh.overrides import Override, override, overrides
 from hpcdist.startup.init import init_process_group
 
-__all__ = ["DeviceMesh", "Override"]
-
-Override = tuple[Any, Any]
+__all__ = ["DeviceMesh"]
 
 
 class DeviceMesh(Grid):
@@ -34,6 +33,8 @@ class DeviceMesh(Grid):
         A name for each dimension; needed for slicing and flattening.
     backend_override : sequence, optional
         Per dimension, a pair (backend, pg_options) for its groups; None means the default.
+    preserve_rank_order : bool
+        Accepted for compatibility with torch: the order in the mesh always numbers a group's ranks.
 
     Raises
     ------
@@ -56,15 +57,16 @@ class DeviceMesh(Grid):
         *,
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Sequence[Override] | None = None,
+        preserve_rank_order: bool = False,
     ) -> None:
         shape, ranks = _layout.grid(mesh)
         names = _layout.dimension_names(mesh_dim_names, shape)
         super().__init__(device_type, ranks, _layout.axes_of(shape), names)
         self._start(None)
-        overrides = tuple(backend_override or ((None, None),) * len(shape))
-        if len(overrides) != len(shape):
+        pairs = tuple(backend_override or ((None, None),) * len(shape))
+        if len(pairs) != len(shape):
             raise ValueError(
-                f"backend_override has {len(overrides)} entries for {len(shape)} dimensions"
+                f"backend_override has {len(pairs)} entries for {len(shape)} dimensions"
             )
         if not _group.is_initialized():
             init_process_group()
@@ -75,7 +77,7 @@ class DeviceMesh(Grid):
                 f"{list(shape)} with {len(ranks)} ranks up to {max(ranks)}"
             )
         self._groups: list[Any] = [
-            self._make_group(place, override) for place, override in enumerate(overrides)
+            self._make_group(place, pair) for place, pair in enumerate(pairs)
         ]
 
     def _start(self, root: DeviceMesh | None) -> None:
@@ -84,16 +86,16 @@ class DeviceMesh(Grid):
         self._flattened: dict[str, DeviceMesh] = {}
         self._groups = []
 
-    def _make_group(self, place: int, override: Override = (None, None)) -> Any:
+    def _make_group(self, place: int, pair: Override = (None, None)) -> Any:
         """Make this rank's group along one axis; None outside the mesh."""
         own = _group.get_rank()
         members = _layout.part_of(own, (self._axes[place],), self._rank_map)
         if members is None:
             return None
         everyone = tuple(range(_group.get_world_size()))
-        if members == everyone and override == (None, None):
+        if members == everyone and pair == (None, None):
             return _group._get_default_group()
-        backend, options = override
+        backend, options = pair
         return part_of_world(
             members,
             None,
@@ -205,7 +207,7 @@ class DeviceMesh(Grid):
         mesh._groups = [pg for _, pg in found]
         return mesh
 
-    def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+    def flatten(self, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
         """Join all dimensions into one, and make its group.
 
         All ranks of the world must call it, on the same mesh.
@@ -215,6 +217,8 @@ class DeviceMesh(Grid):
         mesh_dim_name : str, optional
             Name of the new dimension; None means the names joined by ``_``. The root mesh can be
             sliced by that name afterwards.
+        backend_override : str, object or tuple, optional
+            The backend of the new group, its ``pg_options``, or a pair of both.
 
         Returns
         -------
@@ -240,11 +244,59 @@ class DeviceMesh(Grid):
         if name in root._flattened or name in (root._names or ()):
             raise ValueError(f"the root mesh has a dimension {name!r} already; choose another name")
         mesh = self._derive(root, (axis,), (name,))
-        mesh._groups = [mesh._make_group(0)]
+        mesh._groups = [mesh._make_group(0, override(backend_override))]
         root._flattened[name] = mesh
         return mesh
 
     _flatten = flatten
+
+    def _unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: dict[int | str, Any] | None = None,
+    ) -> DeviceMesh:
+        """Divide one dimension into several, and make their groups; the others keep theirs.
+
+        All ranks of the world must call it, on the same mesh. Source:
+        ``torch.distributed.device_mesh.DeviceMesh._unflatten``.
+        """
+        place = self._place(dim)
+        names = _layout.dimension_names(mesh_dim_names, tuple(mesh_sizes))
+        if names is None or self._names is None:
+            raise ValueError("the mesh and the new dimensions need names")
+        axes = _layout.split(self._axes[place], tuple(mesh_sizes))
+        pairs = overrides(backend_override, len(axes), names)
+        every = (*self._names[:place], *names, *self._names[place + 1 :])
+        _layout.dimension_names(every, tuple(0 for _ in every))
+        mesh = self._derive(self, (*self._axes[:place], *axes, *self._axes[place + 1 :]), every)
+        mesh._root = mesh
+        made = [mesh._make_group(place + i, pair) for i, pair in enumerate(pairs)]
+        mesh._groups = [*self._groups[:place], *made, *self._groups[place + 1 :]]
+        return mesh
+
+    @staticmethod
+    def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
+        """Put the dimensions of several slices of one mesh into one mesh; local.
+
+        Source: ``torch.distributed.device_mesh.DeviceMesh._concatenate``.
+        """
+        meshes = list(device_mesh_list)
+        if not meshes:
+            raise ValueError("_concatenate needs at least one mesh")
+        if any(each._rank_map != meshes[0]._rank_map for each in meshes):
+            raise ValueError("the meshes are not slices of one mesh: their ranks differ")
+        if any(each._names is None for each in meshes):
+            raise ValueError("meshes without mesh_dim_names cannot be concatenated")
+        axes = tuple(axis for each in meshes for axis in each._axes)
+        if not _layout.distinct(axes):
+            raise ValueError("the dimensions of the meshes overlap")
+        names = tuple(name for each in meshes for name in each._names or ())
+        _layout.dimension_names(names, tuple(0 for _ in names))
+        mesh = DeviceMesh._derive(meshes[0], axes, names)
+        mesh._groups = [pg for each in meshes for pg in each._groups]
+        return mesh
 
     @staticmethod
     def from_group(

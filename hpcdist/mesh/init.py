@@ -7,8 +7,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.mesh.device_mesh import DeviceMesh, Override
+from hpcdist.mesh.device_mesh import DeviceMesh
 from hpcdist.mesh.layout import dimension_names
+from hpcdist.mesh.overrides import overrides
 
 __all__ = ["init_device_mesh"]
 
@@ -58,28 +59,8 @@ def init_device_mesh(
     if not shape or min(shape) < 1:
         raise ValueError(f"mesh_shape must be a tuple of positive numbers, not {mesh_shape!r}")
     names = dimension_names(mesh_dim_names, shape)
-    overrides = _overrides(dict(backend_override or {}), len(shape), names)
+    pairs = overrides(backend_override, len(shape), names)
     ranks: Any = list(range(math.prod(shape)))
     for size in reversed(shape[1:]):
         ranks = [ranks[start : start + size] for start in range(0, len(ranks), size)]
-    return DeviceMesh(device_type, ranks, mesh_dim_names=names, backend_override=overrides)
-
-
-def _overrides(
-    given: dict[int | str, Any], ndim: int, names: tuple[str, ...] | None
-) -> tuple[Override, ...]:
-    """Return a pair (backend, pg_options) per dimension."""
-    pairs: list[Override] = []
-    for place in range(ndim):
-        keys = [key for key in (place, names[place] if names else None) if key in given]
-        if len(keys) > 1:
-            raise ValueError(f"backend_override names dimension {place} by number and by name")
-        value = given.pop(keys[0]) if keys else (None, None)
-        if isinstance(value, str):
-            value = (value, None)
-        elif not isinstance(value, tuple):
-            value = (None, value)
-        pairs.append(value)
-    if given:
-        raise ValueError(f"backend_override names dimensions that are not there: {list(given)}")
-    return tuple(pairs)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names, backend_override=pairs)

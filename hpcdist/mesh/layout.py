@@ -22,6 +22,7 @@ __all__ = [
     "grid",
     "part_of",
     "parts",
+    "split",
     "unravel",
 ]
 
@@ -41,6 +42,19 @@ def axes_of(shape: Sequence[int]) -> Axes:
 def flattened(axes: Axes) -> Axis:
     """Join several axes into one that runs through all their places, the last one fastest."""
     return tuple(sum(offsets) for offsets in itertools.product(*axes))
+
+
+def split(axis: Axis, sizes: Sequence[int]) -> Axes:
+    """Divide one axis into several that join to it again, the last one fastest."""
+    if not sizes or min(sizes) < 1 or math.prod(sizes) != len(axis):
+        raise ValueError(f"the sizes {list(sizes)} do not divide a dimension of {len(axis)} ranks")
+    found = tuple(tuple(axis[place] for place in part) for part in axes_of(sizes))
+    if flattened(found) != axis:
+        raise ValueError(
+            f"the dimension of {len(axis)} ranks was flattened from others, which the sizes "
+            f"{list(sizes)} do not follow"
+        )
+    return found
 
 
 def distinct(axes: Axes) -> bool:

@@ -39,6 +39,8 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any = None,
     device_id: torch.device | int | str | None = None,
+    *,
+    enable_reconfigure: bool = False,
 ) -> None:
     """Make the default group, of all processes of the job.
 
@@ -81,9 +83,13 @@ def init_process_group(
     device_id : torch.device, int or str, optional
         Device this process uses; an int is the index of a CUDA device. Over NCCL the communicator
         is then created now, and not at the first operation; either all ranks give one, or none.
+    enable_reconfigure : bool
+        Must be False: hpcdist's groups cannot be reconfigured yet.
 
     Raises
     ------
+    NotImplementedError
+        If `enable_reconfigure` is true.
     ValueError
         If the default group exists already, or the arguments contradict each other or MPI, or the
         URL is incomplete.
@@ -110,6 +116,11 @@ def init_process_group(
         raise ValueError(
             "the default process group exists already: call hpcdist.destroy_process_group() before "
             "another init_process_group()"
+        )
+    if enable_reconfigure:
+        raise NotImplementedError(
+            "enable_reconfigure=True: hpcdist's groups cannot be reconfigured yet; after the death "
+            "of a rank use hpcdist.shrink_group where the MPI supports it, or restart the job"
         )
     log.configure(debug_level.log_level())
     request = _resolve(

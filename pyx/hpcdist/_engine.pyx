@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF

@@ -129,6 +129,59 @@ def test_gather_defaults_and_group_ranks(rng):
     check.done()
 
 
+@SYNC
+def test_gather_single(rng, async_op):
+    check, (rank, size) = Check(), here()
+    for i, dtype in enumerate(MOVED):
+        root = i % size
+        for n in SIZES:
+            parts = [draw(rng, dtype, n) for _ in range(size)]
+            out = poison(dtype, n * size) if rank == root else None
+            finish(dist.gather_single(parts[rank], out, root, async_op=async_op), async_op)
+            if out is not None:
+                check.equal(out, torch.cat(parts), f"to {root} {dtype} n={n}")
+    parts = [draw(rng, torch.int32, (2, 3)) for _ in range(size)]
+    for shape in [(2 * size, 3), (size, 2, 3), (6 * size,)]:
+        out = poison(torch.int32, shape) if rank == size - 1 else None
+        work = dist.gather_into_tensor(parts[rank], out, group_dst=size - 1, async_op=async_op)
+        finish(work, async_op)
+        if out is not None:
+            check.equal(out, torch.cat(parts).reshape(shape), f"shape {shape}")
+    whole = np.zeros((size, 2)) if rank == 0 else None
+    dist.group.WORLD.gather_single(np.full(2, float(rank)), whole)
+    if whole is not None:
+        check.equal(whole, np.repeat(np.arange(size, dtype=float), 2).reshape(size, 2), "numpy")
+    check.done()
+
+
+def test_gather_single_wrong_arguments():
+    """All ranks learn of it, whichever rank is wrong."""
+    rank, size = here()
+    t = torch.zeros(3)
+
+    def on_root(tensor):
+        return tensor if rank == 0 else None
+
+    cases = [
+        (f"must have {3 * size}", on_root(torch.zeros(3 * size + 1))),
+        ("contiguous", on_root(torch.zeros(3, 2 * size)[:, ::2])),
+        ("must be given", None),
+        ("numpy.ndarray, not str", on_root("x")),
+    ]
+    if size > 1:
+        cases.append(("must be None", torch.zeros(3 * size)))
+    for text, whole in cases:
+        raised = None
+        try:
+            dist.gather_single(t, whole)
+        except (ValueError, TypeError, dist.DistMismatchError) as error:
+            raised = error
+        parallel_assert(raised is not None and (text in str(raised)), f"{text}: {raised!r}")
+    out = on_root(torch.zeros(3 * size))
+    dist.gather_single(t + 1, out)
+    parallel_assert(out is None or bool(out.all()))
+
+
 def test_numpy(rng):
     check, (rank, size) = Check(), here()
     parts = [rng.standard_normal((2, 3)) for _ in range(size)]

@@ -244,6 +244,38 @@ def test_pickle_by_choice(monkeypatch):
         dist.all_gather_object([None] * size, Unknown(), pickle=False)
 
 
+def test_weights_only_refuses_pickle():
+    """In each of the seven, also where it is allowed; what the codec carries passes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    last = size - 1
+    mine = [None] * size if rank == last else None
+
+    def calls(item, **how):
+        inputs = [item] * size if rank == 0 else None
+        yield lambda: dist.broadcast_object_list([item], weights_only=True, **how)
+        yield lambda: dist.all_gather_object([None] * size, item, None, True, **how)
+        yield lambda: dist.gather_object(item, mine, last, weights_only=True, **how)
+        yield lambda: dist.scatter_object_list([None], inputs, weights_only=True, **how)
+
+    for call in calls({"step": 3, "loss": 0.5}):
+        call()
+    with dist.allow_pickle():
+        for how in ({}, {"pickle": True}):
+            for call in calls(Unknown(), **how):
+                with parallel_raises(TypeError, match="does not carry"):
+                    call()
+        if size > 1:
+            outcome = "sent"
+            try:
+                if rank == 0:
+                    dist.send_object_list([Unknown()], 1)
+                elif rank == 1:
+                    dist.recv_object_list([None], 0, weights_only=True)
+            except dist.CodecError as error:
+                outcome = str(error)
+            parallel_assert((rank == 1) == ("nothing in it ran" in outcome), outcome)
+
+
 def test_a_type_registered_on_the_sender_only():
     rank, size = here()
     if rank == 0:

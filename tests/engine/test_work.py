@@ -204,6 +204,25 @@ def test_error_in_the_future():
     parallel_assert(tensor.item() == size)
 
 
+def test_future_of_the_outcome_and_timeout():
+    from torch._C._distributed_c10d import WorkResult
+
+    size = here()[1]
+    pg = dist.new_group()
+    good = dist.all_reduce(torch.ones(3), group=pg, async_op=True)
+    parallel_assert(good.get_future_result().wait() == WorkResult.SUCCESS)
+    parallel_assert(good.timeout == pg.timeout)
+    pg.set_timeout(timedelta(seconds=0.4))
+    parallel_assert(good.timeout != pg.timeout)
+    found = None
+    if size > 1 and pg.rank() == 0:
+        late = dist.all_reduce(torch.ones(3), group=pg, async_op=True)
+        found = late.timeout, late.get_future_result().wait()
+    expected = timedelta(seconds=0.4), WorkResult.TIMEOUT
+    parallel_assert(found == (expected if size > 1 and pg.rank() == 0 else None), f"{found}")
+    dist.destroy_process_group(pg)
+
+
 def test_order_of_waits_is_free(rng):
     check, (rank, size) = Check(), here()
     tensors = [torch.full((100,), float(rank + i)) for i in range(30)]

@@ -355,3 +355,30 @@ def test_roots_and_lists_are_checked():
         text = raised(lambda call=call: call(t, None if rank == 0 else full))
         hint = "must be given on the" if rank == 0 else "rank only"
         parallel_assert(name in text and hint in text, text)
+
+
+def test_set_timeout():
+    group = dist.new_group()
+    dist.set_timeout(timedelta(seconds=5), group)
+    parallel_assert(group.timeout == timedelta(seconds=5))
+    before = dist.group.WORLD.timeout
+    dist.set_timeout(timedelta(seconds=77))
+    parallel_assert(dist.group.WORLD.timeout == timedelta(seconds=77))
+    dist.group.WORLD.set_timeout(before)
+    for error, value in ((TypeError, 5), (ValueError, timedelta(0)), (ValueError, -timedelta(1))):
+        with parallel_raises(error):
+            dist.set_timeout(value, group)
+    dist.destroy_process_group(group)
+    with parallel_raises(ValueError, match="destroyed"):
+        dist.set_timeout(before, group)
+
+
+def test_get_backend_impl():
+    world = dist.group.WORLD
+    parallel_assert(dist.GroupName(world.group_name) == world.name)
+    parallel_assert(dist.get_backend_impl() is world._comm is dist.get_backend_impl(world.name))
+    parallel_assert(world.get_backend("cpu") is dist.get_backend_impl(device=torch.device("cpu")))
+    with parallel_raises(ValueError, match="in no group named 'x'"):
+        dist.get_backend_impl("x")
+    with parallel_raises(ValueError, match="serves 'meta'"):
+        dist.get_backend_impl(device="meta")

@@ -129,6 +129,49 @@ def test_flatten():
         mesh["dp", "dp_tp"]
 
 
+@four
+def test_unflatten_and_concatenate():
+    rank, size = place()
+    half = size // 2
+    line = DeviceMesh(
+        "cpu", list(range(2 * half)), mesh_dim_names=("all",), preserve_rank_order=True
+    )
+    grid = line._unflatten(0, (2, half), ("dp", "tp"))
+    same = init_device_mesh("cpu", (2, half), mesh_dim_names=("dp", "tp"))
+    both = DeviceMesh._concatenate([grid["tp"], grid["dp"]])
+    again = grid._unflatten("tp", (half, 1), ("x", "y"), {"y": "mpi"})
+    wrong = []
+    if grid.get_coordinate() is not None:
+        facts = {
+            "like the grid": grid == same and grid.get_coordinate() == same.get_coordinate(),
+            "columns": ranks_in(grid.get_group("dp")) == ranks_in(same.get_group("dp")),
+            "rows": ranks_in(grid.get_group("tp")) == ranks_in(same.get_group("tp")),
+            "concatenated": both.mesh_dim_names == ("tp", "dp") and both.shape == (half, 2),
+            "its groups": both.get_group("dp") is grid.get_group("dp"),
+            "its ranks": both.mesh.tolist() == same["tp", "dp"].mesh.tolist(),
+            "names": again.mesh_dim_names == ("dp", "x", "y"),
+            "kept": again.get_group("dp") is grid.get_group("dp"),
+            "alone": again.get_group("y").size() == 1,
+            "row": ranks_in(again.get_group("x")) == ranks_in(grid.get_group("tp")),
+        }
+        wrong = [name for name, right in facts.items() if not right]
+    parallel_assert(not wrong, f"{wrong}")
+    turned = same["tp", "dp"].flatten("turned")
+    checks = [
+        ("do not divide", lambda: line._unflatten(0, (2, half + 1), ("a", "b"))),
+        ("different names", lambda: line._unflatten(0, (2, half), ("a", "a"))),
+        ("different names", lambda: grid._unflatten("tp", (half, 1), ("dp", "b"))),
+        ("overlap", lambda: DeviceMesh._concatenate([grid["dp"], grid["dp"]])),
+        ("at least one", lambda: DeviceMesh._concatenate([])),
+        ("ranks differ", lambda: DeviceMesh._concatenate([grid["dp"], DeviceMesh("cpu", [0])])),
+    ]
+    if half == 3:
+        checks.append(("do not follow", lambda: turned._unflatten(0, (2, 3), ("a", "b"))))
+    for text, call in checks:
+        with parallel_raises(ValueError, match=text):
+            call()
+
+
 def test_order_of_the_mesh_is_the_order_of_its_groups():
     """Coordinates and group ranks are one number, however the mesh is permuted."""
     rank, size = place()

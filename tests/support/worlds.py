@@ -30,7 +30,7 @@ def outcome(**arguments) -> str:
     """Initialize, and say what came of it: the error's text or an empty string."""
     try:
         dist.init_process_group(timeout=SHORT, **arguments)
-    except (ValueError, TypeError, dist.DistError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -93,7 +93,7 @@ def _wrapped(hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, interleaved: b
 
 
 def hook_with_zero_step(
-    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = True
+    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Let an optimizer's steps follow a hook when backward is over, bucket by bucket.
 
@@ -137,7 +137,7 @@ def hook_with_zero_step(
 
 
 def hook_with_zero_step_interleaved(
-    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = True
+    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Let an optimizer's steps follow a hook while backward goes on.
 

@@ -99,6 +99,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     forward_sync_buffers : bool, optional
         Copy rank 0's buffers (running means and the like) to all ranks at the start of each
         forward that follows a forward which averages gradients. Default: True.
+    lazy_bucket_allocation : bool
+        Ignored: buckets keep their memory from construction on, where MPI has it registered.
 
     Raises
     ------
@@ -142,6 +144,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
     ) -> None:
         torch.nn.Module.__init__(self)
         Uneven.__init__(self)
@@ -171,6 +174,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
         self.skip_all_reduce_unused_params = bool(skip_all_reduce_unused_params)
         self.batched_grad_copy = bool(batched_grad_copy)
+        self.lazy_bucket_allocation = bool(lazy_bucket_allocation)
         self.static_graph = bool(static_graph)
         self.mixed_precision = mixed_precision
         self.bucket_bytes_cap = max(self._caps)

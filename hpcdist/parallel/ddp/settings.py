@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcdist.errors import DistError
+from hpcdist.parallel.comm_hooks.builtin import BuiltinCommHookType, builtin
 from hpcdist.parallel.ddp.buffers import BufferCommHookLocation
+from hpcdist.parallel.ddp.logger import Logger
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 if TYPE_CHECKING:
@@ -75,6 +77,10 @@ class Settings:
         reducer.set_hook(state, hook)
         self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
 
+    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
+        """Register one of torch's two built-in hooks; see :meth:`register_comm_hook`."""
+        self.register_comm_hook(None, builtin(comm_hook_type))
+
     def _register_buffer_comm_hook(
         self,
         state: Any,
@@ -137,6 +143,49 @@ class Settings:
             params_and_buffers_to_ignore
         )
 
+    # -- the end of backward, by hand ------------------------------------------------------------
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether the caller ends each averaging backward pass with :meth:`finalize_backward`.
+
+        Off by default. All ranks must set it, between a finished pass and the next forward. The
+        averages then travel on while the caller does something else after ``backward()``, and
+        ``parameter.grad`` has them after :meth:`finalize_backward` only.
+
+        Notes
+        -----
+        Source: the property of this name of ``torch.nn.parallel.DistributedDataParallel`` (2.15).
+        """
+        return self.reducer is not None and self.reducer.manual
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        self._the_reducer("require_manual_backward_finalization").set_manual(bool(required))
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether ``backward()`` must have returned before :meth:`finalize_backward`.
+
+        The same as :attr:`require_manual_backward_finalization`: hpcdist's buckets are complete at
+        the end of backward, so a hook in backward is too early for it.
+        """
+        return self.require_manual_backward_finalization
+
+    def finalize_backward(self) -> None:
+        """Wait for the averages of the last backward pass, and write them to ``parameter.grad``.
+
+        All ranks must call it once after each ``backward()`` outside :meth:`no_sync`.
+
+        Raises
+        ------
+        RuntimeError
+            If :attr:`require_manual_backward_finalization` is off, or no pass waits for it.
+        DistError
+            If the averages could not be computed.
+        """
+        self._the_reducer("finalize_backward").finalize()
+
     # -- figures -------------------------------------------------------------------------------
 
     @property
@@ -146,6 +195,11 @@ class Settings:
         What backward did not hide; reading it is local.
         """
         return self._stats.wait_seconds
+
+    @property
+    def logger(self) -> Logger:
+        """The figures as an object."""
+        return Logger(self._the_reducer("logger"))
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Figures under the names of torch's DDP logging data; times in nanoseconds. Local."""

@@ -129,6 +129,8 @@ class Reducer:
         self._may_rebuild = not find_unused
         self._rebuild = False
 
+        self.manual = False  # the caller ends a pass with `finalize`
+        self._held = False  # a pass waits for that
         self._accumulates = False
         on_gradient = self._on_gradient  # one object for all parameters
         # Keep only the numbers of torch's handles: a handle can take more memory than a gradient.
@@ -172,6 +174,12 @@ class Reducer:
         self.transfer.set_hook(state, hook)
         self._pipeline.join()
 
+    def set_manual(self, manual: bool) -> None:
+        """Let the caller end each pass with :meth:`finalize`, or the end of backward itself."""
+        if self._running or self._held:
+            raise RuntimeError(texts.held("require_manual_backward_finalization is set"))
+        self.manual = manual
+
     # -- called by forward --------------------------------------------------------------------
 
     def check(self) -> None:
@@ -184,7 +192,11 @@ class Reducer:
         ------
         DistError
             If reducing gradients failed earlier, on this rank or on a peer.
+        RuntimeError
+            If a pass waits for :meth:`finalize`.
         """
+        if self._held:
+            raise RuntimeError(texts.held("the next forward"))
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
         error = self._failure.error
@@ -232,6 +244,8 @@ class Reducer:
 
     def _arm(self, _gradient: Any = None) -> None:
         """Record the current backward pass, and register the callback for its end."""
+        if self._held:
+            raise RuntimeError(texts.held("the next backward"))
         task = _current_graph_task()
         # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
         if self._task is None or (not self._running and self._task != task):
@@ -262,6 +276,8 @@ class Reducer:
 
     def _begin(self, index: int, parameter: torch.Tensor) -> bool:
         """Decide at the first gradient whether a pass averages."""
+        if self._held:
+            raise RuntimeError(texts.held("the next backward"))
         if self._task is None:
             if not self._expected:
                 if self._pipeline.tracks and parameter.grad is not None:
@@ -330,6 +346,21 @@ class Reducer:
             else:
                 self._abandon()
                 raise self._error(self._unfinished(missing))
+        if self.manual:
+            self._held, self._running, self._expected, self._task = True, False, False, None
+        else:
+            self._finish()
+
+    def finalize(self) -> None:
+        """End a pass whose end was left to the caller."""
+        if not self.manual:
+            raise RuntimeError("finalize_backward: require_manual_backward_finalization is off")
+        if not self._held:
+            raise RuntimeError(
+                "finalize_backward: no backward pass waits for it; call it once after each "
+                "backward() outside no_sync()"
+            )
+        self._held = False
         self._finish()
 
     def _end_recording(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["changed", "create_graph", "earlier_failure", "twice", "unused"]
+__all__ = ["changed", "create_graph", "earlier_failure", "held", "twice", "unused"]
 
 _MAX_NAMES = 50
 
@@ -84,3 +84,8 @@ def earlier_failure(rank: int, failure: BaseException) -> str:
         "may differ between ranks. To go on, wrap the module in a new "
         "DistributedDataParallel on all ranks, which copies rank 0's parameters to all."
     )
+
+
+def held(before: str) -> str:
+    """A backward pass that the caller has not ended yet."""
+    return f"finalize_backward() must be called after the last backward pass, before {before}"

@@ -47,7 +47,23 @@ cdef int64_t bytes_moved(hd_job* j):
     return max(given, got) * <int64_t> hd_itemsize(j.dtype)
 
 
+cdef object range_names = threading.local()   # .given: the name of this thread's ranges, or None
+
+
+def name_ranges(name):
+    """Gives this thread's next operations one name in torch.profiler; None gives them their own.
+
+    Returns the name given before.
+    """
+    before = getattr(range_names, "given", None)
+    range_names.given = name
+    return before
+
+
 cdef str range_name(hd_job* j, str more):
+    given = getattr(range_names, "given", None)
+    if given is not None:
+        return given
     # The numbers are in the name, because torch shows the arguments of a range nowhere.
     return f"hpcdist::{j.api.decode()} ({bytes_moved(j)} B, {j.comm.name.decode()}{more})"
 
@@ -86,7 +102,8 @@ class op_range:
 
     def __enter__(self):
         if profiled():
-            self._begun = begin_range(f"hpcdist::{self._api} ({self._group})")
+            given = getattr(range_names, "given", None)
+            self._begun = begin_range(given or f"hpcdist::{self._api} ({self._group})")
         return self
 
     def __exit__(self, *exc):

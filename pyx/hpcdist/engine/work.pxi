@@ -353,6 +353,32 @@ cdef class Work:
         self.complete_future()
         return self.future
 
+    def get_future_result(self):
+        """A future of how the operation ends.
+
+        Returns
+        -------
+        torch.futures.Future
+            Its value is a ``WorkResult`` of torch: SUCCESS, TIMEOUT or COMM_ERROR.
+        """
+        from torch._C._distributed_c10d import WorkResult
+
+        def judge(future):
+            try:
+                future.value()
+            except DistTimeoutError:
+                return WorkResult.TIMEOUT
+            except Exception:
+                return WorkResult.COMM_ERROR
+            return WorkResult.SUCCESS
+
+        return self.get_future().then(judge)
+
+    @property
+    def timeout(self):
+        """The time after which the operation fails if it has not ended, as it was when it began."""
+        return timedelta(seconds=self.j.timeout if self.j != NULL else self.comm.c.timeout)
+
     def __repr__(self):
         if self.j == NULL:
             return "<hpcdist.Work, complete>"

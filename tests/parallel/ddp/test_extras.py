@@ -290,3 +290,83 @@ def test_what_is_logged(
     text = caplog.text
     parallel_assert(("constructed: module_name=Net" in text) == (level != "OFF"))
     parallel_assert(("iteration 0: forward_compute_time=" in text) == (level == "DETAIL"), text)
+
+
+# --- the end of backward, by hand ----------------------------------------------------------------
+
+
+def apart(one: nn.Module, other: nn.Module) -> float:
+    """The largest difference between two models' gradients."""
+    pairs = zip(grads(one), grads(other), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_finalize_backward_by_hand(as_view: bool) -> None:
+    model, reference = DDP(Net(), gradient_as_bucket_view=as_view), DDP(Net())
+    parallel_assert(not model.require_manual_backward_finalization)
+    parallel_assert(not model.should_finalize_after_backward)
+    with parallel_raises(RuntimeError, match="is off"):
+        model.finalize_backward()
+    model.require_manual_backward_finalization = True
+    parallel_assert(model.should_finalize_after_backward)
+    with parallel_raises(RuntimeError, match="no backward pass waits"):
+        model.finalize_backward()
+    optimizers = [sgd(each.parameters()) for each in (model, reference)]
+    for step, x in enumerate(data(4)):
+        for each, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            if step == 2:
+                with each.no_sync():
+                    loss(each, mine(x)).backward()
+            loss(each, mine(x)).backward()
+        model.finalize_backward()
+        parallel_assert(apart(model, reference) == 0)
+        for optimizer in optimizers:
+            optimizer.step()
+    model.require_manual_backward_finalization = False
+    for each in (model, reference):
+        loss(each, mine(x)).backward()
+    parallel_assert(apart(model, reference) == 0)
+
+
+def test_a_pass_that_was_not_finalized_is_no_secret() -> None:
+    model = DDP(Net())
+    model.require_manual_backward_finalization = True
+    x = mine(data(1)[0])
+    output = loss(model, x)
+    output.backward(retain_graph=True)
+    with parallel_raises(RuntimeError, match="before the next forward"):
+        model(x)
+    with parallel_raises(RuntimeError, match="before the next backward"):
+        output.backward()
+    with parallel_raises(RuntimeError, match="is set"):
+        model.require_manual_backward_finalization = False
+    model.finalize_backward()
+    with parallel_raises(RuntimeError, match="no backward pass waits"):
+        model.finalize_backward()
+    loss(model, x).backward()
+    model.finalize_backward()
+
+
+# --- torch's classes -----------------------------------------------------------------------------
+
+
+def test_builtin_hooks_and_logger() -> None:
+    x = mine(data(1)[0])
+    for kind in (*dist.BuiltinCommHookType, torch.distributed.BuiltinCommHookType.FP16_COMPRESS):
+        model, reference = DDP(Net()), DDP(Net())
+        model._register_builtin_comm_hook(kind)
+        for each in (model, reference):
+            loss(each, x).backward()
+        parallel_assert(apart(model, reference) < 1e-3)
+    with parallel_raises(TypeError, match="BuiltinCommHookType"):
+        DDP(Net())._register_builtin_comm_hook("allreduce")
+    parallel_assert(isinstance(model.reducer, dist.Reducer))
+    parallel_assert(isinstance(model.logger, dist.Logger))
+    logger = dist.Logger(model.reducer)
+    logger._set_comm_hook_name("mine")
+    logger.set_error_and_log("too bad")
+    found = model._get_ddp_logging_data()
+    parallel_assert(found["comm_hook"] == "mine" and "too bad" in found["error"], f"{found}")
+    parallel_assert(model.logger._get_ddp_logging_data() == found)

@@ -1,0 +1,335 @@
+"""Hooks of a group: functions that it calls before and after it begins an operation.
+
+A group with hooks has a :class:`Hooked` in the place of its communicator, so that one without hooks
+pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hpcdist.backends.dispatch import Dispatch, agreeing, combine
+from hpcdist.errors import DistBackendError
+from hpcdist.groups.world import world
+
+__all__ = ["Hooked", "PostHookArgs", "PreHookArgs", "WithHooks"]
+
+
+@dataclass(frozen=True)
+class PreHookArgs:
+    """An operation that is about to begin.
+
+    Attributes
+    ----------
+    name : str
+        Public name of the operation, such as ``"all_reduce"``.
+    async_op : bool
+        Whether the caller gets a handle.
+    input_tensors, output_tensors : list
+        What the operation reads and writes on this rank.
+    root : int
+        Rank in the group of the root or the peer; -1 for operations without one.
+    op_id : int
+        Number of the operation, the same in its :class:`PostHookArgs`.
+    """
+
+    name: str
+    async_op: bool
+    input_tensors: list[Any]
+    output_tensors: list[Any]
+    root: int
+    op_id: int
+
+
+@dataclass(frozen=True)
+class PostHookArgs:
+    """An operation that has begun, and, unless it is asynchronous, has ended.
+
+    Attributes
+    ----------
+    name : str
+        See :class:`PreHookArgs`.
+    async_op : bool
+        See :class:`PreHookArgs`.
+    work : Work or None
+        The handle, if the caller gets one.
+    op_id : int
+        See :class:`PreHookArgs`.
+    """
+
+    name: str
+    async_op: bool
+    work: Any
+    op_id: int
+
+
+class _Shape(NamedTuple):
+    """Places of an operation's arguments: what it reads, what it writes, the root, async_op."""
+
+    inputs: int | None
+    outputs: int | None
+    root: int | None
+    asynchronous: int | None
+
+
+_SHAPES = {
+    "all_reduce": _Shape(0, 0, None, 2),
+    "all_reduce_coalesced": _Shape(0, 0, None, 2),
+    "broadcast": _Shape(0, 0, 1, 2),
+    "reduce": _Shape(0, 0, 1, 3),
+    "all_gather": _Shape(1, 0, None, 2),
+    "all_gather_into_tensor": _Shape(1, 0, None, 2),
+    "all_gather_coalesced": _Shape(1, 0, None, 2),
+    "gather": _Shape(0, 1, 2, 3),
+    "scatter": _Shape(1, 0, 2, 3),
+    "reduce_scatter": _Shape(1, 0, None, 3),
+    "reduce_scatter_tensor": _Shape(1, 0, None, 3),
+    "all_to_all": _Shape(1, 0, None, 2),
+    "all_to_all_single": _Shape(1, 0, None, 4),
+    "barrier": _Shape(None, None, None, 0),
+    "isend": _Shape(0, None, 1, None),
+    "irecv": _Shape(None, 0, 1, None),
+    "send": _Shape(0, None, 1, None),
+    "recv": _Shape(None, 0, 1, None),
+}
+
+
+def _flat(given: Any) -> list[Any]:
+    """Return the tensors of an argument: one, a list, a list of lists, or None."""
+    if isinstance(given, (list, tuple)):
+        return [tensor for each in given for tensor in _flat(each)]
+    return [] if given is None else [given]
+
+
+@dataclass
+class Hooks:
+    """The hooks of one group, by the number under which each was registered."""
+
+    before: dict[int, Callable[[PreHookArgs], None]] = field(default_factory=dict)
+    after: dict[int, Callable[[PostHookArgs], None]] = field(default_factory=dict)
+    numbers: Any = field(default_factory=itertools.count)
+
+
+class Hooked(Dispatch):
+    """Calls hooks around each operation that it forwards.
+
+    Parameters
+    ----------
+    backends : dict
+        Device type to backend: those of the group.
+
+    Attributes
+    ----------
+    hooks : Hooks
+        What it calls.
+    """
+
+    def __init__(self, backends: dict[str, Any]) -> None:
+        super().__init__(backends)
+        self.hooks = Hooks()
+
+    def _announce(self, operation: str, args: Sequence[Any], about: dict[str, Any]) -> PreHookArgs:
+        """Call the hooks before an operation; the other ranks learn of an error in one."""
+        shape = _SHAPES[operation]
+
+        def given(place: int | None, default: Any = None) -> Any:
+            return args[place] if place is not None and place < len(args) else default
+
+        root = given(shape.root, -1)
+        seen = PreHookArgs(
+            about.get("api") or operation,
+            operation in ("isend", "irecv")
+            or bool(about.get("async_op", given(shape.asynchronous, False))),
+            _flat(given(shape.inputs)),
+            _flat(given(shape.outputs)),
+            -1 if root is None else root,
+            next(self.hooks.numbers),
+        )
+        try:
+            for hook in list(self.hooks.before.values()):
+                hook(seen)
+        except Exception as error:
+            if not operation.endswith(("send", "recv")):
+                agreeing(self, given(shape.inputs)).refuse(error, api=seen.name)
+            raise
+        return seen
+
+    def _report(self, seen: PreHookArgs, result: Any) -> None:
+        work = result if seen.async_op else None
+        for hook in list(self.hooks.after.values()):
+            hook(PostHookArgs(seen.name, seen.async_op, work, seen.op_id))
+
+    def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+        """Begin messages, with the hooks of each."""
+        seen = [
+            self._announce("isend" if sends else "irecv", (tensor, peer, tag), {})
+            for sends, tensor, peer, tag in operations
+        ]
+        works = super().batch_isend_irecv(operations)
+        for each, work in zip(seen, works, strict=True):
+            self._report(each, work)
+        return works
+
+    def barrier(self, *args: Any, **about: Any) -> Any:
+        """Wait until all ranks have called, with hooks."""
+        seen = self._announce("barrier", args, about)
+        result = self._host.barrier(*args, **about)
+        self._report(seen, result)
+        return result
+
+
+def _with_hooks(operation: str) -> Callable[..., Any]:
+    forward = getattr(Dispatch, operation)
+
+    def method(self: Hooked, *args: Any, **about: Any) -> Any:
+        seen = self._announce(operation, args, about)
+        result = forward(self, *args, **about)
+        self._report(seen, result)
+        return result
+
+    method.__name__ = operation
+    return method
+
+
+for _operation in _SHAPES:
+    if _operation != "barrier":
+        setattr(Hooked, _operation, _with_hooks(_operation))
+
+
+class WithHooks:
+    """The part of :class:`hpcdist.ProcessGroup` that registers hooks."""
+
+    __slots__ = ()
+
+    # of ProcessGroup
+    _backends: dict[str, Any]
+    _comm: Any
+    _name: str
+
+    supports_completion_hooks = False
+    supports_abort_hooks = False
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
+        """Call a function before each operation of this group begins on this rank.
+
+        Local; ranks may have different hooks. Operations that hpcdist makes itself count, such as
+        the all-reduces of DistributedDataParallel. An exception in a hook is also raised on the
+        other ranks.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_pre_hook`, not in use yet.
+        hook : callable
+            Takes a :class:`~hpcdist.groups.hooks.PreHookArgs`.
+
+        Raises
+        ------
+        ValueError
+            If a hook of this number is registered, or the group was destroyed.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.register_pre_hook`` of torch 2.15.
+        """
+        self._register("before", hook_id, hook)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
+        """Call a function after each operation of this group has begun on this rank.
+
+        Local; an operation that is not asynchronous has ended by then.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_post_hook`, not in use yet.
+        hook : callable
+            Takes a :class:`~hpcdist.groups.hooks.PostHookArgs`.
+
+        Notes
+        -----
+        Errors as in :meth:`register_pre_hook`. Source:
+        ``torch.distributed.ProcessGroup.register_post_hook`` of torch 2.15.
+        """
+        self._register("after", hook_id, hook)
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use raises ValueError.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_pre_hook`.
+        """
+        self._unregister("before", hook_id)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use raises ValueError.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_post_hook`.
+        """
+        self._unregister("after", hook_id)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Refuse: a job that cannot go on is ended by native code, which calls no Python.
+
+        Parameters
+        ----------
+        hook_id, hook : object
+            Not used.
+
+        Raises
+        ------
+        DistBackendError
+            Always.
+        """
+        raise DistBackendError(
+            f"the process group {self._name!r} has no abort hooks (supports_abort_hooks is False): "
+            "hpcdist ends a job from native code, which cannot run Python safely"
+        )
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Refuse: there is none, see :meth:`register_abort_hook`.
+
+        Parameters
+        ----------
+        hook_id : int
+            Not used.
+
+        Raises
+        ------
+        ValueError
+            Always.
+        """
+        raise ValueError(f"no abort hook {hook_id} is registered")
+
+    def _use(self, comm: Any) -> None:
+        """Let the group's operations go through another object."""
+        self._comm = comm
+        if world.pg is self:
+            world.comm = comm
+
+    def _register(self, kind: str, hook_id: int, hook: Any) -> None:
+        if not self._backends:
+            raise ValueError(f"the process group {self._name!r} has been destroyed")
+        if not callable(hook):
+            raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+        hooked = self._comm if isinstance(self._comm, Hooked) else Hooked(self._backends)
+        hooks = getattr(hooked.hooks, kind)
+        if hook_id in hooks:
+            raise ValueError(f"a hook {hook_id} is registered already: choose another number")
+        hooks[hook_id] = hook
+        self._use(hooked)
+
+    def _unregister(self, kind: str, hook_id: int) -> None:
+        hooks = self._comm.hooks if isinstance(self._comm, Hooked) else Hooks()
+        if getattr(hooks, kind).pop(hook_id, None) is None:
+            raise ValueError(f"no hook {hook_id} is registered with the group {self._name!r}")
+        if not hooks.before and not hooks.after:
+            self._use(combine(self._backends))

@@ -1,0 +1,95 @@
+"""The methods of torch's C++ layer: options in, a Work out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+
+def test_methods_of_torchs_cpp_layer():
+    pg, size = dist.group.WORLD, dist.get_world_size()
+    rank = pg.rank()
+    mean = dist.AllreduceOptions()
+    mean.reduceOp = dist.ReduceOp.AVG
+    mean.timeout = timedelta(seconds=50)
+    total = sum(range(size))
+    a, b, c, d = (torch.full((3,), float(rank)) for _ in range(4))
+    pg.allreduce([a]).wait()
+    pg.allreduce(b, dist.ReduceOp.MAX).wait()
+    pg.allreduce([c], mean).wait()
+    pg.allreduce_coalesced([d]).wait()
+    found = [t[0].item() for t in (a, b, c, d)]
+    parallel_assert(found == [total, size - 1, total / size, total], f"{found}")
+
+    own = torch.full((1,), float(rank))
+    for outputs, given in (([torch.zeros(1) for _ in range(size)], own),
+                           ([[torch.zeros(1) for _ in range(size)]], [own])):  # fmt: skip
+        pg.allgather(outputs, given).wait()
+        flat = outputs if given is own else outputs[0]
+        parallel_assert([t.item() for t in flat] == list(range(size)))
+    nested = [[torch.zeros(1)] for _ in range(size)]
+    pg.allgather_coalesced(nested, [own]).wait()
+    parallel_assert([one.item() for (one,) in nested] == list(range(size)))
+
+    outputs = [torch.zeros(1) for _ in range(size)]
+    pg.alltoall(outputs, [torch.full((1,), float(10 * rank + r)) for r in range(size)]).wait()
+    parallel_assert([t.item() for t in outputs] == [10 * r + rank for r in range(size)])
+    out = torch.zeros(size)
+    pg.alltoall_base(out, torch.arange(size) + 10.0 * rank, [], []).wait()
+    parallel_assert(out.tolist() == [10 * r + rank for r in range(size)])
+    with parallel_raises(ValueError, match="list of one"):
+        pg.allreduce([a, b])
+
+
+def test_options_have_torchs_attributes():
+    for name in (
+        "AllreduceOptions", "AllreduceCoalescedOptions", "AllToAllOptions", "BarrierOptions",
+        "BroadcastOptions", "GatherOptions", "ReduceOptions", "ReduceScatterOptions",
+        "ScatterOptions",
+    ):  # fmt: skip
+        ours, theirs = getattr(dist, name)(), getattr(torch.distributed, name)()
+        for attribute in (each for each in dir(theirs) if not each.startswith("_")):
+            if attribute == "reduceOp":
+                parallel_assert(ours.reduceOp is dist.ReduceOp.SUM)
+            else:
+                pair = getattr(ours, attribute), getattr(theirs, attribute)
+                parallel_assert(pair[0] == pair[1], f"{name}.{attribute}: {pair}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_timeout_of_one_call():
+    """It ends the operation, not the group."""
+    pg = dist.new_group()
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=0.3)
+    error = None
+    if pg.rank() == 0:
+        try:
+            pg.allreduce([torch.ones(1)], options).wait()
+        except dist.DistTimeoutError as raised:
+            error = raised
+    parallel_assert((error is not None) == (pg.rank() == 0))
+    parallel_assert(pg.timeout > timedelta(seconds=1))
+    dist.destroy_process_group(pg)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_receive_from_any_rank():
+    pg = dist.group.WORLD
+    got = torch.zeros(1)
+    if pg.rank() == 0:
+        for _ in range(pg.size() - 1):
+            work = pg.recv_anysource([got], 5)
+            work.wait()
+            parallel = got.item() == work.source_rank()
+            assert parallel
+    else:
+        dist.send(torch.tensor([float(pg.rank())]), 0, tag=5)
+    parallel_assert(True)
