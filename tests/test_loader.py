@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.machinery
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpcdist
-from hpcdist import _loader
+from hpcdist import _intel, _libmpi, _loader, _loader_texts
 from hpcdist.errors import DistBackendError
 
 pytestmark = pytest.mark.local
@@ -76,12 +77,12 @@ def test_libraries_in_a_process_map(paths, found):
     ],
 )
 def test_family_by_file_name(path, family):
-    assert _loader.family_of(path) == family
+    assert _libmpi.family_of(path) == family
 
 
 def test_one_library_is_loaded_here():
     (path,) = _loader.loaded_libraries()
-    assert _loader.family_of(path) == BUILT["mpi_family"]
+    assert _libmpi.family_of(path) == BUILT["mpi_family"]
     assert _loader.preload() == path == _loader.verify()
 
 
@@ -96,16 +97,16 @@ def prefix(tmp_path, monkeypatch):
     """An environment whose lib folder holds libmpi; the wheels' metadata is out of sight."""
 
     def no_distribution(name):
-        raise _loader.importlib.metadata.PackageNotFoundError(name)
+        raise _libmpi.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(_loader.importlib.metadata, "distribution", no_distribution)
+    monkeypatch.setattr(_libmpi.importlib.metadata, "distribution", no_distribution)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     return folder_with(tmp_path / "venv" / "lib")
 
 
 def test_a_wheel_build_looks_into_the_environment_first(prefix, tmp_path):
     module = folder_with(tmp_path / "module")
-    found = list(_loader.candidates(WHEEL_INFO, {"LD_LIBRARY_PATH": module}))
+    found = list(_libmpi.candidates(WHEEL_INFO, {"LD_LIBRARY_PATH": module}))
     assert found[0] == f"{prefix}/libmpi.so.40"
     # By its bare name the dynamic linker finds the module's.
     assert found[-1] == "libmpi.so.40"
@@ -114,7 +115,7 @@ def test_a_wheel_build_looks_into_the_environment_first(prefix, tmp_path):
 def test_a_site_build_follows_the_dynamic_linker(prefix, tmp_path):
     module, linked = folder_with(tmp_path / "module"), folder_with(tmp_path / "linked")
     info = {**SITE_INFO, "mpi_libdirs": ("/gone", linked)}
-    assert list(_loader.candidates(info, {"LD_LIBRARY_PATH": f":{module}"})) == [
+    assert list(_libmpi.candidates(info, {"LD_LIBRARY_PATH": f":{module}"})) == [
         f"{module}/libmpi.so.40",
         f"{linked}/libmpi.so.40",
         "libmpi.so.40",
@@ -126,8 +127,54 @@ def test_what_mpi4py_was_told_comes_first(prefix, tmp_path):
     told = folder_with(tmp_path / "told") + "/libmpi.so.40"
     other = folder_with(tmp_path / "other", "libmpi.so.12") + "/libmpi.so.12"
     env = {"MPI4PY_LIBMPI": f"{other}{os.pathsep}{told}"}
-    found = list(_loader.candidates(WHEEL_INFO, env))
+    found = list(_libmpi.candidates(WHEEL_INFO, env))
     assert found[0] == told and other not in found
+
+
+def test_of_intels_copies_the_one_that_mpi4py_loads_is_taken(prefix):
+    """The wheel has libmpi under four names; two of them in a process would be two MPIs."""
+    info = {**WHEEL_INFO, "mpi_family": "mpich", "mpi_soname": "libmpi.so.12"}
+    folder = Path(prefix)
+    (folder / "libmpi.so.12").write_bytes(bytes(8192))
+    (folder / "libmpi.so").write_bytes(b"INPUT(libmpi.so.12)\n")  # MPICH's: a linker script
+    assert list(_libmpi.candidates(info, {}))[0] == f"{prefix}/libmpi.so.12"
+    (folder / "libmpi.so").write_bytes(bytes(8192))
+    found = list(_libmpi.candidates(info, {}))
+    assert found[:2] == [f"{prefix}/libmpi.so", f"{prefix}/libmpi.so.12"]
+    (folder / "libmpi.so").unlink()
+    (folder / "libmpi.so").symlink_to("libmpi.so.12")
+    assert list(_libmpi.candidates(info, {}))[0] == f"{prefix}/libmpi.so.12"
+
+
+INTELS = "int I_MPI_Check_image_status(void) { return 0; }"
+
+
+@pytest.mark.parametrize("place", ["lib", "opt/mpi/libfabric/lib"])
+def test_intels_libfabric_is_loaded_and_finds_its_providers(tmp_path, monkeypatch, place):
+    """The wheels have no vars.sh: without it MPI_Init between nodes finds no provider."""
+    monkeypatch.delenv("FI_PROVIDER_PATH", raising=False)
+    monkeypatch.delenv("I_MPI_OFI_LIBRARY_INTERNAL", raising=False)
+    ours = str(fake_library(tmp_path / "lib", "libmpi_of_intel.so.12", INTELS))
+    fabric = str(fake_library(tmp_path / place, "libfabric.so.1"))
+    ctypes.CDLL(ours)
+    _intel.load_fabric(ours)
+    assert fabric in Path("/proc/self/maps").read_text()
+    with _intel.providers(ours):
+        assert os.environ["FI_PROVIDER_PATH"] == str(tmp_path / place)
+    assert "FI_PROVIDER_PATH" not in os.environ
+    monkeypatch.setenv("FI_PROVIDER_PATH", "/site")
+    with _intel.providers(ours):
+        assert os.environ["FI_PROVIDER_PATH"] == "/site"
+    monkeypatch.setenv("I_MPI_OFI_LIBRARY_INTERNAL", "0")
+    assert _intel.fabric_of(ours) is None
+
+
+def test_other_mpis_get_no_libfabric(tmp_path):
+    other = str(fake_library(tmp_path / "lib", "libmpi_of_others.so.12"))
+    fake_library(tmp_path / "lib", "libfabric.so.1")
+    ctypes.CDLL(other)
+    assert _intel.fabric_of(other) is None
+    assert _intel.fabric_of(f"{tmp_path}/nowhere/libmpi.so.12") is None
 
 
 def run(
@@ -162,11 +209,11 @@ def copy_package(folder: Path, info: dict | None = None, ours: bool = False) -> 
     return folder
 
 
-def fake_library(folder: Path, name: str) -> Path:
-    """Compile an empty shared library of a given file name."""
+def fake_library(folder: Path, name: str, code: str = "int hpcdist_test_nothing;") -> Path:
+    """Compile a shared library of a given file name, by default an empty one."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "empty.c"
-    source.write_text("int hpcdist_test_nothing;\n")
+    source = folder / "library.c"
+    source.write_text(f"{code}\n")
     command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name)]
     subprocess.run([*command, str(source)], check=True, timeout=60)
     return folder / name
@@ -221,9 +268,9 @@ def test_site_libmpi_not_found_names_the_module(tmp_path):
 def test_built_for_the_wheel_that_is_not_installed(monkeypatch):
     """`pip install .[mpich]` that built for Open MPI, because nothing said MPICH at build time."""
     monkeypatch.setattr(
-        _loader, "_installed", lambda family: "mpich 5.0.2" if family == "mpich" else None
+        _loader_texts, "_installed", lambda family: "mpich 5.0.2" if family == "mpich" else None
     )
-    text = _loader._not_found(WHEEL_INFO, [])
+    text = _loader_texts.not_found(WHEEL_INFO, ["openmpi"], [])
     assert "built for Open MPI 5.0.11, but its library libmpi.so.40 is not found" in text
     assert "has MPICH instead (package mpich 5.0.2)" in text
     assert f"To build hpcdist for it: {_loader.rebuild_command('mpich')}" in text
@@ -250,7 +297,7 @@ def test_mpi4py_with_another_mpi_is_named(tmp_path):
         f"import ctypes, sys, types; ctypes.CDLL({str(library)!r}); {stand_in}; import hpcdist"
     )
     assert done.returncode == 1
-    assert f"but mpi4py has loaded {_loader.NAMES[OTHER]}: {library}" in done.stderr
+    assert f"but mpi4py has loaded {_libmpi.NAMES[OTHER]}: {library}" in done.stderr
     assert "export MPI4PY_LIBMPI=" in done.stderr
 
 
@@ -292,14 +339,17 @@ def test_the_error_is_both_a_backend_and_an_import_error():
     assert issubclass(_loader.MPILibraryError, ImportError)
 
 
-def test_the_loader_needs_the_standard_library_only():
-    tree = ast.parse(Path(_loader.__file__).read_text())
+@pytest.mark.parametrize("module", [_loader, _libmpi, _loader_texts, _intel])
+def test_the_loader_needs_the_standard_library_only(module):
+    tree = ast.parse(Path(module.__file__).read_text())
     modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "hpcdist":
+            modules |= {f"hpcdist.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            modules.add(
-                node.module if node.module.startswith("hpcdist") else node.module.partition(".")[0]
-            )
-    assert modules - sys.stdlib_module_names == {"hpcdist.errors", "hpcdist._build_info"}
+            ours = node.module.startswith("hpcdist")
+            modules.add(node.module if ours else node.module.partition(".")[0])
+    own = {f"hpcdist.{name}" for name in ("_intel", "_libmpi", "_loader_texts")}
+    assert modules - sys.stdlib_module_names <= own | {"hpcdist.errors", "hpcdist._build_info"}

@@ -35,7 +35,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FILES = {
     "leaves": (
         *("errors", "dtypes", "config", "log", "hardware", "debug_level", "flight_recorder"),
-        *("_loader", "_option", "_build_info"),
+        *("_intel", "_libmpi", "_loader", "_loader_texts", "_option", "_build_info"),
     ),
     "native": (*("_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),),
     "store": ("_store",),
@@ -133,7 +133,7 @@ def test_no_circles():
 
 
 def test_native_modules_import_down():
-    """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer: errors and launchers only."""
+    """lib*.pxd -> _ops, _buffer -> _engine; of the Python layer: leaves and launchers only."""
     order = ["libmpi", "libnccl", "dlpack", "_errors", "_ops", "_buffer", "_nccl_loader"]
     sources = [*ROOT.glob("pyx/hpcdist/*.px[di]"), *ROOT.glob("pyx/hpcdist/*.pyx")]
     assert sources
@@ -147,7 +147,7 @@ def test_native_modules_import_down():
             )
             if match:
                 used = match[1] or match[3] or match[2]
-                below = (*allowed, name, "errors", "launchers")
+                below = (*allowed, name, "errors", "_loader", "launchers")
                 assert used in below, f"{source.name}: {line.strip()}"
 
 

@@ -14,6 +14,9 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: Modules and folders of hpcdist/ -> the file for those in them that have none of their own name.
 #: The longest row that fits counts.
 SHARED = {
+    "_intel": "test_loader.py",
+    "_libmpi": "test_loader.py",
+    "_loader_texts": "test_loader.py",
     "_option": "test_config.py",
     "algorithms": "tree/test_aliases.py",
     "backends": "backends/test_registry.py",

@@ -5,17 +5,24 @@ cdef extern from * nogil:
     /* Open MPI's blocking calls spin unless this parameter says to yield. Where a rank's main thread and its
      * lane have to share a core, they must. The user's own setting wins, and the environment is left as it
      * was. */
-    static int hd_set_yield;
+    static const char *const hd_yield[][2] = {
+        {"OMPI_MCA_mpi_yield_when_idle", "1"},
+        {"I_MPI_THREAD_YIELD", "2"}, /* sched_yield */
+    };
+    static int hd_set_yield[2];
     static void begin_yielding(int yield)
     {
-        hd_set_yield = yield && !getenv("OMPI_MCA_mpi_yield_when_idle");
-        if (hd_set_yield)
-            setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+        for (int i = 0; i < 2; i++) {
+            hd_set_yield[i] = yield && !getenv(hd_yield[i][0]);
+            if (hd_set_yield[i])
+                setenv(hd_yield[i][0], hd_yield[i][1], 0);
+        }
     }
     static void end_yielding(void)
     {
-        if (hd_set_yield)
-            unsetenv("OMPI_MCA_mpi_yield_when_idle");
+        for (int i = 0; i < 2; i++)
+            if (hd_set_yield[i])
+                unsetenv(hd_yield[i][0]);
     }
     """
     void begin_yielding(int)
@@ -68,12 +75,13 @@ def init_mpi():
     libmpi.MPI_Initialized(&up)
     if not up:
         crowded = no_core_to_spare()
-        with nogil:
-            begin_yielding(crowded)
-            hd_pmi_relay_begin()
-            rc = libmpi.MPI_Init_thread(NULL, NULL, libmpi.MPI_THREAD_MULTIPLE, &provided)
-            hd_pmi_relay_end()
-            end_yielding()
+        with _loader.starting():
+            with nogil:
+                begin_yielding(crowded)
+                hd_pmi_relay_begin()
+                rc = libmpi.MPI_Init_thread(NULL, NULL, libmpi.MPI_THREAD_MULTIPLE, &provided)
+                hd_pmi_relay_end()
+                end_yielding()
         if rc != libmpi.MPI_SUCCESS:
             raise DistBackendError(f"MPI_Init_thread failed (error {rc})")
         owned = True
