@@ -66,8 +66,10 @@ def binding_advice(family: str, cpus: frozenset[int], machine_cpus: int) -> str 
         return None
     if family == "Open MPI":
         option = "mpirun --bind-to none, or --map-by slot:PE=2 --bind-to core for two cores a rank"
-    elif family in ("MPICH", "Intel MPI", "MVAPICH"):
+    elif family in ("MPICH", "MVAPICH"):
         option = "mpirun -bind-to none"
+    elif family == "Intel MPI":
+        option = "mpirun -genv I_MPI_PIN off"
     else:
         option = "the launcher's option for unbound processes"
     core = ", ".join(str(cpu) for cpu in sorted(cpus))

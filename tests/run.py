@@ -76,7 +76,11 @@ def find_mpirun(given: str | None) -> str:
 
 def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
     """Return which MPI an mpirun belongs to, the arguments it needs here, and its environment."""
-    done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    # Intel's is a script that looks for its parts on PATH.
+    path = {"PATH": f"{Path(mpirun).absolute().parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=60, env=os.environ | path
+    )
     text = done.stdout + done.stderr
     if "Open MPI" in text or "OpenRTE" in text or "prte" in text.lower():
         env = {}
@@ -84,6 +88,8 @@ def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
             env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # More ranks than cores are wanted here, and then none may be pinned to one.
         return "Open MPI", ["--oversubscribe", "--bind-to", "none"], env
+    if "Intel(R) MPI" in text:
+        return "Intel MPI", [], {"I_MPI_PIN": "off", **path}  # it ignores -bind-to none
     return ("MPICH" if "HYDRA" in text.upper() else "MPI"), [], {}
 
 
@@ -139,7 +145,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
             name = f"{kind}, {n} rank{'s' if n > 1 else ''}"
             add(kind, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
     # Alone: what they measure and wait for is time.
-    add("jobs", "jobs", {**base, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
+    add("jobs", "jobs", {**base, **env, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
     return found
 
 

