@@ -18,6 +18,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,54 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load a checkpoint into both; return the number of epochs that are done."""
+    state = load(path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"]
+
+
+def train_epoch(
+    parallel: dist.DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    batches: Sequence[torch.Tensor],
+    bar: Any,
+) -> tuple[float, float, float]:
+    """Train on this rank's batches, lists of samples.
+
+    Returns the mean loss over all ranks, the seconds, and the share of them that the ranks waited
+    for communication.
+    """
+    total_loss = torch.zeros(())
+    waited, began = parallel.communication_seconds, time.perf_counter()
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(parallel(images[batch]), labels[batch])
+        loss.backward()
+        optimizer.step()
+        total_loss += loss.detach()
+        if bar:
+            bar.update()
+    seconds = time.perf_counter() - began
+    waited = parallel.communication_seconds - waited
+    figures = torch.stack([total_loss / len(batches), torch.tensor(waited / seconds)])
+    dist.all_reduce(figures, op=dist.ReduceOp.AVG)
+    mean_loss, share = figures.tolist()
+    return mean_loss, seconds, share
+
+
+def check_equal(model: nn.Module) -> str:
+    """Compare all parameters between the ranks; return their fingerprint."""
+    prints: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(prints, fingerprint(model))
+    if len(set(prints)) > 1:
+        raise RuntimeError(f"parameters differ between ranks: {prints}")
+    return prints[0]
+
+
 def main() -> None:
     arguments = parse()
     images, labels, test_images, test_labels = load_data()
@@ -179,68 +228,44 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    first_epoch = 0
-    if arguments.resume:
-        state = load(arguments.resume)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first_epoch = state["epoch"]
+    done = resume(arguments.resume, model, optimizer) if arguments.resume else 0
     # Compares the module between ranks and copies rank 0's parameters to all.
     parallel = dist.DistributedDataParallel(model)
     sampler = dist.DistributedSampler(images, seed=arguments.seed)
     each = arguments.batch_size // size
-    steps = -(-len(sampler) // each)
 
     if chief:
-        again = f", from epoch {first_epoch}" if first_epoch else ""
+        again = f", from epoch {done}" if done else ""
         print(f"{size} rank(s), {arguments.threads} thread(s) each, {len(images)} samples{again}")
         print(f"{'epoch':>5} {'loss':>8} {'test acc':>9} {'samples/s':>10} {'comm':>6}", flush=True)
-    all_steps = steps * max(0, arguments.epochs - first_epoch)
+    all_steps = -(-len(sampler) // each) * max(0, arguments.epochs - done)
     bar = progress_bar(all_steps) if chief and not arguments.no_progress else None
     began = time.perf_counter()
-    for epoch in range(first_epoch, arguments.epochs):
+    for epoch in range(done, arguments.epochs):
         sampler.set_epoch(epoch)
         for group in optimizer.param_groups:
             group["lr"] = arguments.lr * DECAY**epoch
-        total_loss = torch.zeros(())
-        waited, epoch_began = parallel.communication_seconds, time.perf_counter()
-        for batch in torch.tensor(list(sampler)).split(each):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(parallel(images[batch]), labels[batch])
-            loss.backward()
-            optimizer.step()
-            total_loss += loss.detach()
-            if bar:
-                bar.update()
-        seconds = time.perf_counter() - epoch_began
-        waited = parallel.communication_seconds - waited
-
+        batches = torch.tensor(list(sampler)).split(each)
+        loss, seconds, share = train_epoch(parallel, optimizer, images, labels, batches, bar)
         accuracy = evaluate(model, test_images, test_labels)
-        figures = torch.stack([total_loss / steps, torch.tensor(waited / seconds)])
-        dist.all_reduce(figures, op=dist.ReduceOp.AVG)
-        mean_loss, share = figures.tolist()
         if chief:
             if arguments.save:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 save(arguments.save, {**state, "epoch": epoch + 1})
             if bar:
                 bar.clear()
+            speed = len(sampler) * size / seconds
             print(
-                f"{epoch + 1:>5} {mean_loss:>8.4f} {accuracy:>9.2%} "
-                f"{len(sampler) * size / seconds:>10.0f} {share:>6.1%}",
+                f"{epoch + 1:>5} {loss:>8.4f} {accuracy:>9.2%} {speed:>10.0f} {share:>6.1%}",
                 flush=True,
             )
     if bar:
         bar.close()
 
-    accuracy = evaluate(model, test_images, test_labels)
-    prints: list[Any] = [None] * size
-    dist.all_gather_object(prints, fingerprint(model))
-    if len(set(prints)) > 1:
-        raise RuntimeError(f"parameters differ between ranks: {prints}")
+    accuracy, same = evaluate(model, test_images, test_labels), check_equal(model)
     if chief:
         print(f"test accuracy {accuracy:.2%} after {time.perf_counter() - began:.1f} s")
-        print(f"parameters equal on all ranks: {prints[0]}", flush=True)
+        print(f"parameters equal on all ranks: {same}", flush=True)
     dist.destroy_process_group()
 
 

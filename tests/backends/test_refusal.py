@@ -55,129 +55,130 @@ class Unreadable:
 
 def kinds(rank: int, size: int) -> dict[str, Kind]:
     """Every way in which a rank refuses its own arguments."""
+    return {
+        **refused_sizes(size),
+        **refused_tensors(rank),
+        **refused_lists(rank, size),
+        **refused_settings(size),
+    }
+
+
+def refused_sizes(size: int) -> dict[str, Kind]:
+    """Tensors that do not fit each other."""
+    t, flat, each = torch.ones(4), torch.empty(4 * size), [torch.empty(4) for _ in range(size)]
+    ones, SUM = torch.ones, ReduceOp.SUM
+    return {
+        "sizes of all_gather_into_tensor": Kind(
+            lambda w, a, g: dist.all_gather_into_tensor(flat, ones(5) if w else t, g, a), ValueError
+        ),
+        "sizes of reduce_scatter_tensor": Kind(
+            lambda w, a, g: dist.reduce_scatter_tensor(ones(5 if w else 4), flat, SUM, g, a),
+            ValueError,
+        ),
+        "own place": Kind(
+            lambda w, a, g: dist.all_gather(each, ones(3) if w else t, g, a), ValueError
+        ),
+        "dtypes in a list": Kind(
+            lambda w, a, g: dist.all_reduce_coalesced(
+                [t, t.double() if w else t.clone()], SUM, g, a
+            ),
+            TypeError,
+        ),
+        "complex among real": Kind(
+            lambda w, a, g: dist.all_reduce_coalesced(
+                [t, t.to(torch.cfloat) if w else t.clone()], ReduceOp.MAX, g, a
+            ),
+            TypeError,
+        ),
+        "splits": Kind(
+            lambda w, a, g: dist.all_to_all_single(
+                torch.empty(size), ones(size), [2] * size if w else None, None, g, a
+            ),
+            ValueError,
+        ),
+        "outputs that overlap": Kind(
+            lambda w, a, g: dist.all_gather([flat[:4]] * size if w else each, t, g, a), ValueError
+        ),
+    }
+
+
+def refused_tensors(rank: int) -> dict[str, Kind]:
+    """What no operation takes, or not this one."""
+    t, SUM = torch.ones(4), ReduceOp.SUM
+
+    def leaf_or_gaps() -> torch.Tensor:
+        return torch.ones(4, requires_grad=True) if rank == 0 else torch.ones(3)[::2]
+
+    def reduced(make: Callable[[], Any], op: Any = SUM) -> Callable[..., Any]:
+        return lambda w, a, g: dist.all_reduce(make() if w else t, op, g, a)
+
+    return {
+        "gaps": Kind(reduced(lambda: torch.ones(8)[::2]), ValueError),
+        "no tensor": Kind(lambda w, a, g: dist.broadcast(None if w else t, 0, g, a), TypeError),
+        "read-only": Kind(reduced(read_only), ValueError),
+        "leaf": Kind(
+            lambda w, a, g: dist.reduce(leaf_or_gaps() if w else t, 0, SUM, g, a), ValueError
+        ),
+        "freed memory": Kind(reduced(freed), TypeError),
+        "sparse with MAX": Kind(reduced(t.to_sparse, ReduceOp.MAX), ValueError),
+    }
+
+
+def refused_lists(rank: int, size: int) -> dict[str, Kind]:
+    """Lists of another length, on another rank, or none."""
     t, each = torch.ones(4), [torch.empty(4) for _ in range(size)]
-    flat = torch.empty(4 * size)
-    k: dict[str, Any] = {}
+    return {
+        "list too short": Kind(
+            lambda w, a, g: dist.all_gather(each[1:] if w else each, t, g, a), ValueError
+        ),
+        "gather_list": Kind(
+            lambda w, a, g: dist.gather(t, each if w != (rank == 0) else None, 0, g, a), ValueError
+        ),
+        "scatter_list": Kind(
+            lambda w, a, g: dist.scatter(
+                torch.empty(4), each if w != (rank == 0) else None, 0, g, a
+            ),
+            ValueError,
+        ),
+        "list of all_to_all": Kind(
+            lambda w, a, g: dist.all_to_all(each[:1] * (size + 1) if w else each, [t] * size, g, a),
+            ValueError,
+        ),
+        "list of objects": Kind(
+            lambda w, a, g: dist.all_gather_object(() if w else [None] * size, 1, g),
+            TypeError,
+            sync_only=True,
+        ),
+        "differentiable": Kind(
+            lambda w, a, g: dist.nn.functional.all_to_all(each[1:] if w else each, [t] * size, g),
+            ValueError,
+            sync_only=True,
+        ),
+    }
 
-    def add(name: str, error: type[Exception], call: Any, sync_only: bool = False) -> None:
-        k[name] = Kind(call, error, sync_only)
 
-    V, T = ValueError, TypeError
-    add(
-        "sizes of all_gather_into_tensor",
-        V,
-        lambda w, a, g: dist.all_gather_into_tensor(flat, torch.ones(5) if w else t, g, a),
-    )
-    add(
-        "sizes of reduce_scatter_tensor",
-        V,
-        lambda w, a, g: dist.reduce_scatter_tensor(
-            torch.ones(5) if w else torch.ones(4), flat, ReduceOp.SUM, g, a
+def refused_settings(size: int) -> dict[str, Kind]:
+    """Roots, operations and devices."""
+    t, each, SUM = torch.ones(4), [torch.empty(4) for _ in range(size)], ReduceOp.SUM
+    return {
+        "root outside": Kind(lambda w, a, g: dist.broadcast(t, 99 if w else 0, g, a), ValueError),
+        "no root": Kind(lambda w, a, g: dist.reduce(t, None if w else 0, SUM, g, a), ValueError),
+        "reduce-op": Kind(
+            lambda w, a, g: dist.all_reduce(t, ReduceOp.BXOR if w else SUM, g, a), TypeError
         ),
-    )
-    add("list too short", V, lambda w, a, g: dist.all_gather(each[1:] if w else each, t, g, a))
-    add("own place", V, lambda w, a, g: dist.all_gather(each, torch.ones(3) if w else t, g, a))
-    add(
-        "dtypes in a list",
-        T,
-        lambda w, a, g: dist.all_reduce_coalesced(
-            [t, t.double() if w else t.clone()], ReduceOp.SUM, g, a
+        "no reduce-op": Kind(
+            lambda w, a, g: dist.reduce_scatter(torch.empty(4), each, None if w else SUM, g, a),
+            TypeError,
         ),
-    )
-    add(
-        "complex among real",
-        T,
-        lambda w, a, g: dist.all_reduce_coalesced(
-            [t, t.to(torch.cfloat)] if w else [t, t.clone()], ReduceOp.MAX, g, a
+        "device_ids": Kind(
+            lambda w, a, g: dist.barrier(g, a, device_ids=3 if w else None), TypeError
         ),
-    )
-    add(
-        "gaps",
-        V,
-        lambda w, a, g: dist.all_reduce(torch.ones(8)[::2] if w else t, ReduceOp.SUM, g, a),
-    )
-    add("no tensor", T, lambda w, a, g: dist.broadcast(None if w else t, 0, g, a))
-    add(
-        "read-only", V, lambda w, a, g: dist.all_reduce(read_only() if w else t, ReduceOp.SUM, g, a)
-    )
-    add(
-        "leaf",
-        V,
-        lambda w, a, g: dist.reduce(
-            torch.ones(4, requires_grad=True)
-            if w and rank == 0
-            else torch.ones(3)[::2]
-            if w
-            else t,
-            0,
-            ReduceOp.SUM,
-            g,
-            a,
+        "root of objects": Kind(
+            lambda w, a, g: dist.broadcast_object_list([1], 99 if w else 0, g),
+            ValueError,
+            sync_only=True,
         ),
-    )
-    add("freed memory", T, lambda w, a, g: dist.all_reduce(freed() if w else t, ReduceOp.SUM, g, a))
-    add("root outside", V, lambda w, a, g: dist.broadcast(t, 99 if w else 0, g, a))
-    add("no root", V, lambda w, a, g: dist.reduce(t, None if w else 0, ReduceOp.SUM, g, a))
-    add(
-        "gather_list",
-        V,
-        lambda w, a, g: dist.gather(t, each if w != (rank == 0) else None, 0, g, a),
-    )
-    add(
-        "scatter_list",
-        V,
-        lambda w, a, g: dist.scatter(torch.empty(4), each if w != (rank == 0) else None, 0, g, a),
-    )
-    add(
-        "reduce-op",
-        T,
-        lambda w, a, g: dist.all_reduce(t, ReduceOp.BXOR if w else ReduceOp.SUM, g, a),
-    )
-    add(
-        "no reduce-op",
-        T,
-        lambda w, a, g: dist.reduce_scatter(
-            torch.empty(4), each, None if w else ReduceOp.SUM, g, a
-        ),
-    )
-    add(
-        "splits",
-        V,
-        lambda w, a, g: dist.all_to_all_single(
-            torch.empty(size), torch.ones(size), [2] * size if w else None, None, g, a
-        ),
-    )
-    add(
-        "list of all_to_all",
-        V,
-        lambda w, a, g: dist.all_to_all(each[:1] * (size + 1) if w else each, [t] * size, g, a),
-    )
-    add(
-        "outputs that overlap",
-        V,
-        lambda w, a, g: dist.all_gather([flat[:4]] * size if w else each, t, g, a),
-    )
-    add(
-        "sparse with MAX",
-        V,
-        lambda w, a, g: dist.all_reduce(t.to_sparse() if w else t, ReduceOp.MAX, g, a),
-    )
-    add("device_ids", T, lambda w, a, g: dist.barrier(g, a, device_ids=3 if w else None))
-    add(
-        "list of objects",
-        T,
-        lambda w, a, g: dist.all_gather_object(() if w else [None] * size, 1, g),
-        True,
-    )
-    add(
-        "root of objects",
-        V,
-        lambda w, a, g: dist.broadcast_object_list([1], 99 if w else 0, g),
-        True,
-    )
-    add("differentiable", V, lambda w, a, g: dist.nn.functional.all_to_all(
-        each[1:] if w else each, [t] * size, g), True)  # fmt: skip
-    return k
+    }
 
 
 def attempt(call: Callable[[], Any]) -> Exception | None:

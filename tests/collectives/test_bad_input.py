@@ -206,17 +206,12 @@ def test_tensors_whose_elements_lie_in_another_order():
     check.done()
 
 
-def test_bad_arguments(count):
-    check, (rank, size) = Check(), here()
-    t, world = torch.zeros(4), dist.group.WORLD
+def bad_places(rank: int, size: int) -> list:
+    """Ranks, roots and tags: label, call, the error and what it says."""
+    t, huge = torch.zeros(4), dist.group.WORLD._comm.size + 5
     peer = (rank + 1) % size
-    dead = dist.new_group([rank])
-    dist.destroy_process_group(dead)
-    each = [torch.zeros(4) for _ in range(size)]
-    huge = world._comm.size + 5
     V, T = ValueError, TypeError
-    cases = [
-        # ranks
+    return [
         ("root too large", lambda: dist.broadcast(t, huge), V, "not in the group"),
         ("root negative", lambda: dist.broadcast(t, -1), V, "not in the group"),
         ("group root too large", lambda: dist.reduce(t, group_dst=huge), V, "ranks in it are 0 to"),
@@ -230,12 +225,19 @@ def test_bad_arguments(count):
         ("receive from itself", lambda: dist.recv(t, rank), V, "irecv"),
         ("gather root", lambda: dist.gather(t, None, huge), V, "not in the group"),
         ("object root", lambda: dist.broadcast_object_list([1], huge), V, "not in the group"),
-        # tags
         ("tag negative", lambda: dist.isend(t, peer, tag=-1), V, "outside 0.."),
         ("tag too large", lambda: dist.irecv(t, peer, tag=1 << 30), V, "outside 0.."),
         ("tag beyond an int", lambda: dist.irecv(t, peer, tag=1 << 40), V, "outside 0.."),
         ("tag as text", lambda: dist.irecv(t, peer, tag="x"), T, "int"),
-        # lists
+    ]  # fmt: skip
+
+
+def bad_lists(rank: int, size: int) -> list:
+    """Lists and counts."""
+    t, peer = torch.zeros(4), (rank + 1) % size
+    each = [torch.zeros(4) for _ in range(size)]
+    V, T = ValueError, TypeError
+    return [
         ("list too long", lambda: dist.all_gather([*each, t], t), V, "the group has"),
         ("list too short", lambda: dist.all_gather(each[1:], t), V, "the group has"),
         ("empty list", lambda: dist.all_reduce_coalesced([]), V, "empty"),
@@ -249,7 +251,6 @@ def test_bad_arguments(count):
         ("output overlaps", lambda: dist.all_to_all_single(t, t), V, "overlap"),
         ("objects: no list", lambda: dist.all_gather_object((1,), 1), T, "list"),
         ("objects: list too short", lambda: dist.all_gather_object([], 1), V, "items for the"),
-        # counts
         ("negative split", lambda: dist.all_to_all_single(
             torch.zeros(size), torch.zeros(size), [-1] + [1] * (size - 1)), V, "negative"),
         ("splits too few", lambda: dist.all_to_all_single(
@@ -258,14 +259,22 @@ def test_bad_arguments(count):
             torch.zeros(size), torch.zeros(size), [2] * size), V, "add up"),
         ("splits as floats", lambda: dist.all_to_all_single(
             torch.zeros(size), torch.zeros(size), [1.5] * size), T, "whole numbers"),
-        # operations
+    ]  # fmt: skip
+
+
+def bad_settings(rank: int, size: int) -> list:
+    """Operations, groups and Works."""
+    t, huge = torch.zeros(4), dist.group.WORLD._comm.size + 5
+    dead = dist.new_group([rank])
+    dist.destroy_process_group(dead)
+    V, T = ValueError, TypeError
+    return [
         ("reduce-op on bool", lambda: dist.all_reduce(torch.ones(2) > 0, ReduceOp.AVG), T, "AVG"),
         ("bits of floats", lambda: dist.all_reduce(t, ReduceOp.BXOR), T, "BXOR"),
         ("MAX of complex", lambda: dist.all_reduce(
             torch.zeros(2, dtype=torch.cfloat), ReduceOp.MAX), T, "complex"),
         ("reduce-op unknown", lambda: dist.all_reduce(t, "MEDIAN"), (V, T), "MEDIAN"),
         ("reduce-op None", lambda: dist.all_reduce(t, None), T, "None"),
-        # groups
         ("duplicate ranks", lambda: dist.new_group([0, 0]), V, "named twice"),
         ("rank outside", lambda: dist.new_group([0, huge]), V, "outside the world"),
         ("negative rank", lambda: dist.new_group([-1]), V, "outside the world"),
@@ -281,10 +290,14 @@ def test_bad_arguments(count):
         ("double init", lambda: dist.init_process_group(), V, "exists already"),
         ("subgroups do not divide", lambda: dist.new_subgroups(size + 1), V, "does not divide"),
         ("subgroups overlap", lambda: dist.new_subgroups_by_enumeration([[0], [0]]), V, "in both"),
-        # Works
         ("batch of others", lambda: dist.batch_isend_irecv([1]), V, "P2POp"),
         ("P2POp of a collective", lambda: dist.P2POp(dist.all_reduce, t, 0), V, "isend"),
     ]  # fmt: skip
+
+
+def test_bad_arguments(count):
+    check, (rank, size) = Check(), here()
+    cases = [*bad_places(rank, size), *bad_lists(rank, size), *bad_settings(rank, size)]
     lone = {"gather_list elsewhere", "send to itself"} if size == 1 else set()
     chosen = [case for case in cases if case[0] not in lone]
     for label, call, expected, says in chosen:

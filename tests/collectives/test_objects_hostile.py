@@ -16,21 +16,9 @@ pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 LIMIT = 1 << 20
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_hostile_payloads_through_every_operation(tmp_path, monkeypatch, count):
-    check, (rank, size) = Check(), here()
-    path = tmp_path / "ran"
-    held = [None] * size
-    # rank 0's file name must not matter to the others: it goes into the payloads' sizes
-    dist.all_gather_object(held, str(path))
-    kinds = payloads(held[0])
-    evil = {}
-    honest = codec.encode
-
-    def encode(obj, **keywords):
-        return bytearray(evil["payload"]) if evil else honest(obj, **keywords)
-
-    operations = {
+def every_operation(rank: int, size: int) -> dict:
+    """Each operation that moves objects -> the call, and whether rank r receives some of rank 0."""
+    return {
         "broadcast_object_list": (lambda: dist.broadcast_object_list([None], 0), lambda r: r > 0),
         "all_gather_object": (lambda: dist.all_gather_object([None] * size, 1), lambda r: True),
         "gather_object": (
@@ -47,6 +35,37 @@ def test_hostile_payloads_through_every_operation(tmp_path, monkeypatch, count):
             lambda r: r == 1,
         ),
     }  # fmt: skip
+
+
+def error_and_peak(call) -> tuple[str, int]:
+    """The text of the CodecError that a call raises, or of what it raises instead; its memory."""
+    text = ""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        call()
+    except dist.CodecError as error:
+        text = str(error)
+    except Exception as error:
+        text = f"instead {type(error).__name__}: {error}"
+    return text, tracemalloc.get_traced_memory()[1] - before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hostile_payloads_through_every_operation(tmp_path, monkeypatch, count):
+    check, (rank, size) = Check(), here()
+    path = tmp_path / "ran"
+    held = [None] * size
+    # rank 0's file name must not matter to the others: it goes into the payloads' sizes
+    dist.all_gather_object(held, str(path))
+    kinds = payloads(held[0])
+    evil = {}
+    honest = codec.encode
+
+    def encode(obj, **keywords):
+        return bytearray(evil["payload"]) if evil else honest(obj, **keywords)
+
+    operations = every_operation(rank, size)
     monkeypatch.setattr(codec, "encode", encode)
     tracemalloc.start()
     cases = 0
@@ -56,18 +75,9 @@ def test_hostile_payloads_through_every_operation(tmp_path, monkeypatch, count):
         # each kind through one operation on few ranks' time, all kinds through all in turn
         for name in (sorted(operations)[number % len(operations)], "broadcast_object_list"):
             call, receives = operations[name]
-            text, evil["payload"] = "", payload if rank == 0 else bytes(honest(1))
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            try:
-                call()
-            except dist.CodecError as error:
-                text = str(error)
-            except Exception as error:
-                text = f"instead {type(error).__name__}: {error}"
-            finally:
-                evil.clear()
-            peak = tracemalloc.get_traced_memory()[1] - before
+            evil["payload"] = payload if rank == 0 else bytes(honest(1))
+            text, peak = error_and_peak(call)
+            evil.clear()
             label = f"{name}, {kind}"
             if receives(rank):
                 check.that("from rank 0" in text, f"{label}: {text or 'no error'}")

@@ -375,31 +375,3 @@ def test_complex_views(rng):
         with parallel_raises((TypeError, ValueError)):  # a lazy conjugate is no plain memory
             dist.all_reduce(parts[rank].clone().conj())
     check.done()
-
-
-@pytest.mark.parametrize("dims", [1, 2])
-def test_sparse_tensors_add_up(rng, dims):
-    rank, size = here()
-    parts = [torch.zeros(7, 5, 2, dtype=torch.float64) for _ in range(size)]
-    for part in parts:  # each rank has other entries, some have none
-        for row in rng.choice(7, rng.integers(0, 4), replace=False):
-            part[row, rng.integers(5)] = torch.from_numpy(rng.standard_normal(2))
-    total = sum(parts)
-    for op, expected in [(dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / size)]:
-        tensor = parts[rank].to_sparse(dims)
-        dist.all_reduce(tensor, op)
-        parallel_assert(torch.allclose(tensor.to_dense(), expected, rtol=1e-12))
-    with parallel_raises(ValueError):
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    with parallel_raises(ValueError):
-        dist.all_reduce(tensor, async_op=True)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_sparse_tensors_of_other_shapes_are_refused():
-    rank, _ = here()
-    with parallel_raises(dist.DistMismatchError):
-        dist.all_reduce(torch.zeros(3 + (rank == 0)).to_sparse())
-    tensor = torch.ones(3).to_sparse()
-    dist.all_reduce(tensor)
-    parallel_assert(tensor.to_dense()[0].item() == here()[1])

@@ -20,16 +20,17 @@ def level(request):
     dist.barrier()
 
 
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_everything(rng, level, async_op):
-    check, (rank, size) = Check(), here()
+def even_sizes(check, rng, level, async_op) -> None:
+    """The operations of one size on all ranks."""
+    rank, size = here()
+
+    def done(work):
+        finish(work, async_op)
+
     for n in (0, 1, 5, 30_001):
         parts = [draw(rng, torch.float32, n) for _ in range(size)]
         mine, want = parts[rank], reference("SUM", parts)
         label = f"level {level} n={n}"
-
-        def done(work):
-            finish(work, async_op)
 
         t = mine.clone()
         done(dist.all_reduce(t, async_op=async_op))
@@ -52,6 +53,15 @@ def test_everything(rng, level, async_op):
         t = poison(torch.float32, n)
         done(dist.reduce_scatter_tensor(t, torch.cat(parts), async_op=async_op))
         check.near(t, *reference("SUM", [mine] * size), f"{label} reduce_scatter_tensor")
+
+
+def uneven_sizes(check, rng, level, async_op) -> None:
+    """The operations that take a size per rank."""
+    rank, size = here()
+
+    def done(work):
+        finish(work, async_op)
+
     for counts in ([4] * size, [3 * r for r in range(size)], [0] * (size - 1) + [20_001]):
         parts = [draw(rng, torch.int16, n) for n in counts]
         label = f"level {level} {counts}"
@@ -84,7 +94,14 @@ def test_everything(rng, level, async_op):
         t = poison(torch.int16, counts[rank])
         done(dist.reduce_scatter(t, parts, dist.ReduceOp.MAX, async_op=async_op))
         check.equal(t, parts[rank], f"{label} reduce_scatter")
-    done(dist.barrier(async_op=async_op))
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_everything(rng, level, async_op):
+    check, (rank, size) = Check(), here()
+    even_sizes(check, rng, level, async_op)
+    uneven_sizes(check, rng, level, async_op)
+    finish(dist.barrier(async_op=async_op), async_op)
     held = [None] * size
     dist.all_gather_object(held, {"rank": rank, "text": "x" * rank})
     check.that([one["rank"] for one in held] == list(range(size)), f"level {level} objects")

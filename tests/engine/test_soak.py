@@ -21,12 +21,26 @@ pytestmark = pytest.mark.ranks
 ALLOWED = 12 << 20 if LONG else 6 << 20
 
 
-def mixed(rank: int, size: int, rng: np.random.Generator):
-    """Endlessly, one operation after the other; each yields its number of calls."""
+def frequent_calls(size: int) -> list:
+    """The quick ones."""
+    small, middle, MAX = torch.ones(2), torch.ones(1000), dist.ReduceOp.MAX
+    whole, part = torch.empty(10 * size), torch.ones(10)
+    return [
+        lambda: dist.all_reduce(small, MAX),
+        lambda: dist.all_reduce(middle, MAX),
+        lambda: dist.broadcast(small, 0),
+        lambda: dist.barrier(),
+        lambda: dist.all_gather_into_tensor(whole, part),
+        lambda: dist.reduce(small, size - 1, MAX),
+    ]
+
+
+def rare_calls(rank: int, size: int) -> list:
+    """The others; one that makes several returns how many."""
     small, middle, large = torch.ones(2), torch.ones(1000), torch.ones(30_000)
     each = [torch.empty(10) for _ in range(size)]
     whole, part = torch.empty(10 * size), torch.ones(10)
-    left, right = (rank - 1) % size, (rank + 1) % size
+    left, right, MAX = (rank - 1) % size, (rank + 1) % size, dist.ReduceOp.MAX
 
     def exchange():
         works = [dist.irecv(each[0], left, tag=3), dist.isend(part, right, tag=3)]
@@ -55,16 +69,7 @@ def mixed(rank: int, size: int, rng: np.random.Generator):
         future.then(lambda f: None).wait()
         return 1
 
-    MAX = dist.ReduceOp.MAX
-    frequent = [
-        lambda: dist.all_reduce(small, MAX),
-        lambda: dist.all_reduce(middle, MAX),
-        lambda: dist.broadcast(small, 0),
-        lambda: dist.barrier(),
-        lambda: dist.all_gather_into_tensor(whole, part),
-        lambda: dist.reduce(small, size - 1, MAX),
-    ]
-    rare = [
+    return [
         exchange,
         some_async,
         some_async,
@@ -78,10 +83,16 @@ def mixed(rank: int, size: int, rng: np.random.Generator):
         future,
         disagree if size > 1 else some_async,
     ]
+
+
+def mixed(rank: int, size: int, rng: np.random.Generator):
+    """Endlessly, one operation after the other; each yields its number of calls."""
+    frequent, rare = frequent_calls(size), rare_calls(rank, size)
     for each_once in [*frequent, *rare]:  # what starts late: threads, caches
         yield each_once() or 1
-    inbox = dist.irecv(each[0], rank, tag=4).get_future()  # the first that is not done starts a
-    dist.isend(part, rank, tag=4).wait()  # thread, which completes it when the message is there
+    # the first future that is not done starts a thread, which completes it with the message
+    inbox = dist.irecv(torch.empty(10), rank, tag=4).get_future()
+    dist.isend(torch.ones(10), rank, tag=4).wait()
     inbox.wait()
     while True:
         order = rng.integers(0, len(frequent), 200)

@@ -31,12 +31,20 @@ def agree(condition: bool, what: object) -> None:
 def nodes() -> None:
     """MPI's nodes and ranks against Slurm's words, data across nodes, and disagreements."""
     dist.init_process_group(timeout=timedelta(seconds=30))
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     node, local = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_LOCALID"])
     agree(rank == int(os.environ["SLURM_PROCID"]), "rank")
     agree(dist.get_node_local_rank() == local, "local rank")
+    groups_of_nodes(node, local)
+    data_between_nodes()
+    mismatches_between_nodes()
+    late_on_another_node()
+    dist.destroy_process_group()
 
-    # a group for each node, and one of the nodes' first ranks
+
+def groups_of_nodes(node: int, local: int) -> None:
+    """A group for each node, and one of the nodes' first ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     places = np.empty(size, np.int64)
     dist.all_gather_into_tensor(places, np.array([node], np.int64))
     here = [r for r in range(size) if places[r] == node]
@@ -56,8 +64,14 @@ def nodes() -> None:
     x = np.full(3, rank + 1.0, np.float32)
     dist.all_reduce(x, group=mine)
     agree((x == sum(r + 1.0 for r in here)).all(), x)
+    names: list = [None] * size
+    dist.all_gather_object(names, os.uname().nodename)
+    agree(names == [f"hpc{n + 1}" for n in places], names)
 
-    # from what travels in one packet to what does not
+
+def data_between_nodes() -> None:
+    """From what travels in one packet to what does not."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng()
     for n in (1, 1000, 100_000, 5_000_001):
         own = rng.integers(-1000, 1000, n).astype(np.float64)
@@ -73,11 +87,12 @@ def nodes() -> None:
             work.wait()
         left = (rank - 1) % size
         agree((got == everybody[left * n : (left + 1) * n]).all(), n)
-    names: list = [None] * size
-    dist.all_gather_object(names, os.uname().nodename)
-    agree(names == [f"hpc{n + 1}" for n in places], names)
 
-    # another shape on the other node: the same error on all ranks, and the group goes on
+
+def mismatches_between_nodes() -> None:
+    """The same error on all ranks, and the group goes on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    # another shape on the other node
     try:
         dist.all_reduce(np.ones(4 + (rank == size - 1)))
         raise AssertionError("a mismatch was not noticed")
@@ -93,7 +108,10 @@ def nodes() -> None:
     except dist.DistMismatchError as error:
         agree("barrier" in str(error) and "all_reduce" in str(error), error)
 
-    # a rank of the other node that arrives too late
+
+def late_on_another_node() -> None:
+    """A rank of the other node arrives too late."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     patient = dist.new_group(timeout=timedelta(seconds=1))
     began = time.monotonic()
     if rank == size - 1:
@@ -109,7 +127,6 @@ def nodes() -> None:
     x = np.ones(4)
     dist.all_reduce(x, group=patient)
     agree((x == size).all(), x)
-    dist.destroy_process_group()
 
 
 def hello() -> None:

@@ -51,20 +51,24 @@ def splits(rows):
     return [[(r + 2 * s + 1) % 3 for s in range(rows)] for r in range(rows)]
 
 
+def only(rank, value):
+    """A value on one rank, and zeros on the others."""
+    zeros = torch.zeros_like(value)
+    return torch.stack([value if r == rank else zeros for r in range(dist.get_world_size())])
+
+
+def every(value):
+    return torch.stack([value] * dist.get_world_size())
+
+
 def calls():
     """Name -> (columns of this rank's row, the call with it, what all rows of results must be)."""
-    n, me = dist.get_world_size(), dist.get_rank()
+    return {**reducing_calls(), **moving_calls(), **uneven_calls()}
+
+
+def reducing_calls():
+    n = dist.get_world_size()
     last = n - 1
-    table = splits(n)
-    most = max(sum(row) for row in table)
-    arrive = [sum(table[r][s] for r in range(n)) for s in range(n)]
-
-    def only(rank, value):
-        return torch.stack([value if r == rank else torch.zeros_like(value) for r in range(n)])
-
-    def every(value):
-        return torch.stack([value] * n)
-
     reductions = {
         "SUM": (dist.ReduceOp.SUM, lambda x: x.sum(0)),
         "AVG": (dist.ReduceOp.AVG, lambda x: x.mean(0)),
@@ -91,18 +95,12 @@ def calls():
             lambda x, op=op: F.reduce_scatter_single(empty(2), x, op),
             lambda x, f=reduced: f(x).view(n, 2),
         )
-    found["reduce_scatter uneven"] = (
-        n * (n + 1) // 2,
-        lambda x: torch.nn.functional.pad(
-            F.reduce_scatter(empty(me + 1), x.split(list(range(1, n + 1)))), (0, n - me - 1)
-        ),
-        lambda x: torch.stack(
-            [
-                torch.nn.functional.pad(part, (0, n - len(part)))
-                for part in x.sum(0).split(list(range(1, n + 1)))
-            ]
-        ),
-    )
+    return found
+
+
+def moving_calls():
+    n = dist.get_world_size()
+    last, found = n - 1, {}
     found["broadcast"] = (2, lambda x: F.broadcast(x, last), lambda x: every(x[last]))
     found["gather"] = (2, lambda x: torch.stack(F.gather(x, last)), lambda x: only(last, x))
     found["scatter"] = (
@@ -119,6 +117,26 @@ def calls():
         2 * n,
         lambda x: F.all_to_all_single(empty(n, 2), x.view(n, 2)),
         lambda x: x.view(n, n, 2).transpose(0, 1),
+    )
+    return found
+
+
+def uneven_calls():
+    n, me = dist.get_world_size(), dist.get_rank()
+    table, found = splits(n), {}
+    most = max(sum(row) for row in table)
+    arrive = [sum(table[r][s] for r in range(n)) for s in range(n)]
+    found["reduce_scatter uneven"] = (
+        n * (n + 1) // 2,
+        lambda x: torch.nn.functional.pad(
+            F.reduce_scatter(empty(me + 1), x.split(list(range(1, n + 1)))), (0, n - me - 1)
+        ),
+        lambda x: torch.stack(
+            [
+                torch.nn.functional.pad(part, (0, n - len(part)))
+                for part in x.sum(0).split(list(range(1, n + 1)))
+            ]
+        ),
     )
     wide = max(arrive)
     found["all_to_all_single uneven"] = (

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -57,6 +58,33 @@ def timed(call: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         call()
     return (time.perf_counter() - began) / calls
+
+
+def measure(
+    ways: dict[str, Callable[[], float]], rounds: int, stream: standin.Stream, group: Any
+) -> dict[str, list[float]]:
+    """Seconds per call in each round; the ways take turns."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    order = list(ways)
+    for _ in range(rounds):
+        order.append(order.pop(0))  # what comes after another must not always be the same
+        for name in order:
+            stream.kernel(BUSY)
+            found[name].append(ways[name]())
+            stream.synchronize()
+            group.queue.drain(10.0)
+    return found
+
+
+def show(found: dict[str, list[float]]) -> None:
+    """Print a table: microseconds, also above those of the loop in C."""
+    loops = found["loop in C"]
+    print(f"{'':<26}{'median':>8}{'above C':>9}{'least':>8}{'above C':>9}")
+    for name, seconds in found.items():
+        line = f"{name:<24}us"
+        for of in (statistics.median, min):
+            line += f"{of(seconds) * 1e6:8.2f}{(of(seconds) - of(loops)) * 1e6:+9.2f}"
+        print(line)
 
 
 def main() -> None:
@@ -107,22 +135,7 @@ def main() -> None:
             lambda: dist.all_reduce(tensor, async_op=True).wait(), calls
         ),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    order = list(ways)
-    for _ in range(options.rounds):
-        order.append(order.pop(0))  # what comes after another must not always be the same
-        for name in order:
-            stream.kernel(BUSY)
-            found[name].append(ways[name]())
-            stream.synchronize()
-            group.queue.drain(10.0)
-    loops = found["loop in C"]
-    print(f"{'':<26}{'median':>8}{'above C':>9}{'least':>8}{'above C':>9}")
-    for name, seconds in found.items():
-        line = f"{name:<24}us"
-        for of in (statistics.median, min):
-            line += f"{of(seconds) * 1e6:8.2f}{(of(seconds) - of(loops)) * 1e6:+9.2f}"
-        print(line)
+    show(measure(ways, options.rounds, stream, group))
     dist.destroy_process_group()
 
 

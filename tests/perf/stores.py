@@ -126,57 +126,62 @@ def clients(count: int = 2000) -> None:
     server.close()
 
 
+def throw(port: int, part: int, frames: int, sent) -> None:
+    """Send that many pieces of noise, ten to a connection, and add them to a count."""
+    dice = random.Random(part)
+    noise = os.urandom(1 << 16)
+    mine = 0
+    while mine < frames:
+        if dice.random() < 0.02:
+            connection = Wire(port, KEY).socket  # knows the key, and talks nonsense
+        else:
+            connection = socket.create_connection(("127.0.0.1", port))
+        try:
+            for _ in range(10):
+                at = dice.randrange(len(noise) - 500)
+                connection.sendall(noise[at : at + dice.randrange(80, 500)])
+                mine += 1
+            while connection.recv(4096):
+                pass
+        except OSError:
+            pass
+        connection.close()
+    with sent.get_lock():
+        sent.value += mine
+
+
+def crawl(port: int, slow: int, over: threading.Event) -> None:
+    """Keep slow connections open, which send a byte each half second."""
+    crawling: list[socket.socket] = []
+    while not over.wait(0.5):
+        closed = select.select(crawling, [], [], 0)[0]
+        for each_one in closed:
+            if not each_one.recv(4096):
+                each_one.close()
+                crawling.remove(each_one)
+        while len(crawling) < slow:
+            crawling.append(socket.create_connection(("127.0.0.1", port)))
+        for each_one in crawling:
+            try:
+                each_one.send(b"h")
+            except OSError:
+                pass
+
+
 def garbage(frames: int = 1_000_000, slow: int = 200) -> None:
     print(f"{frames:,} frames of garbage and {slow} slow connections")
     server = Server()
     store = server.client()
     store.set("key", "value")
     before = server.memory()
-    each = 10
     sent = fork.Value("l", 0)
-
-    def throw(part: int) -> None:
-        dice = random.Random(part)
-        noise = os.urandom(1 << 16)
-        mine = 0
-        while mine < frames // 2:
-            if dice.random() < 0.02:
-                connection = Wire(server.port, KEY).socket  # knows the key, and talks nonsense
-            else:
-                connection = socket.create_connection(("127.0.0.1", server.port))
-            try:
-                for _ in range(each):
-                    at = dice.randrange(len(noise) - 500)
-                    connection.sendall(noise[at : at + dice.randrange(80, 500)])
-                    mine += 1
-                while connection.recv(4096):
-                    pass
-            except OSError:
-                pass
-            connection.close()
-        with sent.get_lock():
-            sent.value += mine
 
     over = threading.Event()
 
-    def crawl() -> None:
-        crawling: list[socket.socket] = []
-        while not over.wait(0.5):
-            closed = select.select(crawling, [], [], 0)[0]
-            for each_one in closed:
-                if not each_one.recv(4096):
-                    each_one.close()
-                    crawling.remove(each_one)
-            while len(crawling) < slow:
-                crawling.append(socket.create_connection(("127.0.0.1", server.port)))
-            for each_one in crawling:
-                try:
-                    each_one.send(b"h")
-                except OSError:
-                    pass
-
-    crawler = threading.Thread(target=crawl)
-    throwers = [fork.Process(target=throw, args=(part,)) for part in range(2)]
+    crawler = threading.Thread(target=crawl, args=(server.port, slow, over))
+    throwers = [
+        fork.Process(target=throw, args=(server.port, part, frames // 2, sent)) for part in range(2)
+    ]
     for thrower in throwers:
         thrower.start()
     crawler.start()

@@ -222,3 +222,9 @@ def finish(work, async_op: bool) -> None:
 def here() -> tuple[int, int]:
     """This rank and the number of ranks."""
     return dist.get_rank(), dist.get_world_size()
+
+
+def ring() -> tuple[int, int, int, int]:
+    """This rank, the number of ranks, the rank before and the one after."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return rank, size, (rank - 1) % size, (rank + 1) % size

@@ -19,8 +19,6 @@ USES = {folder: uses_between(FILES[folder]) for folder in FOLDERS}
 
 #: Lines of a C function, from its name to its last brace.
 LONGEST_FUNCTION = 60
-#: Lines of a C or Cython file.
-LONGEST_FILE = 500
 
 
 def drawn_floors(folder: str) -> dict[str, int]:
@@ -142,13 +140,3 @@ def test_lines_of_a_cython_function_are_counted():
         "cdef class C:\n    def three(self):\n        return self.f(1)\n    cdef int n\n"
     )
     assert [lines for _, lines in cython_functions(text)] == [4, 1]
-
-
-def test_files_are_short():
-    long = {
-        str(path.relative_to(PYX)): lines
-        for path in sorted(PYX.rglob("*"))
-        if path.suffix in (".c", ".h", ".pyx", ".pxd", ".pxi")
-        and (lines := path.read_text().count("\n")) > LONGEST_FILE
-    }
-    assert long == {}, "split them by job or by handle"

@@ -39,7 +39,6 @@ SHARED = {
     "groups": "groups/test_groups.py",
     "groups/subgroups": "groups/test_new_group.py",
     "groups/shrink": "backends/nccl/test_derive.py",
-    "groups/sparse": "collectives/test_reduce.py",
     "launchers": "launchers/test_launchers.py",
     "launchers/pmi": "launchers/test_pmi.py",
     "log": "startup/test_alone.py",

@@ -10,12 +10,25 @@ from places import ROOT
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
-FILE, FUNCTION = 400, 60
+#: Lines of a function, without signature and docstring.
+FUNCTION = 60
+#: Lines of a file.
+PYTHON, NATIVE = 400, 500
 #: The files in CONTRIBUTING.md's table of reasons.
 REASONS = set(
-    re.findall(r"^\| `(hpcdist/\S+\.py)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    re.findall(r"^\| `(\w+/\S+\.(?:py|c))` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
 )
-FILES = sorted([*ROOT.glob("hpcdist/**/*.py"), *ROOT.glob("_build/**/*.py")])
+PYTHON_FILES = sorted(
+    path
+    for folder in ("hpcdist", "_build", "examples", "tests")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+)
+NATIVE_FILES = sorted(
+    path
+    for folder in ("pyx", "tests")
+    for path in ROOT.glob(f"{folder}/**/*.*")
+    if path.suffix in (".c", ".h", ".pyx", ".pxd", ".pxi")
+)
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -24,12 +37,15 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return body[-1].end_lineno - body[0].lineno + 1 if body else 0
 
 
-def test_files_are_short():
-    assert len(FILES) > 100
+@pytest.mark.parametrize(
+    "files, limit", [(PYTHON_FILES, PYTHON), (NATIVE_FILES, NATIVE)], ids=["Python", "native"]
+)
+def test_files_are_short(files, limit):
+    assert len(files) > 100
     long = {
         str(path.relative_to(ROOT)): lines
-        for path in FILES
-        if (lines := path.read_text().count("\n")) > FILE
+        for path in files
+        if (lines := path.read_text().count("\n")) > limit
     }
     without = {name: lines for name, lines in long.items() if name not in REASONS}
     assert not without, f"split them, or give a reason in CONTRIBUTING.md: {without}"
@@ -38,7 +54,7 @@ def test_files_are_short():
 def test_functions_are_short():
     found = {
         f"{path.relative_to(ROOT)}:{node.name}": lines
-        for path in FILES
+        for path in PYTHON_FILES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (lines := body_lines(node)) > FUNCTION

@@ -1,12 +1,13 @@
-"""Messages of CUDA tensors over MPI beside a user's own, of the same ranks and tags."""
+"""Messages of CUDA tensors over MPI, also beside a user's own of the same ranks and tags."""
 
 from __future__ import annotations
 
 import itertools
 
+import cases
 import pytest
 import torch
-from over_mpi import CHUNK
+from over_mpi import CHUNK, empty, equal, sizes
 from standin import cpu, gpu
 
 import hpcdist as dist
@@ -65,3 +66,76 @@ def test_a_long_and_a_short_tensor_do_not_match():
             work.wait()
         parallel_assert(rank != 0 or "rank 1 sent" in text, lambda text=text: text)
     dist.destroy_process_group(group)
+
+
+def test_messages_of_every_size(runtime, rng):
+    runtime.lag = 2e-4
+    rank, size = dist.get_rank(), dist.get_world_size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for dtype in (torch.float32, torch.bfloat16, torch.complex128, torch.bool):
+        for n in (*sizes(dtype), 2 * CHUNK // dtype.itemsize):
+            sent = [cases.draw(rng, dtype, n) for _ in range(size)]
+            out = empty(n, dtype)
+            batch = [dist.P2POp(dist.isend, gpu(sent[rank]), after),
+                     dist.P2POp(dist.irecv, out, before)]  # fmt: skip
+            for work in dist.batch_isend_irecv(batch):
+                work.wait()
+            parallel_assert(equal(out, sent[before]), lambda n=n, d=dtype: f"{d} {n}")
+            out = empty(n, dtype)
+            if rank == 0:
+                dist.send(gpu(sent[0]), 1)
+            elif rank == 1:
+                parallel = dist.recv(out)  # from any rank
+                assert parallel == 0 and equal(out, sent[0])
+    dist.barrier()
+
+
+def test_messages_keep_their_order_and_tags(runtime):
+    runtime.lag = 2e-4
+    rank, good, n = dist.get_rank(), True, 3 * CHUNK // 4
+    if rank == 0:
+        works = [dist.isend(gpu(torch.full((n + i,), float(i))), 1, tag=i % 2) for i in range(6)]
+        works.append(dist.isend(torch.full((4,), 9.0), 1, tag=7))  # of the host
+        works.append(dist.isend(gpu(torch.full((5,), 8.0)), 1, tag=8))  # to the host
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        outs = [gpu(torch.empty(n + i)) for i in range(6)]
+        odd = [dist.irecv(outs[i], 0, tag=1) for i in (1, 3, 5)]
+        for work in odd:
+            work.wait()
+        even = [dist.irecv(outs[i], tag=0) for i in (0, 2, 4)]
+        for work in even:
+            work.wait()
+            good &= work.source_rank() == 0
+        good &= all(bool((cpu(out) == i).all()) for i, out in enumerate(outs))
+        short, host = gpu(torch.empty(4)), torch.empty(5)
+        dist.recv(short, 0, tag=7)
+        dist.recv(host, 0, tag=8)
+        good &= bool((cpu(short) == 9).all()) and bool((host == 8).all())
+    own, back = gpu(torch.full((n,), float(rank))), gpu(torch.empty(n))
+    works = [dist.irecv(back, rank), dist.isend(own, rank)]  # to itself
+    for work in works:
+        work.wait()
+    parallel_assert(good)
+    parallel_assert(bool((cpu(back) == rank).all()))
+
+
+def test_a_message_that_does_not_fit(runtime):
+    rank, n, said = dist.get_rank(), CHUNK // 4, []
+    for sent, wanted in ((3 * n, 2 * n), (2 * n, 5 * n), (n, n - 1)):
+        if rank == 0:
+            dist.send(gpu(torch.ones(sent)), 1)
+        elif rank == 1:
+            try:
+                dist.recv(gpu(torch.empty(wanted)), 0)
+            except dist.DistMismatchError as error:
+                said.append(str(error))
+        # the next one is not taken for what was left
+        if rank == 0:
+            dist.send(gpu(torch.full((2 * n,), 2.0)), 1)
+        elif rank == 1:
+            out = gpu(torch.empty(2 * n))
+            dist.recv(out, 0)
+            assert bool((cpu(out) == 2).all())
+    parallel_assert(rank != 1 or len(said) == 3, lambda: str(said))

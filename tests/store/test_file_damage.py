@@ -1,0 +1,85 @@
+"""Records of a FileStore that are torn or damaged, by a crash or a bad disk."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from store_kills import kill_writers
+
+import hpcdist
+from hpcdist import DistStoreError
+from hpcdist.store import _journal as journal
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+# --- torn and damaged records ------------------------------------------------------------------
+
+
+def entries(store):
+    return [(journal.SET, f"key{i}", os.urandom(40)) for i in range(3)]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 33, 60])
+def test_a_torn_record_is_ignored_and_cut_off(folder, cut):
+    store = hpcdist.FileStore(folder / "f")
+    store.set("k", "v")
+    good = (folder / "f").read_bytes()
+    record = journal.encode(
+        store._file._header.nonce, len(good), [(journal.SET, "torn", b"x" * 90)]
+    )
+    with open(folder / "f", "ab") as file:
+        file.write(record[:cut])
+    other = hpcdist.FileStore(folder / "f") if cut % 2 else store
+    assert not other.check(["torn"]) and other.get("k") == b"v"
+    other.set("l", "w")
+    assert store.multi_get(["k", "l"]) == [b"v", b"w"]
+    assert (folder / "f").read_bytes().startswith(good)
+    assert record[:cut] not in (folder / "f").read_bytes()[len(good) + 1 :] or cut == 1
+
+
+def test_a_record_of_zeros_is_torn(folder):
+    """What a crash of the machine leaves: the length is there, the contents are not."""
+    store = hpcdist.FileStore(folder / "f")
+    store.set("k", "v")
+    with open(folder / "f", "ab") as file:
+        file.write(bytes(5000))
+    store.set("l", "w")
+    assert hpcdist.FileStore(folder / "f").multi_get(["k", "l"]) == [b"v", b"w"]
+
+
+def test_damage_in_the_middle_is_an_error(folder):
+    """Cutting there would lose what was acknowledged."""
+    store = hpcdist.FileStore(folder / "f")
+    store.set("first", "v" * 50)
+    place = (folder / "f").stat().st_size - 20
+    store.set("second", "w")
+    with open(folder / "f", "r+b") as file:
+        file.seek(place)
+        file.write(b"#")
+    for call in (lambda: hpcdist.FileStore(folder / "f"),):
+        with pytest.raises(DistStoreError, match="damaged: .*records follow"):
+            call()
+
+
+def test_any_flipped_bit_is_noticed(rng):
+    nonce = os.urandom(16)
+    record = journal.encode(nonce, 100, [(journal.SET, "key", b"value"), (journal.PUSH, "q", b"")])
+    right = ([(journal.SET, "key", b"value"), (journal.PUSH, "q", b"")], len(record))
+    assert journal.records(nonce, 100, record) == right
+    assert journal.records(nonce, 101, record) == ([], 0)
+    assert journal.records(os.urandom(16), 100, record) == ([], 0)
+    for bit in range(8 * len(record)):
+        wrong = bytearray(record)
+        wrong[bit // 8] ^= 1 << bit % 8
+        assert journal.records(nonce, 100, bytes(wrong)) == ([], 0)
+    for size in range(len(record)):
+        assert journal.records(nonce, 100, record[:size]) == ([], 0)
+
+
+def test_writers_that_are_killed(folder):
+    """The short form of tests/perf/stores.py: acknowledged writes are there, nothing hangs."""
+    told = kill_writers(folder / "f", 12, random.Random(0))
+    assert told["acknowledged"] > 20 and told["lost"] == 0 and told["wrong"] == 0
