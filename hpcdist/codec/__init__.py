@@ -4,8 +4,11 @@ The object collectives send what :func:`encode` makes and hand out what :func:`d
 The codec carries a closed set of types:
 
 - None, bool, int of any size, float, complex, str, bytes, bytearray;
-- list, tuple, dict, ``collections.OrderedDict``, set, frozenset, slice, range,
-  ``datetime.timedelta``;
+- list, tuple, dict, set, frozenset, slice, range; of collections OrderedDict, Counter, deque, and
+  defaultdict with a built-in type as its factory;
+- of datetime: date, time, datetime, timedelta, timezone; Decimal, Fraction, UUID, the paths of
+  pathlib, ``argparse.Namespace``;
+- members of enums whose module the receiver has imported;
 - NumPy arrays, scalars and dtypes without Python objects in them;
 - torch CPU tensors of every dtype, ``nn.Parameter``, and torch's dtype, device and Size;
 - classes given to :func:`register_object_type`.

@@ -41,7 +41,7 @@ PACKED = b"p"
 SLICE, RANGE, TIMEDELTA = b":", b"r", b"m"
 NP_DTYPE, NP_ARRAY, NP_SCALAR = b"y", b"a", b"n"
 TORCH_DTYPE, TORCH_DEVICE, TORCH_SIZE, TENSOR = b"D", b"V", b"Z", b"T"
-REGISTERED = b"R"
+REGISTERED, STDLIB, ENUM = b"R", b"L", b"M"
 REF = b"&"
 
 #: Items a list or tuple needs before it is worth checking whether it is all int or all float.

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from hpcdist.codec import _arrays, _registry
+from hpcdist.codec import _arrays, _registry, _stdlib
 from hpcdist.codec import _format as f
 from hpcdist.codec._format import CodecError
 
@@ -274,6 +274,26 @@ def _registered(reader: _Reader, depth: int) -> Any:
         ) from exc
 
 
+def _of_stdlib(reader: _Reader, depth: int) -> Any:
+    code = reader.tag()
+    kind = _stdlib.by_code.get(code)
+    if kind is None:
+        raise CodecError(f"the kind {code!r} of the standard library is unknown")
+    return kind.make(reader.value(depth))
+
+
+def _enum(reader: _Reader, depth: int) -> Any:
+    module, qualname, name = reader.text(), reader.text(), reader.text()
+    member = _stdlib.enum_member(module, qualname, name)
+    if member is None:
+        raise _Unknown(
+            f"the payload holds {module[:100]}.{qualname[:100]}.{name[:100]}, and no enum that "
+            "this process has imported has that member: import its module on every rank, or call "
+            "hpcdist.register_object_type for the class"
+        )
+    return member
+
+
 def _np_dtype(reader: _Reader, depth: int) -> Any:
     return _arrays.dtype_from_plain(reader.key(depth))
 
@@ -340,4 +360,6 @@ _COMPOUND: dict[bytes, Callable[[_Reader, int], Any]] = {
     f.TORCH_SIZE: _torch_size,
     f.TENSOR: _tensor,
     f.REGISTERED: _registered,
+    f.STDLIB: _of_stdlib,
+    f.ENUM: _enum,
 }

@@ -50,12 +50,13 @@ def register_object_type(
     Parameters
     ----------
     cls : type
-        The class. Dataclasses, enums and named tuples need nothing more: a dataclass travels as its
-        fields (``__init__`` and ``__post_init__`` are not called on arrival, as with pickle), an
-        enum member as its name, a named tuple as its values.
+        The class. Dataclasses, enums, named tuples and classes with plain attributes need nothing
+        more: a dataclass travels as its fields (``__init__`` and ``__post_init__`` are not called
+        on arrival, as with pickle), an enum member as its name, a named tuple as its values, any
+        other object as its ``__dict__``.
     encode : callable, optional
-        ``encode(instance)`` returns anything that the codec can carry. Needed with `decode` for
-        every other class.
+        ``encode(instance)`` returns anything that the codec can carry. Needed with `decode` for a
+        class with ``__slots__``, with its own ``__new__`` or with methods of pickle's.
     decode : callable, optional
         ``decode(value)`` makes the instance again. It runs on data that another rank sent: check
         what it is given.
@@ -117,7 +118,33 @@ def is_namedtuple_type(cls: type) -> bool:
 
 def registers_by_itself(cls: type) -> bool:
     """Return whether ``register_object_type(cls)`` needs no functions."""
-    return dataclasses.is_dataclass(cls) or issubclass(cls, enum.Enum) or is_namedtuple_type(cls)
+    return (
+        dataclasses.is_dataclass(cls)
+        or issubclass(cls, enum.Enum)
+        or is_namedtuple_type(cls)
+        or _has_plain_attributes(cls)
+    )
+
+
+def _has_plain_attributes(cls: Any) -> bool:
+    """Return whether an instance's ``__dict__`` is all there is to it."""
+    ours = [base for base in cls.__mro__ if base is not object]
+    own = {name for base in ours for name in vars(base)}
+    return (
+        cls.__new__ is object.__new__
+        and cls.__dictoffset__ != 0
+        and not issubclass(cls, BaseException)
+        and not own
+        & {
+            "__slots__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__getstate__",
+            "__setstate__",
+            "__getnewargs__",
+            "__getnewargs_ex__",
+        }  # fmt: skip
+    )
 
 
 def _default_entry(cls: type) -> Entry:
@@ -127,10 +154,26 @@ def _default_entry(cls: type) -> Entry:
         return _enum_entry(cls)
     if is_namedtuple_type(cls):
         return _namedtuple_entry(cls)
+    if _has_plain_attributes(cls):
+        return _plain_entry(cls)
     raise TypeError(
-        f"{type_name(cls)} is no dataclass, enum or named tuple: "
+        f"{type_name(cls)} is no dataclass, enum, named tuple or class of plain attributes: "
         "register_object_type(cls, encode, decode) needs both functions"
     )
+
+
+def _plain_entry(cls: Any) -> Entry:
+    def encode(instance: Any) -> dict[str, Any]:
+        return dict(vars(instance))
+
+    def decode(state: Any) -> Any:
+        if type(state) is not dict or not all(type(name) is str for name in state):
+            raise ValueError(f"an object of {type_name(cls)} travels as a dict of its attributes")
+        instance = object.__new__(cls)
+        vars(instance).update(state)
+        return instance
+
+    return Entry(cls, encode, decode)
 
 
 def _dataclass_entry(cls: Any) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import reprlib
 import struct
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.codec import _arrays, _registry
+from hpcdist.codec import _arrays, _registry, _stdlib
 from hpcdist.codec import _format as f
 from hpcdist.codec._choice import HOW_TO_ALLOW
 from hpcdist.codec._format import Refused
@@ -64,6 +65,10 @@ class _Writer:
         """Find how to write an object whose exact type is in no table, or refuse it."""
         if _registry.by_type(type(obj)) is not None:
             return _registered
+        if type(obj) in _stdlib.by_type:
+            return _of_stdlib
+        if isinstance(obj, enum.Enum):
+            return _enum
         if isinstance(obj, np.generic):
             return _np_scalar
         if isinstance(obj, np.dtype):
@@ -256,6 +261,20 @@ def _registered(writer: _Writer, obj: Any, depth: int) -> None:
     except Refused as refused:
         refused.inside(f" (what {type(obj).__name__} encodes to)")
         raise
+
+
+def _of_stdlib(writer: _Writer, obj: Any, depth: int) -> None:
+    kind = _stdlib.by_type[type(obj)]
+    state = kind.plain(obj)
+    writer.out += f.STDLIB + kind.code
+    writer.value(state, depth)
+
+
+def _enum(writer: _Writer, obj: enum.Enum, depth: int) -> None:
+    path = _stdlib.enum_path(obj)
+    writer.out += f.ENUM
+    for text in path:
+        _text(writer.out, text)
 
 
 def _np_dtype(writer: _Writer, obj: np.dtype[Any], depth: int) -> None:

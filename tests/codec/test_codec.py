@@ -3,12 +3,18 @@
 import collections
 import dataclasses
 import datetime
+import decimal
+import enum
+import fractions
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
 import tracemalloc
+import types
+import zoneinfo
 
 import numpy as np
 import pytest
@@ -16,6 +22,7 @@ import torch
 from codec_cases import (
     Celsius,
     Colour,
+    Level,
     Point,
     Unregistered,
     UnregisteredData,
@@ -29,6 +36,12 @@ from hpcdist import codec
 from hpcdist.codec import CodecError, decode, encode, register_object_type
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+class Slotted:
+    """A class that needs functions to be registered."""
+
+    __slots__ = ("x",)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -91,7 +104,13 @@ def test_refusals_say_what_where_and_how():
     assert "HPCDIST_ALLOW_PICKLE" in text
     assert "obj['cfg'].lr" not in text
     for obj, parts in [
-        (Unregistered(), ["obj: it is of type", "encode, decode"]),
+        (Unregistered(), ["obj: it is of type", "register_object_type(Unregistered) on every"]),
+        (Slotted(), ["obj: it is of type", "encode, decode"]),
+        (collections.defaultdict(lambda: 0), ["default_factory", "dict(x)"]),
+        (datetime.datetime.now(zoneinfo.ZoneInfo("UTC")), ["ZoneInfo", "astimezone"]),
+        (re.I | re.M, ["a combination of members", "RegexFlag", "its value"]),
+        (enum.Enum("Local", "A").A, ["is not found under that name"]),
+        ({"a": collections.deque([Unregistered()])}, ["obj['a']", "[0]"]),
         (UnregisteredData(), ["register_object_type(UnregisteredData) on every rank"]),
         ({"k": {Unregistered(): 1}}, ["obj['k'] (a key)"]),
         ([{1, Unregistered()}], ["obj[0] (an element)"]),
@@ -105,8 +124,6 @@ def test_refusals_say_what_where_and_how():
         ([torch.zeros(2, device="meta")], ["obj[0]", "meta", "cpu()"]),
         (torch.zeros(2).to_sparse(), ["to_dense"]),
         (torch.zeros(2).as_subclass(type("Mine", (torch.Tensor,), {})), ["as_subclass"]),
-        (collections.defaultdict(list), ["defaultdict"]),
-        (datetime.datetime(2020, 1, 1), ["datetime"]),
         (sys, ["module"]),
         (memoryview(b"x"), ["memoryview"]),
         (type("I", (int,), {})(3), ["I"]),
@@ -114,8 +131,37 @@ def test_refusals_say_what_where_and_how():
     ]:
         message = refusal(obj)
         assert all(part in message for part in parts), message
+    assert "65536 bits" in refusal(fractions.Fraction(1, 1 << 70_000), ValueError)
     if hasattr(np.dtypes, "StringDType"):
         assert "StringDType" in refusal(np.array(["a"], dtype=np.dtypes.StringDType()))
+
+
+def test_enums_that_the_receiver_has_not_imported():
+    """Nothing is imported, and no attribute of a module or class is asked for."""
+    payload = bytes(encode(Level.HIGH))
+    module = sys.modules[Level.__module__]
+
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name):
+            raise AssertionError(f"asked for {name}")
+
+    for other in (Lazy("lazy"), types.SimpleNamespace(Level=Level), None):
+        sys.modules[Level.__module__] = other
+        try:
+            with pytest.raises(CodecError, match="no enum that this process has imported"):
+                decode(payload)
+        finally:
+            sys.modules[Level.__module__] = module
+    assert decode(payload) is Level.HIGH
+
+
+def test_registered_types_go_before_the_codecs_own():
+    register_object_type(decimal.Decimal, lambda x: [str(x)], lambda x: (x[0], "mine"))
+    try:
+        assert decode(encode(decimal.Decimal("1.5"))) == ("1.5", "mine")
+    finally:
+        forget(decimal.Decimal)
+    assert decode(encode(decimal.Decimal("1.5"))) == decimal.Decimal("1.5")
 
 
 def test_failing_encode_function_is_named():
@@ -157,7 +203,7 @@ def test_register_arguments():
         with pytest.raises(TypeError):
             register_object_type(bad)
     with pytest.raises(TypeError, match="needs both"):
-        register_object_type(Unregistered)
+        register_object_type(Slotted)
     with pytest.raises(TypeError, match="both encode and decode"):
         register_object_type(Unregistered, encode=vars)
     for known in (int, dict, np.float32, np.ndarray):

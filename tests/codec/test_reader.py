@@ -51,7 +51,7 @@ def test_mutated_payloads(traced):
     rng = random.Random(SEED)
     payloads = [bytes(encode(obj)) for obj in everything()]
     payloads = [p for p in payloads if len(p) < 2000]
-    tags = b"N10iIfcsbBltdoeEp:rmyanDVZTR&"
+    tags = b"N10iIfcsbBltdoeEp:rmyanDVZTR&LMndcqYHDZefuPpw"
     lengths = [struct.pack("<Q", n) for n in (0, 1, 255, 2**31, 2**32, 2**62, 2**63, 2**64 - 1)]
     for round_ in range(15_000):
         payload = bytearray(rng.choice(payloads))

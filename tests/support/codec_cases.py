@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import datetime
+import decimal
 import enum
+import fractions
+import http
 import os
+import pathlib
 import random
+import re
 import struct
+import uuid
 
 import numpy as np
 import torch
@@ -63,6 +70,36 @@ class Celsius:
 register_object_type(Celsius, lambda c: c.degrees, Celsius)
 
 
+@register_object_type
+class Plain:
+    """A class of plain attributes."""
+
+    def __init__(self, x):
+        raise AssertionError("not called on arrival")
+
+    def __eq__(self, other):
+        return vars(self) == vars(other)
+
+    __hash__ = None
+
+
+def plain(**attributes):
+    made = object.__new__(Plain)
+    vars(made).update(attributes)
+    return made
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+    TOP = 2
+
+
+class Outer:
+    class Inner(enum.Enum):
+        DEEP = "d"
+
+
 class Unregistered:
     pass
 
@@ -91,7 +128,16 @@ def equal(a, b):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
             equal(x, y)
+    elif isinstance(a, decimal.Decimal):
+        assert str(a) == str(b)
+    elif isinstance(a, collections.deque):
+        equal((a.maxlen, list(a)), (b.maxlen, list(b)))
+    elif isinstance(a, argparse.Namespace):
+        equal(vars(a), vars(b))
+    elif isinstance(a, (datetime.datetime, datetime.time)):
+        equal((a.isoformat(), a.fold, a.tzinfo), (b.isoformat(), b.fold, b.tzinfo))
     elif isinstance(a, dict):
+        assert getattr(a, "default_factory", 0) is getattr(b, "default_factory", 0)
         assert list(a) == list(b)
         for key in a:
             equal(a[key], b[key])
@@ -114,7 +160,32 @@ def plain_objects():
     yield from (slice(None), slice(1, None, -2), range(10, 0, -3), range(2**70, 2**70 + 3))
     yield from (datetime.timedelta(seconds=-1.5), datetime.timedelta.max, datetime.timedelta())
     yield from (Point(1.0, [Point(2.0)]), Frozen("n", (1, 2)), {Frozen("k"): 1}, Colour.BLUE)
+    yield from stdlib_objects()
+    yield from (plain(), plain(x=1, y=[plain(z=2.5)]))
     yield from (Bits.A | Bits.B, Bits(0), Pair(1, [2]), Celsius(21.5), [Celsius(1), Celsius(2)])
+
+
+def stdlib_objects():
+    """One or more of every type of the standard library."""
+    paths = (pathlib.Path("/tmp/x y"), pathlib.Path(), pathlib.PurePosixPath("a/b"))
+    yield from (*paths, pathlib.PureWindowsPath("c:/x"), {pathlib.Path("a"): 1})
+    yield from (argparse.Namespace(), argparse.Namespace(lr=0.1, sizes=[1, 2], **{"a b": None}))
+    default = collections.defaultdict(list, {"a": [1], 2: []})
+    yield from (default, collections.defaultdict(None, x=default), collections.Counter("abbccc"))
+    yield from (collections.Counter({"a": -1, "b": 0.5}), collections.Counter())
+    yield from (collections.deque([1, [2]]), collections.deque(maxlen=3), collections.deque([], 0))
+    east = datetime.timezone(datetime.timedelta(hours=5, minutes=30), "IST")
+    now = datetime.datetime(2026, 11, 22, 23, 59, 59, 999999, fold=1)
+    yield from (now, now.replace(tzinfo=datetime.timezone.utc), now.replace(tzinfo=east))
+    yield from (now.date(), now.time(), now.replace(tzinfo=east).timetz(), east)
+    yield from (datetime.timezone.utc, datetime.timezone(datetime.timedelta(-0.5)))
+    yield from (datetime.datetime.min, datetime.datetime.max, {datetime.date(1, 1, 1)})
+    for text in ("0", "-0", "1.50", "1E+999999", "-Infinity", "NaN123", "sNaN", "1e-40"):
+        yield decimal.Decimal(text)
+    yield from (fractions.Fraction(-1, 3), fractions.Fraction(2**300, 3**100), fractions.Fraction())
+    yield from (uuid.UUID(int=0), {uuid.UUID(int=2**128 - 1): decimal.Decimal("0.1")})
+    yield from (Level.LOW, Level.TOP, [Level.HIGH, {Level.LOW}], Outer.Inner.DEEP)
+    yield from (http.HTTPStatus.OK, re.RegexFlag.MULTILINE)
 
 
 def numpy_objects():

@@ -18,6 +18,23 @@ def head() -> bytes:
     return bytes(encode(None)[:8])
 
 
+def _int(n: int) -> bytes:
+    return b"i" + struct.pack("<q", n)
+
+
+def _text(text: str) -> bytes:
+    return b"s" + u64(len(text)) + text.encode()
+
+
+def _tuple(*items: bytes) -> bytes:
+    return b"t" + u64(len(items)) + b"".join(items)
+
+
+def _path(*texts: str) -> bytes:
+    """Module, class and name of a member of an enum."""
+    return b"".join(_text(text)[1:] for text in texts)
+
+
 #: Bodies behind an honest header.
 BODIES = {
     "list of 2^62": b"l" + u64(2**62),
@@ -68,6 +85,32 @@ BODIES = {
     "integers that require grad": b"T\x01" + u64(5) + b"int32" + b"\x00" + u64(4) + b"abcd",
     "function for a registered type": b"R" + u64(9) + b"os.system" + b"s" + u64(2) + b"id",
     "builtin for a registered type": b"R" + u64(13) + b"builtins.eval" + b"s" + u64(1) + b"1",
+    "kind that is none of the standard library": b"LxN",
+    "date that is none": b"LY" + _tuple(_int(2026), _int(13), _int(1)),
+    "date of texts": b"LY" + _tuple(_text("a"), _int(1), _int(1)),
+    "date of four numbers": b"LY" + _tuple(*[_int(1)] * 4),
+    "time in a zone of text": b"LH" + _tuple(*[_int(1)] * 4, _text("utc"), _int(0)),
+    "time zone of a week": b"LZ" + _tuple(b"m" + _int(7) + _int(0) + _int(0), b"N"),
+    "Decimal of nonsense": b"Le" + _text("os.system"),
+    "Decimal of a number": b"Le" + _int(1),
+    "Fraction over 0": b"Lf" + _tuple(_int(1), _int(0)),
+    "Fraction of a megabyte": b"Lf" + _tuple(b"I" + u64(1 << 20) + b"\x07" * (1 << 20), _int(6)),
+    "UUID of 3 bytes": b"Lu" + b"b" + u64(3) + b"abc",
+    "path of a number": b"LP" + _int(1),
+    "defaultdict of eval": b"Ld" + _tuple(_text("eval"), b"d" + u64(0)),
+    "defaultdict of a list": b"Ld" + _tuple(b"N", b"l" + u64(0)),
+    "Counter of a list": b"Lc" + b"l" + u64(0),
+    "deque of -1 items": b"Lq" + _tuple(_int(-1), b"l" + u64(0)),
+    "deque that is too long": b"Lq" + _tuple(_int(0), b"l" + u64(1) + b"N"),
+    "Namespace without names": b"Ln" + b"d" + u64(1) + _int(1) + b"N",
+    "Namespace as a key": b"e" + u64(1) + b"Ln" + b"d" + u64(0),
+    "kinds without content": b"Lc" * 3000,
+    "enum of no module": b"M" + _path("no.module", "E", "A"),
+    "function for an enum": b"M" + _path("os", "system", "A"),
+    "class for an enum": b"M" + _path("collections", "OrderedDict", "A"),
+    "method for a member": b"M" + _path("http", "HTTPStatus", "mro"),
+    "module in a module": b"M" + _path("os", "path.join", "A"),
+    "enum with an empty name": b"M" + _path("", "", ""),
     "type with an empty name": b"R" + u64(0) + b"N",
     "something after the end": b"NN",
 }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
+import pathlib
 from datetime import timedelta
 
 import numpy as np
@@ -31,7 +33,10 @@ def objects(rank: int) -> list:
         b"\0" * rank, bytearray(b"x"), [1] * rank, (rank, [rank]), {"rank": rank, 3: None},
         {rank, "s"}, frozenset({rank}), slice(rank), torch.float16, torch.device("cpu"),
         torch.Size([rank, 2]), timedelta(seconds=rank), np.float32(rank), range(rank),
-        collections.OrderedDict(a=rank), Config(0.1 * rank, [rank, {"deep": [rank]}]),
+        collections.OrderedDict(a=rank), collections.Counter("ab" * rank),
+        argparse.Namespace(rank=rank, path=pathlib.Path(str(rank))),
+        collections.deque([rank], 3), dist.DebugLevel.INFO,
+        Config(0.1 * rank, [rank, {"deep": [rank]}]),
         "large " * (200_000 if rank % 2 else 1),
     ]  # fmt: skip
 
