@@ -26,7 +26,7 @@ _log = log.get_logger("recorder")
 #: The version of the form, which torchfrtrace looks at.
 VERSION = "2.10"
 #: torchfrtrace knows the names of torch's own backends only, and takes no other.
-HOST, NCCL = "gloo", "nccl"
+NCCL = "nccl"
 #: Frames that an entry keeps, from the innermost of the program's own.
 _FRAMES = 6
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -168,7 +168,8 @@ class Recorder:
         timeout: float,
         p2p: str | None = None,
         joined: bool = False,
-        backend: str = HOST,
+        *,
+        backend: str,
     ) -> Entry:
         """Note an operation that begins.
 

@@ -23,6 +23,7 @@ __all__ = [
     "check",
     "explain",
     "hide_from_compiler",
+    "recorded_as",
     "untested",
     "version",
 ]
@@ -153,6 +154,18 @@ def explain() -> Iterator[None]:
         if not text:
             raise
         raise RuntimeError(f"{text}. What failed: {type(error).__name__}: {error}") from error
+
+
+def recorded_as() -> str:
+    """Return the backend under whose name torchfrtrace reads operations over MPI.
+
+    Local to this process. Before 2.12 it accepts GPU backends only.
+
+    Returns
+    -------
+    str
+    """
+    return "gloo" if version() >= (2, 12) else "xccl"
 
 
 def hide_from_compiler(module: ModuleType) -> None:

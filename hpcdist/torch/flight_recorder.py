@@ -34,7 +34,8 @@ def dump_flight_recorder(prefix: str | None = None) -> str:
     Notes
     -----
     It has the operations of torch's groups, and those of hpcdist's own groups over NCCL. Those over
-    MPI are labelled ``gloo:``, because torchfrtrace takes the names of torch's own backends only.
+    MPI are labelled ``gloo:``, because torchfrtrace takes the names of torch's own backends only;
+    before torch 2.12, which takes no ``gloo:``, they are labelled ``xccl:``.
     Source: ``torch._C._distributed_c10d._dump_nccl_trace``.
     """
     made = recorder()

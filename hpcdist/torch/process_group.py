@@ -30,7 +30,7 @@ from hpcdist.groups import sparse
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
-from hpcdist.torch.compat import NAMES
+from hpcdist.torch.compat import NAMES, recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere, by_device
 from hpcdist.torch.refused import Refusals
@@ -40,6 +40,9 @@ __all__ = ["NAME", "BridgeGroup"]
 
 #: Name of the backend.
 NAME = "hpcdist"
+
+#: What torchfrtrace is told that its operations ran over.
+RECORDED_AS = recorded_as()
 
 #: Seconds that an abort waits for operations in flight.
 _SOON = 0.001
@@ -241,7 +244,7 @@ class BridgeGroup(Refusals, ProcessGroup):
         native = self.native
         where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
         limit = call_limit() or self._comm.timeout
-        return self._recorder.add(where, name, inputs, outputs, limit, peers)
+        return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)
 
     def _collect(self, work: Work) -> Work:
         if self._coalesced is not None:

@@ -35,7 +35,9 @@ def collectives(rank: int, size: int) -> None:
     td.all_reduce(t)
     assert t.tolist() == [total] * 4
     work = td.all_reduce(t, op=td.ReduceOp.MAX, async_op=True)
-    assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.exception() is None
+    assert work.wait(timedelta(seconds=20)) and work.is_completed()
+    # the works of torch 2.10 itself cannot return one
+    assert td.get_backend() != "hpcdist" or work.exception() is None
     future = td.all_reduce(torch.ones(3), async_op=True).get_future()
     assert future.then(lambda f: f.value()[0] * 2).wait().tolist() == [2.0 * size] * 3
     work = td.all_reduce(t, op=td.ReduceOp.MIN, async_op=rank == 0)  # as torch allows

@@ -17,6 +17,7 @@ from places import ROOT
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
+from hpcdist.torch import compat
 
 pytestmark = pytest.mark.jobs
 
@@ -139,7 +140,7 @@ def test_torchfrtrace_reads_the_flight_recorder(tmp_path: Path) -> None:
     whole = [c for c in said[good].collectives if c.group_id == "0"]
     assert all(c.pass_check for c in said[good].collectives)
     assert [c.collective_name for c in whole] == [
-        f"gloo:{name}"
+        f"{compat.recorded_as()}:{name}"
         for name in ["all_reduce"] * 5
         + ["_all_gather_base", "_reduce_scatter_base", "broadcast", "all_gather", "all_to_all"]
         + ["all_reduce_barrier", "send 0->1", "all_reduce_barrier"]

@@ -97,4 +97,6 @@ class Recording:
         peers: str | None = None,
         joined: bool = False,
     ) -> Entry:
-        return self._recorder.add(self._where, name, inputs, outputs, seconds, peers, joined, NCCL)
+        return self._recorder.add(
+            self._where, name, inputs, outputs, seconds, peers, joined, backend=NCCL
+        )
