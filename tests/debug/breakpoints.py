@@ -1,4 +1,4 @@
-"""Stops rank RANK at a breakpoint: python breakpoints.py RANK."""
+"""Stops rank RANK at a breakpoint: python breakpoints.py RANK [TIMEOUT OF THE GROUP]."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import hpcdist as dist
 
-dist.init_process_group(timeout=timedelta(seconds=1))
+dist.init_process_group(timeout=timedelta(seconds=float(sys.argv[2]) if sys.argv[2:] else 1))
 rank = dist.get_rank()
 
 

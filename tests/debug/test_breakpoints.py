@@ -2,74 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 from jobs import mpirun_command
+from terminals import PATIENCE, Terminal
 
 pytestmark = pytest.mark.jobs
 
 PROGRAM = str(Path(__file__).parent / "breakpoints.py")
-#: Seconds for anything the tests wait for, on a loaded machine.
-PATIENCE = 20.0
-
-
-class Terminal:
-    """A command in a terminal of its own: type into it, and read until something appears."""
-
-    def __init__(self, *command: str, env: dict[str, str] | None = None) -> None:
-        self.text = ""
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            command, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            # Open MPI's mpirun reads from a terminal only where it is in the foreground of it
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(slave)
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self.master)
-
-    def type(self, line: str) -> None:
-        os.write(self.master, line.encode() + b"\n")
-
-    def until(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
-        """Read until the pattern appears after what was found before."""
-        end = time.monotonic() + seconds
-        while not (found := re.search(pattern, self.text)):
-            left = end - time.monotonic()
-            assert left > 0, f"{pattern!r} did not come; there is: {self.text}"
-            if select.select([self.master], [], [], min(left, 0.2))[0]:
-                try:
-                    self.text += os.read(self.master, 65536).decode("utf-8", "replace")
-                except OSError:  # the other side is closed
-                    end = min(end, time.monotonic())
-        self.text = self.text[found.end() :]
-        return found
-
-    def end(self) -> int:
-        self.until(r"\Z", 0.5)
-        return self.process.wait(PATIENCE)
 
 
 def test_on_the_rank_that_mpirun_talks_to():
@@ -115,3 +60,58 @@ def test_attaching_where_nobody_waits():
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 1 and "no rank waits at /nowhere/rank1" in done.stderr
+
+
+# --- the end of input ----------------------------------------------------------------------------
+
+
+def run(commands: bytes | int, **more: str) -> str:
+    """Run the program on two ranks, with these commands (or this file) as mpirun's input."""
+    command, env = mpirun_command(2)
+    env = {k: v for k, v in env.items() if k not in ("SLURM_JOB_ID", "PBS_JOBID")}
+    given = {"input": commands} if isinstance(commands, bytes) else {"stdin": commands}
+    done = subprocess.run(
+        [*command, sys.executable, PROGRAM, "0", "60"],
+        **given, env=env | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE,
+    )  # fmt: skip
+    text = done.stdout.decode()
+    assert done.returncode == 0, text
+    assert sorted(re.findall(r"rank (\d) waited", text)) == ["0", "1"], text
+    return text
+
+
+@pytest.mark.parametrize("commands", [subprocess.DEVNULL, b""], ids=["/dev/null", "empty"])
+def test_it_goes_on_where_there_is_no_input(commands: bytes | int) -> None:
+    assert "breakpoint: standard input is at its end: going on" in run(commands)
+
+
+def test_the_end_of_input_continues(tmp_path: Path) -> None:
+    """Open MPI's mpirun keeps the rank's pipe open after the end of its own input."""
+    text = run(b"p secret\np 6 * 7")  # the last line has no end
+    assert re.search(r"'only-rank-0-knows-1'.*^42.*end of input: going on", text, re.M | re.S)
+    (tmp_path / "commands").write_text("p secret\n")
+    with open(tmp_path / "commands", "rb") as file:
+        assert "'only-rank-0-knows-1'" in run(file.fileno())
+
+
+def test_in_a_batch_job_the_user_attaches() -> None:
+    """Its input is /dev/null, and the user is elsewhere."""
+    command, env = mpirun_command(2)
+    process = subprocess.Popen(
+        [*command, sys.executable, PROGRAM, "0", "60"],
+        env=env | {"PBS_JOBID": "7"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        found = None
+        while not found and (line := process.stdout.readline()):
+            found = re.search(r"hpcdist attach (\S+)", line)
+        with Terminal(sys.executable, "-m", "hpcdist", "attach", found[1]) as attached:
+            attached.until(r"\(Pdb, rank 0\) ")
+            attached.type("continue")
+            assert attached.process.wait(PATIENCE) == 0
+        text = process.communicate(timeout=PATIENCE)[0]
+        assert process.returncode == 0 and text.count("waited") == 2, text
+    finally:
+        process.kill()
+        process.wait()

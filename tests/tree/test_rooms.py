@@ -31,6 +31,7 @@ SHARED = {
     "codec": "codec/test_codec.py",
     "collectives/deprecated": "collectives/test_reduce.py",
     "collectives/objects_p2p": "collectives/test_objects.py",
+    "debug/standard_input": "debug/test_breakpoints.py",
     "device_mesh": "tree/test_aliases.py",
     "distributed_c10d": "tree/test_aliases.py",
     "dtypes": "kernels/test_ops.py",
