@@ -131,6 +131,7 @@ from hpcdist.startup.spawn import spawn  # noqa: E402
 from hpcdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore  # noqa: E402
 
 if TYPE_CHECKING:
+    __version__: str
     from hpcdist.data import DistributedSampler
     from hpcdist.parallel import (
         BuiltinCommHookType,
@@ -275,8 +276,12 @@ if not TYPE_CHECKING:
 
             value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
             return value
+        if name == "__version__":
+            from hpcdist.debug.versions import version_of
+
+            return version_of("hpcdist")
         raise AttributeError(f"module 'hpcdist' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

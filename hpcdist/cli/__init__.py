@@ -14,16 +14,18 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from hpcdist.debug.versions import version_of
+
 __all__ = ["COMMANDS", "main"]
 
-#: Command -> what it does, in a line. The module of the same name in this folder does it (a dash is
-#: an underscore there).
+#: Command -> what it does, in one line of a terminal. The module of the same name in this folder
+#: does it (a dash is an underscore there).
 COMMANDS: dict[str, str] = {
-    "attach": "talk to a rank that waits at hpcdist.breakpoint()",
-    "diagnose": "report what hpcdist runs on here, what is wrong, and how to fix it",
-    "launch": "start a program on several ranks, by the site's mpirun or srun",
-    "bench": "measure collectives, point to point and overlap, beside other libraries",
-    "merge-traces": "put the profiler's traces of several ranks into one",
+    "attach": "connect to a rank that waits at hpcdist.breakpoint()",
+    "bench": "measure operations, and compare with other libraries",
+    "diagnose": "report what hpcdist runs on, what is wrong, and the fix",
+    "launch": "start a program on several ranks, with mpirun or srun",
+    "merge-traces": "merge the profiler's traces of several ranks into one",
 }
 
 
@@ -38,14 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0 if all is well, 2 if the arguments make no sense.
+        The exit status: 0 if all is well, 2 if the arguments make no sense. Without a command the
+        list of them is printed.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hpcdist",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
         description="Distributed communication for deep learning on HPC clusters.",
-        epilog="python -m hpcdist COMMAND --help tells more.",
+        epilog=f"commands:\n{_listing()}\n\n"
+        "%(prog)s COMMAND --help shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"hpcdist {version_of('hpcdist')}")
+    commands = parser.add_subparsers(dest="command", prog=parser.prog, help=argparse.SUPPRESS)
     words = sys.argv[1:] if arguments is None else list(arguments)
     for name, line in COMMANDS.items():
         # Only the chosen command's module is imported, for its arguments.
@@ -54,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return module.main(words[1:])
         command = commands.add_parser(
             name,
-            help=line,
             description=module.__doc__ if module else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=module is not None,
@@ -62,7 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if module:
             module.add_arguments(command)
     options = parser.parse_args(words)
+    if options.command is None:
+        parser.print_help()
+        return 0
     return _module(options.command).run(options)
+
+
+def _listing() -> str:
+    """The commands; argparse would put a long name on a line of its own."""
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
 
 
 def _module(command: str) -> ModuleType:
