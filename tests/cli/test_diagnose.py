@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from hpcdist import _engine, launchers
 from hpcdist.cli.diagnose import (
+    advice,
     binding,
     build,
     gpu,
@@ -237,16 +239,41 @@ def test_the_rate_of_network_cards(tmp_path):
     ],
 )
 def test_bad_settings(name, value, severity, fix):
-    section = settings.collect(Place({name: value}))
+    family = "MPICH" if name.startswith("MPICH") else "Open MPI"
+    section = settings.collect(Place({name: value}), family)
     found = only(section)
     assert (found["severity"], found["fix"]) == (severity, fix)
     assert facts(section) == {name: value} and name in found["what"]
 
 
+@pytest.mark.parametrize(
+    ("family", "variable"),
+    [
+        ("MPICH", "OMPI_MCA_coll_hcoll_enable=1"),
+        ("Intel MPI", "OMPI_MCA_pml=ob1"),
+        ("Open MPI", "MPICH_MAX_THREAD_SAFETY=single"),
+    ],
+)
+def test_settings_of_another_mpi_are_shown_and_not_judged(family, variable):
+    name, _, value = variable.partition("=")
+    section = settings.collect(Place({name: value}), family)
+    assert facts(section) == {name: value} and not section.findings
+
+
+@pytest.mark.parametrize("subject", ["transport", "environment", "cores", "NUMA"])
+def test_advice_is_in_the_words_of_the_mpi(subject):
+    said = {mpi: advice.give(subject, mpi) for mpi in ("Open MPI", "MPICH", "Intel MPI", "else")}
+    assert all(said.values())
+    assert not re.search(r"OMPI_|--map-by|--bind-to|mpirun -x", said["MPICH"] + said["else"])
+    assert not re.search(r"MPIR_|I_MPI_|-genv| -bind-to", said["Open MPI"] + said["else"])
+    family = launchers.mpi_family(_engine.library_version())
+    assert advice.give(subject) == said[family]
+
+
 def test_good_settings_and_what_the_launcher_sets_itself():
     env = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "rc,sm,self", "HOME": "/root", "HPCDIST_CHECK": "off"}
     launchers_own = {"OMPI_MCA_orte_ess_num_procs": "2", "OMPI_MCA_cpu_type": "x86_64"}
-    section = settings.collect(Place(env | launchers_own))
+    section = settings.collect(Place(env | launchers_own), "Open MPI")
     assert section.findings == []
     assert sorted(facts(section)) == ["HPCDIST_CHECK", "OMPI_MCA_pml", "UCX_TLS"]
     assert facts(settings.collect(Place({}))) == {"set": "none that matters"}

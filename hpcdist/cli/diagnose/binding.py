@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from hpcdist import hardware
 
+from . import advice
 from .section import FAULT, WARNING, Place, Section
 
 __all__ = ["collect", "nodes_of", "short", "shared"]
@@ -127,7 +128,6 @@ def shared(ranks: list[tuple[int, frozenset[int]]], machine: int) -> dict[str, s
         "take turns, and every operation waits for the slowest",
         "fix": f"start at most {machine} ranks per host"
         if len(ranks) > machine
-        else "give each rank cores of its own: mpirun --map-by slot:PE=n --bind-to core (Open "
-        "MPI), -bind-to none (MPICH), "
-        "-genv I_MPI_PIN off (Intel MPI), srun --cpus-per-task=n --cpu-bind=cores",
+        else f"give each rank cores of its own: {advice.give('cores')}, or srun --cpus-per-task=n "
+        "--cpu-bind=cores",
     }

@@ -8,6 +8,7 @@ import re
 from hpcdist import _nccl_loader, hardware, launchers
 from hpcdist.errors import DistBackendError
 
+from . import advice
 from .binding import nodes_of, short
 from .section import FAULT, NOTE, WARNING, Place, Section
 
@@ -66,7 +67,7 @@ def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
         section.find(WARNING, f"this rank runs on NUMA node {short(mine)}, and its GPU is at "
                      f"node {gpu.node}: copies between them cross the processors' link",
                      "bind ranks to cores of their GPUs' nodes: srun --gpus-per-task=1 "
-                     "--gpu-bind=closest, mpirun --map-by ppr:1:numa --bind-to numa")  # fmt: skip
+                     f"--gpu-bind=closest, or {advice.give('NUMA')}")  # fmt: skip
     if launch.local_size is not None and launch.local_size > len(seen) and len(seen) > 0:
         alone = len(seen) == 1 and setting is not None
         if not alone:  # a launcher that gives each rank one GPU hides the others

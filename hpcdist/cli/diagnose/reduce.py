@@ -18,6 +18,7 @@ from hpcdist.collectives.barrier import barrier
 from hpcdist.collectives.reduce import all_reduce
 from hpcdist.groups.state import get_rank, get_world_size
 
+from . import advice
 from .section import FAULT, WARNING
 
 __all__ = ["BROKEN", "BYTES", "GOOD", "expected", "judge", "measure"]
@@ -89,8 +90,7 @@ def judge(
             "what": f"all_reduce of {BYTES >> 20} MiB takes at best {best * 1e3:.1f} ms: "
             f"{times:.1f} times what memory and links allow; up to {GOOD:g} times is good",
             "fix": "fix what is reported above first (binding, CMA, adapters). Then see whether "
-            "other jobs use the hosts, and which transport is used: OMPI_MCA_pml_base_verbose=10 "
-            "or UCX_LOG_LEVEL=info",
+            f"other jobs use the hosts, and which transport is used: {advice.give('transport')}",
         }
     if hosts == 1 and latency > SLICE:
         return {

@@ -6,6 +6,7 @@ import json
 import textwrap
 from typing import Any
 
+from . import advice
 from .binding import short
 from .section import FAULT, NOTE, WARNING
 
@@ -94,8 +95,8 @@ def _differences(
     )
     missing = "" if there == ranks or values["same"] == "host" else "; not set on the others"
     fix = (
-        "give all ranks the same environment: mpirun -x NAME (Open MPI), -genv NAME VALUE (MPICH), "
-        "srun --export=ALL; the same module loads and virtual environment on all hosts"
+        f"give all ranks the same environment: {advice.give('environment')}, srun --export=ALL; "
+        "the same module loads and virtual environment on all hosts"
     )
     return [
         {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hpcdist import config
 
+from . import advice
 from .section import FAULT, WARNING, Place, Section
 
 __all__ = ["SETTINGS", "Setting", "collect"]
@@ -91,8 +92,16 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def collect(place: Place) -> Section:
-    """What is set, and what of it is bad."""
+def collect(place: Place, family: str | None = None) -> Section:
+    """What is set, and what of it is bad for this MPI.
+
+    Parameters
+    ----------
+    place : Place
+        The environment to read.
+    family : str, optional
+        The MPI implementation; by default that of this process.
+    """
     section = Section("settings", "Settings")
     known = {setting.variable: setting for setting in SETTINGS}
     for name in sorted(place.env):
@@ -103,6 +112,8 @@ def collect(place: Place) -> Section:
             continue
         section.fact(name, value[:200], "rank" if name == "UCX_NET_DEVICES" else "job")
         setting = known.get(name)
+        if setting and advice.is_of_another(name, family):
+            continue
         if setting and value.strip().lower() in setting.bad:
             fix = f"export {name}={setting.good}" if setting.good else f"unset {name}"
             section.find(setting.severity, f"{name}={value}: {setting.why}", fix)
