@@ -23,8 +23,13 @@ ranks=$((nodes * ranks_per_node))
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 fabric=ethernet
 if grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state; then fabric=infiniband; fi
+settings=$here/env/${FABRIC:-$fabric}.sh
+if [[ ! -r $settings ]]; then
+    echo "mpirun.sh: there is no $settings: copy the folder jobscripts/env beside this script" >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/infiniband.sh
-source "$here/env/${FABRIC:-$fabric}.sh"
+source "$settings"
 
 # Not by a pipe into grep -q, which ends it early: with pipefail that counts as a failure.
 version=$(mpirun --version 2>&1 || true)

@@ -17,8 +17,17 @@ ranks=$(wc -l <"$PBS_NODEFILE")
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 ranks_per_node=$((ranks / nodes))
 cores_per_rank=$((${OMP_NUM_THREADS:-7} + 1)) # PBS sets it from ompthreads
+settings=env/${FABRIC:-infiniband}.sh
+for folder in jobscripts . "$(dirname "$0")" ""; do
+    if [[ -r $folder/$settings ]]; then break; fi
+done
+if [[ -z $folder ]]; then
+    echo "pbs.sh: $settings is neither in $PWD/jobscripts nor in $PWD. Copy the folder" \
+        "jobscripts/env there as well, or submit from the folder that contains jobscripts/." >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/infiniband.sh
-source "jobscripts/env/${FABRIC:-infiniband}.sh"
+source "$folder/$settings"
 
 options=$(mpiexec --help 2>&1 || true) # a pipe into grep -q would end it early, a failure for pipefail
 if grep -q -- --cpu-bind <<<"$options"; then
@@ -31,4 +40,4 @@ hosts=$(mktemp)
 trap 'rm -f "$hosts"' EXIT
 sort -u "$PBS_NODEFILE" >"$hosts"
 HOSTS="$hosts" RANKS_PER_NODE="$ranks_per_node" CORES_PER_RANK="$cores_per_rank" \
-    bash jobscripts/mpirun.sh "${program[@]}"
+    bash "$folder/mpirun.sh" "${program[@]}"

@@ -13,8 +13,17 @@
 set -euo pipefail
 : "${IMAGE:?which image? IMAGE=train.sif sbatch ...}"
 cores_per_rank=${SLURM_CPUS_PER_TASK:-1}
+settings=env/${FABRIC:-infiniband}.sh
+for folder in jobscripts . "$(dirname "$0")" ""; do
+    if [[ -r $folder/$settings ]]; then break; fi
+done
+if [[ -z $folder ]]; then
+    echo "slurm-apptainer.sh: $settings is neither in $PWD/jobscripts nor in $PWD. Copy the folder" \
+        "jobscripts/env there as well, or submit from the folder that contains jobscripts/." >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/infiniband.sh
-source "jobscripts/env/${FABRIC:-infiniband}.sh"
+source "$folder/$settings"
 
 # The working folder and Slurm's own (PMIx keeps its sockets there) must be visible inside. /dev/shm
 # is the node's, which the ranks of a node share: no --contain. --nv brings the GPU's driver in.

@@ -12,8 +12,17 @@
 # Tasks per node is the number of GPUs of a node.
 set -euo pipefail
 cores_per_rank=${SLURM_CPUS_PER_TASK:-1}
+settings=env/${FABRIC:-infiniband}.sh
+for folder in jobscripts . "$(dirname "$0")" ""; do
+    if [[ -r $folder/$settings ]]; then break; fi
+done
+if [[ -z $folder ]]; then
+    echo "slurm-gpu-infiniband.sh: $settings is neither in $PWD/jobscripts nor in $PWD. Copy the folder" \
+        "jobscripts/env there as well, or submit from the folder that contains jobscripts/." >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/infiniband.sh
-source "jobscripts/env/${FABRIC:-infiniband}.sh"
+source "$folder/$settings"
 
 mpi=pmix
 version=$(mpirun --version 2>&1 || true) # a pipe into grep -q would end it early, a failure for pipefail

@@ -11,6 +11,15 @@
 # --mpi=pmi2 or none every rank would be a world of one; hpcdist raises and names the right one.
 set -euo pipefail
 cores_per_rank=${SLURM_CPUS_PER_TASK:-1}
+settings=env/${FABRIC:-ethernet}.sh
+for folder in jobscripts . "$(dirname "$0")" ""; do
+    if [[ -r $folder/$settings ]]; then break; fi
+done
+if [[ -z $folder ]]; then
+    echo "slurm-pmix.sh: $settings is neither in $PWD/jobscripts nor in $PWD. Copy the folder" \
+        "jobscripts/env there as well, or submit from the folder that contains jobscripts/." >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/ethernet.sh
-source "jobscripts/env/${FABRIC:-ethernet}.sh"
+source "$folder/$settings"
 exec srun --mpi=pmix --cpus-per-task="$cores_per_rank" --cpu-bind=cores --kill-on-bad-exit=1 "$@"

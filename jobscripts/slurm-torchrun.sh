@@ -13,8 +13,17 @@
 set -euo pipefail
 ranks_per_node=${RANKS_PER_NODE:-4}
 cores_per_rank=$((SLURM_CPUS_PER_TASK / ranks_per_node))
+settings=env/${FABRIC:-ethernet}.sh
+for folder in jobscripts . "$(dirname "$0")" ""; do
+    if [[ -r $folder/$settings ]]; then break; fi
+done
+if [[ -z $folder ]]; then
+    echo "slurm-torchrun.sh: $settings is neither in $PWD/jobscripts nor in $PWD. Copy the folder" \
+        "jobscripts/env there as well, or submit from the folder that contains jobscripts/." >&2
+    exit 1
+fi
 # shellcheck source=jobscripts/env/ethernet.sh
-source "jobscripts/env/${FABRIC:-ethernet}.sh"
+source "$folder/$settings"
 
 # All agents meet at the first node. The port is the job's own, for jobs that share a node.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

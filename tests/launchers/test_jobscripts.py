@@ -23,17 +23,24 @@ PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
 
 def run(script: str, *arguments: str, first: Path | None = None, **env: str) -> str:
     """Run a job script, with `first` before everything else on PATH; return what it printed."""
+    done = start(SCRIPTS / script, *arguments, first=first, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start(
+    script: Path, *arguments: str, first: Path | None = None, folder: Path = ROOT, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a job script in a folder, and return how it ended."""
     mine = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "HOSTS")}
     mine.setdefault("FABRIC", "ethernet")
     mine["PATH"] = f"{first or Path(find_mpirun()).parent}:{mine['PATH']}"
     if os.getuid() == 0:
         mine |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = ["bash", str(SCRIPTS / script), *arguments]
-    done = subprocess.run(
-        command, env=mine | env, cwd=ROOT, capture_output=True, text=True, timeout=60
+    command = ["bash", str(script), *arguments]
+    return subprocess.run(
+        command, env=mine | env, cwd=folder, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def stand_in(folder: Path, name: str, help_text: str = "") -> None:
@@ -188,11 +195,55 @@ def test_lsf_and_flux(tmp_path: Path) -> None:
     assert text.strip() == "flux run -n 4 -c 1 python x.py (OMP_NUM_THREADS=1)"
 
 
+#: Each script with what its scheduler sets, and what it starts.
+COPIED = {
+    "flux.sh": ({}, "flux"),
+    "lsf.sh": ({"PROGRAM": "python x.py"}, "jsrun"),
+    "mpirun.sh": ({}, "mpirun"),
+    "pbs.sh": ({"PBS_NODEFILE": "nodes", "PROGRAM": "python x.py"}, "mpirun"),
+    "slurm-apptainer.sh": ({"IMAGE": "train.sif"}, "srun"),
+    "slurm-cpu-infiniband.sh": ({}, "srun"),
+    "slurm-gpu-infiniband.sh": ({}, "srun"),
+    "slurm-pmi2.sh": ({}, "srun"),
+    "slurm-pmix.sh": ({}, "srun"),
+    "slurm-torchrun.sh": (
+        {"SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a",
+         "SLURM_JOB_NUM_NODES": "1"},
+        "srun",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copied_script_works_or_says_what_to_copy(name: str, tmp_path: Path) -> None:
+    """In a project of the user's: alone, and with the files that the README names."""
+    project, programs, spool = (tmp_path / each for each in ("project", "programs", "spool"))
+    for folder in (project, programs, spool):
+        folder.mkdir()
+    env, starts = COPIED[name]
+    (project / "nodes").write_text("a\nb\n")
+    env = env | {"PBS_O_WORKDIR": str(project)}
+    for program in ("flux", "jsrun", "mpiexec", "mpirun", "scontrol", "srun"):
+        stand_in(programs, program, "HYDRA")
+    # a batch system runs a copy of the script from a folder of its own
+    script = (project if name == "mpirun.sh" else spool) / name
+    shutil.copy(SCRIPTS / name, script)
+    alone = start(script, "python", "x.py", first=programs, folder=project, **env)
+    assert alone.returncode == 1 and not alone.stdout, alone.stdout
+    assert "jobscripts/env" in alone.stderr and "copy" in alone.stderr.lower(), alone.stderr
+    shutil.copytree(SCRIPTS / "env", project / "env")
+    shutil.copy(SCRIPTS / "mpirun.sh", project / "mpirun.sh")
+    copied = start(script, "python", "x.py", first=programs, folder=project, **env)
+    assert copied.returncode == 0 and copied.stdout.startswith(f"{starts} "), copied.stderr
+    assert "x.py" in copied.stdout
+
+
 @pytest.mark.any_mpi
 def test_every_script_is_in_the_readme_and_well_written() -> None:
     text = (SCRIPTS / "README.md").read_text()
     scripts = sorted(SCRIPTS.glob("*.sh"))
-    assert len(scripts) == 10
+    assert len(scripts) == 10 and {script.name for script in scripts} == set(COPIED)
     for script in scripts:
         assert f"[{script.name}]({script.name})" in text
         assert os.access(script, os.X_OK)
