@@ -8,6 +8,7 @@ Every process runs this same file. MPI, or the launcher, tells each of them its 
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 
@@ -18,6 +19,8 @@ import hpcdist as dist
 
 
 def main() -> None:
+    argparse.ArgumentParser(description="Who is here?").parse_args()
+
     # No address, no port, no environment variables: under mpirun and srun, MPI knows it all.
     dist.init_process_group()
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from say import on_terminal
 from torch import nn
 from torch.nn import functional as F
 from where import add_options, start
@@ -46,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--double", action="store_true", help="float64: rounding shows nowhere")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint each epoch")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from a checkpoint")
-    parser.add_argument("--no-progress", action="store_true", help="table only, for log files")
+    parser.add_argument("--no-progress", action="store_true", help="a line per epoch, no bar")
     arguments = add_options(parser).parse_args()
     numbers = (arguments.epochs, arguments.batch_size, arguments.threads, arguments.lr)
     if not all(number > 0 for number in numbers):
@@ -141,7 +142,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def progress_bar(steps: int) -> Any:
-    """A progress bar; None, and a word about it, without tqdm."""
+    """A progress bar; None where the output is no terminal, and, with a notice, without tqdm."""
+    if not on_terminal():
+        return None  # a log file gets a line per epoch
     try:
         from tqdm import tqdm
     except ImportError:

@@ -27,7 +27,7 @@ def spirals(points: int = 768) -> TensorDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Train on two spirals with stock PyTorch.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     device = parser.parse_args().device
     if device == "cuda" and not torch.cuda.is_available():

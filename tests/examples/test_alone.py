@@ -20,6 +20,12 @@ pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 
+#: All but the modules that they share.
+PROGRAMS = sorted(
+    str(path.relative_to(EXAMPLES))
+    for path in EXAMPLES.rglob("*.py")
+    if "__main__" in path.read_text()
+)
 
 Run = Callable[[str], subprocess.CompletedProcess[str]]
 
@@ -151,6 +157,18 @@ def test_help_names_every_option(
     text = capsys.readouterr().out
     for option in ("--epochs", "--batch-size", "--lr", "--save", "--resume", "--seed", "--threads"):
         assert option in text
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_example_answers_help(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    text = capsys.readouterr().out
+    assert ended.value.code == 0 and not dist.is_initialized()
+    assert text.startswith("usage: ") and re.search(r"\n\n[A-Z].*\n", text), "no description"
 
 
 # --- GPUs ----------------------------------------------------------------------------------------

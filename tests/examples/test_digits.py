@@ -1,20 +1,25 @@
-"""examples/train_digits.py on two ranks: the accuracy, checkpoints, what it refuses."""
+"""examples/train_digits.py on two ranks: accuracy, checkpoints, progress, what it refuses."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from example_runs import EXAMPLES, example, fingerprint
-from jobs import run_job
+from jobs import mpirun_command, run_job
+from terminals import Terminal
 
 pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 ROW = re.compile(r"^ +(\d+) +([\d.]+) +([\d.]+)% +(\d+) +([\d.]+)%$", re.MULTILINE)
+
+#: What the progress bar shows.
+STEPS = re.compile(r"(\d+)/(\d+) \[")
 
 
 def accuracy(text: str) -> float:
@@ -49,9 +54,17 @@ def test_digits_resumed_end_like_those_that_were_not_interrupted(tmp_path: Path)
     assert one["epoch"] == other["epoch"] == 4
     assert all(torch.equal(one["model"][k], other["model"][k]) for k in one["model"])
     assert sorted(os.listdir(tmp_path)) == ["part.pt", "whole.pt"]
-    # the progress bar comes from one rank only
-    steps = re.findall(r"(\d+)/(\d+) \[", first.text)
-    assert {total for _, total in steps} == {"48"}
+    assert not STEPS.findall(first.text), "a bar in a log file"
+
+
+@pytest.mark.deadline(90)
+def test_a_terminal_gets_a_progress_bar_of_one_rank() -> None:
+    command, env = mpirun_command(2)
+    with Terminal(*command, sys.executable, TRAIN, "--epochs", "1", env=env) as terminal:
+        text = terminal.until(r"(?s).*parameters equal", 80)[0]
+        assert terminal.end() == 0
+    steps = STEPS.findall(text)
+    assert {total for _, total in steps} == {"24"}
     counts = [int(done) for done, _ in steps]
     assert counts == sorted(counts) and counts[0] == 0
 
