@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.state import ProcessGroup
@@ -10,6 +10,34 @@ from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
 
 __all__ = ["all_to_all", "all_to_all_single"]
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+) -> Work | None: ...
 
 
 def all_to_all(
@@ -56,6 +84,40 @@ def all_to_all(
     """
     comm = _world.comm if group is None else _comm_of(group)
     return comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+
+@overload
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Any = ...,
+    input_split_sizes: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Any = ...,
+    input_split_sizes: Any = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Any = ...,
+    input_split_sizes: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+) -> Work | None: ...
 
 
 def all_to_all_single(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
@@ -13,6 +13,34 @@ from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
 
 __all__ = ["barrier"]
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+    device_ids: Any = ...,
+    timeout: timedelta | None = ...,
+) -> None: ...
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+    device_ids: Any = ...,
+    timeout: timedelta | None = ...,
+) -> Work: ...
+
+
+@overload
+def barrier(
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+    device_ids: Any = ...,
+    timeout: timedelta | None = ...,
+) -> Work | None: ...
 
 
 def barrier(

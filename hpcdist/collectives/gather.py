@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.state import ProcessGroup, _resolve
@@ -18,6 +18,24 @@ __all__ = [
     "gather_into_tensor",
     "gather_single",
 ]
+
+
+@overload
+def all_gather(
+    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+) -> None: ...
+
+
+@overload
+def all_gather(
+    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., *, async_op: Literal[True]
+) -> Work: ...
+
+
+@overload
+def all_gather(
+    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., async_op: bool = ...
+) -> Work | None: ...
 
 
 def all_gather(
@@ -63,6 +81,31 @@ def all_gather(
     return comm.all_gather(tensor_list, tensor, async_op)
 
 
+@overload
+def all_gather_single(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def all_gather_single(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def all_gather_single(
+    output_tensor: Any, input_tensor: Any, group: ProcessGroup | None = ..., async_op: bool = ...
+) -> Work | None: ...
+
+
 def all_gather_single(
     output_tensor: Any,
     input_tensor: Any,
@@ -106,6 +149,34 @@ def all_gather_single(
 all_gather_into_tensor = all_gather_single
 
 
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def all_gather_coalesced(
+    output_tensor_lists: Any,
+    input_tensor_list: Any,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+) -> Work | None: ...
+
+
 def all_gather_coalesced(
     output_tensor_lists: Any,
     input_tensor_list: Any,
@@ -143,6 +214,40 @@ def all_gather_coalesced(
     """
     comm = _world.comm if group is None else _comm_of(group)
     return comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+
+
+@overload
+def gather(
+    tensor: Any,
+    gather_list: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+) -> None: ...
+
+
+@overload
+def gather(
+    tensor: Any,
+    gather_list: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+) -> Work: ...
+
+
+@overload
+def gather(
+    tensor: Any,
+    gather_list: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+) -> Work | None: ...
 
 
 def gather(
@@ -195,6 +300,40 @@ def gather(
         dst = 0
     root = pg._root("gather", tensor, dst, group_dst, "dst")
     return pg._gather(tensor, gather_list, root, async_op)
+
+
+@overload
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+) -> None: ...
+
+
+@overload
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+) -> Work: ...
+
+
+@overload
+def gather_single(
+    tensor: Any,
+    gather_tensor: Any = ...,
+    dst: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+) -> Work | None: ...
 
 
 def gather_single(

@@ -18,7 +18,7 @@ def isend(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
-) -> Work | None:
+) -> Work:
     """Begin to send a tensor to one rank.
 
     That rank must receive it. :func:`send_object_list` uses the tag 1022.
@@ -39,7 +39,7 @@ def isend(
     Returns
     -------
     Work or None
-        The handle; None outside the group, with a warning.
+        The handle; None outside the group, with a warning. Type checkers see a Work.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def irecv(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> Work | None:
+) -> Work:
     """Begin to receive a tensor from one rank, or from any.
 
     That rank must send it.
@@ -86,7 +86,7 @@ def irecv(
     Returns
     -------
     Work or None
-        The handle; None outside the group, with a warning.
+        The handle; None outside the group, with a warning. Type checkers see a Work.
 
     Raises
     ------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
-from hpcdist.groups.methods import as_list, reals_or_raise, sparse_or_raise
 from hpcdist.groups.state import ProcessGroup, _resolve
 from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
+from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
 
 __all__ = [
     "all_reduce",
@@ -21,6 +21,24 @@ __all__ = [
 ]
 
 _SUM = ReduceOp.SUM
+
+
+@overload
+def all_reduce(
+    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+) -> None: ...
+
+
+@overload
+def all_reduce(
+    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+) -> Work: ...
+
+
+@overload
+def all_reduce(
+    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+) -> Work | None: ...
 
 
 def all_reduce(
@@ -70,6 +88,24 @@ def all_reduce(
         return sparse_or_raise(comm, tensor, op, async_op)
 
 
+@overload
+def all_reduce_coalesced(
+    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+) -> None: ...
+
+
+@overload
+def all_reduce_coalesced(
+    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+) -> Work: ...
+
+
+@overload
+def all_reduce_coalesced(
+    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+) -> Work | None: ...
+
+
 def all_reduce_coalesced(
     tensors: Any, op: Any = _SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
@@ -112,6 +148,40 @@ def all_reduce_coalesced(
         return comm.all_reduce_coalesced(listed, op, async_op)
     except TypeError as error:
         return reals_or_raise(comm, listed, op, async_op, error)
+
+
+@overload
+def reduce(
+    tensor: Any,
+    dst: int | None = ...,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+    group_dst: int | None = ...,
+) -> None: ...
+
+
+@overload
+def reduce(
+    tensor: Any,
+    dst: int | None = ...,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+    group_dst: int | None = ...,
+) -> Work: ...
+
+
+@overload
+def reduce(
+    tensor: Any,
+    dst: int | None = ...,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+    group_dst: int | None = ...,
+) -> Work | None: ...
 
 
 def reduce(
@@ -163,6 +233,37 @@ def reduce(
     return pg._comm.reduce(tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op)
 
 
+@overload
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+) -> Work | None: ...
+
+
 def reduce_scatter(
     output: Any,
     input_list: Any,
@@ -206,6 +307,33 @@ def reduce_scatter(
     """
     comm = _world.comm if group is None else _comm_of(group)
     return comm.reduce_scatter(output, input_list, op, async_op)
+
+
+@overload
+def reduce_scatter_single(
+    output: Any,
+    input: Any,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+) -> None: ...
+
+
+@overload
+def reduce_scatter_single(
+    output: Any,
+    input: Any,
+    op: Any = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+) -> Work: ...
+
+
+@overload
+def reduce_scatter_single(
+    output: Any, input: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+) -> Work | None: ...
 
 
 def reduce_scatter_single(

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.state import ProcessGroup, _resolve
 
 __all__ = ["scatter"]
+
+
+@overload
+def scatter(
+    tensor: Any,
+    scatter_list: Any = ...,
+    src: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
+    group_src: int | None = ...,
+) -> None: ...
+
+
+@overload
+def scatter(
+    tensor: Any,
+    scatter_list: Any = ...,
+    src: int | None = ...,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
+    group_src: int | None = ...,
+) -> Work: ...
+
+
+@overload
+def scatter(
+    tensor: Any,
+    scatter_list: Any = ...,
+    src: int | None = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
+    group_src: int | None = ...,
+) -> Work | None: ...
 
 
 def scatter(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from hpcdist.backends import cuda, registry
 from hpcdist.backends.base import BackendOptions
@@ -31,7 +31,7 @@ def new_group(
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
-) -> Any:
+) -> ProcessGroup:
     """Make a group of some ranks of the world.
 
     All members must call it; other processes may. Members of several groups must make them in the
@@ -61,7 +61,7 @@ def new_group(
     Returns
     -------
     ProcessGroup or GroupMember.NON_GROUP_MEMBER
-        The latter on processes outside the group.
+        The latter on processes outside the group; type checkers see a ProcessGroup.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def new_group(
     # checked on all processes, so that all of them raise the error
     limit = time_limit(timeout, parent)
     if parent._comm.rank not in members:
-        return GroupMember.NON_GROUP_MEMBER
+        return cast(ProcessGroup, GroupMember.NON_GROUP_MEMBER)
     divides = len(members) == len(parent._ranks)
     return make(parent, members, limit, backend, pg_options, group_desc, divides, None, device_id)
 
