@@ -80,6 +80,7 @@ class Settings:
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         """Register one of torch's two built-in hooks; see :meth:`register_comm_hook`."""
         self.register_comm_hook(None, builtin(comm_hook_type))
+        self._stats.describe(comm_hook=f"BuiltinCommHookType.{comm_hook_type.name}")
 
     def _register_buffer_comm_hook(
         self,

@@ -74,7 +74,7 @@ class Reducer:
     after_backward : list of torch.futures.Future
         Waited for at the end of the next backward pass; buffer hooks put theirs here.
     before_backward : callable or None
-        Called at the start of each backward pass that averages gradients.
+        Called at the start of each backward pass.
     transfer : Transfer
         What moves the buckets.
     """
@@ -115,6 +115,7 @@ class Reducer:
         total = len(self._parameters)
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
+        self._local_task = -1  # the same, of the last one that did not average
         self._creates_graph = False
         self._running = False  # the first gradient of the pass is ready
         self._static: list[int] | None = None  # gradients of each parameter, once counted
@@ -280,6 +281,7 @@ class Reducer:
             raise RuntimeError(texts.held("the next backward"))
         if self._task is None:
             if not self._expected:
+                self._begin_local()
                 if self._pipeline.tracks and parameter.grad is not None:
                     self._usage.note(index)  # under no_sync: the next pass averages it
                 return False
@@ -288,6 +290,18 @@ class Reducer:
             raise self._error(texts.create_graph())
         self._begin_pass()
         return True
+
+    def _begin_local(self) -> None:
+        """Prepare at the first gradient of a pass that does not average, before anything steps.
+
+        This hook of a parameter runs before those of its gradient's node, where torch attaches
+        optimizers.
+        """
+        task = _current_graph_task()
+        if task != self._local_task:
+            self._local_task = task
+            if self.before_backward is not None:
+                self.before_backward()
 
     def _begin_pass(self) -> None:
         self._running = True

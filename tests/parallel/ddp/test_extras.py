@@ -357,6 +357,8 @@ def test_builtin_hooks_and_logger() -> None:
     for kind in (*dist.BuiltinCommHookType, torch.distributed.BuiltinCommHookType.FP16_COMPRESS):
         model, reference = DDP(Net()), DDP(Net())
         model._register_builtin_comm_hook(kind)
+        found = model._get_ddp_logging_data()["comm_hook"]
+        parallel_assert(found == f"BuiltinCommHookType.{kind.name}", found)
         for each in (model, reference):
             loss(each, x).backward()
         parallel_assert(apart(model, reference) < 1e-3)

@@ -296,7 +296,9 @@ def test_optimizers_attached_after_wrapping() -> None:
         other(mine(data(1)[0]))
 
 
-@pytest.mark.parametrize("when", ["after forward", "before no_sync"])
+@pytest.mark.parametrize(
+    "when", ["after forward", "before no_sync", "after a forward under no_sync", "bare module"]
+)
 def test_optimizers_attached_at_any_time(when: str) -> None:
     net, alone = Net(), Net()
     model = DDP(net, bucket_cap_mb=0.0001)
@@ -310,6 +312,14 @@ def test_optimizers_attached_at_any_time(when: str) -> None:
         loss = squares(model, mine(first))
         attach()
         loss.backward()
+    elif when in ("after a forward under no_sync", "bare module"):
+        with model.no_sync():
+            loss = squares(net if when == "bare module" else model, mine(first))
+        attach()
+        loss.backward()
+        parallel_assert(distance(model, alone) == 0)  # nothing steps before the average
+        squares(model, mine(first)).backward()
+        squares(alone, first).backward()
     else:
         attach()
         with model.no_sync():
