@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 _HEAD = re.compile(r"(skipped|failed): (.+)")
+#: What torch says where a GPU is missing.
+_NO_GPU = re.compile(
+    "CUDA driver version|no GPUs found|No CUDA GPUs|NVIDIA driver|ccelerator device"
+    "|modulo by zero|CUDA error|built in|GPU modules|ackend doesn't support "
+)
 _TEST = re.compile(r"(test_\w+)(?: \[([\w ,]+)\])?")
 
 
@@ -117,3 +122,25 @@ class Table:
                 f"{test}: the suite has no such test; its entry is needless" for test in known
             ]
         return found
+
+    def regressions(self, side: str, np: int, outcomes: Mapping[str, Seen]) -> list[str]:
+        """Say what goes wrong with another torch than the table's, as :meth:`differences`.
+
+        Other versions, and builds for GPUs, skip other tests and say other words. What remains are
+        tests that crash, and those that fail although the table has no failure of theirs and they
+        need no GPU.
+        """
+        known = {e.test for e in self.entries if e.holds(side, np) and e.kind == "failed"}
+        return [
+            f"{test}: {seen.kind}: {seen.reason[:300]}"
+            for test, seen in outcomes.items()
+            if seen.kind == "crashed"
+            or (seen.kind == "failed" and test not in known and not _NO_GPU.search(seen.reason))
+        ]
+
+
+def of_this_torch() -> bool:
+    """Whether the table was written for the torch that is imported: 2.13, its build for CPUs."""
+    import torch
+
+    return str(torch.__version__).startswith("2.13.") and torch.version.cuda is None

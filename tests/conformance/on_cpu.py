@@ -95,6 +95,24 @@ class _Cuda(ModuleType):
         yield
 
 
+class _Accelerator(ModuleType):
+    """torch.accelerator with the same devices: from 2.15 on the suite asks it."""
+
+    def __init__(self, cuda: _Cuda) -> None:
+        super().__init__("torch.accelerator")
+        self.is_available = cuda.is_available
+        self.device_count = cuda.device_count
+        self.set_device_index = cuda.set_device
+        self.current_device_index = cuda.current_device
+        self.synchronize = cuda.synchronize
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.accelerator, name)
+
+    def current_accelerator(self, check_available: bool = False) -> torch.device:
+        return torch.device("cuda")
+
+
 class _IsDevice(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.device)
@@ -108,13 +126,14 @@ class _Device(metaclass=_IsDevice):
 
 
 class _Torch(ModuleType):
-    """torch with that torch.cuda."""
+    """torch with that torch.cuda and torch.accelerator."""
 
     device = _Device
 
     def __init__(self, ranks: int) -> None:
         super().__init__("torch")
         self.cuda = _Cuda(ranks)
+        self.accelerator = _Accelerator(self.cuda)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
