@@ -127,10 +127,9 @@ class Table:
         """Say what goes wrong with another torch than the table's, as :meth:`differences`.
 
         Other versions, and builds for GPUs, skip other tests and say other words. What remains are
-        tests that crash, and those that fail although the table has no failure of theirs and they
-        need no GPU.
+        tests that crash, and those that fail although they have no entry and need no GPU.
         """
-        known = {e.test for e in self.entries if e.holds(side, np) and e.kind == "failed"}
+        known = {entry.test for entry in self.entries if entry.holds(side, np)}
         return [
             f"{test}: {seen.kind}: {seen.reason[:300]}"
             for test, seen in outcomes.items()
