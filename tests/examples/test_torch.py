@@ -26,7 +26,7 @@ def losses(text: str, what: str) -> dict[int, float]:
 def switched(script: str) -> str:
     """The script after the change that docs/torch.md shows."""
     page = (ROOT / "docs" / "torch.md").read_text()
-    (change,) = re.findall(r"```diff\n(.*?)```", page, re.S)
+    change = re.findall(r"```diff\n(.*?)```", page, re.S)[0]
     lines = change.splitlines()
     assert [line[0] for line in lines] == ["+", "-", "+"], change
     added, before, after = (line[1:] for line in lines)

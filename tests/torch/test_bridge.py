@@ -42,6 +42,12 @@ def test_stock_torch_runs_over_mpi(np: int, backend: str) -> None:
     assert sum("is done" in line for line in said) == np
 
 
+@pytest.mark.parametrize("first", ["native", "torch"])
+def test_both_sides_see_one_world_whichever_is_started_first(first: str) -> None:
+    ended = run_job(2, str(HERE / "bridge_both.py"), first)
+    assert ended.code == 0 and ended.text.count("well") == 2, ended.text
+
+
 def test_tensors_on_a_gpu_go_to_the_backend_of_their_device() -> None:
     ended = run_job(3, str(HERE / "bridge_cuda.py"))
     assert ended.code == 0 and ended.text.count("well") == 3, ended.text
