@@ -44,7 +44,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="train with FSDP2 over MPI, save with DCP")
+    parser = argparse.ArgumentParser(description="Train with FSDP2 over MPI, save with DCP")
     parser.add_argument("--steps", type=int, default=40, help="in all, those before included (40)")
     parser.add_argument("--folder", help="where to save, and to go on from if it is there")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

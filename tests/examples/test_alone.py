@@ -20,12 +20,10 @@ pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 
+#: Without those of client libraries, which know nothing of hpcdist.
+OWN = [path for path in EXAMPLES.rglob("*.py") if path.parent.name != "clients"]
 #: All but the modules that they share.
-PROGRAMS = sorted(
-    str(path.relative_to(EXAMPLES))
-    for path in EXAMPLES.rglob("*.py")
-    if "__main__" in path.read_text()
-)
+PROGRAMS = sorted(str(path.relative_to(EXAMPLES)) for path in OWN if "__main__" in path.read_text())
 
 Run = Callable[[str], subprocess.CompletedProcess[str]]
 
@@ -176,13 +174,13 @@ def test_every_example_answers_help(
 #: All that move tensors.
 MOVING = sorted(
     str(path.relative_to(EXAMPLES))
-    for path in EXAMPLES.rglob("*.py")
+    for path in OWN
     if "--device" in path.read_text() or "from where import" in path.read_text()
 )
 
 
 def test_every_example_that_moves_tensors_can_do_it_on_gpus() -> None:
-    every = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
+    every = {str(path.relative_to(EXAMPLES)) for path in OWN}
     assert every - set(MOVING) == {"01_hello.py", "say.py"}
 
 
