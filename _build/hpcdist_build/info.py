@@ -57,19 +57,32 @@ def collect(
         "in_tree": in_tree,
     }
     if mpi is not None:
-        facts |= {
-            "mpi_family": mpi.family,
-            "mpi_vendor": mpi.vendor,
-            "mpi_version": mpi.version,
-            "mpi_standard": mpi.standard,
-            "mpi_soname": needed_libmpi(engine) if engine else "",
-            "mpi_wheel": mpi.wheel or "",
-            # A wheel's wrapper lies where the build put it, which is gone afterwards.
-            "mpicc": "mpicc" if mpi.wheel else " ".join(mpi.command),
-            "mpi_libdirs": () if mpi.wheel else tuple(mpicc.library_dirs(mpi)),
-            "passed_over": mpi.passed_over,
-        }
+        facts |= of_mpi(mpi, needed_libmpi(engine) if engine else "")
     return facts
+
+
+def of_mpi(mpi: mpicc.MPICompiler, soname: str) -> dict[str, object]:
+    """What is known of the MPI that modules are built with.
+
+    Parameters
+    ----------
+    mpi : MPICompiler
+        Its compiler.
+    soname : str
+        The name by which the modules ask for libmpi; "" if it is not known.
+    """
+    return {
+        "mpi_family": mpi.family,
+        "mpi_vendor": mpi.vendor,
+        "mpi_version": mpi.version,
+        "mpi_standard": mpi.standard,
+        "mpi_soname": soname,
+        "mpi_wheel": mpi.wheel or "",
+        # A wheel's wrapper lies where the build put it, which is gone afterwards.
+        "mpicc": "mpicc" if mpi.wheel else " ".join(mpi.command),
+        "mpi_libdirs": () if mpi.wheel else tuple(mpicc.library_dirs(mpi)),
+        "passed_over": mpi.passed_over,
+    }
 
 
 def build_date() -> str:

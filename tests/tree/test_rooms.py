@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: The longest row that fits counts.
 SHARED = {
     "_intel": "test_loader.py",
-    "_libmpi": "test_loader.py",
     "_loader_texts": "test_loader.py",
     "_option": "test_config.py",
     "algorithms": "tree/test_aliases.py",

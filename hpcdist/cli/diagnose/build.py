@@ -44,6 +44,8 @@ def collect(place: Place) -> Section:
 
 def _compare(section: Section, info: dict[str, Any], version: str) -> None:
     """Find a library of the right family that is older than the build's."""
+    if "mpi_builds" in info:  # a wheel is for every release with the same ABI
+        return
     built = re.search(r"\d+\.\d+(\.\d+)?", str(info.get("mpi_version", "")))
     there = re.search(r"\d+\.\d+(\.\d+)?", version)
     if not built or not there or mpi_family(version) == "this MPI":

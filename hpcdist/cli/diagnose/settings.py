@@ -140,7 +140,7 @@ def _own(section: Section, place: Place) -> None:
                 item.parse(text)
             except ValueError as error:
                 section.find(FAULT, str(error), f"export {variable}=..., or unset {variable}")
-    read_elsewhere = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_STORE_KEY")
+    read_elsewhere = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL", "HPCDIST_STORE_KEY")
     for variable in sorted(place.env):
         name = variable.removeprefix("HPCDIST_")
         if name == variable or name.startswith("TEST_"):  # not ours, or the tests' own
