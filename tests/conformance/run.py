@@ -157,6 +157,26 @@ def judge(table: Table, one: Run, complete: bool) -> list[str]:
     return table.regressions(one.side, one.np, one.outcomes)
 
 
+def behind(one: Run, gloo: Run) -> list[str]:
+    """List the tests that gloo passes and this side does not."""
+    passed = {test for test, outcome in gloo.outcomes.items() if outcome.kind == "passed"}
+    return [
+        f"{test}: {outcome.kind}"
+        for test, outcome in one.outcomes.items()
+        if outcome.kind != "passed" and test in passed
+    ]
+
+
+def compare(runs: list[Run]) -> None:
+    """Print what gloo passes and the other sides do not, where both ran with as many ranks."""
+    for gloo in (each for each in runs if each.side == "gloo"):
+        for one in (each for each in runs if each.side != "gloo" and each.np == gloo.np):
+            found = behind(one, gloo)
+            print(f"\n{one.side}, {one.np} ranks: gloo passes {len(found)} tests that it does not")
+            for line in found:
+                print(f"  {line}")
+
+
 def summarise(runs: list[Run], table: Table, chosen: bool) -> int:
     """Print what differs from the table, and the counts; return the exit status."""
     wrong = 0
@@ -184,8 +204,6 @@ def summarise(runs: list[Run], table: Table, chosen: bool) -> int:
 def reasons(runs: list[Run]) -> None:
     """Print every reason with its tests: the material of expected.txt."""
     for one in runs:
-        if one.side == "gloo":
-            continue
         print(f"\n{one.side}, {one.np} ranks")
         kinds = Counter((o.kind, o.reason) for o in one.outcomes.values() if o.kind != "passed")
         for (kind, reason), number in kinds.most_common():
@@ -235,6 +253,7 @@ def main() -> int:
     runs = [run(side, np, options) for side in options.sides or ["bridge"] for np in options.np]
     if options.reasons:
         reasons(runs)
+    compare(runs)
     return summarise(runs, Table.read(HERE / "expected.txt"), bool(options.only or options.match))
 
 

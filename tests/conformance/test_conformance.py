@@ -63,6 +63,19 @@ def test_a_hang_ends_one_test_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+@pytest.mark.any_mpi
+def test_what_only_gloo_passes_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    gloo, bridge = run.Run("gloo", 4), run.Run("bridge", 4)
+    gloo.outcomes = {"test_a": run.Outcome("passed"), "test_b": run.Outcome("failed")}
+    bridge.outcomes = {"test_a": run.Outcome("skipped"), "test_b": run.Outcome("failed")}
+    assert run.behind(bridge, gloo) == ["test_a: skipped"]
+    run.compare([bridge, gloo, run.Run("native", 2)])
+    assert capsys.readouterr().out.split("\n")[1:3] == [
+        "bridge, 4 ranks: gloo passes 1 tests that it does not",
+        "  test_a: skipped",
+    ]
+
+
 # --- the table ---------------------------------------------------------------------------------
 
 TEXT = """
