@@ -299,6 +299,8 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
     ours = next((each for each in backends.values() if isinstance(each, _engine.Comm)), None)
     if ours is not None and not request.own_world:
         variables.export_place(ours, "init_process_group")
+    if ours is not None:
+        ours.count_from_here()  # errors tell the program's own collectives by their number
     wanted = repr(request.config)
     pg = ProcessGroup(backends, range(comm.size), request.name, "default_pg", request.kind, wanted)
     log.set_rank(comm.rank, comm.size)

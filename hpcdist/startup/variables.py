@@ -39,14 +39,14 @@ def export_place(comm: Any, api: str) -> None:
         comm.all_gather_into_tensor(firsts, array("q", [min(comm.node_ranks)]), api=api)
         places = sorted(set(firsts))
         nodes, node = len(places), places.index(min(comm.node_ranks))
-    told = bytearray(_LENGTH)
+    address = bytearray(_LENGTH)
     if comm.rank == 0:
         host, port = (os.environ.get(name, "").strip() for name in MASTER)
         host = host or ("127.0.0.1" if nodes == 1 else socket.gethostname())
         text = f"{host}|{port or free_port()}".encode()
-        told[: len(text)] = text
-    comm.broadcast(told, 0, api=api)
-    host, port = told.rstrip(b"\0").decode().split("|")
+        address[: len(text)] = text
+    comm.broadcast(address, 0, api=api)
+    host, port = address.rstrip(b"\0").decode().split("|")
     place = (comm.rank, comm.size, comm.local_rank, len(comm.node_ranks), node)
     values = dict(zip((*PLACE, *MASTER), (*map(str, place), host, port), strict=True))
     for name, former in export(values, os.environ).items():

@@ -75,6 +75,14 @@ def test_init_and_destroy_ten_times():
     parallel_assert(_engine.mpi_state() == "up")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_the_programs_first_collective_is_number_1(no_world):
+    """Not one of those that init_process_group makes itself."""
+    dist.init_process_group(timeout=SHORT)
+    with parallel_raises(dist.DistMismatchError, match=r"collective #1 of|collective #1 \("):
+        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+
 def test_without_a_default_group():
     dist.destroy_process_group()
     tensor = torch.ones(2)
