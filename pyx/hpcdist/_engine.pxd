@@ -142,6 +142,7 @@ cdef extern from "hd_threads.h" nogil:
     int hd_session_serialized(const hd_session*)
 
 cdef extern from "hd_status.h" nogil:
+    void hd_session_begin(hd_session*)
     void hd_session_set_leaving(hd_session*)
     void hd_session_set_failing(hd_session*, const char*)
 

@@ -83,6 +83,23 @@ def test_the_programs_first_collective_is_number_1(no_world):
         dist.all_reduce(torch.ones(2 + dist.get_rank()))
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_has_only_started_has_called_nothing(no_world):
+    dist.init_process_group(timeout=timedelta(seconds=1))
+    late, text = dist.get_rank() == 1, ""
+    if late:
+        time.sleep(2)
+    try:
+        dist.barrier()
+    except dist.DistTimeoutError as error:
+        text = str(error)
+    if not late:
+        time.sleep(1.5)  # until the late one has arrived
+    words = "called no operation yet", "gave up"  # of the rank that gives up, of the others
+    parallel_assert(any(each in text for each in words), text)
+    parallel_assert(dist.get_world_size() > 2 or late or "called no operation yet" in text, text)
+
+
 def test_without_a_default_group():
     dist.destroy_process_group()
     tensor = torch.ones(2)

@@ -157,6 +157,7 @@ cdef class Comm:
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""
         self.c.seq = 0
+        hd_session_begin(self.c.session)
 
     @property
     def timeout(self):

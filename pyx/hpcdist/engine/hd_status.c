@@ -33,6 +33,16 @@ void hd_session_leave(hd_session *s)
     }
 }
 
+void hd_session_begin(hd_session *s)
+{
+    __atomic_store_n(&s->last_api, NULL, __ATOMIC_RELAXED);
+    if (s->page) {
+        entry *e = &s->page[s->slot];
+        __atomic_store_n(&e->seq, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&e->kind, HD_BARRIER, __ATOMIC_RELAXED);
+    }
+}
+
 void hd_session_note(hd_session *s, const hd_job *j)
 {
     char text[sizeof s->page->text[0]] = "";
@@ -122,6 +132,13 @@ int hd_session_gone(hd_session *s, int slot)
     return __atomic_load_n(&s->dead[slot], __ATOMIC_ACQUIRE) ? 2 : 0;
 }
 
+/* Whether the rank has begun an operation since hd_session_begin(); messages have no number. */
+static int has_called(const entry *e)
+{
+    return __atomic_load_n(&e->kind, __ATOMIC_RELAXED) >= HD_SEND ||
+           __atomic_load_n(&e->seq, __ATOMIC_RELAXED);
+}
+
 static void say_last(hd_text *t, const entry *e)
 {
     static const char *const names[] = {"barrier",    "all_reduce", "reduce", "reduce_scatter",
@@ -171,7 +188,7 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
             say_last(t, e);
             hd_say(t, " for %.1f s", since);
         }
-    } else if (phase) {
+    } else if (phase && has_called(e)) {
         hd_say(t, "is outside hpcdist for %.1f s (last: ", since);
         say_last(t, e);
         hd_say(t, "; pid %u)", e->pid);

@@ -9,6 +9,7 @@
 
 void hd_session_enter(hd_session *s, const hd_job *j); /* this rank is in j */
 void hd_session_leave(hd_session *s);
+void hd_session_begin(hd_session *s);                 /* reports forget the operations so far */
 void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
 
 /* 0 running, 1 left in order, 2 died, 3 failed. */

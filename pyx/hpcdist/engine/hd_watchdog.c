@@ -109,8 +109,8 @@ static void mourn(hd_session *s, int slot)
         hd_say(&t, "died without leaving its process group");
     if (phase & 1)
         hd_say(&t, " while this rank is in %s #%u", api ? api : "an operation", seq);
-    else if (phase)
-        hd_say(&t, "; this rank's last operation was %s #%u", api ? api : "?", seq);
+    else if (api)
+        hd_say(&t, "; this rank's last operation was %s #%u", api, seq);
     hd_say(&t, ": aborting the job");
     hd_abort(71, buffer); /* EX_OSERR */
 }
