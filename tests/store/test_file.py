@@ -12,10 +12,8 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,12 +24,6 @@ from hpcdist.store import _journal as journal
 from hpcdist.store import _locks as locks
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
-
-
-@pytest.fixture
-def folder():
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made)
 
 
 def run(text, *arguments, **more):
