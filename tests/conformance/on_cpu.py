@@ -176,6 +176,7 @@ def pretend(common: ModuleType, ranks: int) -> Callable[[ModuleType, type], None
     """
     fake = _Torch(ranks)
     torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
+    torch.cuda.set_device = fake.cuda.set_device  # torch's DeviceMesh chooses LOCAL_RANK's
     common.torch = fake  # type: ignore[attr-defined]
     common.TEST_CUDA = True  # type: ignore[attr-defined]
 
