@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from sphinx.cmd.build import main as sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "docs"
@@ -18,11 +19,15 @@ START = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=docs/index.ht
 
 
 def main(folder: Path) -> int:
-    """Build into a folder; the exit status of Sphinx."""
-    command = ["-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(ROOT / "docs")]
-    done = subprocess.run([sys.executable, "-m", "sphinx", *command, str(ROOT), str(folder)])
-    if done.returncode:
-        return done.returncode
+    """Build into a folder; the exit status of Sphinx.
+
+    Not with ``python -m sphinx``, which would import the sources here instead of the installed
+    package.
+    """
+    options = ["-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(ROOT / "docs")]
+    status = sphinx([*options, str(ROOT), str(folder)])
+    if status:
+        return status
     missing = not_found(folder)
     if missing:
         print(f"the search does not find: {', '.join(missing)}: name them in docs/api/*.rst")
