@@ -27,13 +27,16 @@ def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
     if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
         return None
     views = []
-    for tensor in tensors:
-        if isinstance(tensor, np.ndarray):
-            views.append(tensor.view(tensor.real.dtype) if tensor.dtype.kind == "c" else tensor)
-        elif getattr(tensor, "is_complex", bool)():
-            views.append(sys.modules["torch"].view_as_real(tensor))
-        else:
-            views.append(tensor)
+    try:
+        for tensor in tensors:
+            if isinstance(tensor, np.ndarray):
+                views.append(tensor.view(tensor.real.dtype) if tensor.dtype.kind == "c" else tensor)
+            elif getattr(tensor, "is_complex", bool)():
+                views.append(sys.modules["torch"].view_as_real(tensor))
+            else:
+                views.append(tensor)
+    except (RuntimeError, ValueError):  # a lazy conjugate, a sparse tensor, an array with gaps
+        return None
     changed = any(view is not tensor for view, tensor in zip(views, tensors, strict=True))
     return views if changed else None
 

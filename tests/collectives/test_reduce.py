@@ -374,4 +374,13 @@ def test_complex_views(rng):
         check.near(tensor, *reference("SUM", [p.mH.contiguous() for p in parts]), str(dtype))
         with parallel_raises((TypeError, ValueError)):  # a lazy conjugate is no plain memory
             dist.all_reduce(parts[rank].clone().conj())
+        beside_none = [None, parts[rank].clone().conj()]
+        with parallel_raises((TypeError, ValueError)):  # ... nor pairs of real numbers
+            dist.all_reduce_coalesced(beside_none)
+        with parallel_raises((TypeError, ValueError, dist.DistMismatchError)):  # on one rank alone
+            plain = [torch.ones(3), torch.ones(2)]
+            dist.all_reduce_coalesced(beside_none if rank == size - 1 else plain)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        check.equal(total, torch.full((1,), float(size)), f"{dtype} afterwards")
     check.done()
