@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import NamedTuple
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS / "support"))
 
-from jobs import mpirun_command  # noqa: E402
+from jobs import mpirun_command, plain_environment  # noqa: E402
 
 
 class Client(NamedTuple):
@@ -55,7 +54,6 @@ SCRIPTS = {
     for path in sorted((TESTS / "torch" / "scripts").glob("*.py"))
     if "multiprocessing" not in path.read_text()
 }
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
 _LIMIT = 600.0
 
 
@@ -91,8 +89,8 @@ def compare(client: Client) -> str:
     """Run a program over both; what was wrong, or nothing."""
     ranks = client.ranks
     program = str(client.program)
-    plain = {n: v for n, v in os.environ.items() if not n.startswith((*_OUTER, "HPCDIST_TAKE"))}
-    plain |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+    plain = plain_environment(GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
+    plain.pop("HPCDIST_TAKE_OVER", None)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     passed, text = run([*torchrun, program], plain)
     one = numbers(text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 from places import ROOT
 
 pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
@@ -46,12 +45,10 @@ def run(np: int, folder: Path, program: str) -> str:
 def test_from_torchrun_to_mpirun_in_ten_lines(tmp_path: Path) -> None:
     (script,), (change,) = blocks("from-torchrun.md"), blocks("from-torchrun.md", "diff")
     assert len(re.findall(r"^[+-]\S", change, re.M)) == 10
-    outer = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     (tmp_path / "before.py").write_text(script)
     before = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "before.py"],
-        env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, cwd=tmp_path,
+        env=plain_environment(GLOO_SOCKET_IFNAME="lo"), cwd=tmp_path,
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert before.returncode == 0, before.stderr

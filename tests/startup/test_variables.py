@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 
 from hpcdist import launchers
 from hpcdist.launchers.variables import EXPORTED, MASTER, PLACE
@@ -19,7 +19,6 @@ from hpcdist.startup import variables
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
 
 
 def said(text: str, when: str) -> list[list[str]]:
@@ -38,9 +37,8 @@ def check(found: list[list[str]]) -> str:
 
 
 def run(*command: str) -> str:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     done = subprocess.run(
-        [sys.executable, *command], env={**own, "OMP_NUM_THREADS": "1"}, text=True, timeout=60,
+        [sys.executable, *command], env=plain_environment(), text=True, timeout=60,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

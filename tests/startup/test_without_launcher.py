@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
@@ -27,13 +27,6 @@ OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
-
-
-def plain(**more: str) -> dict[str, str]:
-    """The environment without a launcher's variables."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-    return {**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
 
 
 def free_port() -> str:
@@ -45,7 +38,7 @@ def free_port() -> str:
 def run(command: list[str], **more: str) -> tuple[int, str]:
     done = subprocess.run(
         command,
-        env=plain(**more),
+        env=plain_environment(**more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,7 +54,7 @@ def together(commands: list[list[str]], environments: list[dict[str, str]]) -> l
     started = [
         subprocess.Popen(
             command,
-            env=plain(**more),
+            env=plain_environment(**more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -199,8 +192,8 @@ def test_launch(tmp_path):
 def test_launch_ends_with_ctrl_c():
     command = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "sleeping"]
     job = subprocess.Popen(
-        command, env=plain(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.STDOUT, start_new_session=True,
+        command, env=plain_environment(), text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     pids = []
     for line in job.stdout:

@@ -61,6 +61,18 @@ def mapped_shm() -> set[str]:
     return set(found)
 
 
+#: How the names of the variables begin that a launcher sets for its processes.
+_LAUNCHER = (
+    "OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL",
+)  # fmt: skip
+
+
+def plain_environment(**more: str) -> dict[str, str]:
+    """Return the environment without a launcher's variables, for a process of one thread."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
 def find_mpirun() -> str:
     """Return the mpirun that tests/run.py names, that beside this Python, or that on PATH."""
     beside = Path(sys.executable).parent / "mpirun"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 from places import ROOT
 
 from hpcdist import _engine
@@ -167,18 +167,14 @@ def test_torchfrtrace_reads_the_flight_recorder(tmp_path: Path) -> None:
 
 # --- starting ------------------------------------------------------------------------------------
 
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
-
-
-def plain(**more: str) -> dict[str, str]:
-    """The environment without a launcher's variables."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-    return {**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
-
 
 def python(*arguments: str, **more: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, *arguments], env=plain(**more), capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments],
+        env=plain_environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
@@ -20,15 +20,13 @@ pytestmark = pytest.mark.jobs
 PROGRAM = str(Path(__file__).with_name("taking_over.py"))
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 TAKE_OVER = {"HPCDIST_TAKE_OVER": "gloo,mpi"}
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
 
 
 def alone(*command: str, **more: str) -> tuple[int, str]:
     """Run a plain Python process, without a launcher's variables."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     done = subprocess.run(
         [sys.executable, *command],
-        env={**own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more},
+        env=plain_environment(GLOO_SOCKET_IFNAME="lo", **more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

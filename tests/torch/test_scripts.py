@@ -5,19 +5,18 @@ They know nothing of hpcdist. ``tests/clients.py --scripts`` compares their numb
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import plain_environment, run_job
 from places import ROOT
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
+from hpcdist.startup.variables import free_port
 
 pytestmark = pytest.mark.jobs
 
@@ -29,7 +28,6 @@ ALL = sorted(path.name for path in SCRIPTS.glob("*.py"))
 STARTING = [name for name in ALL if "multiprocessing" in (SCRIPTS / name).read_text()]
 #: Lines that a script may need changed.
 MOST = 2
-_OUTER = ("OMPI_", "PMI", "SLURM", "TORCHELASTIC", "RANK", "WORLD", "MASTER", "LOCAL_", "MPI_LOCAL")
 
 
 def changed(script: str) -> tuple[str, list[str]]:
@@ -69,15 +67,12 @@ def test_a_script_that_starts_its_processes(name: str, tmp_path: Path) -> None:
     assert 1 <= len(lines) <= MOST, lines
     path = tmp_path / name
     path.write_text(script if OPEN_MPI else text)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        more = {"TEST_PORT": str(probe.getsockname()[1]), **TAKE_OVER}
+    more = {"TEST_PORT": str(free_port()), **TAKE_OVER}
     if OPEN_MPI and "mp.spawn(" not in text:
         said = run_job(2, str(path), limit=150, env=more).text
     else:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
         said = subprocess.run(
-            [sys.executable, str(path)], env={**own, "OMP_NUM_THREADS": "1", **more}, text=True,
+            [sys.executable, str(path)], env=plain_environment(**more), text=True,
             timeout=150, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ).stdout  # fmt: skip
     wanted = numbers("".join(f"number rank{rank}" + end for rank in (0, 1) for end in (" ", ".0 ")))
