@@ -87,6 +87,11 @@ BASE = tuple(
 NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
 CHECK = (*BASE, "pyx/hpcdist/engine/hd_check.c", "pyx/hpcdist/engine/hd_page.c")
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
+KERNELS = (
+    "tests/stress/kernels.c",
+    "pyx/hpcdist/kernels/hd_types.c",
+    "pyx/hpcdist/kernels/hd_kernels*.c",
+)
 
 #: So that the numbers of checks wrap in the course of the run.
 NEAR_WRAP = str(2**32 - 10_000)
@@ -213,6 +218,26 @@ PROGRAMS = (
         short=("6", "5000"),
         long=("12", "300000"),
         slow=("6", "1000"),
+    ),
+    Program(
+        name="kernels",
+        sources=KERNELS,
+        variants=("aarch64",),
+        short=("200", "neon"),
+        long=("20000", "neon"),
+        flags=("-O3",),
+    ),
+    Program(
+        name="kernels-round",
+        sources=KERNELS,
+        variants=("aarch64",),
+        short=("200", "neon"),
+        long=("200", "neon"),
+        mutation=(
+            "pyx/hpcdist/kernels/hd_kernels_neon.c",
+            "vdupq_n_u32(0x7FFF)",
+            "vdupq_n_u32(0x8000)",
+        ),
     ),
 )
 
