@@ -1,19 +1,25 @@
 """The roll call: all ranks arrive, or all that arrived raise the same error, in time.
 
-Each rank writes its name under its number; the last one to arrive writes the verdict, for which all
-wait. A rank that finds an error, or runs out of time, writes another verdict instead. Only the
-first verdict counts, so it is the same for all. The keys of a meeting are under its own number: a
-later meeting over the same store does not see them.
+Each rank writes its name under its number; the last one to arrive gathers what all have written in
+one value and writes the verdict, for which all wait. A rank that finds an error, or runs out of
+time, writes another verdict instead. Only the first verdict counts, so it is the same for all. The
+keys of a meeting are under its own number: a later meeting over the same store does not see them.
+
+A rank's calls of the store do not grow with the number of ranks: only one rank looks at the places
+of all, the last to arrive, or the first whose time is up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
 import socket
 import time
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +36,10 @@ __all__ = ["Meeting", "hold_roll_call"]
 
 # Seconds that one call of the store may wait: it may not notice Ctrl-C before it returns.
 _SLICE = 1.0
+# Seconds in which the first rank whose time is up finds out who is missing. Then the others do.
+_LOOK = 5.0
+# The number of keys that one call of the store asks for, and of the missing that a message names.
+_KEYS, _NAMED = 1024, 32
 #: Distinguishes this process from all others, also from the child of a fork.
 _token = (0, "")
 
@@ -68,12 +78,7 @@ class Meeting:
         list of dict
             ``host``, ``pid``, and what :func:`hold_roll_call` was given.
         """
-        keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.size)]
-        try:
-            values = self.store.multi_get(keys)
-        except NotImplementedError:
-            values = [self.store.get(key) for key in keys]
-        return [json.loads(value) for value in values]
+        return json.loads(zlib.decompress(self.store.get(f"{self.prefix}/published")))
 
 
 def hold_roll_call(
@@ -144,8 +149,11 @@ def hold_roll_call(
             _judge(store, prefix, f"mismatch {complaint}")
             raise DistMismatchError(f"{place}: {complaint}")
         if store.add(f"{prefix}/count", 1) == size:
+            _publish(store, prefix, size)
             _judge(store, prefix, "ok")
         verdict = _wait(store, prefix, end)
+        if verdict is None and store.add(f"{prefix}/looking", 1) > 1:
+            verdict = _wait(store, prefix, time.monotonic() + _LOOK)
         if verdict is None:
             verdict = _judge(store, prefix, _absent(store, prefix, size, seconds))
         if verdict == "ok":
@@ -236,12 +244,55 @@ def _wait(store: Any, prefix: str, end: float) -> str | None:
     return store.get(key).decode()
 
 
+def _places(prefix: str, ranks: range) -> list[str]:
+    return [f"{prefix}/rank/{rank}" for rank in ranks]
+
+
+def _blocks(size: int) -> Iterator[range]:
+    """Split the ranks by what one call of the store asks for."""
+    return (range(first, min(first + _KEYS, size)) for first in range(0, size, _KEYS))
+
+
+def _publish(store: Any, prefix: str, size: int) -> None:
+    """Gather what all ranks have written in one value."""
+    written: list[dict[str, Any]] = []
+    for ranks in _blocks(size):
+        keys = _places(prefix, ranks)
+        try:
+            values = store.multi_get(keys)
+        except NotImplementedError:
+            values = [store.get(key) for key in keys]
+        written += map(json.loads, values)
+    for one in written:
+        del one["token"]
+    store.set(f"{prefix}/published", zlib.compress(json.dumps(written).encode()))
+
+
+def _missing(store: Any, prefix: str, ranks: range) -> Iterator[int]:
+    """Find the ranks that have not arrived, by halves: one call each for the halves that have."""
+    if not store.check(_places(prefix, ranks)):
+        if len(ranks) == 1:
+            yield ranks[0]
+            return
+        middle = len(ranks) // 2
+        yield from _missing(store, prefix, ranks[:middle])
+        yield from _missing(store, prefix, ranks[middle:])
+
+
 def _absent(store: Any, prefix: str, size: int, seconds: float) -> str:
-    """Return the missing ranks."""
-    missing = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
-    names = ", ".join(map(str, missing[:32])) + (", ..." if len(missing) > 32 else "")
+    """Say who has not arrived."""
+    found = (rank for ranks in _blocks(size) for rank in _missing(store, prefix, ranks))
+    missing = list(itertools.islice(found, _NAMED + 1))
+    if not missing:
+        return (
+            f"timeout all {size} ranks have arrived, but the last of them has not said so within "
+            f"{seconds:g} s. Look at what the processes printed: one may have died, or the store "
+            "is very slow"
+        )
+    arrived = size - len(missing) if len(missing) <= _NAMED else store.add(f"{prefix}/count", 0)
+    names = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
     return (
-        f"timeout after {seconds:g} s only {size - len(missing)} of {size} ranks have arrived; "
+        f"timeout after {seconds:g} s only {arrived} of {size} ranks have arrived; "
         f"missing: rank{'s' if len(missing) > 1 else ''} {names}. Look at what those processes "
         "printed, and whether they were given the same address"
     )

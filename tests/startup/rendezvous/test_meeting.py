@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -67,6 +68,82 @@ def test_who_is_missing_is_named_on_all_that_came():
     # and the one that arrives too late hears it at once
     (late,), took = meet_all(store, [(1, 4)], seconds=30)
     assert isinstance(late, DistTimeoutError) and took < 2
+
+
+class Counting(HashStore):
+    """Counts each thread's calls, and the keys they ask for."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+        self.keys = Counter()
+
+    def _count(self, keys=1):
+        self.calls[threading.get_ident()] += 1
+        self.keys[threading.get_ident()] += keys
+
+    def check(self, keys):
+        self._count(len(keys))
+        return super().check(keys)
+
+    def get(self, key):
+        self._count()
+        return super().get(key)
+
+    def multi_get(self, keys):
+        self._count(len(keys))
+        return super().multi_get(keys)
+
+    def add(self, key, value):
+        self._count()
+        return super().add(key, value)
+
+    def compare_set(self, *arguments):
+        self._count()
+        return super().compare_set(*arguments)
+
+    def wait(self, keys, timeout=None):
+        self._count(len(keys))
+        super().wait(keys, timeout)
+
+
+def test_the_calls_of_a_rank_do_not_grow_with_the_number_of_ranks():
+    size, store = 96, Counting()
+    met, _ = meet_all(store, [(rank, size) for rank in range(size)], seconds=60)
+    before = store.calls.total()
+    assert [said["n"] for said in met[5].published()] == list(range(size))
+    assert store.calls.total() == before + 1
+    assert sorted(store.keys.values())[-2] < 20 < size < max(store.keys.values()) < size + 20
+
+
+def test_one_rank_looks_for_the_missing_and_all_name_them():
+    size, store = 2000, Counting()
+    absent = {3, 700, 1999}
+    for rank in range(size - 8):  # they have entered, and will not be there at the end
+        if rank not in absent:
+            store.set(f"hpcdist/meeting/0/rank/{rank}", "{}")
+    waiting = [rank for rank in range(size - 8, size) if rank not in absent]
+    errors, _ = meet_all(store, [(rank, size) for rank in waiting], seconds=0.5)
+    assert len({str(error).partition(": ")[2] for error in errors}) == 1
+    assert "1997 of 2000 ranks have arrived; missing: ranks 3, 700, 1999." in str(errors[0])
+    assert sorted(store.keys.values())[-2] < 600, "keys that the others asked for"
+    assert max(store.calls.values()) < 600
+
+
+def test_of_many_missing_the_first_are_named():
+    size, store = 5000, Counting()
+    errors, _ = meet_all(store, [(0, size)], seconds=0.2)
+    assert "only 1 of 5000 ranks have arrived; missing: ranks 1, 2, 3," in str(errors[0])
+    assert " 32, ..." in str(errors[0]) and " 33" not in str(errors[0])
+    assert max(store.calls.values()) < 400
+
+
+def test_the_last_rank_has_not_said_that_all_are_there():
+    store = HashStore()
+    for rank in (0, 1):
+        store.set(f"hpcdist/meeting/0/rank/{rank}", "{}")
+    (error,), _ = meet_all(store, [(2, 3)], seconds=0.2)
+    assert "all 3 ranks have arrived, but the last of them has not said so" in str(error)
 
 
 @pytest.mark.parametrize(
