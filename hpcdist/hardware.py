@@ -18,6 +18,7 @@ __all__ = [
     "adapters",
     "allowed_cpus",
     "binding_advice",
+    "cpu_quota",
     "gpu_of",
     "gpus",
     "nearest",
@@ -40,6 +41,54 @@ def allowed_cpus() -> frozenset[int]:
         return frozenset(os.sched_getaffinity(0))
     except AttributeError:
         return frozenset(range(os.cpu_count() or 1))
+
+
+def cpu_quota(root: str | os.PathLike[str] = "/") -> tuple[float, int] | None:
+    """How much of the cores' time the control group of this process grants.
+
+    Containers and batch systems set it. All processes of the group share it.
+
+    Parameters
+    ----------
+    root : path
+        What stands for ``/``.
+
+    Returns
+    -------
+    tuple of (float, int) or None
+        Cores, and the number (inode) of the group that sets the limit, the least of those around
+        this process; None where there is no limit.
+    """
+    top = Path(root) / "sys/fs/cgroup"
+    least: tuple[float, int] | None = None
+    for line in _read(Path(root) / "proc/self/cgroup").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if number == "0" and not controllers:
+            mount = top
+        elif "cpu" in controllers.split(","):
+            mount = top / "cpu"
+        else:
+            continue
+        folder = mount / path.lstrip("/")
+        # inside a container the path may be the host's, and the mount the group's own
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(mount):
+                break
+            cores = _granted(each)
+            if cores is not None and (least is None or cores < least[0]):
+                least = cores, each.stat().st_ino
+    return least
+
+
+def _granted(folder: Path) -> float | None:
+    """The cores' time that one control group's files grant: those of version 2, or of 1."""
+    text = _read(folder / "cpu.max").split() or [
+        _read(folder / "cpu.cfs_quota_us"),
+        _read(folder / "cpu.cfs_period_us"),
+    ]
+    if len(text) == 2 and text[0].isdecimal() and text[1].isdecimal() and int(text[1]):
+        return int(text[0]) / int(text[1])
+    return None
 
 
 def binding_advice(family: str, cpus: frozenset[int], machine_cpus: int) -> str | None:

@@ -161,3 +161,47 @@ def test_diagnose_of_gpus_without_a_driver(tmp_path):
     facts, findings = look(node(tmp_path, driver=False))
     assert facts["driver"] == "none" and facts["GPUs"] == "3: unknown"
     assert findings[0]["severity"] == "fault" and "docker run --gpus all" in findings[0]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores", "group"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 1.5, ""),
+        ("0::/", {"cpu.max": "max 100000"}, None, ""),
+        ("0::/", {"cpu.max": "nonsense"}, None, ""),
+        ("0::/", {"cpu.max": "1000 0"}, None, ""),
+        ("0::/", {}, None, ""),
+        ("", {"cpu.max": "150000 100000"}, None, ""),
+        # a batch system limits the job, and the step within it more or not at all
+        ("0::/job/step", {"job/cpu.max": "400000 100000"}, 4.0, "job"),
+        (
+            "0::/job/step",
+            {"job/cpu.max": "400000 100000", "job/step/cpu.max": "200000 100000"},
+            2.0,
+            "job/step",
+        ),
+        # inside a container: the path is the host's, the mount the container's
+        ("0::/docker/77", {"cpu.max": "300000 100000"}, 3.0, ""),
+        (
+            "4:memory:/x\n3:cpu,cpuacct:/job\n0::/",
+            {"cpu/job/cpu.cfs_quota_us": "250000", "cpu/job/cpu.cfs_period_us": "100000"},
+            2.5,
+            "cpu/job",
+        ),
+        (
+            "3:cpu:/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            None,
+            "",
+        ),
+    ],
+)
+def test_what_the_control_group_grants(tmp_path, cgroup, files, cores, group):
+    top = tmp_path / "sys/fs/cgroup"
+    for name, text in {"README": "", **files}.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text + "\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
+    expected = cores and (cores, (top / group).stat().st_ino)
+    assert hardware.cpu_quota(tmp_path) == expected

@@ -146,8 +146,13 @@ cdef extern from "hd_status.h" nogil:
     void hd_session_set_leaving(hd_session*)
     void hd_session_set_failing(hd_session*, const char*)
 
+cdef extern from "hd_cpus.h":
+    ctypedef struct hd_quota:
+        double cores
+        uint64_t group
+
 cdef extern from "hd_session_life.h" nogil:
-    int hd_session_open(MPI_Comm, double, hd_session**, char*, size_t)
+    int hd_session_open(MPI_Comm, double, hd_quota, hd_session**, char*, size_t)
     void hd_session_unref(hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
 

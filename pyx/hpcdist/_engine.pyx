@@ -25,7 +25,7 @@ from hpcdist cimport libmpi
 from hpcdist._buffer cimport call_limit, fill
 from hpcdist._ops cimport ReduceOp, as_reduce_op
 
-from hpcdist import _loader, launchers
+from hpcdist import _loader, hardware, launchers
 from hpcdist.errors import (
     DistBackendError,
     DistError,

@@ -83,7 +83,7 @@ def test_one_core_for_several_threads(tmp_path):
 
 
 def test_more_threads_than_cores_and_a_quota(tmp_path):
-    machine(tmp_path, {"sys/fs/cgroup/cpu.max": "150000 100000"})
+    machine(tmp_path, {"sys/fs/cgroup/cpu.max": "150000 100000", "proc/self/cgroup": "0::/"})
     place = Place({"OMP_NUM_THREADS": "16"}, tmp_path, frozenset(range(4)))
     threads, quota = binding.collect(place, "MPICH", 8).findings
     assert threads["severity"] == FAULT and "OMP_NUM_THREADS=3" in threads["fix"]

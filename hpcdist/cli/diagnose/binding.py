@@ -45,16 +45,6 @@ def nodes_of(place: Place) -> dict[int, frozenset[int]]:
     return {number: cpus for number, cpus in nodes.items() if cpus}
 
 
-def quota(place: Place) -> float | None:
-    """Return how many cores' time the cgroup grants, or None if it sets no limit."""
-    text = place.read("sys/fs/cgroup/cpu.max").split()
-    if len(text) == 2 and text[0].isdecimal() and text[1].isdecimal() and int(text[1]):
-        return int(text[0]) / int(text[1])
-    first = place.number("sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    second = place.number("sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    return first / second if first and second and first > 0 else None
-
-
 def collect(place: Place, family: str = "", machine: int | None = None) -> Section:
     """Check cores, NUMA nodes and threads of this rank.
 
@@ -95,7 +85,8 @@ def collect(place: Place, family: str = "", machine: int | None = None) -> Secti
             "take turns",
             f"export OMP_NUM_THREADS={max(1, len(place.cpus) - 1)}, which leaves one to hpcdist",
         )
-    granted = quota(place)
+    quota = hardware.cpu_quota(place.root)
+    granted = quota[0] if quota else None
     if granted is not None:
         section.fact("cores granted by the cgroup", granted, "host")
         if granted < min(len(place.cpus), machine):

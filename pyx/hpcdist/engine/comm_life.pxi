@@ -11,12 +11,14 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
     cdef Comm comm
     cdef int code
     cdef double limit = timeout if within is None else within
+    cdef hd_quota quota
+    quota.cores, quota.group = hardware.cpu_quota() or (0.0, 0)
     encoded = name.encode()
     cdef const char* cname = encoded
     check_alive(None)
     init_mpi()
     with nogil:
-        code = hd_session_open(from_, limit, &session, text, sizeof(text))
+        code = hd_session_open(from_, limit, quota, &session, text, sizeof(text))
         if code == HD_OK:
             code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
             hd_session_unref(session)  # the communicator owns it now

@@ -5,7 +5,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HD_LINE 64   /* bytes of a cache line */
+/* Bytes between what two processes write: a cache line, or the largest of an architecture (Power
+ * 128; most of Arm 64, some 128). */
+#if defined(__x86_64__) || defined(__i386__)
+#define HD_LINE 64
+#else
+#define HD_LINE 128
+#endif
 #define HD_TEXT 2048 /* bytes of an error text */
 
 /* How a call ended; the Python side maps each code to one exception class. */

@@ -2,7 +2,6 @@
  * communicator, the node's status page (hd_status.c) and the watchdog (hd_watchdog.c), and counts
  * its communicators. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_cpus.h"
 #include "hd_exit_page.h"
 #include "hd_hydra.h"
 #include "hd_meet.h"
@@ -39,21 +39,11 @@ void hd_session_cpus(const hd_session *s, int *own, int *node)
 
 /* ---- open and close ---- */
 
-static void count_cpus(hd_session *s, MPI_Comm node)
+static void count_cpus(hd_session *s, MPI_Comm node, hd_quota quota)
 {
-    cpu_set_t mine;
-    int own, all;
-    CPU_ZERO(&mine);
-    if (sched_getaffinity(0, sizeof mine, &mine))
-        for (int i = 0; i < (int)sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++)
-            CPU_SET(i, &mine);
-    own = CPU_COUNT(&mine);
-    MPI_Allreduce(MPI_IN_PLACE, &mine, (int)sizeof mine, MPI_BYTE, MPI_BOR, node);
-    all = CPU_COUNT(&mine);
-    s->own_cpus = own;
-    s->node_cpus = all;
-    s->spin = all >= s->node_n;
-    s->lane_spin = own >= 2 && all >= 2 * s->node_n;
+    hd_cpus_count(node, quota, &s->own_cpus, &s->node_cpus);
+    s->spin = s->node_cpus >= s->node_n;
+    s->lane_spin = s->own_cpus >= 2 && s->node_cpus >= 2 * s->node_n;
 }
 
 static void fill_page(hd_session *s, MPI_Comm node)
@@ -87,7 +77,8 @@ static void fill_page(hd_session *s, MPI_Comm node)
     hd_exit_follow(s);
 }
 
-int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room)
+int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
+                    size_t room)
 {
     hd_session *s = calloc(1, sizeof *s);
     MPI_Comm node = MPI_COMM_NULL;
@@ -127,7 +118,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text,
     MPI_Comm_rank(node, &s->slot);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
-    count_cpus(s, node); /* also a barrier */
+    count_cpus(s, node, quota); /* also a barrier */
     if (s->slot == 0)
         hd_unlink_mpich_segment();
     fill_page(s, node);

@@ -7,9 +7,11 @@
 #include <stdint.h>
 
 #include "hd_comm.h"
+#include "hd_cpus.h"
 
 /* Collective over all ranks of a communicator; they have `timeout` seconds to arrive. */
-int hd_session_open(MPI_Comm from, double timeout, hd_session **out, char *text, size_t room);
+int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
+                    size_t room);
 void hd_session_ref(hd_session *s);
 void hd_session_unref(hd_session *s);
 /* Identity of this node, and this rank's slot. */

@@ -42,15 +42,18 @@ cdef object leave_at_once = None
 cdef bint no_core_to_spare() except -1:
     """Whether some core must carry two busy threads of this node's ranks."""
     own = len(os.sched_getaffinity(0))
-    if own < 2:
+    quota = hardware.cpu_quota()
+    granted = min(own, quota[0]) if quota else own
+    if granted < 2:
         return True
     launch = launchers.detect()
     if launch is None:
         return False
     # Some launchers do not say how many ranks the node has: then assume as many as there may be.
     ranks = launch.local_size or launch.size or 1
-    # Unbound, all ranks of the node share the same cores; bound to two or more, each has its own.
-    return own == os.cpu_count() and own < 2 * ranks
+    # Unbound, all ranks of the node share the same cores, as those of a control group share what it
+    # grants; bound to two or more, each has its own.
+    return (own == os.cpu_count() or granted < own) and granted < 2 * ranks
 
 
 def init_mpi():

@@ -73,7 +73,9 @@ static ssize_t look(int fd, uint8_t *into, uint64_t room)
     ssize_t n = -1;
     if (!__atomic_load_n(&cores, __ATOMIC_RELAXED)) {
         cpu_set_t set;
-        int found = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+        /* EINVAL: the machine has more CPUs than the set */
+        int found =
+            sched_getaffinity(0, sizeof set, &set) ? 1 + (errno == EINVAL) : CPU_COUNT(&set);
         __atomic_store_n(&cores, found, __ATOMIC_RELAXED);
     }
     if (__atomic_load_n(&cores, __ATOMIC_RELAXED) > 1) {

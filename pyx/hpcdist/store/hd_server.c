@@ -239,7 +239,9 @@ static int prepare(hd_server *s)
 {
     uint64_t seed;
     cpu_set_t cores;
-    s->spins = !sched_getaffinity(0, sizeof cores, &cores) && CPU_COUNT(&cores) > 1;
+    s->spins = sched_getaffinity(0, sizeof cores, &cores)
+                   ? errno == EINVAL /* the machine has more CPUs than the set */
+                   : CPU_COUNT(&cores) > 1;
     s->epoll = epoll_create1(EPOLL_CLOEXEC);
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->scratch = malloc(HD_SCRATCH);
