@@ -35,10 +35,9 @@ def main() -> None:
     package = launchers()
     launcher = package.find()
     if launcher is not None and launcher.mpi:
-        values = package.variables.of_launch(
-            launcher.read(os.environ), os.environ, in_blocks=in_blocks
-        )
-        for name, former in package.variables.export(values, os.environ).items():
+        launch = launcher.read(os.environ)
+        wrong = package.variables.export_launch(launch, os.environ, in_blocks=in_blocks)
+        for name, former in wrong.items():
             print(
                 f"hpcdist launch: {name}={former} was set and is wrong here: it is now "
                 f"{os.environ.get(name, 'not set')}",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 
 from .base import Launch
 
-__all__ = ["EXPORTED", "MASTER", "PLACE", "export", "first_host", "of_launch"]
+__all__ = ["EXPORTED", "MASTER", "PLACE", "export", "export_launch", "first_host", "of_launch"]
 
 #: A process's place in its job.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -100,3 +100,23 @@ def export(values: Mapping[str, str], environ: MutableMapping[str, str]) -> dict
                 replaced[name] = environ.pop(name)
     environ[EXPORTED] = ",".join(sorted(ours))
     return replaced
+
+
+def export_launch(
+    launch: Launch, environ: MutableMapping[str, str], *, in_blocks: bool = False
+) -> dict[str, str]:
+    """Set a process's variables as :func:`export` does, from its place in the job.
+
+    Parameters
+    ----------
+    launch, in_blocks
+        As for :func:`of_launch`.
+    environ : mutable mapping
+        The environment that is read and changed.
+
+    Returns
+    -------
+    dict
+        Name to the former value of those that were wrong.
+    """
+    return export(of_launch(launch, environ, in_blocks=in_blocks), environ)

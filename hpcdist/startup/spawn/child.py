@@ -55,7 +55,7 @@ def _with_launcher() -> int:
     launch = launchers.detect()
     if launch is None or launch.rank is None:
         raise RuntimeError("the launcher did not say which rank this process is")
-    variables.export(variables.of_launch(launch, os.environ), os.environ)
+    variables.export_launch(launch, os.environ)
     return launch.rank
 
 
@@ -66,7 +66,7 @@ def _without_launcher(folder: Path) -> int:
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)
     place = launchers.Launch("hpcdist.spawn", rank, size, rank, size, 1)
-    variables.export(variables.of_launch(place, os.environ), os.environ)
+    variables.export_launch(place, os.environ)
     steps.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")
     cpus = sorted(os.sched_getaffinity(0))
     share = len(cpus) // size

@@ -199,5 +199,4 @@ def _export_place() -> None:
     package = _launchers()
     launcher = package.find()
     if launcher is not None and launcher.mpi:
-        values = package.variables.of_launch(launcher.read(os.environ), os.environ)
-        package.variables.export(values, os.environ)
+        package.variables.export_launch(launcher.read(os.environ), os.environ)

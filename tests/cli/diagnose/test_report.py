@@ -119,12 +119,12 @@ def test_ranks_that_differ():
 
 def test_the_same_finding_of_several_ranks_is_one():
     found = report.merge([
-        part(rank, sections=section_of(("x", 1, "job"), (FAULT, "broken", "mend it")))
+        part(rank, sections=section_of(("x", 1, "job"), (FAULT, "broken", "repair it")))
         for rank in range(3)
     ])  # fmt: skip
     assert len(found["findings"]) == 1 and found["findings"][0]["ranks"] == [0, 1, 2]
     text = report.as_text(found)
-    assert "FAULT: broken" in text and "fix: mend it" in text
+    assert "FAULT: broken" in text and "fix: repair it" in text
     assert text.endswith("1 fault(s), exit status 1")
     plain = json.loads(report.as_json(found))
     assert plain["ok"] is False and plain["exit_status"] == 1 and plain["schema"] == report.SCHEMA
