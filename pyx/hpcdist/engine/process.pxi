@@ -2,17 +2,19 @@
 
 cdef extern from * nogil:
     """
-    /* Open MPI's blocking calls spin unless this parameter says to yield. Where a rank's main thread and its
+    /* The blocking calls of Open MPI and Intel MPI spin unless these say to yield. Where a rank's main thread and its
      * lane have to share a core, they must. The user's own setting wins, and the environment is left as it
      * was. */
     static const char *const hd_yield[][2] = {
         {"OMPI_MCA_mpi_yield_when_idle", "1"},
-        {"I_MPI_THREAD_YIELD", "2"}, /* sched_yield */
+        {"I_MPI_THREAD_YIELD", "2"}, /* sched_yield, */
+        {"I_MPI_SPIN_COUNT", "1"},   /* and after each look: else a duplicate took 10 to 60 ms, not 1 */
     };
-    static int hd_set_yield[2];
+    enum { HD_YIELDS = sizeof hd_yield / sizeof hd_yield[0] };
+    static int hd_set_yield[HD_YIELDS];
     static void begin_yielding(int yield)
     {
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < HD_YIELDS; i++) {
             hd_set_yield[i] = yield && !getenv(hd_yield[i][0]);
             if (hd_set_yield[i])
                 setenv(hd_yield[i][0], hd_yield[i][1], 0);
@@ -20,7 +22,7 @@ cdef extern from * nogil:
     }
     static void end_yielding(void)
     {
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < HD_YIELDS; i++)
             if (hd_set_yield[i])
                 unsetenv(hd_yield[i][0]);
     }
