@@ -1,7 +1,8 @@
-"""What Intel MPI's wheels need that a site's module would set: libfabric and its providers.
+"""What Intel MPI needs around its start.
 
-Intel's ``vars.sh`` exports LD_LIBRARY_PATH and FI_PROVIDER_PATH; the wheels have no such script.
-Only the standard library is used.
+Intel's ``vars.sh`` exports LD_LIBRARY_PATH and FI_PROVIDER_PATH; the wheels have no such script:
+libfabric and its providers are found without it. A site's I_MPI_PMI_LIBRARY is hidden from
+processes that srun did not connect. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["fabric_of", "load_fabric", "providers"]
+__all__ = ["fabric_of", "load_fabric", "providers", "without_pmi2"]
 
 #: Where libfabric is, from the folder above libmpi's: the wheels' place first, then a site's.
 _PLACES = ("lib", "opt/mpi/libfabric/lib", "libfabric/lib")
@@ -81,3 +82,23 @@ def providers(libmpi: str | None) -> Iterator[None]:
         yield
     finally:
         os.environ.pop("FI_PROVIDER_PATH", None)
+
+
+@contextlib.contextmanager
+def without_pmi2() -> Iterator[None]:
+    """Hide Slurm's libpmi2 while MPI starts in a process that has no connection for it.
+
+    Sites export I_MPI_PMI_LIBRARY for whole sessions. libpmi2 speaks through PMI_FD only, and a
+    process without it, as under ``srun --mpi=none`` or without a launcher, would die in MPI_Init.
+    Local to this process.
+    """
+    name = "I_MPI_PMI_LIBRARY"
+    path = os.environ.get(name, "")
+    if "PMI_FD" in os.environ or "libpmi2" not in os.path.basename(path):
+        yield
+        return
+    del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ[name] = path

@@ -8,6 +8,7 @@ the library decides which of them are imported. Only the standard library is use
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import importlib.util
@@ -97,9 +98,11 @@ def verify() -> str | None:
     return _loaded(build_info())
 
 
-def starting() -> Any:
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
     """A context for the start of MPI: what this libmpi needs in its environment, for so long."""
-    return _intel.providers(next(iter(loaded_libraries()), None))
+    with _intel.providers(next(iter(loaded_libraries()), None)), _intel.without_pmi2():
+        yield
 
 
 def build_info() -> dict[str, Any]:

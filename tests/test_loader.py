@@ -117,6 +117,28 @@ def test_other_mpis_get_no_libfabric(tmp_path):
     assert _intel.fabric_of(f"{tmp_path}/nowhere/libmpi.so.12") is None
 
 
+@pytest.mark.parametrize(
+    ("library", "descriptor", "hidden"),
+    [
+        ("/site/libpmi2.so.0", None, True),
+        ("/site/libpmi2.so.0", "5", False),  # srun --mpi=pmi2
+        ("/site/libpmi.so", None, False),  # it needs no descriptor
+        (None, None, False),
+    ],
+)
+def test_slurms_libpmi2_is_for_processes_that_srun_connected(
+    monkeypatch, library, descriptor, hidden
+):
+    """Sites export it for whole sessions; a process without PMI_FD would die in MPI_Init."""
+    for name, value in (("I_MPI_PMI_LIBRARY", library), ("PMI_FD", descriptor)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    with _loader.starting():
+        assert os.environ.get("I_MPI_PMI_LIBRARY") == (None if hidden else library)
+    assert os.environ.get("I_MPI_PMI_LIBRARY") == library
+
+
 SEVERAL = {
     "mpi_builds": {
         "openmpi": {"mpi_family": "openmpi", "mpi_vendor": "Open MPI", "mpi_version": "5.0.11"},

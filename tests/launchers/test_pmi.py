@@ -153,11 +153,14 @@ def test_two_servers_share_a_store():
 def test_the_environment_is_told_and_forgets(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "of an outer job")
     monkeypatch.delenv("PMI_FD", raising=False)
+    monkeypatch.setenv("I_MPI_PMI_LIBRARY", "/site/libpmi2.so")  # of a session, for its sruns
     server = Server(HashStore(), 1, 2, peers(1, os.getpid()), "job", 20)
     with server.environment():
+        assert "I_MPI_PMI_LIBRARY" not in os.environ
         assert os.environ["PMI_RANK"] == "1" and os.environ["PMI_SIZE"] == "2"
         assert not os.get_inheritable(int(os.environ["PMI_FD"]))
     assert os.environ["PMI_RANK"] == "of an outer job" and "PMI_FD" not in os.environ
+    assert os.environ["I_MPI_PMI_LIBRARY"] == "/site/libpmi2.so"
     server._theirs.close()
     os.close(server.detach())
 

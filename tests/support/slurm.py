@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import os
 import re
 import subprocess
@@ -21,12 +22,22 @@ CLUSTER = str(ROOT / "jobscripts" / "ci" / "slurm-cluster")
 ABSENT = "slurm: "
 
 
-def plugin() -> str:
-    """Return srun's plugin for the MPI that is tested: pmix for Open MPI, pmi2 for MPICH."""
-    version = subprocess.run(
-        [find_mpirun(), "--version"], capture_output=True, text=True, timeout=60
-    )
-    return "pmi2" if "HYDRA" in version.stdout.upper() else "pmix"
+def plugin() -> tuple[str, dict[str, str]]:
+    """Return srun's plugin for the MPI that is tested, and what it needs in the environment.
+
+    It is pmix for Open MPI and pmi2 for MPICH and Intel MPI, which has to be told Slurm's library.
+    """
+    mpirun = find_mpirun()
+    # Intel's is a script that looks for its parts on PATH.
+    path = {"PATH": f"{Path(mpirun).parent}{os.pathsep}{os.environ['PATH']}"}
+    text = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=60, env=os.environ | path
+    ).stdout
+    if "Intel(R) MPI" in text:
+        library = ctypes.util.find_library("pmi2")
+        assert library, "no libpmi2, which Intel MPI needs under srun: apt-get install libpmi2-0"
+        return "pmi2", {"I_MPI_PMI_LIBRARY": library, "I_MPI_PIN": "off"}
+    return ("pmi2" if "HYDRA" in text.upper() else "pmix"), {}
 
 
 def require() -> None:
@@ -50,11 +61,11 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.plugin = plugin()
+        self.plugin, needed = plugin()
         unwanted = ("OMPI_", "PMI", "PMIX_", "PRTE_", "SLURM_", "HPCDIST_TEST", "OMP_NUM_THREADS")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         self.env["PATH"] = f"{Path(find_mpirun()).parent}:{self.env['PATH']}"
-        self.env["PYTHONUNBUFFERED"] = "1"
+        self.env |= {"PYTHONUNBUFFERED": "1", **needed}
         if os.getuid() == 0:
             self.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

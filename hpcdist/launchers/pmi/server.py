@@ -47,6 +47,15 @@ def pid_space() -> int:
     return 0
 
 
+def _set(variables: Mapping[str, str | None]) -> None:
+    """Set environment variables, and remove those without a value."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 class _PeerGone(Exception):
     """A peer died, or the time is over; the text names the peer."""
 
@@ -131,22 +140,20 @@ class Server:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Set the environment variables that lead MPI to the connection; remove them afterwards."""
-        variables = {
+        """Lead MPI to the connection by environment variables; restore them afterwards."""
+        variables: dict[str, str | None] = {
             "PMI_FD": str(self._theirs.fileno()),
             "PMI_RANK": str(self.rank),
             "PMI_SIZE": str(self.size),
+            # With it Intel MPI would speak the protocol of Slurm's library, which is another.
+            "I_MPI_PMI_LIBRARY": None,
         }
         before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
+        _set(variables)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            _set(before)
 
     def detach(self) -> int:
         """Give up the manager's end of the connection; both ends stay open until the process ends.
