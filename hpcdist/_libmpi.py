@@ -98,7 +98,7 @@ def candidates(info: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[str]
         yield name
         return
     # The bare name would skip the folder the build linked from and may find the system's own.
-    yield from _existing(env.get("LD_LIBRARY_PATH", "").split(os.pathsep), name)
+    yield from _existing(_search_path(env), name)
     yield from _existing(info.get("mpi_libdirs", ()), name)
     yield name
     yield from wheel
@@ -123,18 +123,27 @@ def candidates_of_all(families: Iterable[str], env: Mapping[str, str]) -> Iterat
         yield from _named(family, env)
     launched = [f for f in there if any(name in env for name in _LAUNCHED.get(f, ()))]
     rest = [family for family in there if family not in launched]
+    order = {folder: at for at, folder in reversed([*enumerate(_search_path(env))])}
     for group in (launched, rest):
         places = [list(_places(family, env)) for family in group]
         for place in zip(*places, strict=True):
-            for paths in place:
-                yield from paths
+            # The module that was loaded last puts its folder first.
+            yield from sorted(
+                (path for paths in place for path in paths),
+                key=lambda path: order.get(os.path.dirname(path), len(order)),
+            )
+
+
+def _search_path(env: Mapping[str, str]) -> list[str]:
+    """The folders of LD_LIBRARY_PATH."""
+    return env.get("LD_LIBRARY_PATH", "").split(os.pathsep)
 
 
 def _places(family: str, env: Mapping[str, str]) -> Iterator[list[str]]:
     """The libraries of a family, a list per kind of place."""
     name = SONAMES[family]
     yield list(_wheel_libraries(family, name))
-    yield list(_existing(env.get("LD_LIBRARY_PATH", "").split(os.pathsep), name))
+    yield list(_existing(_search_path(env), name))
     mpirun = shutil.which("mpirun", path=env.get("PATH"))
     root = os.path.dirname(os.path.dirname(os.path.realpath(mpirun))) if mpirun else ""
     folders = [os.path.join(root, lib) for lib in ("lib", "lib64", "lib/release")] if root else []

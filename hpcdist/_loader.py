@@ -66,7 +66,8 @@ def preload() -> str:
     ------
     MPILibraryError
         The native modules are not built; libmpi is not found; the one that is loaded is of
-        another family; or two are loaded. The message holds the command that fixes it.
+        another family, or lacks what its family has; or two are loaded. The message holds the
+        command that fixes it.
     """
     missing = missing_modules()
     if missing:
@@ -74,8 +75,10 @@ def preload() -> str:
     info = build_info()
     path = _loaded(info) or _load(info)
     _intel.load_fabric(path)
+    family = family_of(path)
     if "mpi_builds" in info:
-        _choose(family_of(path))
+        _choose(family)
+    _try_engine(path, family)
     return path
 
 
@@ -176,6 +179,19 @@ def _load(info: Mapping[str, Any]) -> str:
         else:
             return next(iter(loaded_libraries()), path)
     raise MPILibraryError(_loader_texts.not_found(info, _families(info), failures))
+
+
+def _try_engine(path: str, family: str) -> None:
+    """Load the engine as a library: what it misses of this libmpi is said in our words."""
+    files = [file for file in _files(Path(__file__).parent, "_engine") if file.exists()]
+    ours = [file for file in files if f"_engine.{family}." in file.name] or files
+    try:
+        ctypes.CDLL(str(ours[0]), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        info = build_info()
+        raise MPILibraryError(
+            _loader_texts.unusable(path, str(error), _families(info), info)
+        ) from None
 
 
 def _choose(family: str) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlparse
 
 from hpcdist._libmpi import DISTRIBUTIONS, NAMES, SONAMES, family_of
 
-__all__ = ["not_built", "not_found", "other_family", "rebuild_command", "two"]
+__all__ = ["not_built", "not_found", "other_family", "rebuild_command", "two", "unusable"]
 
 
 def rebuild_command(family: str, native_only: bool = False) -> str:
@@ -93,6 +93,20 @@ def not_found(info: Mapping[str, Any], families: Sequence[str], failures: list[s
     """There is no libmpi of a family that there are modules for."""
     lines = _none_of(info, families) if "mpi_builds" in info else _not_this(info)
     return "\n".join(lines + [f"Tried: {failure}" for failure in failures])
+
+
+def unusable(path: str, error: str, families: Sequence[str], info: Mapping[str, Any]) -> str:
+    """The libmpi in the process is not one that the native modules can use: too old, or unknown."""
+    names = ", ".join(f"{SONAMES[family]} ({NAMES[family]})" for family in families)
+    return "\n".join(
+        [
+            f"hpcdist was built for {_built_for(info)} and cannot use this MPI library: {path}.",
+            f"The dynamic linker's reason: {error}",
+            f"It takes {names}, of a release with MPI 3.0 or newer. Load the module of such an "
+            "MPI, or set MPI4PY_LIBMPI to its library.",
+            f"To build hpcdist for the MPI that is loaded: {rebuild_command('', native_only=True)}",
+        ]
+    )
 
 
 def _none_of(info: Mapping[str, Any], families: Sequence[str]) -> list[str]:

@@ -105,3 +105,7 @@ def test_with_modules_for_several_abis_the_place_decides(prefix, tmp_path):
     assert found[:3] == [f"{site}/libmpi.so.40", "libmpi.so.40", f"{prefix}/libmpi.so.12"]
     told = env | {"MPI4PY_LIBMPI": f"{prefix}/libmpi_abi.so.1"}
     assert next(_libmpi.candidates_of_all(FAMILIES, told)) == told["MPI4PY_LIBMPI"]
+    # of two modules that are loaded, the one that put its folder first
+    both = env | {"LD_LIBRARY_PATH": f"{beside}{os.pathsep}{site}"}
+    found = list(_libmpi.candidates_of_all(FAMILIES, both))
+    assert found.index(f"{beside}/libmpi.so.12") < found.index(f"{site}/libmpi.so.40")

@@ -293,6 +293,17 @@ def test_another_mpi_loaded_before_is_refused(tmp_path):
     assert f"HPCDIST_MPI={OTHER} " in done.stderr
 
 
+def test_a_library_without_the_functions_of_mpi_is_refused(tmp_path):
+    """Too old, or not an MPI at all: not the dynamic linker's bare words."""
+    number = {"openmpi": 40, "mpich": 12}[BUILT["mpi_family"]]
+    library = fake_library(tmp_path, f"libmpi.so.{number}")
+    done = run(f"import ctypes; ctypes.CDLL({str(library)!r}); import hpcdist")
+    assert done.returncode == 1
+    assert f"cannot use this MPI library: {library}." in done.stderr
+    assert "undefined symbol: " in done.stderr and f"libmpi.so.{number} (" in done.stderr
+    assert "MPILibraryError" in done.stderr and "To build hpcdist for the MPI" in done.stderr
+
+
 def test_mpi4py_with_another_mpi_is_named(tmp_path):
     number = {"openmpi": 40, "mpich": 12}[OTHER]
     library = fake_library(tmp_path, f"libmpi.so.{number}")
