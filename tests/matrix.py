@@ -4,6 +4,7 @@
     python tests/matrix.py                              torch 2.10, 2.11, 2.12 and 2.14, Open MPI
     python tests/matrix.py --torch 2.15 --mpi mpich     another version, another MPI
     python tests/matrix.py --torch 2.13 --mpi impi --parts training suite     Intel MPI, all tests
+    python tests/matrix.py --torch 2.13 --mpi impi --parts training short     and its short form
     python tests/matrix.py --torch 2.13 --python python3.12 python3.14t
 
 For each it makes an empty environment, installs torch as pip resolves it (with CUDA's libraries,
@@ -49,8 +50,21 @@ PARTS = {
         1200,
     ),
 }
-#: Not unless it is named: it takes about an hour on two cores.
-WHOLE = {"suite": (["python", "tests/run.py", "--np", "1", "2", "3", "4"], 7200)}
+#: Only if they are named. The suite takes about an hour on two cores.
+NAMED = {
+    "suite": (["python", "tests/run.py", "--np", "1", "2", "3", "4"], 7200),
+    "short": (
+        [
+            "python",
+            "tests/run.py",
+            *("--np", "2"),
+            *(f"tests/collectives/test_{name}.py" for name in ("broadcast", "reduce", "p2p")),
+            *("tests/engine/test_agreement.py", "tests/groups/test_new_group.py"),
+            *("tests/test_loader.py", "tests/test_libmpi.py"),
+        ],
+        600,
+    ),
+}
 #: What is in no copy of the tree.
 LEFT_OUT = shutil.ignore_patterns(".git", "build", "*.so", "__pycache__", "*.egg-info", ".venv")
 
@@ -126,7 +140,7 @@ def test(cell: Cell, mpi: str, parts: list[str], work: Path) -> None:
         [python, "-c", version], capture_output=True, text=True, env=env, check=False
     ).stdout.strip()
     for name in parts:
-        command, limit = (PARTS | WHOLE)[name]
+        command, limit = (PARTS | NAMED)[name]
         began = time.monotonic()
         passed, last = run([str(folder / "bin" / command[0]), *command[1:]], limit, log,
                            env=env, cwd=tree)  # fmt: skip
@@ -157,7 +171,7 @@ def main() -> int:
     parser.add_argument("--torch", nargs="+", default=TORCH, metavar="X.Y")
     parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="PATH")
     parser.add_argument("--mpi", choices=["openmpi", "mpich", "impi"], default="openmpi")
-    parser.add_argument("--parts", nargs="+", choices=PARTS | WHOLE, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS | NAMED, default=list(PARTS))
     parser.add_argument("--logs", type=Path, default=Path("matrix-logs"), metavar="FOLDER")
     options = parser.parse_args()
     logs = options.logs.resolve()

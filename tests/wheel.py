@@ -122,7 +122,7 @@ def try_out(mpi: str, python: Path, env: dict[str, str], work: Path) -> None:
     if f"_engine.{family}." not in file:
         sys.exit(f"tests/wheel.py: {mpi} took {file}")
     command = [venv / "bin" / "mpirun", "-n", "2", python, ROOT / "examples" / "train_digits.py"]
-    text = run(command, env=env, cwd=work, timeout=300)
+    text = run(command, env=env, cwd=work, timeout=900)
     reached = re.findall(r"test accuracy ([\d.]+)%", text)
     if not reached or float(reached[-1]) < 97:
         sys.exit(f"{text}\ntests/wheel.py: {mpi} did not learn")
