@@ -80,6 +80,8 @@ class Bridge(Gloo):
         import hpcdist.torch
 
         self.suite = suite
+        for profiled in ("PROFILING", "CUDA_PROFILING", "SEND_RECV_PROFILING"):
+            getattr(suite, f"{profiled}_SUPPORTED_BACKENDS").append("hpcdist")
 
         # torch gives its own to gloo's groups only
         def monitored_barrier(group: Any = None, timeout: Any = None, *args: Any, **kw: Any) -> Any:

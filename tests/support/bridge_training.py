@@ -1,4 +1,4 @@
-"""Cases for tests/torch/bridge_same.py: torch's own DDP, its optimizers, pipelines, profiler."""
+"""Cases for tests/torch/bridge_same.py: torch's own DDP, its optimizers, pipelines."""
 
 from __future__ import annotations
 
@@ -231,24 +231,3 @@ def pipeline_1F1B(folder: str) -> dict:
 @case
 def pipeline_interleaved(folder: str) -> dict:
     return pipeline("Interleaved1F1B")
-
-
-# --- profiler ------------------------------------------------------------------------------------
-
-
-@case
-def profiler(folder: str) -> dict:
-    """Every operation of a step is a range, of the backend's own name."""
-    from torch.profiler import ProfilerActivity, profile
-
-    model = DDP(branches())
-    train(model, 1)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        train(model, 1)
-        td.all_reduce(own(3))
-        td.broadcast(own(3), 0)
-        td.barrier()
-    names = {event.key for event in profiled.key_averages()}
-    form = {"gloo": "gloo:{}", "hpcdist": "hpcdist::{} ("}[td.get_backend()]
-    wanted = ("all_reduce", "broadcast", "barrier")
-    return {name: any(n.startswith(form.format(name)) for n in names) for name in wanted}

@@ -26,12 +26,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import bridge_calls
 import bridge_compiled
 import bridge_hooks
+import bridge_profiled
 import bridge_sharded
 import bridge_training
 
 warnings.filterwarnings("ignore")
 
-MODULES = (bridge_calls, bridge_training, bridge_hooks, bridge_sharded, bridge_compiled)
+MODULES = (
+    bridge_calls,
+    bridge_training,
+    bridge_hooks,
+    bridge_sharded,
+    bridge_profiled,
+    bridge_compiled,
+)
 LIMIT = float(os.environ.get("BRIDGE_LIMIT", 30))
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 
