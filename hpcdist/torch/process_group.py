@@ -29,6 +29,7 @@ from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import sparse
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
+from hpcdist.torch.abort_hooks import AbortHooks
 from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES, recorded_as
 from hpcdist.torch.delegate import give_delegate
@@ -58,7 +59,7 @@ def _free(group: Any) -> None:
         _group.remove(group)
 
 
-class BridgeGroup(Refusals, ProcessGroup):
+class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
     """A group of hpcdist's, as torch.distributed sees it.
 
     It has no communicator of its own: what both sides call runs in one order, through one entry
@@ -90,6 +91,7 @@ class BridgeGroup(Refusals, ProcessGroup):
         self._description = group.group_desc
         self._coalesced: list[Work] | None = None
         self._recorder = recorder()
+        self._abort_hooks = {}
         self._parts: list[BridgeGroup] = []
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
@@ -167,9 +169,11 @@ class BridgeGroup(Refusals, ProcessGroup):
     def abort(self) -> None:
         """Free what was made for torch without waiting for operations in flight.
 
-        They keep their tensors, and end when their peers call or their timeouts pass.
+        They keep their tensors, and end when their peers call or their timeouts pass. Abort hooks
+        run first.
         """
         if self._release is not None and not self._comm.freed:
+            self._run_abort_hooks()
             self._comm.timeout = _SOON
             self._end_others("abort")
             with contextlib.suppress(DistTimeoutError):

@@ -38,16 +38,15 @@ class Refusals:
 
     supports_reconfigure = False
     supports_window = False
-    supports_abort_hooks = False
     supports_completion_hooks = False
 
     merge_remote_group = mergeRemoteGroup = _no_growth
     reconfigure = get_reconfigure_handle = _no_change
     new_window = _no_window
-    register_pre_hook = register_post_hook = register_abort_hook = _no_hook
+    register_pre_hook = register_post_hook = _no_hook
     _register_on_completion_hook = _no_hook
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         """Do nothing: no hook is registered."""
 
-    unregister_post_hook = unregister_abort_hook = unregister_pre_hook
+    unregister_post_hook = unregister_pre_hook

@@ -229,7 +229,10 @@ def methods(rank: int, size: int) -> None:
         store.set("rank 0 has waited", "")
     assert work.wait() and late.tolist() == [size] * 2
     given_up = td.new_group(list(range(size)))
+    ran: list[int] = []
+    given_up.register_abort_hook(0, lambda: ran.append(int(td.get_rank(given_up))))
     given_up.abort()
+    assert ran == [rank], ran
     try:
         td.all_reduce(torch.ones(1), group=given_up)
     except (ValueError, hpcdist.DistError):

@@ -155,6 +155,28 @@ def test_what_a_group_cannot_do_is_refused_in_words(bridge: BridgeGroup) -> None
     assert bridge.unregister_pre_hook(1) is None
 
 
+def test_abort_hooks_run_once_before_a_group_is_freed(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+    made = BridgeGroup(FakeGroup(), lambda: calls.append("freed"))
+
+    def wrong() -> None:
+        calls.append("wrong")
+        raise RuntimeError("too bad")
+
+    hooks = {5: wrong, 1: lambda: calls.append("one"), 2: lambda: calls.append("two")}
+    for number, hook in hooks.items():
+        made.register_abort_hook(number, hook)
+    for number, refused, kind in ((5, print, ValueError), (9, "no function", TypeError)):
+        with pytest.raises(kind):
+            made.register_abort_hook(number, refused)
+    made.unregister_abort_hook(2)
+    made.unregister_abort_hook(77)
+    made.abort()
+    made.abort()
+    assert calls == ["wrong", "one", "freed"] and made.supports_abort_hooks
+    assert "abort hook 5 of group 'fake' raised" in caplog.text and "too bad" in caplog.text
+
+
 @pytest.mark.skipif(compat.version() < (2, 14), reason="torch makes no backend in Python")
 def test_torchs_parts_in_c_find_a_default_backend(bridge: BridgeGroup) -> None:
     from torch._C import _distributed_c10d as c10d
