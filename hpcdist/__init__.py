@@ -267,13 +267,18 @@ _NEEDS_TORCH = {
     "Reducer": "hpcdist.parallel",
 }
 
+# torch.distributed has these modules as attributes, without an import of their own.
+_MODULES = ("algorithms", "device_mesh", "distributed_c10d", "nn", "optim")
+
 # Hidden from type checkers: to them a module with __getattr__ has every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _NEEDS_TORCH:
-            from importlib import import_module
+        from importlib import import_module
 
+        if name in _MODULES:
+            return import_module(f"hpcdist.{name}")
+        if name in _NEEDS_TORCH:
             value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
             return value
         if name == "__version__":

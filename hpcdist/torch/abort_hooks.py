@@ -41,7 +41,7 @@ class AbortHooks:
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
         if hook_id in self._abort_hooks:
-            raise ValueError(f"an abort hook {hook_id} is registered already: choose another number")
+            raise ValueError(f"abort hook {hook_id} is registered already: choose another number")
         self._abort_hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:

@@ -51,6 +51,17 @@ def test_the_function_survives_the_import_of_the_module_of_its_name():
     assert done.returncode == 0, done.stderr
 
 
+def test_modules_are_attributes_without_an_import_of_their_own():
+    """As those of torch.distributed, which imports them itself."""
+    program = """
+import hpcdist as dist
+dist.distributed_c10d._get_default_group, dist.device_mesh.init_device_mesh
+dist.algorithms, dist.nn, dist.optim
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_group_is_the_state_of_the_groups():
     from hpcdist import distributed_c10d
     from hpcdist.groups import state
