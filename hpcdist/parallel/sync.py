@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
@@ -75,7 +74,7 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
             if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
                 works.append(comm.broadcast(first, root, True, api=api))
                 continue
-            flat = _flatten_dense_tensors(members)
+            flat = torch.cat([member.reshape(-1) for member in members])
             if comm.rank != root:
                 flats.append((flat.clone(), flat, members))
             works.append(comm.broadcast(flat, root, True, api=api))
@@ -83,4 +82,6 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
             work.wait()
         for before, after, members in flats:
             if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
-                torch._foreach_copy_(members, _unflatten_dense_tensors(after, members))
+                pieces = after.split([member.numel() for member in members])
+                views = [piece.view(m.shape) for piece, m in zip(pieces, members, strict=True)]
+                torch._foreach_copy_(members, views)

@@ -7,43 +7,45 @@ and the rest run over MPI, with an unmodified PyTorch.
 
 from __future__ import annotations
 
+from hpcdist._torch_version import explain
 from hpcdist.torch import compat
 
 compat.check()
 
-from hpcdist.torch import (  # noqa: E402
-    arguments,
-    backend,
-    delegate,
-    elsewhere,
-    flight_recorder,
-    functional,
-    join,
-    process_group,
-    ranges,
-    refused,
-    rendezvous,
-    work,
-)
-from hpcdist.torch.backend import group, to_torch  # noqa: E402
-from hpcdist.torch.flight_recorder import dump_flight_recorder  # noqa: E402
-from hpcdist.torch.rendezvous import init_process_group  # noqa: E402
+with explain():
+    from hpcdist.torch import (
+        arguments,
+        backend,
+        delegate,
+        elsewhere,
+        flight_recorder,
+        functional,
+        join,
+        process_group,
+        ranges,
+        refused,
+        rendezvous,
+        work,
+    )
+    from hpcdist.torch.backend import group, to_torch
+    from hpcdist.torch.flight_recorder import dump_flight_recorder
+    from hpcdist.torch.rendezvous import init_process_group
+
+    backend.register()
+    rendezvous.register()
+    functional.register()
+    join.register()
+    for _module in (
+        process_group,
+        arguments,
+        delegate,
+        elsewhere,
+        functional,
+        ranges,
+        refused,
+        work,
+        flight_recorder,
+    ):
+        compat.hide_from_compiler(_module)
 
 __all__ = ["dump_flight_recorder", "group", "init_process_group", "to_torch"]
-
-backend.register()
-rendezvous.register()
-functional.register()
-join.register()
-for _module in (
-    process_group,
-    arguments,
-    delegate,
-    elsewhere,
-    functional,
-    ranges,
-    refused,
-    work,
-    flight_recorder,
-):
-    compat.hide_from_compiler(_module)

@@ -9,12 +9,12 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
+from hpcdist._torch_version import explain, untested
 from hpcdist.backends.mpi import MPIOptions
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.startup import destroy, init, steps
-from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
@@ -26,7 +26,7 @@ _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
 
 def register() -> None:
     """Register the backend with torch.distributed; once is enough."""
-    if NAME.upper() not in dist.Backend._plugins:
+    if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
@@ -54,10 +54,10 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
         asks for a part of the ranks.
     """
     ranks = list(options.global_ranks_in_group)
-    untested = compat.untested()
-    if untested and options.group_rank == 0:
-        warnings.warn(untested, stacklevel=2)
-    with compat.explain():
+    warning = untested()
+    if warning and options.group_rank == 0:
+        warnings.warn(warning, stacklevel=2)
+    with explain():
         return _create(options, pg_options, ranks)
 
 

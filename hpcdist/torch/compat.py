@@ -8,29 +8,18 @@ was run.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
-from hpcdist.errors import DistError
+from hpcdist._torch_version import OLDEST, untested, version
 
 __all__ = [
     "NAMES",
-    "NEWEST",
-    "OLDEST",
     "Renamed",
     "check",
-    "explain",
     "hide_from_compiler",
     "recorded_as",
-    "untested",
-    "version",
 ]
-
-#: The oldest torch that is taken, and the newest that hpcdist was run with.
-OLDEST = (2, 10)
-NEWEST = (2, 15)
 
 
 class Renamed(NamedTuple):
@@ -69,28 +58,6 @@ NAMES = (
 )
 
 
-def version(text: str | None = None) -> tuple[int, int]:
-    """Major and minor number of torch.
-
-    Local to this process.
-
-    Parameters
-    ----------
-    text : str, optional
-        For example ``"2.13.0+cpu"``; by default that of the torch which is imported.
-
-    Returns
-    -------
-    tuple of int
-    """
-    if text is None:
-        import torch
-
-        text = str(torch.__version__)
-    major, minor = text.split("+")[0].split(".")[:2]
-    return int(major), int("".join(c for c in minor if c.isdigit()))
-
-
 def check(text: str | None = None) -> None:
     """Raise for a torch that is too old.
 
@@ -112,48 +79,6 @@ def check(text: str | None = None) -> None:
             f"hpcdist.torch needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and this is "
             f"{found[0]}.{found[1]}; hpcdist itself works with it (import hpcdist)"
         )
-
-
-def untested() -> str:
-    """Return a warning if torch is newer than what hpcdist was tested with.
-
-    Local to this process.
-
-    Returns
-    -------
-    str
-        A sentence; empty if it is not.
-    """
-    found = version()
-    if found <= NEWEST:
-        return ""
-    return (
-        f"hpcdist.torch was tested with torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, "
-        f"and this is {found[0]}.{found[1]}: install one of those (pip install "
-        f'"torch<{NEWEST[0]}.{NEWEST[1] + 1}"), or look for a newer hpcdist'
-    )
-
-
-@contextlib.contextmanager
-def explain() -> Iterator[None]:
-    """Context manager: an error of a torch that is too new names that version.
-
-    Local to this process. Errors of hpcdist's own, and of wrong arguments, pass as they are.
-
-    Raises
-    ------
-    RuntimeError
-        In place of what torch raised, which is its cause.
-    """
-    try:
-        yield
-    except (DistError, ValueError):
-        raise
-    except Exception as error:
-        text = untested()
-        if not text:
-            raise
-        raise RuntimeError(f"{text}. What failed: {type(error).__name__}: {error}") from error
 
 
 def recorded_as() -> str:
@@ -180,9 +105,16 @@ def hide_from_compiler(module: ModuleType) -> None:
     module : module
         Its own functions, and those of its classes.
     """
-    from torch._C._dynamo import eval_frame
+    try:
+        from torch._C._dynamo import eval_frame
 
-    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+        action = eval_frame._FrameAction.SKIP
+        skip = eval_frame._FrameExecStrategy(action, action)
+        set_strategy = eval_frame.set_code_exec_strategy
+    except (ImportError, AttributeError):
+        if not untested():
+            raise
+        return  # programs that do not compile run without it
     for found in vars(module).values():
         if isinstance(found, type) and found.__module__ == module.__name__:
             members = list(vars(found).values())
@@ -191,5 +123,5 @@ def hide_from_compiler(module: ModuleType) -> None:
         for member in members:
             function = member.fget if isinstance(member, property) else member
             while isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                eval_frame.set_code_exec_strategy(function.__code__, skip)
+                set_strategy(function.__code__, skip)
                 function = getattr(function, "__wrapped__", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import secrets
 import socket
@@ -14,11 +15,11 @@ import numpy as np
 import torch.distributed as dist
 
 from hpcdist import _engine, config
+from hpcdist._torch_version import explain
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
 from hpcdist.startup import attendance, steps, variables
 from hpcdist.store import TCPStore
-from hpcdist.torch import compat
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import to_torch
 
@@ -30,9 +31,7 @@ _KEY, _LENGTH = 32, 320
 
 def register() -> None:
     """Register the init method ``mpi://`` with torch.distributed; once is enough."""
-    from torch.distributed.rendezvous import _rendezvous_handlers
-
-    if "mpi" not in _rendezvous_handlers:
+    with contextlib.suppress(RuntimeError):  # it is registered already
         dist.register_rendezvous_handler("mpi", meet)
 
 
@@ -69,7 +68,7 @@ def init_process_group(
         raise TypeError(f"{sorted(answered)} come from MPI and cannot be given")
     kind = backend or NAME
     method = steps.default_method(NAME in kind)
-    with compat.explain():
+    with explain():
         dist.init_process_group(kind, init_method=method, timeout=timeout, **arguments)
 
 

@@ -6,17 +6,16 @@ What they do is tested over MPI, with the torch that is installed; here stand-in
 from __future__ import annotations
 
 import gc
-import re
 import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as td
-from places import ROOT
 
 import hpcdist.torch
 from hpcdist._buffer import limit as call_limit
+from hpcdist._torch_version import version
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.refused import Refusals
@@ -177,12 +176,12 @@ def test_abort_hooks_run_once_before_a_group_is_freed(caplog: pytest.LogCaptureF
     assert "abort hook 5 of group 'fake' raised" in caplog.text and "too bad" in caplog.text
 
 
-@pytest.mark.skipif(compat.version() < (2, 14), reason="torch makes no backend in Python")
+@pytest.mark.skipif(version() < (2, 14), reason="torch makes no backend in Python")
 def test_torchs_parts_in_c_find_a_default_backend(bridge: BridgeGroup) -> None:
     from torch._C import _distributed_c10d as c10d
 
     if hasattr(c10d, "FlightRecorderHook"):  # torch 2.15 attaches it to every group
-        ranks = [[0, 1]] if compat.version() >= (2, 15) else []
+        ranks = [[0, 1]] if version() >= (2, 15) else []
         c10d.FlightRecorderHook.attach(bridge, *ranks).remove()
     own = bridge._delegate
     assert (own.rank(), own.size(), own.name()) == (0, 2, "hpcdist")
@@ -224,46 +223,10 @@ def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGro
     assert (bridge._comm.limit, bridge._comm.timeout) == (2.0, 9.0)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("2.10.0", (2, 10)), ("2.13.0+cpu", (2, 13)), ("2.14.0a0+git1b2c", (2, 14)), ("3.0", (3, 0))],
-)
-def test_versions(text: str, found: tuple[int, int]) -> None:
-    assert compat.version(text) == found
-    compat.check(text)
-
-
 def test_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     with pytest.raises(ImportError, match=r"needs torch 2\.10 or newer, and this is 2\.9"):
         compat.check()
-
-
-def test_errors_of_a_torch_that_is_too_new_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match="^its own$"), compat.explain():
-        raise TypeError("its own")
-    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
-    said = r"tested with torch 2\.10 to 2\.15, and this is 2\.99: .*failed: TypeError: its own"
-    with pytest.raises(RuntimeError, match=said) as caught, compat.explain():
-        raise TypeError("its own")
-    assert isinstance(caught.value.__cause__, TypeError)
-    with pytest.raises(hpcdist.DistError, match="^ours$"), compat.explain():
-        raise hpcdist.DistError("ours")
-
-
-def test_the_support_page_names_the_torch_that_the_tests_run_on() -> None:
-    (minor,) = re.findall(r"^(\d+\.\d+)\.", torch.__version__)
-    if compat.version() > compat.NEWEST:
-        pytest.skip(f"torch {minor} is newer than those that hpcdist was run with")
-    text = (ROOT / "docs" / "support.md").read_text()
-    table = "".join(re.findall(r"^\| (\d+\.\d+\.\d+[^|]*)\|", text, re.M))
-    assert minor in re.findall(r"(\d+\.\d+)\.\d+", table)
-
-
-def test_the_oldest_torch_is_the_same_everywhere() -> None:
-    oldest, newest = (".".join(map(str, each)) for each in (compat.OLDEST, compat.NEWEST))
-    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"PyTorch {oldest} to {newest}" in (ROOT / "README.md").read_text()
 
 
 def test_lists_that_would_be_dropped_are_refused(bridge: BridgeGroup) -> None:

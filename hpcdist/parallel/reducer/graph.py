@@ -12,6 +12,8 @@ from hpcdist import _graph
 
 __all__ = ["find_tensors", "reached", "will_accumulate"]
 
+# Private to torch: a torch without it fails at the import, not in backward.
+_will_execute = torch._C._will_engine_execute_node
 # The class of the nodes at the ends of the graph, which add to a leaf's .grad.
 _Accumulate = type(torch.autograd.graph.get_gradient_edge(torch.ones((), requires_grad=True)).node)
 
@@ -80,7 +82,7 @@ def will_accumulate(nodes: Iterable[Any]) -> bool:
     """
     for node in nodes:
         try:
-            if node is not None and torch._C._will_engine_execute_node(node):
+            if node is not None and _will_execute(node):
                 return True
         except RuntimeError:  # a leaf that is an input of torch.autograd.grad
             return False

@@ -36,7 +36,9 @@ from hpcdist.parallel.reducer.unused import Usage
 
 __all__ = ["Reducer"]
 
+# Private to torch: a torch without them fails at the import, not in backward.
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Reducer:
@@ -255,7 +257,7 @@ class Reducer:
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
-            torch.autograd.Variable._execution_engine.queue_callback(EndOfBackward(self, task))
+            _queue_callback(EndOfBackward(self, task))
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it to the pipeline when it is complete."""

@@ -11,7 +11,9 @@ With the variable HPCDIST_TAKE_OVER, torch's own backends become hpcdist's: ``ta
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,19 +21,27 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Register hpcdist with torch.distributed; torch calls it at the end of its import."""
+    """Register hpcdist with torch.distributed; torch calls it at the end of its import.
+
+    A torch to which hpcdist is unknown must stay usable: an exception here would end
+    ``import torch`` in every program of this environment.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():  # torch was built without it
         return
-    from torch.distributed.rendezvous import _rendezvous_handlers
-
-    if "HPCDIST" not in dist.Backend._plugins:
-        dist.Backend.register_backend(
-            "hpcdist", _create, extended_api=True, devices=["cpu", "cuda"]
+    try:
+        if not hasattr(dist.Backend, "HPCDIST"):
+            devices = ["cpu", "cuda"]
+            dist.Backend.register_backend("hpcdist", _create, extended_api=True, devices=devices)
+        with contextlib.suppress(RuntimeError):  # it is registered already
+            dist.register_rendezvous_handler("mpi", _meet)
+    except Exception as error:
+        warnings.warn(
+            f"torch does not know the backend 'hpcdist' ({type(error).__name__}: {error}); import "
+            "hpcdist.torch says more, and TORCH_DEVICE_BACKEND_AUTOLOAD=0 ends this warning",
+            stacklevel=2,
         )
-    if "mpi" not in _rendezvous_handlers:
-        dist.register_rendezvous_handler("mpi", _meet)
     if os.environ.get("HPCDIST_TAKE_OVER"):
         from . import take_over
 
