@@ -10,16 +10,10 @@ import os
 from collections.abc import Mapping
 
 from setuptools import build_meta as _setuptools
-from setuptools.build_meta import (
-    build_editable,
-    build_sdist,
-    build_wheel,
-    get_requires_for_build_sdist,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
+from setuptools.build_meta import build_sdist, get_requires_for_build_sdist
 
 from hpcdist_build import mpicc, toolchain
+from hpcdist_build.lock import one_build
 from hpcdist_build.target import requested_extra
 
 __all__ = [
@@ -46,6 +40,30 @@ def get_requires_for_build_editable(
     """What an editable install needs beyond pyproject's list: as for a wheel."""
     toolchain.require()
     return _setuptools.get_requires_for_build_editable(config_settings) + mpi_requirement()
+
+
+def build_wheel(*arguments: object, **named: object) -> str:
+    """setuptools' own, alone in this source tree."""
+    with one_build():
+        return _setuptools.build_wheel(*arguments, **named)
+
+
+def build_editable(*arguments: object, **named: object) -> str:
+    """setuptools' own, alone in this source tree."""
+    with one_build():
+        return _setuptools.build_editable(*arguments, **named)
+
+
+def prepare_metadata_for_build_wheel(*arguments: object, **named: object) -> str:
+    """setuptools' own, alone in this source tree."""
+    with one_build():
+        return _setuptools.prepare_metadata_for_build_wheel(*arguments, **named)
+
+
+def prepare_metadata_for_build_editable(*arguments: object, **named: object) -> str:
+    """setuptools' own, alone in this source tree."""
+    with one_build():
+        return _setuptools.prepare_metadata_for_build_editable(*arguments, **named)
 
 
 def mpi_requirement() -> list[str]:

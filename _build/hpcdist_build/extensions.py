@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 from hpcdist_build import info, mpicc, toolchain
+from hpcdist_build.lock import one_build
 from hpcdist_build.target import requested_extra
 
 PYX = Path("pyx/hpcdist")
@@ -150,7 +148,7 @@ class BuildExt(build_ext):
         toolchain.require()
         # setuptools builds elsewhere and copies, and clears these two while it does.
         self._in_tree = bool(self.inplace or self.editable_mode)
-        with _locked(BUILD / "lock"):
+        with one_build():
             several = self._find_all()
             self._generated = self._cythonize()
             builds, name = {}, self.compiler
@@ -321,12 +319,3 @@ def _expand(patterns: tuple[str, ...]) -> list[Path]:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One build at a time in a source tree: two would mix their objects."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
