@@ -69,7 +69,7 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, dict[str, str
 def _packages() -> dict[str, str]:
     """Versions as installed; torch and mpi4py are not imported for that."""
     facts = {
-        "hpcdist": f"{version_of('hpcdist')} ({Path(__file__).parent})",
+        "hpcdist": f"{version_of('hpcdist')} ({Path(__file__).parents[1]})",
         "python": f"{platform.python_version()} ({sys.executable})",
     }
     return facts | {name: version_of(name) for name in _PACKAGES}
