@@ -1,103 +1,129 @@
 #!/usr/bin/env python
 """Run hpcdist with versions of torch and Python that CI does not: by hand, over the network.
 
-    python tests/matrix.py                              torch 2.10, 2.11, 2.12 and 2.14, Open MPI
-    python tests/matrix.py --torch 2.15 --mpi mpich     another version, another MPI
-    python tests/matrix.py --torch 2.13 --mpi impi --parts training suite     Intel MPI, all tests
-    python tests/matrix.py --torch 2.13 --mpi impi --parts training short     and its short form
-    python tests/matrix.py --torch 2.13 --python python3.12 python3.14t
+    python tests/matrix.py                          torch 2.10, 2.11, 2.12 and 2.14, two MPIs
+    python tests/matrix.py --torch 2.15 --mpi mpich
+    python tests/matrix.py --torch 2.13 --mpi impi --parts training suite
+    python tests/matrix.py --torch 2.13 --mpi impi --parts training short
+    python tests/matrix.py --torch 2.13 --python python3.12 python3.14t --parts training local ranks
 
-For each it makes an empty environment, installs torch as pip resolves it (with CUDA's libraries,
-2.5 GB, several minutes), builds hpcdist from a copy of this tree, and runs training, the bridge's
-programs, PyTorch's own suite and the tests of NCCL's stand-in. A version of torch that has no build
-for a Python is told and counts as not run. Exits with 0 only if something ran and nothing failed.
+For each Python and torch it makes an environment with torch as pip resolves it (with CUDA's
+libraries, 2.5 GB, several minutes), and for each MPI one beside it, which sees that torch. There
+hpcdist, built from a copy of this tree, runs the parts: training, the bridge's programs, PyTorch's
+own suite, the tests of NCCL's stand-in. A torch that has no build for a Python counts as not run.
+
+--venvs keeps the environments in a folder, and uses those with a torch that are there already.
+Exits with 0 only if something ran and nothing failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = ("2.10", "2.11", "2.12", "2.14")
-#: Name -> command, behind the environment's Python or mpirun, and its seconds at most.
+#: Name -> command, behind the environment's programs, and its seconds at most.
 PARTS = {
-    "unit": (["python", "-m", "pytest", "-q", "tests/torch/test_compat.py"], 600),
-    "training": (["mpirun", "-n", "2", "python", "examples/train_digits.py"], 600),
-    "bridge": (["python", "-m", "pytest", "-q", "tests/torch/test_bridge.py"], 1800),
-    "conformance": (["python", "tests/conformance/run.py", "--bridge", "--np", "2"], 1800),
-    "nccl": (
-        [
-            "mpirun",
-            "-n",
-            "2",
-            "python",
-            "-m",
-            "pytest",
-            "-q",
-            "--with-mpi",
-            "-m",
-            "standin",
-            "tests/backends",
-        ],
-        1200,
-    ),
+    "unit": ("python tests/run.py tests/torch/test_compat.py", 600),
+    "training": ("mpirun -n 2 python examples/train_digits.py --epochs 5", 600),
+    "bridge": ("python tests/run.py tests/torch/test_bridge.py", 1800),
+    "conformance": ("python tests/conformance/run.py --bridge --np 2", 1800),
+    "nccl": ("python tests/run.py --kinds standin --np 2", 1200),
 }
 #: Only if they are named. The suite takes about an hour on two cores.
-NAMED = {
-    "suite": (["python", "tests/run.py", "--np", "1", "2", "3", "4"], 7200),
+MORE = {
+    "local": ("python tests/run.py --kinds local", 1800),
+    "ranks": ("python tests/run.py --kinds ranks --np 2", 3600),
+    "suite": ("python tests/run.py --np 1 2 3 4", 10800),
     "short": (
-        [
-            "python",
-            "tests/run.py",
-            *("--np", "2"),
-            *(f"tests/collectives/test_{name}.py" for name in ("broadcast", "reduce", "p2p")),
-            *("tests/engine/test_agreement.py", "tests/groups/test_new_group.py"),
-            *("tests/test_loader.py", "tests/test_libmpi.py"),
-        ],
+        "python tests/run.py --np 2 tests/collectives/test_broadcast.py"
+        " tests/collectives/test_reduce.py tests/collectives/test_p2p.py"
+        " tests/engine/test_agreement.py tests/groups/test_new_group.py tests/test_loader.py"
+        " tests/test_libmpi.py",
         600,
     ),
 }
 #: What is in no copy of the tree.
 LEFT_OUT = shutil.ignore_patterns(".git", "build", "*.so", "__pycache__", "*.egg-info", ".venv")
+#: What a part prints about its tests: tests/run.py, and tests/conformance/run.py.
+COUNTS = (
+    re.compile(r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed", re.M),
+    re.compile(r"^(?:bridge|native) +\d+ +(?P<passed>\d+) +(?P<failed>\d+)", re.M),
+)
 
 
 @dataclass
 class Cell:
-    """One Python with one torch, and what came of it."""
+    """One Python with one torch and one MPI, and what came of it."""
 
     python: str
     torch: str
+    mpi: str
     found: str = ""
     results: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
-        return any(result not in ("yes", "no build") for result in self.results.values())
+        fine = ("yes", "no build")
+        return any(not result.startswith(fine) for result in self.results.values())
+
+
+@dataclass
+class Place:
+    """Where environments, the copy of the tree, wheels built from it and logs are."""
+
+    venvs: Path
+    tree: Path
+    wheels: Path
+    logs: Path
+
+    def base(self, cell: Cell) -> Path:
+        """The environment that has torch, for all MPIs."""
+        return self.venvs / f"{Path(cell.python).name}-torch-{cell.torch}"
+
+    def venv(self, cell: Cell) -> Path:
+        """The environment that has hpcdist and an MPI."""
+        return Path(f"{self.base(cell)}-{cell.mpi}")
+
+    def wheel(self, cell: Cell) -> Path:
+        """The folder of hpcdist's wheel: it depends on Python and MPI, not on torch."""
+        return self.wheels / f"{Path(cell.python).name}-{cell.mpi}"
+
+    def log(self, cell: Cell) -> Path:
+        return self.logs / f"{self.venv(cell).name}.log"
 
 
 def run(command: list[str], limit: float, log: Path, **more: object) -> tuple[bool, str]:
-    """Run a command with its output in a file; whether it passed, and its last lines."""
+    """Run a command with its output in a file; whether it passed, and what it wrote."""
     with log.open("ab") as out:
         out.write(f"\n$ {' '.join(command)}\n".encode())
         out.flush()
+        begin = out.tell()
         try:
             done = subprocess.run(
                 command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 timeout=limit, check=False, **more,
             )  # fmt: skip
             passed = done.returncode == 0
-        except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        except (subprocess.TimeoutExpired, OSError) as error:
             out.write(f"{error}\n".encode())
             passed = False
-    return passed, "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    return passed, log.read_bytes()[begin:].decode(errors="replace")
+
+
+def last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-15:])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -113,56 +139,90 @@ def environment(folder: Path) -> dict[str, str]:
     return env
 
 
-def test(cell: Cell, mpi: str, parts: list[str], work: Path) -> None:
-    """Fill in what comes of one cell."""
-    folder, tree = work / "venv", work / "tree"
-    log = work.parent / f"{Path(cell.python).name}-torch-{cell.torch}-{mpi}.log"
-    env = environment(folder)
-    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-    for what, command in (
-        ("venv", [cell.python, "-m", "venv", str(folder)]),
-        ("torch", ["pip", "install", f"torch=={cell.torch}.*"]),
-        ("hpcdist", ["pip", "install", f".[{mpi},test]"]),
-    ):
-        inside = command if what == "venv" else [str(folder / "bin" / "python"), "-m", *command]
-        passed, last = run(inside, 1800, log, env=env, cwd=tree)
+def asked(folder: Path, code: str) -> str:
+    """What an environment's Python prints; empty if it cannot."""
+    return subprocess.run(
+        [str(folder / "bin" / "python"), "-c", code],
+        capture_output=True, text=True, env=environment(folder), check=False,
+    ).stdout.strip()  # fmt: skip
+
+
+def steps(cell: Cell, place: Place) -> Iterator[tuple[str, Path, list[str]]]:
+    """What makes a cell's two environments: names, environments, commands, each after the last."""
+    base, venv = place.base(cell), place.venv(cell)
+    site = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    if not (base.exists() and asked(base, "import torch; print(torch.__version__)")):
+        yield "venv", base, [cell.python, "-m", "venv", "--clear", str(base)]
+        yield "torch", base, ["python", "-m", "pip", "install", "numpy", f"torch=={cell.torch}.*"]
+    yield "venv", venv, [cell.python, "-m", "venv", "--clear", str(venv)]
+    Path(asked(venv, site), "torch_of_the_base.pth").write_text(asked(base, site) + "\n")
+    wheels = place.wheel(cell)
+    if not wheels.exists():
+        made = ["--no-deps", "-w", str(wheels), f".[{cell.mpi}]"]
+        yield "build", venv, ["python", "-m", "pip", "wheel", *made]
+    (built,) = wheels.glob("hpcdist-*.whl")
+    yield "install", venv, ["python", "-m", "pip", "install", f"{built}[{cell.mpi},test]"]
+
+
+def install(cell: Cell, place: Place) -> str:
+    """Make a cell's two environments; return "yes", or why there are none."""
+    for what, folder, command in steps(cell, place):
+        if command[0] == "python":
+            command = [str(folder / "bin" / "python"), *command[1:]]
+        passed, text = run(command, 1800, place.log(cell), env=environment(folder), cwd=place.tree)
         if not passed:
-            missing = "No matching distribution found for torch" in last
-            cell.results["install"] = "no build" if missing else f"no ({what})"
-            print(last, flush=True)
-            return
-    cell.results["install"] = "yes"
-    # the tests import what is installed, never the unbuilt tree
-    shutil.rmtree(tree / "hpcdist")
-    version = "import torch, sys; print(torch.__version__, sys.version.split()[0])"
-    python = str(folder / "bin" / "python")
-    cell.found = subprocess.run(
-        [python, "-c", version], capture_output=True, text=True, env=env, check=False
-    ).stdout.strip()
+            print(last_lines(text), flush=True)
+            missing = "No matching distribution found for torch" in text
+            return "no build" if missing else f"no ({what})"
+    return "yes"
+
+
+def outcome(passed: bool, text: str) -> str:
+    """A part's result, with the number of its tests where it has counted them."""
+    for pattern in COUNTS:
+        if found := pattern.search(text):
+            return f"{'yes' if passed else 'no'}: {found['passed']}, {found['failed']} failed"
+    return "yes" if passed else "no"
+
+
+def test(cell: Cell, parts: list[str], place: Place) -> None:
+    """Fill in what comes of one cell."""
+    cell.results["install"] = install(cell, place)
+    if cell.results["install"] != "yes":
+        return
+    folder = place.venv(cell)
+    version = "import torch, sys; print(f'{torch.__version__}, {sys.version.split()[0]}')"
+    cell.found = asked(folder, version)
     for name in parts:
-        command, limit = (PARTS | NAMED)[name]
+        command, limit = (PARTS | MORE)[name]
+        program, *arguments = command.split()
         began = time.monotonic()
-        passed, last = run([str(folder / "bin" / command[0]), *command[1:]], limit, log,
-                           env=env, cwd=tree)  # fmt: skip
-        cell.results[name] = "yes" if passed else "no"
+        passed, text = run(
+            [str(folder / "bin" / program), *arguments], limit, place.log(cell),
+            env=environment(folder), cwd=place.tree,
+        )  # fmt: skip
+        cell.results[name] = outcome(passed, text)
         print(f"  {name}: {cell.results[name]}, {time.monotonic() - began:.0f} s", flush=True)
         if not passed:
-            print(last, flush=True)
+            print(last_lines(text), flush=True)
 
 
 def table(cells: list[Cell], parts: list[str]) -> str:
-    """What docs/support.md shows."""
+    """The results, a row per cell."""
     columns = ["install", *parts]
-    lines = ["| torch, Python | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = [
+        "| torch, Python | MPI | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
     for cell in cells:
-        shown = [cell.results.get(name, "–") for name in columns]
-        lines.append(
-            f"| {cell.found or f'{cell.torch}, {cell.python}'} | " + " | ".join(shown) + " |"
-        )
+        row = [cell.found or f"{cell.torch}, {cell.python}", cell.mpi]
+        row += [cell.results.get(name, "–") for name in columns]
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="tests/matrix.py",
         description=__doc__,
@@ -170,19 +230,32 @@ def main() -> int:
     )
     parser.add_argument("--torch", nargs="+", default=TORCH, metavar="X.Y")
     parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="PATH")
-    parser.add_argument("--mpi", choices=["openmpi", "mpich", "impi"], default="openmpi")
-    parser.add_argument("--parts", nargs="+", choices=PARTS | NAMED, default=list(PARTS))
+    known = ["openmpi", "mpich", "impi"]
+    parser.add_argument("--mpi", nargs="+", choices=known, default=known[:2])
+    parser.add_argument("--parts", nargs="+", choices=PARTS | MORE, default=list(PARTS))
+    parser.add_argument("--venvs", type=Path, metavar="FOLDER", help="keep environments there")
     parser.add_argument("--logs", type=Path, default=Path("matrix-logs"), metavar="FOLDER")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
     logs = options.logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    cells = [Cell(python, torch) for python in options.python for torch in options.torch]
-    for cell in cells:
-        print(f"{cell.python}, torch {cell.torch}, {options.mpi}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="cell-", dir=logs) as work:
-            test(cell, options.mpi, options.parts, Path(work))
+    cells = []
+    with tempfile.TemporaryDirectory(prefix="work-", dir=logs) as work:
+        tree, wheels = Path(work, "tree"), Path(work, "wheels")
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        for python, torch in itertools.product(options.python, options.torch):
+            # the environments of one torch at a time: each is as large as several GB
+            with tempfile.TemporaryDirectory(prefix="venvs-", dir=logs) as venvs:
+                place = Place((options.venvs or Path(venvs)).resolve(), tree, wheels, logs)
+                for mpi in options.mpi:
+                    print(f"{python}, torch {torch}, {mpi}", flush=True)
+                    cells.append(Cell(python, torch, mpi))
+                    test(cells[-1], options.parts, place)
     print(f"\n{table(cells, options.parts)}\n\nlogs: {logs}")
-    ran = sum(cell.results.get("install") == "yes" for cell in cells)
+    ran = sum(cell.results["install"] == "yes" for cell in cells)
     failed = sum(cell.failed for cell in cells)
     print(f"{ran - failed} passed, {failed} failed", flush=True)
     return 1 if failed or not ran else 0

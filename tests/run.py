@@ -115,7 +115,8 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
         except ValueError as error:
             sys.exit(f"tests/run.py: {error}")
         # A file that is left out as a whole is not even imported.
-        if not (options.mpi_part and "any_mpi" in kinds.marks(path)):
+        left_out = options.mpi_part and "any_mpi" in kinds.marks(path)
+        if kind in options.kinds and not left_out:
             found[kind].append(path)
     return found
 
@@ -320,6 +321,13 @@ def main() -> int:
         "--np", type=int, nargs="+", metavar="N", help="numbers of ranks (default: 1 2 4)"
     )
     parser.add_argument("-k", metavar="EXPR", help="only tests that match, as for pytest")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=kinds.KINDS[:-1],
+        default=kinds.KINDS[:-1],
+        help="only files of these marks",
+    )
     parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
     parser.add_argument(
         "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
