@@ -8,6 +8,7 @@ needs neither torch nor MPI.
 from __future__ import annotations
 
 import os
+import stat
 
 from . import variables
 from .base import Environ, Launch, Launcher, mpi_family
@@ -21,7 +22,17 @@ from .pals import Pals
 from .slurm import Slurm, SlurmPmi2, SlurmPmix
 from .torchrun import Torchrun
 
-__all__ = ["ORDER", "Launch", "Launcher", "detect", "find", "mpi_family", "starts_mpi", "variables"]
+__all__ = [
+    "ORDER",
+    "Launch",
+    "Launcher",
+    "detect",
+    "find",
+    "mpi_family",
+    "of_an_ancestor",
+    "starts_mpi",
+    "variables",
+]
 
 #: The innermost launcher first. SlurmPmi2 and SlurmPmix come before the bare PMI interfaces, whose
 #: variables they share; plain srun after those, because an mpirun inside sbatch inherits its
@@ -54,13 +65,35 @@ def find(env: Environ | None = None) -> Launcher | None:
     Returns
     -------
     Launcher or None
-        None if no launcher's variables are set.
+        None if no launcher's variables are set, or only those of an ancestor of this process.
     """
     environ = os.environ if env is None else env
     for launcher in ORDER:
-        if launcher.detect(environ):
+        if launcher.detect(environ) and not (
+            env is None and launcher.over_pmi_fd and of_an_ancestor(environ)
+        ):
             return launcher
     return None
+
+
+def of_an_ancestor(environ: Environ) -> bool:
+    """Return whether the PMI variables were inherited from a process that a launcher started.
+
+    A process that such a process starts gets its variables, but as a rule not the connection to the
+    launcher, whose descriptor is in PMI_FD. MPI would end the process.
+
+    Parameters
+    ----------
+    environ : mapping
+        This process's environment.
+    """
+    text = environ.get("PMI_FD", "")
+    if not text.isdecimal():
+        return False
+    try:
+        return not stat.S_ISSOCK(os.fstat(int(text)).st_mode)
+    except OSError:
+        return True
 
 
 def detect(env: Environ | None = None) -> Launch | None:
@@ -82,7 +115,7 @@ def detect(env: Environ | None = None) -> Launch | None:
         If a launcher's variable is not a whole number.
     """
     environ = os.environ if env is None else env
-    launcher = find(environ)
+    launcher = find(env)
     return None if launcher is None else launcher.read(environ)
 
 

@@ -48,6 +48,8 @@ class Launcher:
     name: str = ""
     #: whether its processes are one MPI job
     mpi: bool = True
+    #: whether its processes reach it through the descriptor that is in PMI_FD, if that is set
+    over_pmi_fd: bool = False
     #: variables that are all set if this launcher started the process
     present: tuple[str, ...] = ()
     rank_variable: str = ""

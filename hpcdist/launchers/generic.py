@@ -11,6 +11,7 @@ class Pmi(Launcher):
     """Started by a process manager that speaks PMI-1 or PMI-2."""
 
     name = "a PMI process manager"
+    over_pmi_fd = True
     present = ("PMI_RANK", "PMI_SIZE")
     rank_variable = "PMI_RANK"
     size_variable = "PMI_SIZE"

@@ -14,6 +14,7 @@ class Hydra(Launcher):
     """
 
     name = "hydra (the mpirun of MPICH and Intel MPI)"
+    over_pmi_fd = True
     present = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
     rank_variable = "PMI_RANK"
     size_variable = "PMI_SIZE"

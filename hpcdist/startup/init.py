@@ -265,7 +265,8 @@ def _start_mpi(request: _Request, place: _Place, starting: contextlib.ExitStack)
         claimed = _merge((request.rank, request.size), stated(request.method))
     if request.own_world:
         return replace(place, rank=claimed[0], size=claimed[1])
-    if server is None:
+    # without an MPI launcher a caller may ask for a world of one beside other processes
+    if server is None and not (request.alone and claimed[1] == size):
         checks.check_launcher(size)
     problem = checks.contradiction(*claimed, rank, size)
     return replace(place, rank=rank, size=size, problem=problem)

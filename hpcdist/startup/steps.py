@@ -60,6 +60,8 @@ def default_method(needs_mpi: bool, rank: int = -1, size: int = -1) -> str:
     """
     if _default:
         return _default
+    if _engine.mpi_state() == "finalized":
+        return "mpi://"  # which raises at once
     if _engine.mpi_state() == "up" and _engine.world_rank_size()[1] > 1 and needs_mpi:
         return "mpi://"
     given = {"RANK": str(rank)} if rank >= 0 else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 
@@ -274,3 +276,25 @@ print(_engine.mpi_state(), "torch" in sys.modules, "mpi4py.MPI" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.split() == ["none", "False", "False"], done.stderr
+
+
+def test_a_child_of_a_rank_is_not_the_launchers(monkeypatch):
+    """It has the variables, but not the connection whose descriptor PMI_FD names."""
+    others = ("OMPI_", "PMIX", "SLURM", "TORCHELASTIC")
+    for name in [name for name in os.environ if name.startswith(others)]:
+        monkeypatch.delenv(name)
+    for name, value in HYDRA.items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv("PMI_FD", str(ours.fileno()))
+    assert launchers.find().name.startswith("hydra") and launchers.starts_mpi()
+    ours.close()
+    assert not launchers.starts_mpi() and launchers.detect() is None
+    reader, writer = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(reader))
+    assert not launchers.starts_mpi()
+    monkeypatch.delenv("PMI_FD")
+    assert launchers.starts_mpi()
+    theirs.close()
+    os.close(reader)
+    os.close(writer)

@@ -186,6 +186,38 @@ def multiprocessing(port: str) -> None:
     mp.start_processes(child, (port,), nprocs=2, start_method="fork")
 
 
+def children_of_ranks() -> None:
+    """Every rank starts a job of its own, without a group of its own and with one."""
+    import multiprocessing
+    import socket
+
+    import hpcdist as dist
+
+    fresh = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        children = [fresh.Process(target=child, args=(rank, port)) for rank in range(2)]
+        children.append(fresh.Process(target=one_of_one))
+        for each in children:
+            each.start()
+        for each in children:
+            each.join()
+        assert [each.exitcode for each in children] == [0, 0, 0]
+        if not dist.is_initialized():
+            dist.init_process_group()
+        work()
+
+
+def one_of_one() -> None:
+    import hpcdist as dist
+
+    dist.init_process_group(rank=0, world_size=1)
+    work()
+    say("one of one")
+
+
 def tutorial_child(rank: int, size: int, port: str) -> None:
     """As torch's tutorials begin; the import alone is another."""
     import torch
@@ -316,6 +348,7 @@ PROGRAMS = {
         some_ranks,
         given,
         multiprocessing,
+        children_of_ranks,
         tutorial,
         dying,
         missing,

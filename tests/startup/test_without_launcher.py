@@ -104,6 +104,19 @@ def test_multiprocessing():
     assert text.count("rank 0 of 2") == text.count("rank 1 of 2") == 2, text
 
 
+@pytest.mark.deadline(120)
+def test_a_job_inside_a_rank():
+    """MPICH makes one. Open MPI would take the children for the rank itself: an error."""
+    ended = run_job(2, STARTS, "children_of_ranks", limit=110)
+    if OPEN_MPI:
+        assert ended.code != 0
+        assert "another process has started MPI as rank" in ended.text, ended.text
+        return
+    assert ended.code == 0 and ended.text.count("well") == 2, ended.text
+    for line in ("rank 0 of 2", "rank 1 of 2", "one of one"):
+        assert ended.text.count(line) == 4, ended.text
+
+
 @mpich_only
 def test_the_template_of_torchs_tutorials():
     """backend="gloo", MASTER_ADDR and MASTER_PORT set by the script, rank and world_size given."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -199,4 +200,10 @@ def _export_place() -> None:
     package = _launchers()
     launcher = package.find()
     if launcher is not None and launcher.mpi:
-        package.variables.export_launch(launcher.read(os.environ), os.environ)
+        if multiprocessing.parent_process() is None:
+            package.variables.export_launch(launcher.read(os.environ), os.environ)
+            return
+        # a rank started this process: what the program set for it stays
+        known = dict(os.environ)
+        package.variables.export_launch(launcher.read(known), known)
+        os.environ.update({n: value for n, value in known.items() if n not in os.environ})
