@@ -96,7 +96,7 @@ def one_job(found: Run, report: Path, options: argparse.Namespace, first: str | 
         stderr=None if options.verbose else subprocess.DEVNULL,
         start_new_session=True,
     )
-    seen, heard, limit = 0, time.monotonic(), STARTING
+    seen, heard, limit = 0, time.monotonic(), options.starting
     try:
         while job.poll() is None and time.monotonic() - heard < limit:
             time.sleep(0.1)
@@ -241,6 +241,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--quiet", dest="progress", action="store_false", help="no line for each test"
     )
     parser.add_argument("--verbose", action="store_true", help="show tracebacks and stacks")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="add the outcomes to this file; see side_by_side.py",
+    )
+    parser.add_argument(
+        "--starting",
+        type=float,
+        default=STARTING,
+        metavar="S",
+        help=f"seconds until a job's first test begins ({STARTING:.0f})",
+    )
     parser.add_argument("--reasons", action="store_true", help="list what did not pass, and why")
     options = parser.parse_args(arguments)
     if min(options.np) < 2:
@@ -248,9 +261,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def save(one: Run, path: Path) -> None:
+    """Put a run's outcomes in a file, in place of older ones of these tests."""
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    saved.setdefault(str(one.np), {}).setdefault(one.side, {}).update(
+        {test: [outcome.kind, outcome.reason] for test, outcome in one.outcomes.items()}
+    )
+    path.write_text(json.dumps(saved, indent=1) + "\n")
+
+
 def main() -> int:
     options = parse()
-    runs = [run(side, np, options) for side in options.sides or ["bridge"] for np in options.np]
+    runs = []
+    for side in options.sides or ["bridge"]:
+        for np in options.np:
+            runs.append(run(side, np, options))
+            if options.save:
+                save(runs[-1], options.save)
     if options.reasons:
         reasons(runs)
     compare(runs)
