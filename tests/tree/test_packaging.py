@@ -51,3 +51,7 @@ def test_spacks_recipe_names_the_compiler_of_its_mpi():
 def test_condas_recipe_builds_for_the_mpi_of_its_package():
     assert "- HPCDIST_MPI={{ mpi }}" in CONDA
     assert CONDA.count("{{") == CONDA.count("}}") and "\t" not in CONDA
+    # conda-forge has no package impi
+    assert CONDA.count('- {{ mpi }}  # [mpi != "impi"]\n') == CONDA.count("- {{ mpi }}") == 2
+    assert CONDA.count('- impi-devel  # [mpi == "impi"]\n') == 1
+    assert CONDA.count('- impi_rt  # [mpi == "impi"]\n') == 1
