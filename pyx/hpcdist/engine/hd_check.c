@@ -11,9 +11,10 @@
  * A rank that refuses its own arguments passes the check at once and leaves its reason. It waits
  * for no rank; the others find the check abandoned, and read the reason.
  *
- * A reduction of a few bytes travels with its fingerprint: up to 8 bytes in the slot itself, up to
- * 64 in a line beside it. Every rank combines the contributions in rank order, so all ranks get
- * the same bits, and no MPI call is made. */
+ * The data of a call of a few bytes per rank travels with the fingerprint: up to 8 bytes in the slot
+ * itself, more in lines beside it. It travels if it does on all ranks. A rank reads the others'
+ * contributions before it leaves the check, as it does their fields, so the same rules protect
+ * both. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +24,8 @@
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_job.h"
-#include "hd_kernels.h"
 #include "hd_page.h"
+#include "hd_page_pairs.h"
 #include "hd_pairs.h"
 #include "hd_report.h"
 #include "hd_status.h"
@@ -299,32 +300,40 @@ static int disagree(visit *v)
     return rc;
 }
 
-static const char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
+/* ---- what travels ---- */
+
+static int in_slot(const hd_job *j) { return j->carry && j->carry->small; }
+
+static char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
 {
-    const hd_fields *d = &c->page->slots[rank].d[par];
-    return j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[rank].bytes[par];
+    return in_slot(j) ? c->page->slots[rank].d[par].small : hd_payloads(c)[rank].bytes[par];
 }
 
-static void combine(const hd_comm *c, hd_job *j, int par)
+static uint32_t flags_of(const hd_job *j)
 {
-    const hd_reduce_fn reduce = hd_reduce_kernel(j->redop, j->dtype);
-    char *out = j->out[0].ptr;
-    memcpy(out, contribution(c, j, 0, par), (size_t)j->tiny);
-    for (int r = 1; r < c->size; r++)
-        reduce(contribution(c, j, r, par), out, j->count);
+    return (j->uneven ? HD_UNEVEN : 0) | (j->polls ? HD_POLLS : 0) | (j->carry ? HD_CARRIES : 0);
 }
 
 static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, int64_t agreed)
 {
     hd_fields *d = &c->page->slots[c->rank].d[par];
     d->hash = hash;
-    if (j->tiny)
-        memcpy(j->tiny <= (int)sizeof d->tiny ? d->tiny : hd_payloads(c)[c->rank].bytes[par],
-               j->own, (size_t)j->tiny);
-    if (!j->tiny || j->tiny > (int)sizeof d->tiny)
+    d->flags = flags_of(j);
+    if (!in_slot(j))
         d->count = agreed;
-    d->uneven = (uint32_t)j->uneven;
-    d->polls = (uint32_t)j->polls;
+    if (j->carry)
+        j->carry->give(c, j, contribution(c, j, c->rank, par));
+    if (j->pairwise)
+        hd_page_pairs_put(c, j, par);
+}
+
+static void take(const hd_comm *c, hd_job *j, int par)
+{
+    const char *from[HD_CARRY_RANKS];
+    for (int r = 0; r < c->size; r++)
+        from[r] = contribution(c, j, r, par);
+    j->carry->take(c, j, from, par);
+    j->carried = 1;
 }
 
 static int refuse(hd_comm *c, hd_job *j, uint32_t n)
@@ -340,7 +349,8 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
     const uint32_t n = ++c->check_seq;
     const int par = n & 1;
     const int64_t agreed = hd_agreed(j);
-    int differ = 0, uneven = j->uneven, polls = j->polls, code;
+    uint32_t any = flags_of(j), all = any;
+    int differ = 0, code;
     visit v = {.c = c, .j = j, .n = n};
 
     if (j->refusal)
@@ -358,19 +368,21 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
         if ((code = wait_for(&v, r)))
             return code;
         differ |= d->hash != hash;
-        if (!j->tiny) {
-            differ |= !j->pairwise && d->count != agreed;
-            uneven |= d->uneven || d->count != agreed;
+        any |= d->flags;
+        all &= d->flags;
+        if (!in_slot(j) && d->count != agreed) {
+            differ |= !j->pairwise;
+            any |= HD_UNEVEN;
         }
-        polls |= (int)d->polls;
     }
     c->decided = n;
     if (differ)
         return disagree(&v);
-    if (j->tiny)
-        combine(c, j, par);
-    j->uneven = uneven && j->pairwise;
-    j->polls = polls;
+    j->polls = (any & HD_POLLS) != 0;
+    j->uneven = (any & HD_UNEVEN) && j->pairwise;
+    j->verified = j->uneven && hd_page_pairs_match(c, j, par);
+    if ((all & HD_CARRIES) && (!j->uneven || j->verified))
+        take(c, j, par);
     return HD_OK;
 }
 

@@ -3,17 +3,16 @@
 #include <string.h>
 
 #include "hd_base.h"
+#include "hd_carry.h"
 #include "hd_check.h"
 #include "hd_comm.h"
 #include "hd_data.h"
 #include "hd_exec.h"
 #include "hd_job.h"
-#include "hd_kernels.h"
 #include "hd_moves.h"
 #include "hd_pairs.h"
 #include "hd_reductions.h"
 #include "hd_ring.h"
-#include "hd_scale.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_types.h"
@@ -79,7 +78,7 @@ static uint64_t fingerprint(const hd_job *j)
         h = hd_mix(h, (uint64_t)j->extra);
     if (j->redop == HD_PREMUL_SUM)
         h = hd_mix(h, factor.u);
-    if (j->tiny)
+    if (j->carry && j->carry->small)
         h = hd_mix(h, (uint64_t)j->count);
     return h;
 }
@@ -133,24 +132,13 @@ static int check_result(hd_comm *c, hd_job *j)
         h = hd_mix(h, floats ? nans_alike(word, j->dtype) : word);
     }
     j->checksum = h | 1;
-    j->tiny = 0; /* this check carries nothing */
+    j->carry = NULL; /* this check carries nothing */
     return hd_check(c, j, hd_mix(fingerprint(j), j->checksum)) == HD_OK;
-}
-
-/* Few bytes, few ranks: reading every rank's contribution beats any algorithm. */
-static int tiny(const hd_comm *c, const hd_job *j)
-{
-    const int64_t bytes = j->out[0].n * (int64_t)hd_itemsize(j->dtype);
-    return j->kind == HD_ALL_REDUCE && j->nout == 1 && c->page && !c->on_device && c->size <= 16 &&
-                   bytes > 0 && bytes <= HD_TINY
-               ? (int)bytes
-               : 0;
 }
 
 void hd_exec(hd_comm *c, hd_job *j)
 {
-    char scaled[HD_TINY];
-    double factor;
+    hd_carry carry;
 
     hd_session_enter(c->session, j);
     if (j->refusal) {
@@ -158,21 +146,14 @@ void hd_exec(hd_comm *c, hd_job *j)
             hd_check(c, j, 0);
         goto out;
     }
-    j->tiny = tiny(c, j);
+    j->carry = hd_carries(c, j, &carry) ? &carry : NULL;
     j->polls = must_poll(c, j);
-    j->own = j->out[0].ptr;
-    if (j->tiny && hd_scales_first(c, j, &factor)) { /* not in place: the check may fail */
-        hd_scale_mul(scaled, j->own, j->count, j->dtype, factor);
-        j->own = scaled;
-    }
-    if (c->size > 1 && (c->check || j->tiny || j->monitored) && hd_check(c, j, fingerprint(j)))
+    if (c->size > 1 && (c->check || j->carry || j->monitored) && hd_check(c, j, fingerprint(j)))
         goto out;
-    if (j->tiny) {
-        hd_scale_after(c, j, j->out[0].ptr, j->out[0].n);
-    } else {
+    if (!j->carried) {
         int apart;
         hd_data_begin(c, j);
-        apart = c->size > 1 && c->check && j->uneven && hd_verify_pairs(c, j);
+        apart = c->size > 1 && c->check && j->uneven && !j->verified && hd_verify_pairs(c, j);
         if (!apart)
             data(c, j);
         hd_data_end(c);
@@ -183,5 +164,6 @@ void hd_exec(hd_comm *c, hd_job *j)
         goto out;
     __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
 out:
+    j->carry = NULL;
     hd_session_leave(c->session);
 }

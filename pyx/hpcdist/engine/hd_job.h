@@ -14,7 +14,6 @@
 
 #define HD_SITE 192          /* bytes of "train.py:42 in step" */
 #define HD_DESC 448          /* bytes of one rank's description of a call, as the others quote it */
-#define HD_TINY 64           /* bytes of a contribution that travels with the entry check */
 #define HD_DEVICE_LEAST 4096 /* bytes: shorter messages of device memory go through the host */
 
 enum hd_kind {
@@ -98,8 +97,9 @@ struct hd_job {
     int64_t begun;       /* ns, when it was submitted; 0: it runs inline and has not waited yet */
     int inline_;         /* runs on the caller's thread: can check for signals and read the
                           * Python stack */
-    int tiny;            /* bytes, if the entry check itself reduces them; else 0 */
-    const char *own;     /* ... this rank's */
+    const struct hd_carry *carry; /* how the entry check moves the data, if it can; see hd_check.h */
+    int carried;                  /* after the check: it has */
+    int verified;                 /* after the check: sizes that differ fit, pair by pair */
     uint64_t checksum;   /* check level full: of a result that must be the same on all ranks */
     const char *refusal; /* why this rank cannot make the call: it only tells the others; or
                           * NULL */

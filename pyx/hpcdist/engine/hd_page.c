@@ -31,7 +31,8 @@ static int swap(uint64_t *word, uint64_t *old, uint64_t new)
 
 size_t hd_page_size(int n)
 {
-    return (size_t)n * (sizeof(hd_slot) + sizeof(hd_payload) + sizeof(hd_words));
+    return (size_t)n *
+           (sizeof(hd_slot) + (n <= HD_CARRY_RANKS ? sizeof(hd_payload) : 0) + sizeof(hd_words));
 }
 
 enum hd_sight hd_page_look(const hd_comm *c, int rank, uint32_t n)

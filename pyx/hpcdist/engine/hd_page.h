@@ -28,14 +28,25 @@
 
 size_t hd_page_size(int nranks);
 
+/* Ranks of a group whose calls of a few bytes travel with the check, and bytes of a rank's
+ * contribution: in its slot, and in lines beside it. */
+#define HD_CARRY_RANKS 16
+#define HD_SMALL 8
+#define HD_CARRIED 1024
+/* Ranks that list in the page what each sends to each. */
+#define HD_PAIR_RANKS 8
+
+/* Of hd_fields.flags. */
+enum { HD_UNEVEN = 1, HD_POLLS = 2, HD_CARRIES = 4 };
+
 /* What a rank publishes of its call. */
 typedef struct hd_fields {
     uint64_t hash;
     union {
         int64_t count;
-        char tiny[8]; /* the contribution, where the fingerprint covers the count */
+        char small[HD_SMALL]; /* the contribution, where the fingerprint covers the count */
     };
-    uint32_t uneven, polls;
+    uint32_t flags, unused;
 } hd_fields;
 
 typedef struct hd_slot {
@@ -46,8 +57,15 @@ typedef struct hd_slot {
     uint32_t unused;
 } __attribute__((aligned(HD_LINE))) hd_slot;
 
+/* The tensor that travels from one rank to another. */
+typedef struct hd_extent {
+    int64_t n;
+    uint64_t form;
+} hd_extent;
+
 typedef struct hd_payload {
-    char bytes[2][HD_TINY];
+    char bytes[2][HD_CARRIED];
+    hd_extent extents[2][2 * HD_PAIR_RANKS]; /* what it sends to each rank, and expects from it */
 } __attribute__((aligned(HD_LINE))) hd_payload;
 
 /* Others can still read the last few reasons of a rank that gives up again and again. */
@@ -76,7 +94,7 @@ typedef struct hd_words {
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {
-    hd_slot slots[1]; /* one per rank; then their payloads, then their words */
+    hd_slot slots[1]; /* one per rank; then, in a small group, their payloads; then their words */
 };
 
 _Static_assert(sizeof(hd_slot) == HD_LINE, "a slot is one cache line");
@@ -87,7 +105,7 @@ static inline hd_payload *hd_payloads(const hd_comm *c)
 }
 static inline hd_words *hd_words_of(const hd_comm *c)
 {
-    return (hd_words *)(hd_payloads(c) + c->size);
+    return (hd_words *)(hd_payloads(c) + (c->size <= HD_CARRY_RANKS ? c->size : 0));
 }
 
 /* Check numbers wrap. */

@@ -6,22 +6,17 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_job.h"
+#include "hd_page.h"
 #include "hd_pairs.h"
 #include "hd_report.h"
 #include "hd_threads.h"
 
-/* What one rank tells another about a tensor that travels between them. */
-typedef struct extent {
-    int64_t n;
-    uint64_t form;
-} extent;
-
-_Static_assert(sizeof(extent) == 2 * sizeof(int64_t), "an extent travels as two integers");
+_Static_assert(sizeof(hd_extent) == 2 * sizeof(int64_t), "an extent travels as two integers");
 
 typedef struct comparison {
     hd_comm *c;
     hd_job *j;
-    extent *theirs, *mine; /* by rank */
+    hd_extent *theirs, *mine; /* by rank */
     char note[160];        /* the first difference that this rank sees, or "" */
 } comparison;
 
@@ -33,7 +28,7 @@ int64_t hd_agreed(const hd_job *j)
     return j->pairwise ? (int64_t)hd_mix((uint64_t)j->count, own->form) : j->count;
 }
 
-static int matches(const extent *theirs, const hd_seg *own)
+static int matches(const hd_extent *theirs, const hd_seg *own)
 {
     return theirs->n == own->n && (theirs->form == own->form || !theirs->form || !own->form);
 }
@@ -45,7 +40,7 @@ static int compare_all(comparison *x)
     const int me = x->c->rank;
     int rc;
     for (int r = 0; r < x->c->size; r++)
-        x->mine[r] = (extent){j->in[r].n, j->in[r].form};
+        x->mine[r] = (hd_extent){j->in[r].n, j->in[r].form};
     rc = MPI_Alltoall(x->mine, 2, MPI_INT64_T, x->theirs, 2, MPI_INT64_T, x->c->mpi);
     for (int r = 0; r < x->c->size && !x->note[0] && !rc; r++) {
         if (matches(&x->theirs[r], &j->out[r]))
@@ -70,7 +65,7 @@ static int compare_with_root(comparison *x)
     if (me == j->root) {
         const hd_seg *list = j->kind == HD_GATHER ? j->out : j->in;
         for (int r = 0; r < x->c->size; r++)
-            x->mine[r] = (extent){list[r].n, list[r].form};
+            x->mine[r] = (hd_extent){list[r].n, list[r].form};
     }
     rc = MPI_Scatter(x->mine, 2, MPI_INT64_T, x->theirs, 2, MPI_INT64_T, j->root, x->c->mpi);
     if (rc || matches(&x->theirs[0], own))

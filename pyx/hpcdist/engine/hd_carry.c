@@ -1,0 +1,210 @@
+/* Collectives of a few bytes per rank. Each rank puts its contribution, in order of destination,
+ * beside its fingerprint; when all ranks have joined the check, each takes what is for it, and
+ * combines in the order of the ranks where it reduces, so that all get the same bits.
+ *
+ * A contribution is complete before the first output is written, so an input may lie in any
+ * output. */
+#include <string.h>
+
+#include "hd_carry.h"
+#include "hd_comm.h"
+#include "hd_kernels.h"
+#include "hd_page.h"
+#include "hd_page_pairs.h"
+#include "hd_scale.h"
+#include "hd_types.h"
+
+static size_t bytes_of(const hd_job *j, hd_seg s) { return (size_t)s.n * hd_itemsize(j->dtype); }
+
+static int64_t sum_of(const hd_job *j, const hd_seg *list, int n)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += (int64_t)bytes_of(j, list[i]);
+    return sum;
+}
+
+/* Copies; an empty tensor may have no address. Returns the end of the source or destination in the
+ * page. */
+static char *put(const hd_job *j, char *to, hd_seg from)
+{
+    if (from.n)
+        memcpy(to, from.ptr, bytes_of(j, from));
+    return to + bytes_of(j, from);
+}
+
+static const char *get(const hd_job *j, hd_seg to, const char *from)
+{
+    if (to.n)
+        memcpy(to.ptr, from, bytes_of(j, to));
+    return from + bytes_of(j, to);
+}
+
+/* ---- contributions ---- */
+
+static void give_to_sum(const hd_comm *c, const hd_job *j, char *to)
+{
+    const int inputs = j->kind != HD_ALL_REDUCE, n = inputs ? j->nin : j->nout;
+    const hd_seg *list = inputs ? j->in : j->out;
+    double factor = 1;
+    const int first = hd_scales_first(c, j, &factor);
+    for (int i = 0; i < n; i++) {
+        if (first)
+            hd_scale_mul(to, list[i].ptr, list[i].n, j->dtype, factor);
+        else
+            put(j, to, list[i]);
+        to += bytes_of(j, list[i]);
+    }
+}
+
+static void give_inputs(const hd_comm *c, const hd_job *j, char *to)
+{
+    (void)c;
+    for (int i = 0; i < j->nin; i++)
+        to = put(j, to, j->in[i]);
+}
+
+static void give_root(const hd_comm *c, const hd_job *j, char *to)
+{
+    if (c->rank == j->root)
+        put(j, to, j->out[0]);
+}
+
+/* ---- results ---- */
+
+/* Combines what lies `at` bytes into each contribution. */
+static void combine(const hd_comm *c, const hd_job *j, const char *const *from, size_t at,
+                    hd_seg to)
+{
+    const hd_reduce_fn reduce = hd_reduce_kernel(j->redop, j->dtype);
+    if (!to.n)
+        return;
+    memcpy(to.ptr, from[0] + at, bytes_of(j, to));
+    for (int r = 1; r < c->size; r++)
+        reduce(from[r] + at, to.ptr, to.n);
+    hd_scale_after(c, j, to.ptr, to.n);
+}
+
+static void take_sums(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    size_t at = 0;
+    (void)parity;
+    if (j->kind == HD_REDUCE && c->rank != j->root)
+        return;
+    for (int i = 0; i < j->nout; i++) {
+        combine(c, j, from, at, j->out[i]);
+        at += bytes_of(j, j->out[i]);
+    }
+}
+
+static void take_own_sum(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    const int64_t at = j->listed ? sum_of(j, j->in, c->rank)
+                                 : c->rank * (int64_t)bytes_of(j, j->out[0]);
+    (void)parity;
+    combine(c, j, from, (size_t)at, j->out[0]);
+}
+
+static void take_from_root(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    (void)parity;
+    if (c->rank != j->root)
+        get(j, j->out[0], from[j->root]);
+}
+
+static void take_all(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    (void)parity;
+    for (int r = 0; r < c->size; r++) {
+        const char *at = from[r];
+        if (j->listed)
+            for (int i = 0; i < j->nin; i++)
+                at = get(j, j->out[(int64_t)i * c->size + r], at);
+        else
+            get(j, (hd_seg){.ptr = j->out[0].ptr + r * bytes_of(j, j->in[0]), .n = j->in[0].n}, at);
+    }
+}
+
+static void take_at_root(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    (void)parity;
+    for (int r = 0; r < c->size && c->rank == j->root; r++)
+        get(j, j->out[r], from[r]);
+}
+
+/* This rank's block of what rank `of` contributed for all ranks. */
+static void take_block(const hd_comm *c, const hd_job *j, hd_seg to, const char *from, int of,
+                       int parity)
+{
+    const int64_t before = j->uneven ? hd_page_pairs_before(c, parity, of, c->rank)
+                                     : c->rank * to.n;
+    get(j, to, from + before * (int64_t)hd_itemsize(j->dtype));
+}
+
+static void take_scattered(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    take_block(c, j, j->out[0], from[j->root], j->root, parity);
+}
+
+static void take_exchanged(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+{
+    for (int r = 0; r < c->size; r++)
+        take_block(c, j, j->out[r], from[r], r, parity);
+}
+
+/* ---- which calls ---- */
+
+/* Bytes of the longest contribution of an all_gather. */
+static int64_t longest(const hd_comm *c, const hd_job *j)
+{
+    int64_t most = 0;
+    for (int r = 0; r < c->size; r++) {
+        int64_t sum = 0;
+        for (int i = 0; i < j->nin; i++)
+            sum += (int64_t)bytes_of(j, j->out[(int64_t)i * c->size + r]);
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
+static const struct form {
+    void (*give)(const hd_comm *, const hd_job *, char *);
+    void (*take)(const hd_comm *, const hd_job *, const char *const *, int);
+} forms[] = {
+    [HD_ALL_REDUCE] = {give_to_sum, take_sums},
+    [HD_REDUCE] = {give_to_sum, take_sums},
+    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum},
+    [HD_BROADCAST] = {give_root, take_from_root},
+    [HD_ALL_GATHER] = {give_inputs, take_all},
+    [HD_GATHER] = {give_inputs, take_at_root},
+    [HD_SCATTER] = {give_inputs, take_scattered},
+    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged},
+};
+
+/* Bytes of this rank's contribution; where all ranks know the lengths of all, the longest. */
+static int64_t contribution(const hd_comm *c, const hd_job *j)
+{
+    switch (j->kind) {
+    case HD_ALL_REDUCE:
+    case HD_BROADCAST: return sum_of(j, j->out, j->nout);
+    case HD_ALL_GATHER: return j->listed ? longest(c, j) : (int64_t)bytes_of(j, j->in[0]);
+    default: return sum_of(j, j->in, j->nin);
+    }
+}
+
+int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
+{
+    int64_t bytes;
+    if (!c->page || c->size == 1 || c->size > HD_CARRY_RANKS || c->on_device ||
+        j->kind == HD_BARRIER || (j->pairwise && !c->check))
+        return 0;
+    if (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype))
+        return 0;
+    bytes = contribution(c, j);
+    if (bytes > HD_CARRIED || (!j->pairwise && !bytes))
+        return 0;
+    out->small = !j->pairwise && bytes <= HD_SMALL;
+    out->give = forms[j->kind].give;
+    out->take = forms[j->kind].take;
+    return 1;
+}
