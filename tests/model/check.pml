@@ -7,12 +7,14 @@
  *
  * Each access to memory that another rank may write or read is a step of its own. The invariant, asserted where a
  * rank returns: for each check either all ranks that return a result return the right one, or every rank that
- * returns at all returns an error. A result is right if the fields that were read belong to the check.
+ * returns at all returns an error. A result is right if the fields that were read belong to the check. The data that
+ * travels with the check is read a second time, when all have joined, while the others may go on.
  *
  * tests/model/run.py says which sizes are checked. It also checks that each of these mutations is caught:
  *   EARLY   publishes without looking whether the others have left the fields;
  *   FORGET  takes a rank that has gone on for one that joined;
- *   BLIND   takes a rank that passed for one that joined. */
+ *   BLIND   takes a rank that passed for one that joined;
+ *   LATE    takes the data after it has reached the next check. */
 
 #ifndef RANKS
 #define RANKS 3
@@ -90,7 +92,7 @@ publish:
 
 wait: /* wait_for(), hd_page_look() */
     if
-    :: atomic { r == me -> RETURN_RESULT; goto begin }
+    :: atomic { r == me -> r = FIRST; goto take }
 #ifdef BLIND
     :: atomic { r != me && reached[r] == n -> goto read }
 #else
@@ -127,6 +129,18 @@ vetoes: /* hd_page_veto() */
 
 read:
     atomic { assert(field[r * 2 + n % 2] == n); r = NEXT; goto wait } /* nobody has touched what is read here */
+
+take: /* take(), in hd_check.c */
+#ifdef LATE
+    if
+    :: atomic { r == FIRST -> decided[me] = n; joined[me] = true; reached[me] = n + 1 }
+    :: r != FIRST
+    fi;
+#endif
+    if
+    :: atomic { r == me -> RETURN_RESULT; goto begin }
+    :: atomic { r != me -> assert(field[r * 2 + n % 2] == n); r = NEXT; goto take }
+    fi;
 
 done:
     skip

@@ -53,6 +53,7 @@ MODELS = (
             "RANKS=2 CHECKS=3 PASSES=0 EARLY",
             "RANKS=3 CHECKS=3 PASSES=0 FORGET",
             "RANKS=3 CHECKS=3 PASSES=1 BLIND",
+            "RANKS=2 CHECKS=3 PASSES=0 LATE",
         ),
     ),
     Model(

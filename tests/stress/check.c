@@ -1,16 +1,17 @@
-/* The entry check of the ranks of a node (hd_check.c, hd_page.c), with ranks that stop anywhere, time out, retry,
- * disagree and refuse.
+/* The entry check of the ranks of a node (hd_check.c, hd_page.c) and the data that it carries (hd_carry.c,
+ * hd_page_pairs.c), with ranks that stop anywhere, time out, retry, disagree and refuse.
  *
  *   check SEED processes|threads RANKS CHECKS START
  *
- * Each rank makes the same CHECKS calls in order, in rounds after which the outcomes are compared. Most calls carry
- * a sum of 8 or of 64 bytes. START is the number before the first check: near 2^32 it wraps.
+ * Each rank makes the same CHECKS calls in order, in rounds after which the outcomes are compared. A call is a sum of
+ * 8, 64 or 1024 bytes, an all_gather, or an all_to_all of sizes that differ from pair to pair. START is the number before the first check: near 2^32 it wraps.
  *
  * For each check either all ranks that return a result return the right one, or every rank returns an error. A rank
  * whose signal handler raised returns neither. */
 #define _GNU_SOURCE
 #include <string.h>
 
+#include "hd_carry.h"
 #include "hd_check.h"
 #include "hd_check_mpi.h"
 #include "hd_kernels.h"
@@ -21,6 +22,7 @@
 
 enum { PER_ROUND = 2000 };
 enum { NOTHING, RESULT, ERROR, RAISED };
+enum { SUM_8, SUM_64, SUM_1024, GATHER, EXCHANGE, FORMS };
 
 typedef struct world {
     meeting between;
@@ -51,6 +53,11 @@ static void add(const void *in, void *inout, int64_t n)
     add_up(in, inout, n);
 }
 
+int hd_scale_mul(void *to, const void *from, int64_t n, int dtype, double factor)
+{
+    return (void)to, (void)from, (void)n, (void)dtype, (void)factor, 1;
+}
+int hd_scale_div(void *p, int64_t n, int dtype, int64_t by) { return (void)p, (void)n, (void)dtype, (void)by, 1; }
 hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }
 void hd_session_progress(hd_session *s) { (void)s, stumble(200); }
 int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash) { return (void)c, (void)j, (void)hash, HD_ERR_BACKEND; }
@@ -60,25 +67,76 @@ static int raises(hd_job *j) { return (void)j, draw(&luck, 3) == 0; }
 
 /* ---- a rank ---- */
 
-/* `n`, `patient` and the fingerprint are the same on all ranks; what is drawn from `luck` is not. */
-static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
+typedef struct call {
+    int form;
+    int64_t own[128], data[128];
+    hd_seg in[RANKS], out[RANKS];
+} call;
+
+static int64_t sum_of(int form) { return form == SUM_8 ? 1 : form == SUM_64 ? 8 : 128; }
+
+/* Elements that a rank sends to another in an exchange. */
+static int64_t between(int from, int to) { return (from + 2 * to) % 4; }
+
+static void prepare(call *x, hd_job *j, int64_t op)
 {
-    int64_t own[8], data[8] = {0};
+    int64_t *in = x->own, *out = x->data;
+    memset(x->data, 0, sizeof x->data);
+    j->in = x->in;
+    j->out = x->out;
+    j->nin = j->nout = 1;
+    x->in[0] = (hd_seg){.ptr = (char *)in, .n = 8};
+    x->out[0] = (hd_seg){.ptr = (char *)out, .n = 8 * w->ranks};
+    if (x->form < GATHER) {
+        contribute(out, op, self, sum_of(x->form));
+        x->out[0].n = j->count = sum_of(x->form);
+    } else if (x->form == GATHER) {
+        contribute(in, op, self, j->count = 8);
+    } else {
+        j->pairwise = j->uneven = 1;
+        j->nin = j->nout = w->ranks;
+        for (int r = 0; r < w->ranks; r++) {
+            contribute(in, op + r, self, between(self, r));
+            x->in[r] = (hd_seg){.ptr = (char *)in, .n = between(self, r)};
+            x->out[r] = (hd_seg){.ptr = (char *)out, .n = between(r, self)};
+            in += between(self, r);
+            out += between(r, self);
+        }
+    }
+}
+
+/* Whether the outputs have what they must. */
+static int arrived(const call *x, int64_t op)
+{
+    int64_t want[8];
+    if (x->form < GATHER)
+        return right(x->data, op, w->ranks, sum_of(x->form));
+    for (int r = 0; r < w->ranks; r++) {
+        const int64_t n = x->form == GATHER ? 8 : x->out[r].n;
+        contribute(want, x->form == GATHER ? op : op + self, r, n);
+        if (memcmp(x->form == GATHER ? (const char *)(x->data + 8 * r) : x->out[r].ptr, want, (size_t)n * 8))
+            return 0;
+    }
+    return 1;
+}
+
+/* `form`, `patient` and the fingerprint are the same on all ranks; what is drawn from `luck` is not. */
+static int operate(hd_comm *c, int64_t op, int at, int form, int patient)
+{
+    static const int kinds[] = {HD_ALL_REDUCE, HD_ALL_REDUCE, HD_ALL_REDUCE, HD_ALL_GATHER, HD_ALL_TO_ALL};
+    call x = {.form = form};
+    hd_carry carry;
     hd_job j;
     uint64_t hash = (uint64_t)op;
     int rc;
-    hd_job_init(&j, c, HD_ALL_REDUCE, "all_reduce");
+    hd_job_init(&j, c, kinds[form], "a call");
     j.dtype = HD_INT64;
-    j.redop = HD_SUM;
+    j.redop = form < GATHER ? HD_SUM : -1;
     j.timeout = patient ? 0.2 : 0.0005 * (double)(1 + draw(&luck, 5));
     j.inline_ = 1;
     j.seq = (uint32_t)op;
-    j.nout = 1;
-    j.out[0].ptr = (char *)data;
-    j.out[0].n = j.count = n;
-    j.tiny = (int)(n * 8);
-    j.own = (char *)own;
-    contribute(own, op, self, n);
+    prepare(&x, &j, op);
+    j.carry = hd_carries(c, &j, &carry) ? &carry : NULL;
     if (draw(&luck, 2000) == 0)
         j.refusal = "ValueError: this rank does not like it";
     else if (draw(&luck, 2000) == 0)
@@ -93,11 +151,13 @@ static int operate(hd_comm *c, int64_t op, int at, int64_t n, int patient)
         rc = RAISED;
     else
         rc = rc || j.refusal ? ERROR : RESULT;
-    hd_job_clear(&j);
-    if (rc == RESULT && !right(data, op, w->ranks, n)) {
+    if (rc == RESULT && (!j.carried || !arrived(&x, op))) {
         __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
-        fprintf(stderr, "rank %d: the sum of check %lld is wrong\n", self, (long long)op);
+        fprintf(stderr, "rank %d: the data of check %lld, form %d, is wrong\n", self, (long long)op, form);
     }
+    j.in = &j.in1;
+    j.out = &j.out1;
+    hd_job_clear(&j);
     return rc;
 }
 
@@ -136,7 +196,7 @@ static void *rank_main(void *arg)
     while (!__atomic_load_n(&w->over, __ATOMIC_ACQUIRE)) {
         const int patient = draw(&all, 10) == 0;
         for (int at = 0; at < PER_ROUND; at++, op++)
-            w->outcome[at][self] = (uint8_t)operate(&c, op, at, draw(&all, 3) ? 1 : 8, patient);
+            w->outcome[at][self] = (uint8_t)operate(&c, op, at, (int)draw(&all, FORMS), patient);
         meet(&w->between, (uint32_t)w->ranks);
         if (self == 0) {
             compare(w->done);

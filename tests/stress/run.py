@@ -84,8 +84,9 @@ BASE = tuple(
     f"pyx/hpcdist/{name}.c"
     for name in ("engine/hd_base", "engine/hd_job", "engine/hd_report", "kernels/hd_types")
 ) + ("tests/stress/stub/stub.c",)
+CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
-CHECK = (*BASE, "pyx/hpcdist/engine/hd_check.c", "pyx/hpcdist/engine/hd_page.c")
+CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
 KERNELS = (
     "tests/stress/kernels.c",
@@ -128,6 +129,7 @@ PROGRAMS = (
         for name, file, old, new in (
             ("early", "hd_check", "c->decided != n - 1 && (code", "0 && (code"),
             ("no-veto", "hd_page", "late = vetoed(old, n);", "late = 0;"),
+            ("order", "hd_page_pairs", "r < rank; r++", "r < rank - 1; r++"),
         )
     ),
     *(

@@ -39,6 +39,23 @@ void hd_waiter_init(hd_waiter *w, int spin, double timeout_s)
     w->limit = hd_ns(timeout_s);
     w->next_hook = 0;
     w->naps = 0;
+    w->core = NULL;
+    w->their_core = NULL;
+}
+
+uint32_t hd_core(void) { return (uint32_t)(sched_getcpu() + 1); }
+
+/* Whether the peer is on this core, as far as both have shown. The scheduler may move this thread
+ * while it waits, so it shows its core whenever that has changed. */
+static int shares_core(const hd_waiter *w)
+{
+    uint32_t here;
+    if (!w->core)
+        return 0;
+    here = hd_core();
+    if (__atomic_load_n(w->core, __ATOMIC_RELAXED) != here)
+        __atomic_store_n(w->core, here, __ATOMIC_RELAXED);
+    return here && __atomic_load_n(w->their_core, __ATOMIC_RELAXED) == here;
 }
 
 static int64_t *clock_of(hd_waiter *w) { return w->clock ? w->clock : &w->own; }
@@ -49,7 +66,12 @@ int hd_waiter_step(hd_waiter *w)
     int64_t now;
 
     if (++w->n < w->spins) {
-        hd_pause();
+        if (shares_core(w)) {
+            sched_yield();
+            w->n += w->spins / 16; /* each may cost a time slice: look at the clock soon */
+        } else {
+            hd_pause();
+        }
         return events;
     }
     if (w->start && (w->n & 7) && !w->naps) {

@@ -67,9 +67,16 @@ typedef struct hd_waiter {
     int64_t limit;     /* ns; HD_NEVER: none */
     int64_t next_hook; /* ns */
     int naps;          /* set after init: sleep in place of yielding, see hd_nap */
+    /* Set after init, or NULL: where this thread shows its core (hd_core), and where the thread it
+     * waits for does. On one core, only a yield lets that thread run. */
+    uint32_t *core;
+    const uint32_t *their_core;
 } hd_waiter;
 
 enum { HD_WAIT_MORE = 0, HD_WAIT_CLOCK = 1, HD_WAIT_HOOK = 2, HD_WAIT_EXPIRED = 4 };
+
+/* The core that this thread runs on, from 1 on; 0: not known. With glibc 2.35 it costs a load. */
+uint32_t hd_core(void);
 
 void hd_waiter_init(hd_waiter *w, int spin, double timeout_s);
 /* One step. Returns a set of flags: HD_WAIT_CLOCK when the time was read (a moment to make MPI

@@ -260,6 +260,7 @@ static int wait_for(visit *v, int r)
 {
     enum hd_sight sight;
     int code;
+    hd_page_cores(v->c, &v->wait, r);
     while ((sight = hd_page_look(v->c, r, v->n)) == HD_NOT_YET)
         if ((code = wait_step(v, r)))
             return code;

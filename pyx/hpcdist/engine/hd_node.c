@@ -32,6 +32,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
+#include "hd_page.h"
 #include "hd_report.h"
 #include "hd_scale.h"
 #include "hd_shared.h"
@@ -285,6 +286,7 @@ static int wait_slowly(run *r, int rank, int out, uint64_t n)
     hd_waiter w;
 
     hd_waiter_init(&w, hd_session_spin(r->c->session, !r->j->inline_), -1);
+    hd_page_cores(r->c, &w, rank);
     while (behind(r->node->at, rank, out, n)) {
         const int ev = hd_waiter_step(&w);
         int by, code;

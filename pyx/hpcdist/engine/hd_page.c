@@ -61,6 +61,7 @@ int hd_page_join(hd_comm *c, uint32_t n)
     uint64_t old = load(&me->word);
     int late;
     __atomic_store_n(&me->decided, c->decided, __ATOMIC_RELAXED);
+    __atomic_store_n(&me->core, hd_core(), __ATOMIC_RELAXED);
     do
         late = vetoed(old, n);
     while (!swap(&me->word, &old, late ? pack(n, 0, veto_of(old)) : pack(n, 1, n - 1)));

@@ -54,7 +54,7 @@ typedef struct hd_slot {
                        * 31 bits: vetoed up to */
     hd_fields d[2];   /* of even and of odd checks */
     uint32_t decided; /* last check this rank decided before it reached the present one */
-    uint32_t unused;
+    uint32_t core;    /* where this rank runs, see hd_core */
 } __attribute__((aligned(HD_LINE))) hd_slot;
 
 /* The tensor that travels from one rank to another. */
@@ -110,6 +110,13 @@ static inline hd_words *hd_words_of(const hd_comm *c)
 
 /* Check numbers wrap. */
 static inline int hd_reached(uint32_t a, uint32_t n) { return (int32_t)(a - n) >= 0; }
+
+/* Lets a wait for `rank` see on which cores both run. */
+static inline void hd_page_cores(const hd_comm *c, hd_waiter *w, int rank)
+{
+    w->core = &c->page->slots[c->rank].core;
+    w->their_core = &c->page->slots[rank].core;
+}
 
 /* Whether `rank` has reached check n. */
 static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)

@@ -1,0 +1,189 @@
+"""Collectives of a few bytes per rank, which travel with the entry check on a node."""
+
+import os
+import signal
+import subprocess
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from cases import FLOATS, MOVED, Check, here, pairs, poison
+from forms import MOVES, REDUCTIONS
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+#: Bytes of a contribution that travel in a rank's slot, and with the check at all.
+SMALL, CARRIED = 8, 1024
+SYNC = pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+
+
+def sizes(itemsize: int) -> list[int]:
+    """Elements around both limits, where a contribution is one part and where it is all parts."""
+    ranks = here()[1]
+    around = {1}
+    for limit in (SMALL, CARRIED):
+        for parts in {1, ranks}:
+            at = limit // itemsize // parts
+            around |= {at, at + 1}
+    return sorted(around - {0})
+
+
+@pytest.fixture
+def group():
+    made = dist.new_group(timeout=timedelta(seconds=10))
+    yield made
+    dist.destroy_process_group(made)
+
+
+@SYNC
+@pytest.mark.parametrize("form", MOVES, ids=lambda form: form.__name__)
+def test_moves_of_every_dtype_around_the_limits(rng, form, async_op):
+    check = Check()
+    for i, dtype in enumerate(MOVED[::4] if async_op else MOVED):
+        for n in sizes(dtype.itemsize)[i % 3 :: 3]:
+            form(rng, check, dtype, n, async_op)
+    check.done()
+
+
+@SYNC
+@pytest.mark.parametrize("form", REDUCTIONS, ids=lambda form: form.__name__)
+def test_reductions_of_every_dtype_around_the_limits(rng, form, async_op):
+    check = Check()
+    for i, (name, _, dtype) in enumerate(pairs()[:: 7 if async_op else 1]):
+        for n in sizes(dtype.itemsize)[i % 3 :: 3]:
+            form(rng, check, name, dtype, n, async_op)
+    check.done()
+
+
+@pytest.mark.parametrize("level", [0, 2], ids=["off", "full"])
+def test_the_other_check_levels(rng, level):
+    check = Check()
+    dist.barrier()
+    world = dist.group.world
+    before, world.comm.check = world.comm.check, level
+    try:
+        for n in (1, 16, CARRIED // 4 + 1):
+            for form in MOVES:
+                form(rng, check, torch.float32, n, False)
+            for form in REDUCTIONS:
+                form(rng, check, "SUM", torch.float32, n, False)
+    finally:
+        world.comm.check = before
+    check.done()
+
+
+def test_infinities_and_nans():
+    check, (rank, size) = Check(), here()
+    for dtype in FLOATS:
+        for n in (1, 5, 64):
+            mine = torch.full((n,), float("inf") if rank == 0 else 1.0, dtype=dtype)
+            dist.all_reduce(mine)
+            check.that(bool(mine.isposinf().all()), f"inf {dtype} n={n}: {mine}")
+            mine = torch.full((n * size,), float("nan") if rank == size - 1 else 1.0, dtype=dtype)
+            out = poison(dtype, n)
+            dist.reduce_scatter_tensor(out, mine, dist.ReduceOp.MAX)
+            check.that(bool(out.isnan().all()), f"nan {dtype} n={n}: {out}")
+            check.everywhere(out, f"nan {dtype} n={n}")
+    check.done()
+
+
+def test_other_orders_of_elements(rng):
+    """Dense, not C-contiguous: elements travel in the order in which they lie."""
+    check, (rank, size) = Check(), here()
+    parts = [torch.from_numpy(rng.standard_normal((4, 6))).t() for _ in range(size)]
+    out = torch.empty(4, 6, dtype=torch.float64).t()
+    out.copy_(parts[rank])
+    dist.broadcast(out, size - 1)
+    check.equal(out, parts[-1], "broadcast")
+    outs = [torch.empty(4, 6, dtype=torch.float64).t() for _ in range(size)]
+    dist.all_gather(outs, parts[rank])
+    for r in range(size):
+        check.equal(outs[r], parts[r], f"all_gather from {r}")
+    check.done()
+
+
+def test_an_input_may_lie_in_any_output(rng):
+    check, (rank, size) = Check(), here()
+    parts = [torch.from_numpy(rng.integers(0, 99, 5)) for _ in range(size)]
+    for place in range(size):
+        outs = [poison(torch.int64, 5) for _ in range(size)]
+        outs[place].copy_(parts[rank])
+        dist.all_gather(outs, outs[place])
+        for r in range(size):
+            check.equal(outs[r], parts[r], f"all_gather, input in {place}, from {r}")
+        given = [p.clone() for p in parts]
+        mine = given[place] if rank == 0 else poison(torch.int64, 5)
+        dist.scatter(mine, given if rank == 0 else None, 0)
+        check.equal(mine, parts[rank], f"scatter, output in {place}")
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sizes_that_do_not_fit_change_nothing():
+    """Pair by pair: all ranks raise, and no output is touched."""
+    check, (rank, size) = Check(), here()
+    outs = [poison(torch.int64, 2) for _ in range(size)]
+    sent = [torch.zeros(3 if (rank, r) == (0, size - 1) else 2).long() for r in range(size)]
+    with parallel_raises(dist.DistMismatchError):
+        dist.all_to_all(outs, sent)
+    for out in outs:
+        check.equal(out, poison(torch.int64, 2), "all_to_all")
+    mine = poison(torch.int64, 4 if rank == size - 1 else 3)
+    with parallel_raises(dist.DistMismatchError):
+        dist.scatter(mine, [torch.zeros(3).long()] * size if rank == 0 else None, 0)
+    check.equal(mine, poison(torch.int64, mine.numel()), "scatter")
+    out = poison(torch.float32, 2 if rank else 3)
+    with parallel_raises(dist.DistMismatchError):
+        dist.broadcast(out, 0)
+    check.equal(out, poison(torch.float32, out.numel()), "broadcast")
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
+    check, (rank, size) = Check(), here()
+    group._comm.timeout = 0.3
+    calls = (
+        lambda out, mine: dist.all_gather_into_tensor(out, mine, group=group),
+        lambda out, mine: dist.all_to_all_single(out, out.clone(), group=group),
+        lambda out, mine: dist.broadcast(out, size - 1, group=group),
+        lambda out, mine: dist.reduce_scatter_tensor(mine, out, group=group),
+    )
+    for i, call in enumerate(calls):
+        dist.barrier()
+        if rank == size - 1:
+            time.sleep(0.8)
+        out, mine = poison(torch.int64, 2 * size), poison(torch.int64, 2)
+        with parallel_raises(dist.DistTimeoutError):
+            call(out, mine)
+        check.equal(out, poison(torch.int64, 2 * size), f"call {i}: output")
+        check.equal(mine, poison(torch.int64, 2), f"call {i}: input")
+    group._comm.timeout = 10
+    for form in MOVES:
+        form(rng, check, torch.int64, 3, False, group=group)
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_are_stopped_anywhere(rng, group):
+    """SIGSTOP and SIGCONT of one rank, again and again, under calls of all kinds."""
+    check, (rank, size) = Check(), here()
+    me, script = os.getpid(), "while kill -STOP $0 && sleep 0.01 && kill -CONT $0; do sleep 0.02; done"
+    stopper = subprocess.Popen(["sh", "-c", script, str(me)]) if rank == size - 1 else None
+    try:
+        for turn in range(6):
+            for form in MOVES:
+                form(rng, check, torch.int32, 1 + 5 * turn, turn % 2 == 1, group=group)
+            for form in REDUCTIONS:
+                form(rng, check, "SUM", torch.int32, 1 + 5 * turn, turn % 2 == 1, group=group)
+    finally:
+        if stopper:
+            stopper.kill()
+            stopper.wait()
+            os.kill(me, signal.SIGCONT)
+    parallel_assert(group._comm.seq > 0)
+    check.done()
