@@ -13,6 +13,7 @@ import torch
 
 from hpcdist import cli
 from hpcdist.cli.bench import BENCHES, arguments, formats
+from hpcdist.cli.bench.busy import Busy
 from hpcdist.cli.bench.errors import BenchError, Unsupported
 from hpcdist.cli.bench.measure import Times
 from hpcdist.cli.bench.operations import OPERATIONS, Case, fill_other, pattern, refuse
@@ -232,3 +233,11 @@ def test_the_modules_that_are_trained_are_what_they_are_called(name, count, elem
     assert (len(sizes), sum(sizes)) == (count, elements)
     made(batch()).square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
+
+
+def test_busy_processes_end_with_the_bench():
+    with Busy(2) as busy:
+        assert len(busy.processes) == 2 and all(p.poll() is None for p in busy.processes)
+    assert all(p.poll() is not None for p in busy.processes)
+    with Busy(0) as none:
+        assert none.processes == []

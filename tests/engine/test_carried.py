@@ -12,7 +12,7 @@ from cases import FLOATS, MOVED, Check, here, pairs, poison
 from forms import MOVES, REDUCTIONS
 
 import hpcdist as dist
-from hpcdist.testing import parallel_assert, parallel_raises
+from hpcdist.testing import parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -172,7 +172,10 @@ def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
 def test_ranks_that_are_stopped_anywhere(rng, group):
     """SIGSTOP and SIGCONT of one rank, again and again, under calls of all kinds."""
     check, (rank, size) = Check(), here()
-    me, script = os.getpid(), "while kill -STOP $0 && sleep 0.01 && kill -CONT $0; do sleep 0.02; done"
+    me, script = (
+        os.getpid(),
+        "while kill -STOP $0 && sleep 0.01 && kill -CONT $0; do sleep 0.02; done",
+    )
     stopper = subprocess.Popen(["sh", "-c", script, str(me)]) if rank == size - 1 else None
     try:
         for turn in range(6):
@@ -185,5 +188,4 @@ def test_ranks_that_are_stopped_anywhere(rng, group):
             stopper.kill()
             stopper.wait()
             os.kill(me, signal.SIGCONT)
-    parallel_assert(group._comm.seq > 0)
     check.done()

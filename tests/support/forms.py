@@ -206,9 +206,7 @@ def reduce_scatter(rng, check, name, dtype, n, async_op, group=None):
         parts = [drawn(rng, dtype, sizes) for _ in range(size)]
         out, whole = output(dtype, sizes[rank])
         mine = [t.clone() for t in parts[rank]]
-        finish(
-            dist.reduce_scatter(out, mine, OPS[name], group=group, async_op=async_op), async_op
-        )
+        finish(dist.reduce_scatter(out, mine, OPS[name], group=group, async_op=async_op), async_op)
         label = f"reduce_scatter {name} {dtype} {sizes}"
         check.near(out, *reference(name, [p[rank] for p in parts]), label)
         intact(check, whole, label)

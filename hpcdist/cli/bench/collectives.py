@@ -24,6 +24,7 @@ import argparse
 from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
+from .busy import Busy
 from .errors import BenchError
 from .job import MpiJob
 from .libraries import LIBRARIES, Async
@@ -86,6 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = [library.name for library in LIBRARIES if library is not Async]
     arguments.add_libraries(group, names, asked_for=[Async.name])
     group.add_argument(
+        "--busy",
+        type=arguments.natural,
+        default=0,
+        metavar="N",
+        help="busy processes beside the ranks, on the node of rank 0 (0)",
+    )
+    group.add_argument(
         "--no-check", action="store_true", help="do not compare the results with what they must be"
     )
     arguments.add_output(parser, ("nccl", "osu", "csv", "json"), plot=True)
@@ -112,7 +120,8 @@ def run(options: argparse.Namespace) -> int:
                 "one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist bench ..."
             )
         libraries = open_libraries(job, table, LIBRARIES, options.libraries)
-        wrong = _measure(job, table, libraries, names, sizes, options)
+        with Busy(options.busy if job.first else 0):
+            wrong = _measure(job, table, libraries, names, sizes, options)
         if wrong:
             table.note(f"{wrong} wrong elements")
         table.end()

@@ -99,8 +99,8 @@ static void take_sums(const hd_comm *c, const hd_job *j, const char *const *from
 
 static void take_own_sum(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
 {
-    const int64_t at = j->listed ? sum_of(j, j->in, c->rank)
-                                 : c->rank * (int64_t)bytes_of(j, j->out[0]);
+    const int64_t at =
+        j->listed ? sum_of(j, j->in, c->rank) : c->rank * (int64_t)bytes_of(j, j->out[0]);
     (void)parity;
     combine(c, j, from, (size_t)at, j->out[0]);
 }
@@ -136,8 +136,8 @@ static void take_at_root(const hd_comm *c, const hd_job *j, const char *const *f
 static void take_block(const hd_comm *c, const hd_job *j, hd_seg to, const char *from, int of,
                        int parity)
 {
-    const int64_t before = j->uneven ? hd_page_pairs_before(c, parity, of, c->rank)
-                                     : c->rank * to.n;
+    const int64_t before =
+        j->uneven ? hd_page_pairs_before(c, parity, of, c->rank) : c->rank * to.n;
     get(j, to, from + before * (int64_t)hd_itemsize(j->dtype));
 }
 

@@ -11,10 +11,10 @@
  * A rank that refuses its own arguments passes the check at once and leaves its reason. It waits
  * for no rank; the others find the check abandoned, and read the reason.
  *
- * The data of a call of a few bytes per rank travels with the fingerprint: up to 8 bytes in the slot
- * itself, more in lines beside it. It travels if it does on all ranks. A rank reads the others'
- * contributions before it leaves the check, as it does their fields, so the same rules protect
- * both. */
+ * The data of a call of a few bytes per rank travels with the fingerprint: up to 8 bytes in the
+ * slot itself, more in lines beside it. It travels if it does on all ranks. A rank reads the
+ * others' contributions before it leaves the check, as it does their fields, so the same rules
+ * protect both. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Sizes that may differ from rank to rank, compared through the page. Every rank reads the sizes of
  * all pairs, so all ranks find the same answer without a second agreement. */
+#include "hd_page_pairs.h"
 #include "hd_comm.h"
 #include "hd_job.h"
 #include "hd_page.h"
-#include "hd_page_pairs.h"
 
 static hd_extent *sends(const hd_comm *c, int rank, int parity)
 {

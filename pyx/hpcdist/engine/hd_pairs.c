@@ -17,7 +17,7 @@ typedef struct comparison {
     hd_comm *c;
     hd_job *j;
     hd_extent *theirs, *mine; /* by rank */
-    char note[160];        /* the first difference that this rank sees, or "" */
+    char note[160];           /* the first difference that this rank sees, or "" */
 } comparison;
 
 static const char FORM[] = "the same number of elements in another shape or other strides";
