@@ -93,13 +93,14 @@ struct hd_job {
                   * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
-    double timeout;      /* seconds */
-    int64_t begun;       /* ns, when it was submitted; 0: it runs inline and has not waited yet */
-    int inline_;         /* runs on the caller's thread: can check for signals and read the
-                          * Python stack */
-    const struct hd_carry *carry; /* how the entry check moves the data, if it can; see hd_check.h */
-    int carried;                  /* after the check: it has */
-    int verified;                 /* after the check: sizes that differ fit, pair by pair */
+    double timeout; /* seconds */
+    int64_t begun;  /* ns, when it was submitted; 0: it runs inline and has not waited yet */
+    int inline_;    /* runs on the caller's thread: can check for signals and read the
+                     * Python stack */
+    const struct hd_carry
+        *carry;          /* how the entry check moves the data, if it can; see hd_check.h */
+    int carried;         /* after the check: it has */
+    int verified;        /* after the check: sizes that differ fit, pair by pair */
     uint64_t checksum;   /* check level full: of a result that must be the same on all ranks */
     const char *refusal; /* why this rank cannot make the call: it only tells the others; or
                           * NULL */
