@@ -56,8 +56,7 @@ def main() -> None:
     }
     tp.parallelize_module(model, grid["tensor"], ends)
     for block in blocks:
-        tp.parallelize_module(block, grid["tensor"], PLAN)
-        fully_shard(block, mesh=grid["data"])
+        fully_shard(tp.parallelize_module(block, grid["tensor"], PLAN), mesh=grid["data"])
     fully_shard(model, mesh=grid["data"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     words = torch.randint(0, WORDS, (4, 8, LENGTH + 1), generator=torch.Generator().manual_seed(5))

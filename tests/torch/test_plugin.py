@@ -78,6 +78,8 @@ def test_what_torch_answers() -> None:
 def test_a_wrong_name_and_a_torch_without_the_private_names_are_errors() -> None:
     code, text = alone(PROGRAM, "answers", HPCDIST_TAKE_OVER="gloo,ucc")
     assert code != 0 and "hpcdist cannot take over 'ucc', only gloo and mpi" in text
+    code, text = alone(PROGRAM, "answers", HPCDIST_TAKE_OVER=" , ")
+    assert code != 0 and "HPCDIST_TAKE_OVER=' , ' names no backend" in text
     lacking = (
         "import torch, torch.distributed as d; from hpcdist_torch_plugin import take_over as t;"
         "del d.distributed_c10d._new_process_group_helper; t.install(('gloo',))"

@@ -44,11 +44,13 @@ def names() -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        If it names another backend.
+        If it names another backend, or is set and names none.
     """
     text = os.environ.get(VARIABLE, "")
     found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
     wrong = [name for name in found if name not in KNOWN]
+    if text and not found:
+        raise ValueError(f"{VARIABLE}={text!r} names no backend: it takes gloo, mpi or gloo,mpi")
     if wrong:
         raise ValueError(
             f"{VARIABLE}={text!r}: hpcdist cannot take over {wrong[0]!r}, only "
