@@ -77,7 +77,7 @@ def rows() -> list[Row]:
             [f"{endings}:killed_in_the_middle"], (), 100),
         Row("ending", "exception, exit, SIGTERM, Ctrl-C: <= 2 s, nothing left behind",
             [f"{endings}:fails_ends_the_job or ctrl_c or watchdog or nobody"], (), 25),
-        Row("fork", "forked children are told, data loaders train on",
+        Row("fork", "forked children get an error, data loaders train on",
             [f"{endings}:forked or children"], (), 3),
         Row("input", "wrong arguments: right exception with the fix, nothing begun",
             [bad, "engine/test_buffers.py:refused", objects], (1, 2, 4), 1000),

@@ -136,7 +136,7 @@ class BuildExt(build_ext):
     """build_ext with Cython's output under build/, one MPI, and objects compiled in parallel."""
 
     def finalize_options(self) -> None:
-        """Leave out the environment's own headers: a wheel's mpi.h there would hide the chosen one."""
+        """Leave out the environment's own headers: a wheel's mpi.h would hide the chosen one."""
         super().finalize_options()
         own = os.path.join(sys.exec_prefix, "include")
         self.include_dirs = [folder for folder in self.include_dirs if folder != own]

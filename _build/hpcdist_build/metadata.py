@@ -6,8 +6,6 @@ tree without hpcdist installed has no such plugin, and ``import torch`` would fa
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from setuptools.command.egg_info import egg_info
 from setuptools.command.sdist import sdist
 

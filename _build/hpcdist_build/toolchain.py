@@ -59,8 +59,8 @@ def install(part: str, release: str | None = None) -> str:
     part : str
         A key of ``_PACKAGES``.
     release : str, optional
-        Text in the format of ``/etc/os-release``, which is read when it is not given. Where it names
-        no known system, the commands of all are returned.
+        Text in the format of ``/etc/os-release``, which is read when it is not given. Where it
+        names no known system, the commands of all are returned.
     """
     if release is None:
         try:
@@ -93,8 +93,8 @@ def _no_python() -> str:
     if sys.base_prefix in ("/usr", "/usr/local"):
         return f"{said}. {_fix('python', f'python/{version}')}"
     return (
-        f"{said}: the Python in {sys.base_prefix} was installed without them. Use one that has them: "
-        f"that of a site's module, or the system's ({install('python')})"
+        f"{said}: the Python in {sys.base_prefix} was installed without them. Use one that has "
+        f"them: that of a site's module, or the system's ({install('python')})"
     )
 
 
@@ -126,8 +126,9 @@ def cause(text: str, command: Sequence[str] = ("the compiler",)) -> str:
     wrapped = wrapped or re.search(rf"line \d+: {_WORD}: (?:command )?not found", text)
     if wrapped:
         return (
-            f"{program} runs the C compiler {wrapped[1]}, which is not on PATH. {_fix('compiler')}, "
-            "or name another one for it: OMPI_CC=gcc (Open MPI), MPICH_CC=gcc (MPICH)"
+            f"{program} runs the C compiler {wrapped[1]}, which is not on PATH. "
+            f"{_fix('compiler')}, or name another one for it: OMPI_CC=gcc (Open MPI), "
+            "MPICH_CC=gcc (MPICH)"
         )
     tool = re.search(rf"cannot (?:execute|find|exec) {_QUOTED}(cc1\w*|as|ld|collect2)\b", text)
     if tool:
