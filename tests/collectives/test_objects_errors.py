@@ -296,8 +296,12 @@ def test_a_type_registered_on_the_sender_only():
 
 
 def test_without_the_entry_check():
-    """With the check off, lengths that differ are still noticed where they are seen."""
+    """With the check off, lengths that differ are still noticed where they are seen.
+
+    On one node all ranks see them: their few bytes travel with the check even then.
+    """
     rank, size = here()
+    carried = os.environ.get("HPCDIST_CHECK_TRANSPORT") != "mpi"
     comm = dist.group.WORLD._comm
     level = comm.check
     dist.barrier()
@@ -314,4 +318,5 @@ def test_without_the_entry_check():
     finally:
         comm.check = level
     parallel_assert(fine)
-    parallel_assert((error is None) == (rank == 0), lambda: repr(error))
+    unseen = rank == 0 and (size == 1 or not carried)
+    parallel_assert((error is None) == unseen, lambda: repr(error))
