@@ -27,11 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build" / "matrix"
 TORCH = ("2.10", "2.11", "2.12", "2.14")
 #: Name -> command, behind the environment's programs, and its seconds at most.
 PARTS = {
@@ -102,6 +103,16 @@ class Place:
 
     def log(self, cell: Cell) -> Path:
         return self.logs / f"{self.venv(cell).name}.log"
+
+
+def copy_tree(target: Path, folders: Collection[Path | None]) -> None:
+    """Copy this tree without what git leaves out and without our own folders, wherever they are."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        ours = {name for name in names if Path(folder, name) in folders}
+        return LEFT_OUT(folder, names) | ours
+
+    shutil.copytree(ROOT, target, ignore=left_out)
 
 
 def run(command: list[str], limit: float, log: Path, **more: object) -> tuple[bool, str]:
@@ -234,7 +245,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mpi", nargs="+", choices=known, default=known[:2])
     parser.add_argument("--parts", nargs="+", choices=PARTS | MORE, default=list(PARTS))
     parser.add_argument("--venvs", type=Path, metavar="FOLDER", help="keep environments there")
-    parser.add_argument("--logs", type=Path, default=Path("matrix-logs"), metavar="FOLDER")
+    parser.add_argument(
+        "--logs", type=Path, default=LOGS, metavar="FOLDER", help="default: build/matrix"
+    )
     return parser.parse_args()
 
 
@@ -245,7 +258,7 @@ def main() -> int:
     cells = []
     with tempfile.TemporaryDirectory(prefix="work-", dir=logs) as work:
         tree, wheels = Path(work, "tree"), Path(work, "wheels")
-        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        copy_tree(tree, {logs, options.venvs and options.venvs.resolve()})
         for python, torch in itertools.product(options.python, options.torch):
             # the environments of one torch at a time: each is as large as several GB
             with tempfile.TemporaryDirectory(prefix="venvs-", dir=logs) as venvs:
