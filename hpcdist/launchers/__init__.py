@@ -30,6 +30,7 @@ __all__ = [
     "find",
     "mpi_family",
     "of_an_ancestor",
+    "own_variables",
     "starts_mpi",
     "variables",
 ]
@@ -67,7 +68,7 @@ def find(env: Environ | None = None) -> Launcher | None:
     Launcher or None
         None if no launcher's variables are set, or only those of an ancestor of this process.
     """
-    environ = os.environ if env is None else env
+    environ = own_variables(os.environ) if env is None else env
     for launcher in ORDER:
         if launcher.detect(environ) and not (
             env is None and launcher.over_pmi_fd and of_an_ancestor(environ)
@@ -96,6 +97,27 @@ def of_an_ancestor(environ: Environ) -> bool:
         return True
 
 
+def own_variables(environ: Environ) -> dict[str, str]:
+    """Return the environment without the place in a job that belongs to an ancestor.
+
+    A process that a rank starts inherits the RANK, WORLD_SIZE and MASTER_ADDR that hpcdist has set
+    for the rank, and would look for the rank's peers. Where a program has set one of them itself,
+    for a job of such processes, all are believed.
+
+    Parameters
+    ----------
+    environ : mapping
+        This process's environment.
+    """
+    found = dict(environ)
+    ours = variables.exported(environ)
+    meeting = {"RANK", "WORLD_SIZE", *variables.MASTER}
+    if of_an_ancestor(environ) and meeting & set(environ) <= ours:
+        for name in ours:
+            del found[name]
+    return found
+
+
 def detect(env: Environ | None = None) -> Launch | None:
     """Read this process's place in the job from its launcher's variables.
 
@@ -114,7 +136,7 @@ def detect(env: Environ | None = None) -> Launch | None:
     ValueError
         If a launcher's variable is not a whole number.
     """
-    environ = os.environ if env is None else env
+    environ = own_variables(os.environ) if env is None else env
     launcher = find(env)
     return None if launcher is None else launcher.read(environ)
 

@@ -11,14 +11,23 @@ from collections.abc import Mapping, MutableMapping
 
 from .base import Launch
 
-__all__ = ["EXPORTED", "MASTER", "PLACE", "export", "export_launch", "first_host", "of_launch"]
+__all__ = [
+    "EXPORTED",
+    "MASTER",
+    "PLACE",
+    "export",
+    "export_launch",
+    "exported",
+    "first_host",
+    "of_launch",
+]
 
 #: A process's place in its job.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 #: Where rank 0 can be reached.
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
-#: The variable that lists which of them hpcdist has set. A job that is started inside another one
-#: inherits all of them, and replaces those.
+#: The variable that lists which of them hpcdist has set, and to what: "RANK=1,WORLD_SIZE=4". A job
+#: that is started inside another one inherits all of them, and replaces those.
 EXPORTED = "HPCDIST_EXPORTED"
 
 
@@ -62,6 +71,12 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", entry)
 
 
+def exported(environ: Mapping[str, str]) -> set[str]:
+    """Return the names of the variables that hpcdist has set and nobody has changed since."""
+    pairs = (entry.partition("=") for entry in environ.get(EXPORTED, "").split(","))
+    return {name for name, _, value in pairs if name and environ.get(name) == value}
+
+
 def export(values: Mapping[str, str], environ: MutableMapping[str, str]) -> dict[str, str]:
     """Set the variables that are not set, and those that belong to another job.
 
@@ -79,7 +94,7 @@ def export(values: Mapping[str, str], environ: MutableMapping[str, str]) -> dict
     dict
         Name to the former value of those that were wrong.
     """
-    ours = set(filter(None, environ.get(EXPORTED, "").split(",")))
+    ours = exported(environ)
     wrong = any(
         environ.get(name, "") not in ("", values[name])
         for name in ("RANK", "WORLD_SIZE")
@@ -98,7 +113,7 @@ def export(values: Mapping[str, str], environ: MutableMapping[str, str]) -> dict
         for name in PLACE:
             if name not in values and name in environ and name not in ours:
                 replaced[name] = environ.pop(name)
-    environ[EXPORTED] = ",".join(sorted(ours))
+    environ[EXPORTED] = ",".join(f"{name}={environ[name]}" for name in sorted(ours))
     return replaced
 
 

@@ -66,7 +66,7 @@ def default_method(needs_mpi: bool, rank: int = -1, size: int = -1) -> str:
         return "mpi://"
     given = {"RANK": str(rank)} if rank >= 0 else {}
     given |= {"WORLD_SIZE": str(size)} if size > 0 else {}
-    variables = {**os.environ, **given}
+    variables = {**launchers.own_variables(os.environ), **given}
     if launchers.starts_mpi() or not Environment().detect(variables):
         return "mpi://"
     if needs_mpi and variables["WORLD_SIZE"].strip() == "1":

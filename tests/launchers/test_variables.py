@@ -66,7 +66,8 @@ def test_what_somebody_else_has_set_stays():
     env = {"LOCAL_RANK": "0", "MASTER_ADDR": "here", "RANK": "3", "WORLD_SIZE": ""}
     assert variables.export({**PLACE, "MASTER_ADDR": "there", "MASTER_PORT": "1"}, env) == {}
     exported = env.pop(variables.EXPORTED)
-    assert exported == "LOCAL_WORLD_SIZE,MASTER_PORT,WORLD_SIZE"
+    size, local = PLACE["WORLD_SIZE"], PLACE["LOCAL_WORLD_SIZE"]
+    assert exported == f"LOCAL_WORLD_SIZE={local},MASTER_PORT=1,WORLD_SIZE={size}"
     assert env == PLACE | {"LOCAL_RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 
 
@@ -85,6 +86,28 @@ def test_what_hpcdist_set_in_an_outer_job_is_replaced_without_a_word():
     inner = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "2"}
     assert variables.export(inner, env) == {}
     assert {name: env[name] for name in inner} == inner
+
+
+def test_what_a_program_has_changed_since_is_its_own():
+    env: dict[str, str] = {}
+    variables.export({**PLACE, "MASTER_PORT": "1"}, env)
+    env["MASTER_PORT"] = "7"
+    assert variables.exported(env) == set(PLACE)
+    variables.export({"MASTER_PORT": "2"}, env)
+    assert env["MASTER_PORT"] == "7"
+
+
+def test_a_ranks_place_is_not_its_childs():
+    """PMI_FD is the rank's connection to its launcher, which a child does not have."""
+    env = {"PMI_FD": "9999"}
+    variables.export({**PLACE, "MASTER_ADDR": "here", "MASTER_PORT": "1"}, env)
+    left = launchers.own_variables(env)
+    assert set(left) == {"PMI_FD", variables.EXPORTED}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        changed = {**env, name: "17"}
+        assert launchers.own_variables(changed) == changed, name
+    del env["PMI_FD"]
+    assert launchers.own_variables(env) == env
 
 
 def start(*command: str, **env: str) -> subprocess.CompletedProcess:

@@ -104,12 +104,13 @@ def child(rank: int) -> None:
     if rank == 1:
         code = (
             "import hpcdist; from datetime import timedelta; "
-            "hpcdist.init_process_group(timeout=timedelta(seconds=3))"
+            "hpcdist.init_process_group(timeout=timedelta(seconds=3)); "
+            "print('rank', hpcdist.get_rank(), 'of', hpcdist.get_world_size())"
         )
         began = time.monotonic()
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         say(f"child ended with {ended.returncode} after {time.monotonic() - began:.2f} s")
-        say(ended.stderr.splitlines()[-1] if ended.stderr else "in silence")
+        say(ended.stderr.splitlines()[-1] if ended.stderr else ended.stdout.strip())
     dist.barrier()
     dist.destroy_process_group()
     say("went on")

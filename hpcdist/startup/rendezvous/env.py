@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hpcdist import launchers
 from hpcdist.errors import DistNetworkError
-from hpcdist.launchers.variables import EXPORTED
+from hpcdist.launchers.variables import exported
 
 from . import tcp
 from .tcp import DEFAULT_TIMEOUT
@@ -32,8 +32,8 @@ def handler(
     hpcdist may have set them: then rank and size are the launcher's, and there is no store.
     """
     query = dict(parse_qsl(urlsplit(url).query))
-    ours = _set(EXPORTED).split(",")
-    if launchers.starts_mpi() and ("MASTER_ADDR" in ours or not _set("MASTER_ADDR")):
+    by_us = "MASTER_ADDR" in exported(os.environ)
+    if launchers.starts_mpi() and (by_us or not _set("MASTER_ADDR")):
         launch = launchers.detect()
         rank = _place(query, "rank", "RANK", -1 if launch is None else launch.rank)
         size = _place(query, "world_size", "WORLD_SIZE", -1 if launch is None else launch.size)
@@ -72,7 +72,7 @@ def _agent_store(host: str, port: int, size: int, timeout: timedelta) -> Any:
 
 
 def _set(variable: str) -> str:
-    return os.environ.get(variable, "").strip()
+    return launchers.own_variables(os.environ).get(variable, "").strip()
 
 
 def _needed(variable: str) -> str:
