@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import time
 import zlib
@@ -114,6 +115,9 @@ def pytest_configure(config):
             "--with-mpi: every MPI test would be skipped, and the rest would run "
             f"{_launched_size()} times. Add --with-mpi, or use python tests/run.py."
         )
+    # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Output is captured per test, and lost when a deadline ends the process: keep the real one.
     _stderr = os.dup(2)
     # Before mpi4py, which pytest-mpi imports: by default it is hpcdist that starts MPI.

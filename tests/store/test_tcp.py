@@ -305,7 +305,9 @@ def test_ctrl_c():
 
 def test_it_answers_while_python_computes():
     """The server needs no GIL: its process may run pure Python as long as it likes."""
-    text = SERVER.replace("sys.stdin.read()", "n = 0\n    while True: n += 1")
+    # until the test's process is gone, if it cannot end this one
+    busy = "import os; parent = os.getppid()\n    while os.getppid() == parent: pass"
+    text = SERVER.replace("sys.stdin.read()", busy)
     with program(text) as child:
         store = hpcdist.TCPStore(
             "127.0.0.1", int(child.stdout.readline()), timeout=20, auth_key=KEY
