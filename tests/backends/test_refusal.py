@@ -228,9 +228,13 @@ def group(request):
 @pytest.mark.mpi(min_size=3)
 def test_ranks_that_refuse_for_the_same_reason_are_all_named(group):
     rank, size = here()
+    done = torch.zeros(1)
     if rank == 0:
-        time.sleep(0.3)  # all others have said why
+        for other in range(1, size):
+            dist.recv(done, other)
     error = attempt(lambda: dist.all_reduce(torch.ones(4) if rank == 0 else [1], group=group))
+    if rank:
+        dist.send(done, 0)
     if rank == 0:
         refusal = getattr(error, "refusal", None)
         ranks = tuple(range(1, size))
