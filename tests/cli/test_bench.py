@@ -13,7 +13,7 @@ import torch
 
 from hpcdist import cli
 from hpcdist.cli.bench import BENCHES, arguments, formats
-from hpcdist.cli.bench.busy import Busy
+from hpcdist.cli.bench.busy import busy
 from hpcdist.cli.bench.errors import BenchError, Unsupported
 from hpcdist.cli.bench.measure import Times
 from hpcdist.cli.bench.operations import OPERATIONS, Case, fill_other, pattern, refuse
@@ -236,8 +236,8 @@ def test_the_modules_that_are_trained_are_what_they_are_called(name, count, elem
 
 
 def test_busy_processes_end_with_the_bench():
-    with Busy(2) as busy:
-        assert len(busy.processes) == 2 and all(p.poll() is None for p in busy.processes)
-    assert all(p.poll() is not None for p in busy.processes)
-    with Busy(0) as none:
-        assert none.processes == []
+    with busy(2) as two:
+        assert len(two) == 2 and all(process.poll() is None for process in two)
+    assert all(process.poll() is not None for process in two)
+    with busy(0) as none:
+        assert none == []

@@ -29,6 +29,7 @@ import bridge_hooks
 import bridge_profiled
 import bridge_sharded
 import bridge_training
+from trees import compare
 
 warnings.filterwarnings("ignore")
 
@@ -87,30 +88,10 @@ def differences(ours: object, theirs: object) -> str:
         return "\n".join(f"over {name}: {got}" for name, got in parts if isinstance(got, str))
     try:
         assert ours, "a case without results shows nothing"
-        compare(ours, theirs, "")
+        compare(ours, theirs)
     except AssertionError as error:
         return str(error)
     return ""
-
-
-def compare(one: object, other: object, where: str) -> None:
-    """Fail where two trees of results are not equal to 1e-6."""
-    assert type(one) is type(other), f"{where}: {one!r} and {other!r}"
-    if isinstance(one, dict):
-        assert list(one) == list(other), f"{where}: {list(one)} and {list(other)}"
-        for key in one:
-            compare(one[key], other[key], f"{where} {key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), f"{where}: {len(one)} and {len(other)}"
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            compare(left, right, f"{where} {index}")
-    elif isinstance(one, torch.Tensor):
-        limit = 1e-3 if "half " in where else 1e-6  # float16 holds three digits
-        torch.testing.assert_close(
-            one, other, rtol=limit, atol=limit, equal_nan=True, msg=lambda m: f"{where}: {m}"
-        )
-    else:
-        assert one == other, f"{where}: {one!r} and {other!r}"
 
 
 def main() -> int:

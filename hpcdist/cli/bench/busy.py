@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from types import TracebackType
+from collections.abc import Iterator
 
-__all__ = ["Busy"]
+__all__ = ["busy"]
 
 #: On any core of the machine, until the process that started it has gone.
 _LOOP = """
@@ -23,31 +24,28 @@ while os.getppid() == parent:
 """
 
 
-class Busy:
-    """Busy processes on this node, as a context.
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run processes that keep a core of this node busy each.
 
     Parameters
     ----------
     count : int
-        How many; each keeps one core busy.
+        How many.
+
+    Yields
+    ------
+    list of subprocess.Popen
+        They are killed at the end.
     """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Busy:
-        command = [sys.executable, "-S", "-c", _LOOP, str(os.getpid())]
-        self.processes = [subprocess.Popen(command) for _ in range(self._count)]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for process in self.processes:
+    command = [sys.executable, "-S", "-c", _LOOP, str(os.getpid())]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            processes.append(subprocess.Popen(command))
+        yield processes
+    finally:
+        for process in processes:
             process.kill()
-        for process in self.processes:
+        for process in processes:
             process.wait()

@@ -24,7 +24,7 @@ import argparse
 from hpcdist.dtypes import DTYPES, lookup
 
 from . import arguments, formats, plot
-from .busy import Busy
+from .busy import busy
 from .errors import BenchError
 from .job import MpiJob
 from .libraries import LIBRARIES, Async
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
                 "one rank: nothing is sent. Start it with mpirun -n 2 python -m hpcdist bench ..."
             )
         libraries = open_libraries(job, table, LIBRARIES, options.libraries)
-        with Busy(options.busy if job.first else 0):
+        with busy(options.busy if job.first else 0):
             wrong = _measure(job, table, libraries, names, sizes, options)
         if wrong:
             table.note(f"{wrong} wrong elements")

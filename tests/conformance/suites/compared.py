@@ -33,6 +33,7 @@ sys.path.append(str(HERE.parents[1] / "support"))
 import torch  # noqa: E402
 from sides import Bridge, Gloo, Native  # noqa: E402
 from suite import Agreement, say  # noqa: E402
+from trees import compare  # noqa: E402
 from worlds import Case, World  # noqa: E402
 
 SUITES = (
@@ -46,26 +47,6 @@ DEADLINE, TIMEOUT = 60.0, 20.0
 
 class Failure(str):
     """A traceback in place of results."""
-
-
-def compare(one: Any, other: Any, where: str = "") -> None:
-    """Fail where two trees of results differ; floats to 1e-6, under a name with "half" to 1e-3."""
-    assert type(one) is type(other), f"{where}: {one!r} where gloo has {other!r}"
-    if isinstance(one, dict):
-        assert list(one) == list(other), f"{where}: {list(one)} where gloo has {list(other)}"
-        for key in one:
-            compare(one[key], other[key], f"{where} {key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), f"{where}: {one!r} where gloo has {other!r}"
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            compare(left, right, f"{where}[{index}]")
-    elif isinstance(one, torch.Tensor):
-        limit = 1e-3 if "half" in where else 1e-6
-        torch.testing.assert_close(
-            one, other, rtol=limit, atol=limit, equal_nan=True, msg=lambda m: f"{where}: {m}"
-        )
-    else:
-        assert one == other, f"{where}: {one!r} where gloo has {other!r}"
 
 
 def start(side: str) -> None:
