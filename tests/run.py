@@ -2,7 +2,7 @@
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2 and 4 ranks.
 
 A file's mark says in which stage it is. Stages run side by side as far as each rank has a core of
-its own.
+its own; a file that starts jobs itself is a stage and counts as one core.
 
     python tests/run.py                  everything
     python tests/run.py --quick          without the slow tests, 2 ranks only
@@ -37,6 +37,16 @@ sys.path.insert(0, str(TESTS / "support"))
 
 import kinds  # noqa: E402
 
+#: The stages of jobs that take minutes, in the order of their starts.
+LONGEST = {
+    name: order
+    for order, name in enumerate(
+        (
+            "conformance/test_conformance", "torch/test_bridge", "Slurm", "torch/test_scripts",
+            "conformance/test_suites", "engine/test_endings", "examples/test_examples",
+        )
+    )
+}  # fmt: skip
 #: Lines that a stage wrote last which are repeated at the end when it broke down.
 LAST_LINES = 60
 
@@ -145,9 +155,24 @@ def stages(options: argparse.Namespace) -> list[Stage]:
             # others need their stand-in.
             name = f"{kind}, {n} rank{'s' if n > 1 else ''}"
             add(kind, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
-    # Alone: what they measure and wait for is time.
-    add("jobs", "jobs", {**base, **env, "HPCDIST_TEST_MPIRUN": mpirun}, sys.maxsize)
+    # Their processes wait most of the time: for the ranks' imports, for timeouts, for ends.
+    for name, paths in shares(files["jobs"]).items():
+        job_env = {**base, **env, "HPCDIST_TEST_MPIRUN": mpirun}
+        found.append(Stage(f"jobs, {name}", pytest_command(options, paths), job_env, 1))
     return found
+
+
+def shares(paths: list[Path]) -> dict[str, list[Path]]:
+    """Return the files that start jobs themselves, by stage: each has its own, the longest first.
+
+    Those that need a Slurm share one, because a machine can have one.
+    """
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        alone = str(path.relative_to(TESTS).with_suffix(""))
+        found.setdefault("Slurm" if "slurm" in kinds.marks(path) else alone, []).append(path)
+    last = len(LONGEST)
+    return dict(sorted(found.items(), key=lambda item: LONGEST.get(item[0], last)))
 
 
 class Terminal:
@@ -279,10 +304,18 @@ def end(process: subprocess.Popen) -> None:
 
 
 def summarise(done: list[Stage], chosen: bool) -> int:
-    """Print the closing table; return the exit code."""
+    """Print the closing table; return the exit code.
+
+    Parameters
+    ----------
+    done : list of Stage
+        All of them.
+    chosen : bool
+        Whether the command line chose among the tests: then a stage may hold none of them, but not
+        all stages.
+    """
     ran = sum(stage.passed + stage.failed for stage in done)
     for stage in done:
-        # With -k a stage may well hold none of the chosen tests, but not all of them.
         if not stage.problem and not stage.passed + stage.failed and not (chosen and ran):
             stage.problem = "no test ran"
     for stage in done:
@@ -292,10 +325,11 @@ def summarise(done: list[Stage], chosen: bool) -> int:
         elif stage.failures:
             print(f"\n=== {stage.name}:")
             print(b"\n".join(stage.failures).decode(errors="replace"))
-    print(f"\n{'stage':<16}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    width = max(len(stage.name) for stage in done) + 1
+    print(f"\n{'stage':<{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
     for stage in done:
         print(
-            f"{stage.name:<16}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
+            f"{stage.name:<{width}}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
             f"{stage.seconds:>9.1f}  {stage.problem}".rstrip()
         )
     slowest = sorted(((row[0], row[1], s.name) for s in done for row in s.slowest), reverse=True)
@@ -351,7 +385,7 @@ def main() -> int:
             parser.error(f"{path} is no file and no folder of tests in {TESTS}")
     done = stages(options)
     run_all(done, options.timeout)
-    return summarise(done, bool(options.k))
+    return summarise(done, bool(options.k or options.quick or options.mpi_part))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from jobs import Ended, find_mpirun
 from places import ROOT
 from slurm import Cluster
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
 
 SCRIPTS = ROOT / "jobscripts"
 HELLO = str(ROOT / "examples" / "01_hello.py")

@@ -14,7 +14,7 @@ from slurm import Cluster
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 # float64: what two ranks round differently than one does not reach the digits that are printed
