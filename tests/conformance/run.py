@@ -102,11 +102,21 @@ def one_job(found: Run, report: Path, options: argparse.Namespace, first: str | 
             time.sleep(0.1)
             size = report.stat().st_size
             if size != seen:
-                seen, heard, limit = size, time.monotonic(), options.deadline + PATIENCE
+                seen, heard = size, time.monotonic()
+                limit = deadline_of_the_last(report, options) + PATIENCE
     finally:
         if job.poll() is None:
             end(job)
     return read(found, report, job.returncode)
+
+
+def deadline_of_the_last(report: Path, options: argparse.Namespace) -> float:
+    """Return the seconds that the test has which began last."""
+    seconds = options.deadline
+    for line in report.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):  # else it is still being written
+            seconds = json.loads(line).get("limit", seconds)
+    return seconds
 
 
 def read(found: Run, report: Path, code: int) -> bool:
