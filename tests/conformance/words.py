@@ -76,11 +76,13 @@ def native(error: Any, text: Any = None) -> tuple[Any, Any]:
     """Give the error, and its text, by which the native module says what torch says so."""
     from hpcdist import DistError
 
-    if text is None:  # wrong arguments are a ValueError or a TypeError, never a RuntimeError
-        return {
-            RuntimeError: (RuntimeError, ValueError, TypeError),
-            AttributeError: (AttributeError, DistError),
-        }.get(error, error), None
+    if text is None:
+        more: dict[Any, tuple[type[Exception], ...]] = {
+            RuntimeError: (ValueError, TypeError),  # which wrong arguments are
+            AttributeError: (DistError,),  # where an object cannot be pickled: on all ranks
+        }
+        errors = error if isinstance(error, tuple) else (error,)
+        return sum((more.get(each, ()) for each in errors), errors), None
     for theirs, pattern, own, own_text in _NATIVE:
         found = re.fullmatch(pattern, text) if error is theirs else None
         if found:
