@@ -208,7 +208,7 @@ cdef extern from "hd_exit.h" nogil:
     void hd_session_poisoned(hd_session*)
 
 cdef extern from "hd_comm_life.h" nogil:
-    int hd_comm_open(MPI_Comm, hd_session*, int dup, const char*, double, int, hd_comm**, char*, size_t)
+    int hd_comm_open(MPI_Comm, hd_session*, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
     int hd_comm_enter(hd_comm*, int)
     void hd_comm_exit(hd_comm*)

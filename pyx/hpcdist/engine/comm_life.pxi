@@ -20,7 +20,7 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
     with nogil:
         code = hd_session_open(from_, limit, quota, &session, text, sizeof(text))
         if code == HD_OK:
-            code = hd_comm_open(from_, session, 1, cname, timeout, check, &made, text, sizeof(text))
+            code = hd_comm_open(from_, session, cname, timeout, check, &made, text, sizeof(text))
             hd_session_unref(session)  # the communicator owns it now
     if code:
         propagate()

@@ -15,6 +15,7 @@
 #include "hd_poller.h"
 #include "hd_post.h"
 #include "hd_roll.h"
+#include "hd_roll_words.h"
 #include "hd_session_life.h"
 #include "hd_threads.h"
 
@@ -37,6 +38,13 @@ static void init_locks(hd_comm *c)
     pthread_condattr_destroy(&attr);
 }
 
+/* A group of some members of another one: what they know of each other already. */
+typedef struct birth {
+    const hd_comm *parent;
+    const int *ranks;
+    uint64_t uid;
+} birth;
+
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
  * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
@@ -45,11 +53,8 @@ static int meet(hd_comm *c, char *text, size_t room)
         uint64_t node, slot, uid, check;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
     int slot, rc, wrong = -1;
-    const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
 
-    c->node_slot = malloc((size_t)c->size * sizeof *c->node_slot);
-    if (!all || !c->node_slot) {
-        free(all);
+    if (!all) {
         snprintf(text, room, "no memory for a group of %d ranks", c->size);
         return HD_ERR_MEMORY;
     }
@@ -81,6 +86,35 @@ static int meet(hd_comm *c, char *text, size_t room)
         return HD_ERR_MISMATCH;
     }
     free(all);
+    return HD_OK;
+}
+
+/* The same without a message: the roll call has compared the settings. */
+static void inherit(hd_comm *c, const birth *b)
+{
+    c->uid = b->uid;
+    c->one_node = 1;
+    for (int r = 0; r < c->size; r++) {
+        c->node_slot[r] = b->parent->node_slot[b->ranks[r]];
+        c->one_node &= b->parent->one_node || c->node_slot[r] >= 0;
+    }
+}
+
+/* Collective over the new communicator. */
+static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
+{
+    const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
+    int code;
+
+    c->node_slot = malloc((size_t)c->size * sizeof *c->node_slot);
+    if (!c->node_slot) {
+        snprintf(text, room, "no memory for a group of %d ranks", c->size);
+        return HD_ERR_MEMORY;
+    }
+    if (b)
+        inherit(c, b);
+    else if ((code = meet(c, text, room)))
+        return code;
     if (c->size == 1)
         return HD_OK;
     if (c->one_node && !(transport && strcmp(transport, "mpi") == 0) && hd_page_open(c))
@@ -88,8 +122,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     return c->page ? HD_OK : hd_post_open(c);
 }
 
-int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double timeout, int check,
-                 hd_comm **out, char *text, size_t room)
+static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *name, double timeout,
+                     int check, hd_comm **out, char *text, size_t room)
 {
     hd_comm *c = calloc(1, sizeof *c);
     int rc = MPI_SUCCESS, found = 0, code;
@@ -107,7 +141,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
     c->chunk = CHUNK;
     c->node_limit = NODE_LIMIT;
     c->mpi = from;
-    if (dup)
+    if (!b)
         rc = MPI_Comm_dup(from, &c->mpi);
     if (rc) {
         snprintf(text, room, "MPI_Comm_dup failed for group '%s' (error %d)", name, rc);
@@ -122,13 +156,19 @@ int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double
     c->session = s;
     hd_session_ref(s);
     hd_session_adopt(s, c);
-    if ((code = meet(c, text, room)) != HD_OK) {
+    if ((code = furnish(c, b, text, room)) != HD_OK) {
         hd_comm_free(c, 1, 1);
         hd_comm_release(c);
         return code;
     }
     *out = c;
     return HD_OK;
+}
+
+int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout, int check,
+                 hd_comm **out, char *text, size_t room)
+{
+    return open_comm(from, s, NULL, name, timeout, check, out, text, room);
 }
 
 /* ---- groups of some members ---- */
@@ -171,6 +211,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .rank = p->rank,
                     .tag = ROLL_TAG(tag * 2),
                     .list = hd_hash_text(name),
+                    .level = p->check,
                     .until = hd_until(timeout)};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
@@ -183,14 +224,15 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
         if (code == HD_ERR_TIMEOUT)
             snprintf(within, sizeof within, " within %.3g s", timeout);
         snprintf(text, room,
-                 "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s. All its "
-                 "members must call new_group with the same ranks.",
-                 name, n, within, p->rank, p->name, roll.text);
+                 "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s.%s", name, n,
+                 within, p->rank, p->name, roll.text,
+                 roll.advised ? "" : " All its members must call new_group with the same ranks.");
         return code;
     }
     if ((code = make_group(p, ranks, n, tag, &made, name, text, room)))
         return code;
-    code = hd_comm_open(made, p->session, 0, name, timeout, p->check, out, text, room);
+    code = open_comm(made, p->session, &(birth){p, ranks, roll.uid}, name, timeout, p->check, out,
+                     text, room);
     if (code == HD_OK)
         (*out)->node_limit = p->node_limit;
     return code;
@@ -211,6 +253,9 @@ void hd_comm_release(hd_comm *c)
 
 int64_t hd_comm_unread(hd_comm *c)
 {
+    hd_mpi_lock(c->session);
+    __atomic_sub_fetch(&c->unread, hd_roll_sweep(c->mpi, ROLL_TAG(0)), __ATOMIC_ACQ_REL);
+    hd_mpi_unlock(c->session);
     return __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + hd_post_unread(c);
 }
 

@@ -9,7 +9,8 @@
 #include "hd_comm.h"
 #include "hd_poller.h"
 
-int hd_comm_open(MPI_Comm from, hd_session *s, int dup, const char *name, double timeout, int check,
+/* Of a duplicate of `from`. */
+int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout, int check,
                  hd_comm **out, char *text, size_t room);
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, hd_comm **out, char *text, size_t room);

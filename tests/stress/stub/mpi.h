@@ -6,13 +6,14 @@
 
 typedef int MPI_Comm, MPI_Datatype, MPI_Op, MPI_Info;
 typedef struct stub_request *MPI_Request;
+typedef void *MPI_Message;
 typedef intptr_t MPI_Aint;
 typedef struct MPI_Status {
     int MPI_SOURCE, MPI_TAG, MPI_ERROR, cancelled;
     int64_t bytes;
 } MPI_Status;
 
-enum { MPI_SUCCESS = 0, MPI_ERR_TRUNCATE = 15, MPI_ERR_OTHER = 16 };
+enum { MPI_SUCCESS = 0, MPI_ERR_TRUNCATE = 15, MPI_ERR_OTHER = 16, MPI_ERR_NO_MEM = 34 };
 enum { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE };
 enum { MPI_COMM_NULL = 0, MPI_COMM_WORLD = 1, MPI_DATATYPE_NULL = 0, MPI_OP_NULL = 0, MPI_INFO_NULL = 0 };
 enum { MPI_BYTE = 1, MPI_CHAR, MPI_INT, MPI_INT32_T, MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_DOUBLE };
@@ -34,6 +35,9 @@ int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op o
 int MPI_Isend(const void *data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *req);
 int MPI_Irecv(void *data, int n, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *req);
 int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *flag, MPI_Status *st);
+int MPI_Improbe(int from, int tag, MPI_Comm comm, int *flag, MPI_Message *message, MPI_Status *st);
+int MPI_Mrecv(void *data, int n, MPI_Datatype type, MPI_Message *message, MPI_Status *st);
+int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st);
 int MPI_Test(MPI_Request *req, int *done, MPI_Status *st);
 int MPI_Cancel(MPI_Request *req);
 int MPI_Test_cancelled(const MPI_Status *st, int *flag);

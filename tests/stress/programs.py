@@ -1,0 +1,257 @@
+"""The stress programs: what they are compiled from, in which variants, with which mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What hpcdist itself is compiled with; `_build/hpcdist_build/extensions.py` has the rest.
+FLAGS = "-std=gnu11 -pthread -ffp-contract=off -Wall -Wextra -Werror -g".split()
+INCLUDES = ("tests/stress/stub", "pyx/hpcdist/engine", "pyx/hpcdist/kernels", "pyx/hpcdist/store")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compile and run a program."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    runner: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+VARIANTS = {
+    "plain": Variant("gcc", ("-O2",)),
+    "tsan": Variant(
+        "gcc",
+        # gcc says so wherever it meets a fence; the engine has none that TSan must know of.
+        ("-O1", "-fsanitize=thread", "-Wno-tsan"),
+        env=(("TSAN_OPTIONS", "halt_on_error=1:exitcode=1:second_deadlock_stack=1"),),
+    ),
+    "asan": Variant(
+        "gcc",
+        ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        env=(("ASAN_OPTIONS", "detect_leaks=0"),),
+    ),
+    "aarch64": Variant("aarch64-linux-gnu-gcc", ("-O2", "-static"), runner=("qemu-aarch64",)),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A stress program: called as ``program SEED ARGUMENTS...``."""
+
+    name: str
+    #: From the repository's root; may be patterns.
+    sources: tuple[str, ...]
+    variants: tuple[str, ...]
+    #: Arguments of the short and of the long form.
+    short: tuple[str, ...]
+    long: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    #: Arguments of the short form where a variant is slow.
+    slow: tuple[str, ...] | None = None
+    #: The same, for a place where the thread loses its core: nothing may go wrong.
+    delay: tuple[str, str, str] | None = None
+    #: A file, a text in it and what takes its place: the program must find the mistake.
+    mutation: tuple[str, str, str] | None = None
+
+
+#: What every program about shared memory is linked with.
+BASE = tuple(
+    f"pyx/hpcdist/{name}.c"
+    for name in ("engine/hd_base", "engine/hd_job", "engine/hd_report", "kernels/hd_types")
+) + ("tests/stress/stub/stub.c",)
+CHECKING = ("check", "page", "page_pairs", "carry", "scale")
+NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
+CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
+WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
+ROLL = (
+    "tests/stress/roll.c",
+    *BASE,
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_words", "outbox")),
+)
+#: A deep tree of few members.
+DEEP = ("-DHD_ROLL_STAR=3", "-DHD_ROLL_ARITY=2")
+KERNELS = (
+    "tests/stress/kernels.c",
+    "pyx/hpcdist/kernels/hd_types.c",
+    "pyx/hpcdist/kernels/hd_kernels*.c",
+)
+
+#: So that the numbers of checks wrap in the course of the run.
+NEAR_WRAP = str(2**32 - 10_000)
+
+PROGRAMS = (
+    *(
+        Program(
+            name=f"check-{ranks}",
+            sources=("tests/stress/check.c", *CHECK),
+            variants=("plain", "aarch64"),
+            short=("processes", str(ranks), "200000", NEAR_WRAP),
+            long=("processes", str(ranks), "4000000", NEAR_WRAP),
+            slow=("processes", str(ranks), "20000", NEAR_WRAP),
+        )
+        for ranks in (2, 3, 4)
+    ),
+    Program(
+        name="check-threads",
+        sources=("tests/stress/check.c", *CHECK),
+        variants=("plain", "tsan", "asan"),
+        short=("threads", "3", "40000", NEAR_WRAP),
+        long=("threads", "3", "1000000", NEAR_WRAP),
+        slow=("threads", "3", "20000", NEAR_WRAP),
+    ),
+    *(
+        Program(
+            name=f"check-{name}",
+            sources=("tests/stress/check.c", *CHECK),
+            variants=("plain",),
+            short=("processes", "3", "200000", "0"),
+            long=("processes", "3", "200000", "0"),
+            mutation=(f"pyx/hpcdist/engine/{file}.c", old, new),
+        )
+        for name, file, old, new in (
+            ("early", "hd_check", "c->decided != n - 1 && (code", "0 && (code"),
+            ("no-veto", "hd_page", "late = vetoed(old, n);", "late = 0;"),
+            ("order", "hd_page_pairs", "r < rank; r++", "r < rank - 1; r++"),
+        )
+    ),
+    *(
+        Program(
+            name=f"node-{ranks}",
+            sources=("tests/stress/node.c", *NODE),
+            variants=("plain", "aarch64"),
+            short=("processes", str(ranks), "20000"),
+            long=("processes", str(ranks), "1000000"),
+            slow=("processes", str(ranks), "2000"),
+        )
+        for ranks in (2, 3, 4)
+    ),
+    Program(
+        name="node-threads",
+        sources=("tests/stress/node.c", *NODE),
+        variants=("plain", "tsan", "asan"),
+        short=("threads", "3", "10000"),
+        long=("threads", "3", "200000"),
+        slow=("threads", "3", "2000"),
+    ),
+    *(
+        Program(
+            name=f"roll-{members}",
+            sources=ROLL,
+            variants=("plain", "tsan", "asan", "aarch64"),
+            short=(str(members), "4000"),
+            long=(str(members), "300000"),
+            flags=flags,
+        )
+        for members, flags in ((2, ()), (7, DEEP), (13, DEEP), (40, ()))
+    ),
+    *(
+        Program(
+            name=f"roll-{name}",
+            sources=ROLL,
+            variants=("plain",),
+            short=("4", "60000"),
+            long=("4", "60000"),
+            flags=DEEP,
+            mutation=("pyx/hpcdist/engine/hd_roll.c", old, new),
+        )
+        for name, old, new in (
+            ("early", "if (!k->kid[i].promised)\n            return -1;", ";"),
+            ("fickle", "(!k->promised && (ev", "((ev"),
+            ("left-over", "!m->number || w.number != m->number", "0"),
+        )
+    ),
+    Program(
+        name="lane",
+        sources=(
+            "tests/stress/threads.c",
+            *BASE,
+            "pyx/hpcdist/engine/hd_lane.c",
+            "pyx/hpcdist/engine/hd_notify.c",
+        ),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "10000"),
+        long=("8", "1000000"),
+        slow=("4", "2000"),
+    ),
+    Program(
+        name="p2p",
+        sources=(
+            "tests/stress/p2p.c",
+            *BASE,
+            "pyx/hpcdist/engine/hd_p2p.c",
+            "pyx/hpcdist/engine/hd_poller.c",
+        ),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "5000"),
+        long=("8", "300000"),
+        slow=("4", "1000"),
+    ),
+    Program(
+        name="watchdog",
+        sources=("tests/stress/watchdog.c", *WATCHDOG),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("4", "60"),
+        long=("4", "20000"),
+        slow=("4", "32"),
+    ),
+    *(
+        Program(
+            name=f"watchdog-{name}",
+            sources=("tests/stress/watchdog.c", *WATCHDOG),
+            variants=(variant,),
+            short=("4", "60"),
+            long=("4", "60"),
+            mutation=("pyx/hpcdist/engine/hd_watchdog.c", old, new),
+        )
+        for name, variant, old, new in (
+            ("left", "plain", "__ATOMIC_ACQUIRE) != LEAVING", "__ATOMIC_ACQUIRE)"),
+            ("race", "tsan", "__atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE)", "c->cur_seq"),
+        )
+    ),
+    Program(
+        name="watchdog-delay",
+        sources=("tests/stress/watchdog.c", *WATCHDOG),
+        variants=("plain",),
+        short=("4", "81"),
+        long=("4", "2000"),
+        delay=(
+            "pyx/hpcdist/engine/hd_watchdog.c",
+            "look_at_comms(s, now, slept);",
+            "static __thread int64_t paused;\n"
+            "if (now - paused > 200000000) { usleep(100000); paused = now; }\n"
+            "look_at_comms(s, now, slept);",
+        ),
+    ),
+    Program(
+        name="store",
+        sources=("tests/stress/store.c", "pyx/hpcdist/store/hd_*.c"),
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("6", "5000"),
+        long=("12", "300000"),
+        slow=("6", "1000"),
+    ),
+    Program(
+        name="kernels",
+        sources=KERNELS,
+        variants=("aarch64",),
+        short=("200", "neon"),
+        long=("20000", "neon"),
+        flags=("-O3",),
+    ),
+    Program(
+        name="kernels-round",
+        sources=KERNELS,
+        variants=("aarch64",),
+        short=("200", "neon"),
+        long=("200", "neon"),
+        mutation=(
+            "pyx/hpcdist/kernels/hd_kernels_neon.c",
+            "vdupq_n_u32(0x7FFF)",
+            "vdupq_n_u32(0x8000)",
+        ),
+    ),
+)
