@@ -73,6 +73,34 @@ def test_in_a_row_and_together(rng, group):
     parallel_assert(bool((from_last == size - 1).all()))
 
 
+@pytest.mark.parametrize("n", [0, 1, 3001, 100_003])
+@pytest.mark.parametrize("more", [0, 3], ids=["even", "uneven"])
+def test_lists(rng, group, n, more):
+    """Short tensors go by the library's tree, long ones around a ring; inputs lie in outputs."""
+    check, (rank, size) = Check(), here()
+    lengths = [n + more * r for r in range(size)]
+    parts = [draw(rng, torch.float32, k) for k in lengths]
+    for root in (0, size - 1):
+        block = torch.zeros(sum(lengths) + size)
+        apart = [block[at : at + k] for at, k in zip(starts(lengths), lengths, strict=True)]
+        for places in (apart, [torch.zeros(k) for k in lengths]):
+            places[rank].copy_(parts[rank])
+            dist.all_gather(places, places[rank], group=group)
+            check.that(all(map(torch.equal, places, parts)), f"all_gather {lengths}")
+            kept = [torch.zeros_like(place) for place in places] if rank == root else None
+            dist.gather(parts[rank], kept, root, group=group)
+            check.that(kept is None or all(map(torch.equal, kept, parts)), f"gather {lengths}")
+            own = places[(root + 1) % size if more == 0 and rank == root else rank]
+            dist.scatter(own, places if rank == root else None, root, group=group)
+            check.that(torch.equal(own, parts[rank]), f"scatter {lengths}")
+    check.done()
+
+
+def starts(lengths: list[int]) -> list[int]:
+    """Where each begins, if there is an element between them."""
+    return [sum(lengths[:r]) + r for r in range(len(lengths))]
+
+
 def test_one_waits_and_one_does_not(rng, group):
     """Who waits inside the call and who does not take the same way, where that is allowed."""
     check, (rank, size) = Check(), here()

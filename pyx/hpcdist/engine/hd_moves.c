@@ -12,8 +12,9 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-#define TAG_EXCHANGE 31      /* user tags never end in 31: see hd_p2p.c */
-#define STAGE_LIST (1 << 20) /* bytes: shorter lists are packed and moved by one MPI call */
+#define TAG_EXCHANGE 31        /* user tags never end in 31: see hd_p2p.c */
+#define STAGE_LIST (1 << 20)   /* bytes: shorter lists are packed and moved by one MPI call */
+#define SHORT_BLOCK (64 << 10) /* bytes: so are lists of shorter tensors */
 
 static int adjacent(const hd_job *j, const hd_seg *list, int n)
 {
@@ -106,57 +107,115 @@ int hd_broadcast(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
-static int gatherv(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out, char *base)
+/* Where the blocks lie, relative to the first of them, in elements. 0: an int cannot say it. */
+static int offsets(const hd_comm *c, const hd_job *j, const hd_seg *out, int *at, char **base)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    int *counts = malloc(2 * (size_t)c->size * sizeof *counts),
-        *at = counts ? counts + c->size : NULL;
-    int64_t sum = 0;
-    const MPI_Datatype type = hd_mpi_type(j->dtype);
-    MPI_Request req;
-    int rc;
-
-    if (!counts) {
-        hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
-        return j->code;
-    }
+    *base = NULL;
+    for (int r = 0; r < c->size; r++)
+        if (out[r].n && (!*base || out[r].ptr < *base))
+            *base = out[r].ptr;
     for (int r = 0; r < c->size; r++) {
-        counts[r] = (int)out[r].n;
-        at[r] = (int)sum;
-        sum += out[r].n;
+        const int64_t bytes = out[r].n ? out[r].ptr - *base : 0;
+        if (bytes % item || bytes / item > INT_MAX)
+            return 0;
+        at[r] = (int)(bytes / item);
     }
+    return 1;
+}
+
+/* By the library. counts: room for two ints per rank. */
+static int gatherv(hd_comm *c, hd_job *j, const hd_seg *out, int *counts)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    int *at = counts + c->size, direct;
+    int64_t sum = 0;
+    char *base;
+
+    for (int r = 0; r < c->size; r++)
+        counts[r] = (int)out[r].n;
+    if (!(direct = offsets(c, j, out, at, &base))) {
+        if (!(base = hd_stage(c, j, total(out, c->size) * item)))
+            return j->code;
+        for (int r = 0; r < c->size; r++) {
+            at[r] = (int)sum;
+            sum += out[r].n;
+        }
+        if (out[c->rank].n)
+            memcpy(base + at[c->rank] * item, out[c->rank].ptr, (size_t)(out[c->rank].n * item));
+    }
+    CALL(c, j, Allgatherv, Iallgatherv, MPI_IN_PLACE, 0, type, base, counts, at, type, c->mpi);
+    for (int r = 0; r < c->size && !direct; r++)
+        if (r != c->rank && out[r].n)
+            memcpy(out[r].ptr, base + at[r] * item, (size_t)(out[r].n * item));
+    return HD_OK;
+}
+
+/* Sends or receives one block. */
+static int post(const hd_job *j, const hd_comm *c, hd_seg block, int peer, int sends,
+                MPI_Request *req)
+{
+    const int64_t bytes = block.n * (int64_t)hd_itemsize(j->dtype);
+    const int big = bytes > INT_MAX, n = big ? 1 : (int)bytes;
+    MPI_Datatype type = big ? hd_big_type(bytes) : MPI_BYTE;
+    int rc;
+    *req = MPI_REQUEST_NULL;
+    if (!bytes)
+        return MPI_SUCCESS;
+    rc = sends ? MPI_Isend(block.ptr, n, type, peer, TAG_EXCHANGE, c->mpi, req)
+               : MPI_Irecv(block.ptr, n, type, peer, TAG_EXCHANGE, c->mpi, req);
+    if (big)
+        MPI_Type_free(&type);
+    return rc;
+}
+
+/* Between nodes each block goes from rank to rank, so that no rank receives from all at once. The
+ * next receive is posted before a block is sent, so that no message arrives unexpected. */
+static int ring(hd_comm *c, hd_job *j, const hd_seg *out)
+{
+    const int n = c->size, next = (c->rank + 1) % n, before = (c->rank - 1 + n) % n;
+    MPI_Request takes[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL}, gives;
+    int rc;
     hd_mpi_lock(c->session);
-    if (in.ptr == base + at[c->rank] * item)
-        rc = MPI_Iallgatherv(MPI_IN_PLACE, 0, type, base, counts, at, type, c->mpi, &req);
-    else
-        rc = MPI_Iallgatherv(in.ptr, (int)in.n, type, base, counts, at, type, c->mpi, &req);
+    rc = post(j, c, out[before], before, 0, &takes[0]);
     hd_mpi_unlock(c->session);
-    if (!hd_mpi_failed(j, rc, "MPI_Iallgatherv"))
-        hd_wait_all(c, j, 1, &req);
-    free(counts);
+    for (int step = 0; step < n - 1 && !rc; step++) {
+        MPI_Request *now = &takes[step & 1], both[2];
+        hd_mpi_lock(c->session);
+        if (step < n - 2)
+            rc = post(j, c, out[(c->rank - step - 2 + 2 * n) % n], before, 0, &takes[~step & 1]);
+        if (!rc)
+            rc = post(j, c, out[(c->rank - step + n) % n], next, 1, &gives);
+        hd_mpi_unlock(c->session);
+        both[0] = *now;
+        both[1] = gives;
+        if (rc || hd_wait_all(c, j, 2, both))
+            break;
+    }
+    hd_mpi_failed(j, rc, "MPI_Isend/Irecv");
     return j->text ? j->code : HD_OK;
 }
 
+/* Every rank's block is in its own place in `out`, unless that is device memory. */
 static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
     hd_seg *same;
+    int *counts;
 
-    if (sum * item <= STAGE_LIST &&
-        !c->on_device) { /* many small messages cost more than one copy */
-        char *s;
-        if (adjacent(j, out, c->size))
-            return gatherv(c, j, in, out, out[0].ptr);
-        s = hd_stage(c, j, sum * item + 1);
-        if (!s || gatherv(c, j, in, out, s))
+    if (!c->on_device && sum <= INT_MAX &&
+        (sum * item <= STAGE_LIST || sum * item / c->size < SHORT_BLOCK)) {
+        if (!(counts = malloc(2 * (size_t)c->size * sizeof *counts))) {
+            hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
             return j->code;
-        for (int r = 0; r < c->size; r++) {
-            if (in.ptr != out[r].ptr && out[r].n)
-                memcpy(out[r].ptr, s, (size_t)(out[r].n * item));
-            s += out[r].n * item;
         }
-        return HD_OK;
+        gatherv(c, j, out, counts);
+        free(counts);
+        return j->text ? j->code : HD_OK;
     }
+    if (!c->on_device && !c->page && c->size > 2)
+        return ring(c, j, out);
     same = malloc((size_t)c->size * sizeof *same);
     if (!same) {
         hd_fail(j, HD_ERR_MEMORY, "no memory for %d blocks", c->size);
@@ -218,14 +277,88 @@ int hd_all_gather(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
-/* One block to or from the root: only the root has the list, every rank has the single block. */
-static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
+/* ---- one block to or from the root, which alone has the list ---- */
+
+/* Few bytes of equal sizes, as the ranks have agreed, go along the library's tree. */
+static int by_tree(const hd_comm *c, const hd_job *j, hd_seg one)
+{
+    return c->check && !j->uneven && !c->on_device &&
+           one.n <= STAGE_LIST / (int64_t)hd_itemsize(j->dtype) / c->size;
+}
+
+/* The root's blocks, one behind the other: where they are, or in the staging buffer. */
+static char *blocks(hd_comm *c, hd_job *j, const hd_seg *list)
+{
+    const int64_t bytes = list[0].n * (int64_t)hd_itemsize(j->dtype);
+    return adjacent(j, list, c->size) ? list[0].ptr : hd_stage(c, j, bytes * c->size + 1);
+}
+
+static int gather_by_tree(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const int n = (int)one.n;
+    const size_t bytes = (size_t)n * hd_itemsize(j->dtype);
+    char *all = NULL;
+
+    if (!n)
+        return HD_OK;
+    if (c->rank != j->root) {
+        CALL(c, j, Gather, Igather, one.ptr, n, type, NULL, n, type, j->root, c->mpi);
+        return HD_OK;
+    }
+    if (!(all = blocks(c, j, list)))
+        return j->code;
+    memmove(all + (size_t)c->rank * bytes, one.ptr, bytes);
+    CALL(c, j, Gather, Igather, MPI_IN_PLACE, n, type, all, n, type, j->root, c->mpi);
+    for (int r = 0; r < c->size && all != list[0].ptr; r++)
+        memcpy(list[r].ptr, all + (size_t)r * bytes, bytes);
+    return HD_OK;
+}
+
+static int scatter_by_tree(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one)
+{
+    const MPI_Datatype type = hd_mpi_type(j->dtype);
+    const int n = (int)one.n;
+    const size_t bytes = (size_t)n * hd_itemsize(j->dtype);
+    char *all = NULL;
+
+    if (!n)
+        return HD_OK;
+    if (c->rank != j->root) {
+        CALL(c, j, Scatter, Iscatter, NULL, n, type, one.ptr, n, type, j->root, c->mpi);
+        return HD_OK;
+    }
+    if (!(all = blocks(c, j, list)))
+        return j->code;
+    for (int r = 0; r < c->size && all != list[0].ptr; r++)
+        memcpy(all + (size_t)r * bytes, list[r].ptr, bytes);
+    CALL(c, j, Scatter, Iscatter, all, n, type, MPI_IN_PLACE, n, type, j->root, c->mpi);
+    copy(j, one, list[c->rank]); /* it may lie in any place of the list */
+    return HD_OK;
+}
+
+static int to_or_from_root(hd_comm *c, hd_job *j, hd_seg one, int to_root)
+{
+    MPI_Request req;
+    int rc;
+    hd_mpi_lock(c->session);
+    rc = post(j, c, one, j->root, to_root, &req);
+    hd_mpi_unlock(c->session);
+    if (!hd_mpi_failed(j, rc, "MPI_Isend/Irecv"))
+        hd_wait_all(c, j, 1, &req);
+    return j->text ? j->code : HD_OK;
+}
+
+/* The root exchanges a message with each rank; the others have one. */
+static int one_by_one(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
 {
     hd_seg *mine;
     int rc;
 
+    if (c->rank != j->root)
+        return to_or_from_root(c, j, one, to_root);
     /* The single block may lie in any place of the list: read it first, write it last. */
-    if (c->rank == j->root && !c->on_device) {
+    if (!c->on_device) {
         if (to_root)
             copy(j, list[c->rank], one);
         if (exchange(c, j, to_root ? list : NULL, to_root ? NULL : list))
@@ -240,17 +373,22 @@ static int rooted(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one, int to_root)
         return j->code;
     }
     mine[j->root] = one;
-    if (c->rank == j->root)
-        rc = exchange(c, j, to_root ? list : mine, to_root ? mine : list);
-    else
-        rc = exchange(c, j, to_root ? NULL : mine, to_root ? mine : NULL);
+    rc = exchange(c, j, to_root ? list : mine, to_root ? mine : list);
     free(mine);
     return rc;
 }
 
-int hd_gather(hd_comm *c, hd_job *j) { return rooted(c, j, j->out, j->in[0], 1); }
+int hd_gather(hd_comm *c, hd_job *j)
+{
+    return by_tree(c, j, j->in[0]) ? gather_by_tree(c, j, j->out, j->in[0])
+                                   : one_by_one(c, j, j->out, j->in[0], 1);
+}
 
-int hd_scatter(hd_comm *c, hd_job *j) { return rooted(c, j, j->in, j->out[0], 0); }
+int hd_scatter(hd_comm *c, hd_job *j)
+{
+    return by_tree(c, j, j->out[0]) ? scatter_by_tree(c, j, j->in, j->out[0])
+                                    : one_by_one(c, j, j->in, j->out[0], 0);
+}
 
 int hd_all_to_all(hd_comm *c, hd_job *j)
 {

@@ -112,12 +112,13 @@ int hd_verify_pairs(hd_comm *c, hd_job *j)
     comparison x = {.c = c, .j = j};
     int rc, agree;
 
-    x.theirs = malloc(2 * (size_t)c->size * sizeof *x.theirs);
+    const int many = j->kind == HD_ALL_TO_ALL, lists = many || c->rank == j->root ? c->size : 0;
+    x.theirs = malloc((size_t)(lists + (many ? c->size : 1)) * sizeof *x.theirs);
     if (!x.theirs) {
         hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
         return j->code;
     }
-    x.mine = x.theirs + c->size;
+    x.mine = x.theirs + (many ? c->size : 1);
     hd_mpi_lock(c->session);
     rc = j->kind == HD_ALL_TO_ALL ? compare_all(&x) : compare_with_root(&x);
     agree = !x.note[0];
