@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile, record_function
 
 CASES: dict = {}
+#: Seconds until gloo's threads have ended their ranges, which they do after an operation's end.
+GLOO_ENDS = 0.3
 
 
 def case(function):
@@ -56,10 +59,12 @@ def profiler_shapes_and_names(folder: str) -> dict:
     found = {}
     with torch.autograd.profiler.profile(record_shapes=True) as old:
         calls()
+        time.sleep(GLOO_ENDS)
     found["autograd.profiler"] = events(old)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as new:
         with record_function("outer"):
             calls()
+        time.sleep(GLOO_ENDS)
     found["torch.profiler"] = events(new)
     assert found["torch.profiler"], "no operation was shown"
     return found
@@ -73,8 +78,10 @@ def profiler_of_DDP(folder: str) -> dict:
     with profile(activities=[ProfilerActivity.CPU]) as first:
         for _ in range(6):
             model(data).sum().backward()
+        time.sleep(GLOO_ENDS)
     with profile(activities=[ProfilerActivity.CPU]) as second:
         model(data).sum().backward()
+        time.sleep(GLOO_ENDS)
     found = {"first": events(first), "second": events(second)}
     assert any(name.startswith("all_reduce") for name in found["second"]), found
     return found

@@ -40,7 +40,7 @@ def test_captured_operations_are_replayed():
     # the watchdog has something to look at all the time
     busy = standin.Stream()
     with standin.on(busy):
-        busy.kernel(0.25)
+        busy.kernel(1.0)
         watched = dist.all_reduce(gpu(torch.ones(1)), async_op=True)
     standin.Stream(0).synchronize()
     with standin.Graph(stream) as graph:
