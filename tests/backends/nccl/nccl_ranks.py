@@ -90,9 +90,9 @@ def forked() -> None:
     tensors = [gpu(torch.ones(4)) for _ in range(2)]
     with standin.fault(f"delay:{size - 1}:{backend.seq + 1}:1.0"):
         works = [dist.all_reduce(each, async_op=True) for each in tensors]
-    began = standin.library().standin_calls()
     child = os.fork()
     if not child:
+        began = standin.library().standin_calls()  # in the parent the watchdog calls, too
         problem = in_child(works[0], backend)
         if standin.library().standin_calls() != began:
             problem = "a function of NCCL was called"
