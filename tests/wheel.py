@@ -140,7 +140,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--wheel", type=Path, help="test this one, and build none")
-    parser.add_argument("--torch", default="torch", help="as for pip (default: the newest)")
+    parser.add_argument("--torch", metavar="X.Y", help="default: the newest")
     parser.add_argument("--mpi", nargs="+", choices=MPIS, default=list(MPIS))
     parser.add_argument("--venv", type=Path, help="an environment without hpcdist and without MPI")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy the wheel there")
@@ -160,7 +160,8 @@ def main() -> int:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         env |= {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_"))}
         extra = f"hpcdist[examples] @ {wheel.as_uri()}"
-        run([python, "-m", "pip", "install", "-q", options.torch, extra], env=env)
+        torch = f"torch=={options.torch}.*" if options.torch else "torch"
+        run([python, "-m", "pip", "install", "-q", torch, extra], env=env)
         none = subprocess.run(
             [python, "-c", "import hpcdist"], env=env, cwd=work, capture_output=True, text=True
         )
