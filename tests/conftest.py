@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 #: Seconds a test may take, unless marked ``deadline(seconds)``.
 DEADLINE = 60.0
+#: The same for one that starts jobs, whose ranks all import torch, on busy cores.
+JOBS_DEADLINE = 150.0
 #: Timeout of the process group under test: a rank that failed leaves the others waiting this long.
 GROUP_TIMEOUT = 20.0
 
@@ -107,7 +109,7 @@ def say(text: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     global _stderr
-    config.addinivalue_line("markers", "deadline(seconds): may take longer than 60 seconds")
+    config.addinivalue_line("markers", "deadline(seconds): how long it may take")
     with_mpi = config.getoption("--with-mpi") or config.getoption("--only-mpi")
     if _launched_size() > 1 and not with_mpi:
         raise pytest.UsageError(
@@ -193,10 +195,15 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    import jobs
+
     from hpcdist.testing import deadline
 
     marker = item.get_closest_marker("deadline")
-    with deadline(marker.args[0] if marker else DEADLINE, item.nodeid, _stderr):
+    usual = JOBS_DEADLINE if item.get_closest_marker("jobs") else DEADLINE
+    seconds = marker.args[0] if marker else usual
+    jobs.until = time.monotonic() + seconds
+    with deadline(seconds, item.nodeid, _stderr):
         return (yield)
 
 

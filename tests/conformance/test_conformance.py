@@ -48,7 +48,6 @@ def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) ->
 
 
 @pytest.mark.any_mpi
-@pytest.mark.deadline(120)
 def test_a_hang_ends_one_test_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 20.0)
     options = ["--deadline", "5", "--quiet", "--only", "test_barrier", "test_get_rank"]

@@ -18,7 +18,7 @@ LEAST = {"gloo": 65, "bridge": 67, "native": 45}
 @pytest.mark.slow
 @pytest.mark.deadline(200)
 def test_every_case_gives_what_it_gives_over_gloo() -> None:
-    ended = run_job(4, PROGRAM, limit=190)
+    ended = run_job(4, PROGRAM)
     assert ended.code == 0, ended.text
     for side, least in LEAST.items():
         (passed,) = re.findall(rf"^{side}: (\d+) passed, 0 failed$", ended.text, re.M)
@@ -26,9 +26,8 @@ def test_every_case_gives_what_it_gives_over_gloo() -> None:
 
 
 @pytest.mark.any_mpi
-@pytest.mark.deadline(100)
 def test_a_case_that_differs_or_fails_is_told() -> None:
-    ended = run_job(2, PROGRAM, "broken", limit=90)
+    ended = run_job(2, PROGRAM, "broken")
     assert ended.code == 1, ended.text
     assert "failed" in ended.text and "where gloo has" in ended.text, ended.text
     assert "ZeroDivisionError" in ended.text, ended.text

@@ -36,7 +36,7 @@ def changed(script: str, change: str) -> str:
 def run(np: int, folder: Path, program: str) -> str:
     path = folder / "program.py"
     path.write_text(program)
-    ended = run_job(np, str(path), limit=120)
+    ended = run_job(np, str(path))
     assert ended.code == 0, ended.text
     return ended.text
 
@@ -70,7 +70,6 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert "2 rank(s): loss 0.000000" in run(2, tmp_path, train)
 
 
-@pytest.mark.deadline(120)
 def test_fsdp2(tmp_path: Path) -> None:
     (program,) = blocks("fsdp2.md")
     (loss,) = re.findall(r"^loss (\S+)$", run(2, tmp_path, program), re.M)

@@ -10,9 +10,9 @@ from jobs import Ended, run_job
 from places import EXAMPLES
 
 
-def example(np: int, name: str, *arguments: str, limit: float = 90.0) -> Ended:
+def example(np: int, name: str, *arguments: str) -> Ended:
     """Run an example under mpirun; it must end well."""
-    ended = run_job(np, str(EXAMPLES / name), *arguments, limit=limit)
+    ended = run_job(np, str(EXAMPLES / name), *arguments)
     assert ended.code == 0, ended.text
     return ended
 

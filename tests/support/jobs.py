@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,11 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+
+#: When the running test's deadline passes, of ``time.monotonic``; conftest.py sets it.
+until = math.inf
+#: Seconds before it at which a job is ended, so that the test can still show what it printed.
+SPARE = 12.0
 
 
 @dataclass
@@ -103,7 +109,7 @@ def mpirun_command(np: int, env: dict[str, str] | None = None) -> tuple[list[str
 
 
 def run_job(
-    np: int, *command: str, limit: float = 60.0, env: dict[str, str] | None = None
+    np: int, *command: str, limit: float = math.inf, env: dict[str, str] | None = None
 ) -> Ended:
     """Run ``mpirun -n np python command...`` and wait for its end.
 
@@ -114,13 +120,15 @@ def run_job(
     *command : str
         The program and its arguments.
     limit : float
-        Seconds; a job that takes longer is killed and the test fails with what it printed.
+        Seconds, at most until shortly before the test's deadline; a job that takes longer is killed
+        and the test fails with what it printed.
     env : dict, optional
         Added to the environment.
     """
     mpirun, full = mpirun_command(np, env)
     marker = f"HPCDIST_TEST_JOB={uuid.uuid4()}"
     full["HPCDIST_TEST_JOB"] = marker.partition("=")[2]
+    limit = max(min(limit, until - SPARE - time.monotonic()), 1.0)
     began = time.time()
     job = subprocess.Popen(
         [*mpirun, sys.executable, *command],

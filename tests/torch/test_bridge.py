@@ -121,7 +121,7 @@ def test_torchs_own_programs_get_the_results_that_gloo_gives(np: int, tmp_path: 
     if not OPEN_MPI:
         wanted -= COMPILED if np == 4 else DEFAULT_COMPILER
     assert len(wanted) > 25
-    ended = run_job(np, SAME, str(tmp_path), *sorted(wanted), limit=300)
+    ended = run_job(np, SAME, str(tmp_path), *sorted(wanted))
     assert ended.code == 0, ended.text
     assert cases_said(ended.text, np) == wanted, ended.text
 
@@ -179,7 +179,6 @@ def python(*arguments: str, **more: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher, and says so (next test)")
-@pytest.mark.deadline(120)
 def test_torchrun_starts_the_workers_again_and_the_training_goes_on(tmp_path: Path) -> None:
     ended = python(
         *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"),

@@ -53,7 +53,7 @@ def test_there_are_twelve_and_they_know_nothing_of_hpcdist() -> None:
 @pytest.mark.deadline(160)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in STARTING])
 def test_a_script_for_torchrun_runs_unchanged(name: str) -> None:
-    ended = run_job(2, str(SCRIPTS / name), limit=150, env=TAKE_OVER)
+    ended = run_job(2, str(SCRIPTS / name), env=TAKE_OVER)
     assert ended.code == 0 and numbers(ended.text), ended.text
     assert ended.text.count("lets hpcdist serve it") == 1, ended.text
 
@@ -69,7 +69,7 @@ def test_a_script_that_starts_its_processes(name: str, tmp_path: Path) -> None:
     path.write_text(script if OPEN_MPI else text)
     more = {"TEST_PORT": str(free_port()), **TAKE_OVER}
     if OPEN_MPI and "mp.spawn(" not in text:
-        said = run_job(2, str(path), limit=150, env=more).text
+        said = run_job(2, str(path), env=more).text
     else:
         said = subprocess.run(
             [sys.executable, str(path)], env=plain_environment(**more), text=True,

@@ -24,7 +24,7 @@ EVERY = OURS | {"c", "mpi4py", "gloo"}
 def folder(tmp_path_factory):
     """What one job of two ranks has written."""
     made = tmp_path_factory.mktemp("bench")
-    ended = run_job(2, str(PROGRAM), str(made), limit=100)
+    ended = run_job(2, str(PROGRAM), str(made))
     assert ended.code == 0, ended.text
     return made
 
