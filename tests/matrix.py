@@ -49,8 +49,8 @@ MORE = {
     "suite": ("python tests/run.py --np 1 2 3 4", 10800),
     "short": (
         "python tests/run.py tests/collectives/test_broadcast.py tests/collectives/test_reduce.py"
-        " tests/collectives/test_p2p.py tests/engine/test_agreement.py tests/groups/test_new_group.py"
-        " tests/test_loader.py tests/test_libmpi.py --np 2",
+        " tests/collectives/test_p2p.py tests/engine/test_agreement.py"
+        " tests/groups/test_new_group.py tests/test_loader.py tests/test_libmpi.py --np 2",
         600,
     ),
 }
