@@ -208,6 +208,7 @@ cdef extern from "hd_exit.h" nogil:
     void hd_session_poisoned(hd_session*)
 
 cdef extern from "hd_comm_life.h" nogil:
+    enum: HD_KEEP, HD_TOGETHER, HD_LATER
     int hd_comm_open(MPI_Comm, hd_session*, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, hd_comm**, char*, size_t)
     int hd_comm_enter(hd_comm*, int)

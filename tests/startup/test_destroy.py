@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 from cases import here
+from long_form import size as how_many
 from mpi4py import MPI
 
 import hpcdist as dist
@@ -101,6 +102,27 @@ def test_groups_that_are_destroyed_together_give_their_communicators_back() -> N
                 work.wait()
         dist.destroy_process_group(group)
     parallel_assert(len(handles) < 5, lambda: f"{len(handles)} communicators")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["shared", "mpi"])
+def test_groups_that_are_destroyed_one_after_the_other_give_them_back_too(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that does not wait for the others frees the communicator with a later group."""
+    if transport == "mpi":
+        monkeypatch.setenv("HPCDIST_CHECK_TRANSPORT", "mpi")
+    rank, size = here()
+    handles, rounds = set(), how_many(40, 10_000)
+    for number in range(rounds):
+        group = dist.new_group()
+        handles.add(MPI.Comm.fromhandle(group._comm.handle).py2f())
+        dist.all_reduce(torch.ones(3), group=group)
+        if rank == number % size:
+            time.sleep(0.02 if number < 50 else 0.002)
+        group._comm.free(0.01 if number < 50 else 0.001)
+        dist.destroy_process_group(group)
+    parallel_assert(len(handles) < rounds // 2, lambda: f"{len(handles)} communicators")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -65,8 +65,8 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
     return comm
 
 
-cdef bint together(Comm comm, double seconds) except -1:
-    """Whether all ranks free the group now, and no message is left that no rank received."""
+cdef int together(Comm comm, double seconds) except -1:
+    """HD_TOGETHER: all ranks free the group now, and no message is left that no rank received; HD_LATER: not all."""
     cdef hd_job j
     cdef hd_buf b
     cdef int left
@@ -75,9 +75,9 @@ cdef bint together(Comm comm, double seconds) except -1:
             left = hd_page_leave(comm.c, hd_comm_unread(comm.c), seconds)
         if left < 0:
             propagate()
-        return left > 0
+        return left  # 2: HD_LATER
     if not comm.c.check:
-        return True
+        return HD_TOGETHER
     import numpy
     unread = numpy.array([hd_comm_unread(comm.c)], numpy.int64)
     keep = fill(unread, &b, True, "unread")
@@ -92,8 +92,8 @@ cdef bint together(Comm comm, double seconds) except -1:
     try:
         run(comm, &j, False, keep, None)
     except DistError:
-        return False
-    return unread[0] == 0
+        return HD_LATER
+    return HD_TOGETHER if unread[0] == 0 else HD_KEEP
 
 
 cdef bint drained(Comm comm, double seconds) except -1:
@@ -123,8 +123,8 @@ cdef bint drained(Comm comm, double seconds) except -1:
 
 cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     """Waits for what is in flight and frees the communicator: see Comm.free."""
-    cdef int code
-    cdef bint empty = False, agreed = False
+    cdef int code, agreed = HD_KEEP
+    cdef bint empty = False
     if not is_alive(comm):
         return 0
     refuse_in_handler(comm, DESTROY.name)
@@ -132,7 +132,11 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     raised = None
     try:
         empty = drained(comm, drain)
-        agreed = empty and agree and (comm.c.size == 1 or together(comm, min(drain, CLOSING)))
+        if empty and agree:
+            agreed = HD_TOGETHER
+            if comm.c.size > 1:
+                agreed = HD_LATER  # also if a signal handler raises now
+                agreed = together(comm, min(drain, CLOSING))
     except BaseException as error:  # from a signal handler; the group would be left half freed
         raised = error
     open_comms.pop(<size_t> comm.c, None)

@@ -80,6 +80,13 @@ struct hd_comm {
     int64_t wd_since, wd_slept;
 
     hd_comm *next; /* session's list */
+
+    /* Once this rank has left the group and others may not have: see hd_graves.c. */
+    hd_comm *next_grave;
+    int buried, orphan;  /* orphan: no Python object owns it any more */
+    int step;            /* agreements begun, */
+    MPI_Request parting; /* the present one, */
+    int64_t parting_sum; /* and the number of messages never received */
 };
 
 #endif

@@ -9,6 +9,7 @@
 #include "hd_comm.h"
 #include "hd_comm_life.h"
 #include "hd_exit.h"
+#include "hd_graves.h"
 #include "hd_lane.h"
 #include "hd_node.h"
 #include "hd_page_life.h"
@@ -229,6 +230,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                  roll.advised ? "" : " All its members must call new_group with the same ranks.");
         return code;
     }
+    hd_graves_visit(p->session);
     if ((code = make_group(p, ranks, n, tag, &made, name, text, room)))
         return code;
     code = open_comm(made, p->session, &(birth){p, ranks, roll.uid}, name, timeout, p->check, out,
@@ -242,13 +244,9 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
 
 void hd_comm_release(hd_comm *c)
 {
-    if (!c->freed || c->session)
+    if (!c->freed || hd_grave_inherits(c) || c->session)
         return; /* never freed, or not cleanly: threads may still use it */
-    free(c->node_slot);
-    pthread_mutex_destroy(&c->mu);
-    pthread_cond_destroy(&c->work_cv);
-    pthread_cond_destroy(&c->done_cv);
-    free(c);
+    hd_comm_dispose(c);
 }
 
 int64_t hd_comm_unread(hd_comm *c)
@@ -283,27 +281,36 @@ int hd_comm_drain(hd_comm *c, double seconds)
 
 int hd_comm_free(hd_comm *c, int drained, int together)
 {
+    hd_session *s = c->session;
     if (c->freed)
         return HD_OK;
     c->freed = 1;
     hd_comm_close(c, 2); /* no new caller gets in, and those inside leave */
     if (!drained || !hd_p2p_drain(c, 1.0)) {
-        hd_session_poisoned(c->session);
+        hd_session_poisoned(s);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
     }
-    if (!hd_post_close(c, together))
-        hd_session_poisoned(c->session);
+    if (together != HD_LATER && !hd_post_close(c, together))
+        hd_session_poisoned(s);
     hd_lane_close(c);
-    hd_session_forget(c->session, c);
-    if (together)
-        MPI_Comm_free(&c->mpi);
-    hd_page_close(c);
+    hd_session_forget(s, c);
     hd_node_close(c);
     free(c->staging);
     c->staging = NULL;
     free(c->cause);
     c->cause = NULL;
-    hd_session_unref(c->session);
-    c->session = NULL;
+    if (together == HD_LATER) {
+        hd_grave_dig(c);
+    } else {
+        if (together)
+            MPI_Comm_free(&c->mpi);
+        hd_page_close(c);
+        c->session = NULL;
+    }
+    if (hd_session_is_last(s))
+        hd_graves_close(s);
+    else
+        hd_graves_visit(s);
+    hd_session_unref(s);
     return HD_OK;
 }

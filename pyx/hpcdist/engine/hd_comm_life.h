@@ -16,7 +16,9 @@ int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, cons
                          double timeout, hd_comm **out, char *text, size_t room);
 void hd_comm_release(hd_comm *c); /* the last Python owner has gone */
 /* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
- * its number to the next communicator, and with it the messages that are still on their way. */
+ * its number to the next communicator, and with it the messages that are still on their way.
+ * HD_LATER: this rank has shown that it leaves, and not all have: see hd_graves.h. */
+enum { HD_KEEP = 0, HD_TOGETHER = 1, HD_LATER = 2 };
 int hd_comm_free(hd_comm *c, int drained, int together);
 /* 1: nothing is in flight; 0 also if MPI is not up. */
 int hd_comm_drain(hd_comm *c, double seconds);

@@ -43,8 +43,20 @@ int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
                 return -1;
             if ((ev & HD_WAIT_EXPIRED) ||
                 ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
-                return 0;
+                return 2;
         }
+        left += all[r].unread;
+    }
+    return left == 0;
+}
+
+int hd_page_left(const hd_comm *c)
+{
+    const hd_words *all = hd_words_of(c);
+    int64_t left = 0;
+    for (int r = 0; r < c->size; r++) {
+        if (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE))
+            return -1;
         left += all[r].unread;
     }
     return left == 0;

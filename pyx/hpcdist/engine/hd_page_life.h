@@ -8,7 +8,9 @@
 int hd_page_open(hd_comm *c);
 void hd_page_close(hd_comm *c);
 /* Waits some seconds for all members to free the group. 1: they do, and no message is left: the sum
- * of their `unread` is 0; -1: a signal handler raised. */
+ * of their `unread` is 0; 0: one is; 2: not all do yet; -1: a signal handler raised. In any case
+ * this member has left. */
 int hd_page_leave(hd_comm *c, int64_t unread, double seconds);
+int hd_page_left(const hd_comm *c); /* the same without a wait; -1: not all yet */
 
 #endif

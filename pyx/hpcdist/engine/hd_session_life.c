@@ -131,6 +131,11 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
 
 void hd_session_ref(hd_session *s) { __atomic_fetch_add(&s->refs, 1, __ATOMIC_ACQ_REL); }
 
+int hd_session_is_last(const hd_session *s)
+{
+    return __atomic_load_n(&s->refs, __ATOMIC_ACQUIRE) == 1;
+}
+
 void hd_session_unref(hd_session *s)
 {
     int down = 0;

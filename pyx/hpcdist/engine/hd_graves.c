@@ -1,0 +1,127 @@
+/* Groups that this rank has left: see hd_graves.h.
+ *
+ * MPI gives a freed communicator's number to the next one, and with it the messages that are still
+ * on their way. So it may be freed only when all members have left, and no message is left that no
+ * rank received. On a node's page each member has shown both, for good, and the others only read.
+ * Between nodes the members agree by a nonblocking barrier, after which no member sends any more,
+ * and then on the number of messages left, more than once, because a note may take its time. Both
+ * end when the last member has left, however late that is; nobody waits for them. */
+#include <mpi.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "hd_exit.h"
+#include "hd_graves.h"
+#include "hd_page_life.h"
+#include "hd_post.h"
+#include "hd_threads.h"
+
+#define AGREEMENTS 4 /* on the number of messages; then they are taken for lost */
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static hd_comm *graves; /* of all sessions */
+
+/* The next agreement; under hd_mpi_lock. */
+static void agree(hd_comm *c)
+{
+    int rc;
+    c->parting_sum = __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + c->post->unread;
+    rc = c->step++ ? MPI_Iallreduce(MPI_IN_PLACE, &c->parting_sum, 1, MPI_INT64_T, MPI_SUM, c->mpi,
+                                    &c->parting)
+                   : MPI_Ibarrier(c->mpi, &c->parting);
+    if (rc)
+        c->step = -1;
+}
+
+/* 1: all have left, and nothing is lost; 0: a message is; -1: not all have left. */
+static int settle_post(hd_comm *c)
+{
+    int done = 0, outcome = -1;
+    hd_post_read(c);
+    hd_mpi_lock(c->session);
+    if (c->step >= 0 && !MPI_Test(&c->parting, &done, MPI_STATUS_IGNORE) && done) {
+        if (c->step == 1 || (c->parting_sum && c->step <= AGREEMENTS))
+            agree(c); /* the notes have been read up to here */
+        else if (hd_post_tidy(c->post))
+            outcome = !c->parting_sum;
+    }
+    hd_mpi_unlock(c->session);
+    return outcome;
+}
+
+static void finish(hd_comm *c, int frees)
+{
+    hd_post_close(c, frees);
+    hd_mpi_lock(c->session);
+    if (frees)
+        MPI_Comm_free(&c->mpi);
+    hd_mpi_unlock(c->session);
+    hd_page_close(c);
+    c->session = NULL;
+    c->buried = 0;
+    if (c->orphan)
+        hd_comm_dispose(c);
+}
+
+void hd_grave_dig(hd_comm *c)
+{
+    hd_session *s = c->session;
+    c->parting = MPI_REQUEST_NULL;
+    if (c->post) {
+        hd_post_read(c);
+        hd_mpi_lock(s);
+        agree(c);
+        hd_mpi_unlock(s);
+    }
+    pthread_mutex_lock(&mu);
+    c->buried = 1;
+    c->next_grave = graves;
+    graves = c;
+    pthread_mutex_unlock(&mu);
+}
+
+/* At the session's end what is not settled is kept by MPI. */
+static void visit(hd_session *s, int last)
+{
+    pthread_mutex_lock(&mu);
+    for (hd_comm **at = &graves; *at;) {
+        hd_comm *c = *at;
+        int outcome = c->session != s ? -1 : c->page ? hd_page_left(c) : settle_post(c);
+        if (c->session != s || (outcome < 0 && !last)) {
+            at = &c->next_grave;
+            continue;
+        }
+        *at = c->next_grave;
+        if (outcome < 0 && c->post) { /* MPI may still write to it */
+            hd_session_poisoned(s);
+            c->session = NULL;
+        } else {
+            finish(c, outcome > 0);
+        }
+    }
+    pthread_mutex_unlock(&mu);
+}
+
+void hd_graves_visit(hd_session *s) { visit(s, 0); }
+
+void hd_graves_close(hd_session *s) { visit(s, 1); }
+
+int hd_grave_inherits(hd_comm *c)
+{
+    int buried;
+    pthread_mutex_lock(&mu);
+    buried = c->buried;
+    if (buried)
+        c->orphan = 1;
+    pthread_mutex_unlock(&mu);
+    return buried;
+}
+
+void hd_comm_dispose(hd_comm *c)
+{
+    free(c->node_slot);
+    pthread_mutex_destroy(&c->mu);
+    pthread_cond_destroy(&c->work_cv);
+    pthread_cond_destroy(&c->done_cv);
+    free(c);
+}
