@@ -222,6 +222,36 @@ register(
 )
 register(
     Option(
+        "recorder",
+        "int",
+        1024,
+        "Operations that the flight recorder of each process keeps, rounded up to a power of two. "
+        "0 switches it off. Read when MPI is started.",
+        minimum=0,
+    )
+)
+register(
+    Option(
+        "dump",
+        "str",
+        "",
+        "Folder into which each rank writes its flight recorder when an operation fails and when "
+        "the job is aborted, for 'python -m hpcdist analyze'. It is made if it is not there. "
+        "Read when MPI is started.",
+    )
+)
+register(
+    Option(
+        "hang_report",
+        "bool",
+        True,
+        "Write what all ranks of the node do, with their stacks, to standard error when an "
+        "operation times out and on SIGUSR2. 0 leaves it out, and the signals alone. Read when MPI "
+        "is started.",
+    )
+)
+register(
+    Option(
         "simd",
         "choice",
         "auto",

@@ -1,7 +1,7 @@
 """The engine's C interface as Cython sees it; see the header of each block, in engine/, for what each
 function does."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from hpcdist._buffer cimport hd_buf
 from hpcdist.libmpi cimport MPI_Comm
@@ -75,6 +75,8 @@ cdef extern from "hd_job.h" nogil:
         int kind
         const char* api
         uint64_t api_hash
+        uint32_t site_id
+        uint16_t name_id
         int dtype, redop, root
         double factor
         int64_t count, extra
@@ -118,6 +120,36 @@ cdef extern from "hd_job.h" nogil:
     int hd_job_state(const hd_job*)
     void hd_job_unref(hd_job*)
     int hd_job_wait(hd_job*, double)
+
+cdef extern from "hd_recorder.h" nogil:
+    ctypedef struct hd_record:
+        pass
+
+    struct hd_recorder:
+        hd_record* ring
+
+    hd_recorder hd_rec
+
+    void hd_rec_begin(hd_job*, int queued)
+    void hd_rec_end(hd_job*)
+    uint16_t hd_rec_name(const char*)
+    uint32_t hd_rec_site(int line, const char* function, const char* file)
+
+cdef extern from "hd_recorder_file.h" nogil:
+    void hd_rec_wish(int, const char*)
+    const char* hd_rec_path()
+    void hd_rec_close(int)
+    int hd_rec_dump()
+    int hd_rec_dump_to(const char*)
+
+cdef extern from "hd_stacks.h" nogil:
+    void hd_stacks_open(int fd, int number, int native, int (*python)(int) noexcept)
+    void hd_stacks_close()
+
+cdef extern from "hd_hang.h" nogil:
+    void hd_hang_wish(int)
+    void hd_hang_on_signal(int)
+    void hd_hang_report(hd_session*, const char*, int)
 
 cdef extern from "hd_notify.h" nogil:
     int hd_job_watch(hd_job*)

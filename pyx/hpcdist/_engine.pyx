@@ -7,6 +7,7 @@ validation, ownership, exceptions.
 
 import _signal
 import atexit
+import faulthandler
 import operator
 import os
 import sys
@@ -25,7 +26,7 @@ from hpcdist cimport libmpi
 from hpcdist._buffer cimport call_limit, fill
 from hpcdist._ops cimport ReduceOp, as_reduce_op
 
-from hpcdist import _loader, hardware, launchers
+from hpcdist import _loader, config, hardware, launchers
 from hpcdist.errors import (
     DistBackendError,
     DistError,
@@ -50,8 +51,13 @@ cdef extern from "hd_comm.h" nogil:
 cdef extern from * nogil:
     """
     #include <pthread.h>
+    #include "hd_recorder_file.h"
     static int hd_forked;
-    static void hd_after_fork(void) { hd_forked = 1; }
+    static void hd_after_fork(void)
+    {
+        hd_forked = 1;
+        hd_rec_drop();
+    }
     static int hd_guard_fork(void) { return pthread_atfork(0, 0, hd_after_fork); }
     """
     int hd_forked
@@ -62,13 +68,16 @@ cdef class Work
 
 include "engine/errors.pxi"
 include "engine/signals.pxi"
+include "engine/sites.pxi"
 include "engine/ranges.pxi"
 include "engine/work.pxi"
 include "engine/submit.pxi"
+include "engine/messages.pxi"
 include "engine/comm.pxi"
 include "engine/comm_life.pxi"
 include "engine/tensors.pxi"
 include "engine/exchanges.pxi"
 include "engine/process.pxi"
+include "engine/recorder.pxi"
 
 hd_arm_early()  # from here on, a rank that fails before MPI starts ends the job

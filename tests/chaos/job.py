@@ -259,4 +259,8 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         files = self.folder / "left"
         names = files.read_text().split() if files.exists() else []
-        self.ended.left += [f"/dev/shm/{name}" for name in names if name != "chaos.filler"]
+        self.ended.left += [
+            f"/dev/shm/{name}"
+            for name in names
+            if name != "chaos.filler" and not name.startswith("hpcdist.")
+        ]

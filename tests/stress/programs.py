@@ -61,7 +61,10 @@ class Program:
 #: What every program about shared memory is linked with.
 BASE = tuple(
     f"pyx/hpcdist/{name}.c"
-    for name in ("engine/hd_base", "engine/hd_job", "engine/hd_report", "kernels/hd_types")
+    for name in (
+        *("engine/hd_base", "engine/hd_job", "engine/hd_recorder", "engine/hd_report"),
+        "kernels/hd_types",
+    )
 ) + ("tests/stress/stub/stub.c",)
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")

@@ -160,4 +160,8 @@ def run_job(
         orphans = _marked(marker)
     used = set(re.findall(r"^shm (\S+)$", text, re.MULTILINE))
     shm = sorted(name for name in used if Path("/dev/shm", name).exists())
+    if job.returncode != 0:  # the flight recorders of a job that failed stay for their reader
+        for name in [name for name in shm if name.startswith("hpcdist.")]:
+            shm.remove(name)
+            Path("/dev/shm", name).unlink(missing_ok=True)
     return Ended(job.returncode, text, ended - (float(own[1]) if own else began), orphans, shm)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: The floors from the ground up. A room may import itself and the floors below.
 FLOORS = (
     ("leaves",),
-    ("launchers",),
+    ("launchers", "recordings"),
     ("native",),
     ("store", "codec"),
     ("backends",),

@@ -42,6 +42,7 @@ SHARED = {
     "launchers": "launchers/test_launchers.py",
     "launchers/pmi": "launchers/test_pmi.py",
     "log": "startup/test_alone.py",
+    "recordings": "recordings/test_read.py",
     "mesh": "mesh/test_device_mesh.py",
     "nn": "nn/test_functional.py",
     "optim/post_local_sgd": "parallel/test_averaging.py",

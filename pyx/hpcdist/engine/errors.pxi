@@ -52,24 +52,35 @@ cdef int enter(hd_comm* c, bint begins) except -1:
 cdef str PACKAGE = __file__.rpartition("/")[0] + "/"
 
 
-cdef object calling_line():
+cdef object calling_frame():
+    """The innermost frame of the program's own, or None."""
     cdef object frame = sys._getframe()
     while frame is not None:
         filename = frame.f_code.co_filename
         # Inside backward() torch's own frames stand between the user's line and ours.
         if not filename.startswith((PACKAGE, "<frozen")) and "/site-packages/torch/" not in filename:
-            parts = filename.rsplit("/", 2)
-            short = filename if len(parts) < 3 else f"{parts[1]}/{parts[2]}"
-            return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+            break
         frame = frame.f_back
-    return ""
+    return frame
+
+
+cdef object line_of(object frame):
+    """"train.py:42 in step"."""
+    parts = frame.f_code.co_filename.rsplit("/", 2)
+    short = parts[0] if len(parts) < 3 else f"{parts[1]}/{parts[2]}"
+    return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 cdef void note_line(hd_job* j) noexcept:
     if j == NULL or j.site[0] != 0 or PyErr_Occurred() != NULL:
         return
+    cdef bytes line
     try:
-        line = calling_line().encode(errors="replace")
+        if j.site_id:
+            line = <bytes> site_texts[j.site_id]
+        else:
+            frame = calling_frame()
+            line = b"" if frame is None else line_of(frame).encode(errors="replace")
         strncpy(j.site, <const char*> line, HD_SITE - 1)
     except BaseException as error:
         raise_later(error)  # a message without its line is better than none

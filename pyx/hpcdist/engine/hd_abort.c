@@ -12,6 +12,7 @@
 #include "hd_exit_page.h"
 #include "hd_last_words.h"
 #include "hd_pmi.h"
+#include "hd_recorder_file.h"
 
 static void *abort_fallback(void *code)
 {
@@ -37,6 +38,7 @@ void hd_abort(int code, const char *why)
      * hang. */
     hd_end_process_soon(code);
     hd_exit_unlink_segments();
+    hd_rec_dump();
     hd_last_words(why);
     hd_until_read();
     if (hd_pmi_active())

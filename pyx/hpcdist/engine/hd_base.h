@@ -12,7 +12,8 @@
 #else
 #define HD_LINE 128
 #endif
-#define HD_TEXT 2048 /* bytes of an error text */
+#define HD_TEXT 2048    /* bytes of an error text */
+#define HD_REC_PATH 160 /* bytes of the path of a flight recorder's file */
 
 /* How a call ended; the Python side maps each code to one exception class. */
 enum hd_code {

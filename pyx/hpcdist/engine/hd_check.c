@@ -23,6 +23,7 @@
 #include "hd_check.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
+#include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_page.h"
 #include "hd_page_pairs.h"
@@ -113,6 +114,12 @@ static int fail_abandoned(visit *v, int late_rank)
     return j->code;
 }
 
+static void say_missing(hd_session *s, int slot, hd_text *t)
+{
+    hd_session_report(s, slot, t);
+    hd_hang_say_where(s, slot, t);
+}
+
 /* This rank's time is up. Returns HD_OK if all ranks have arrived meanwhile. */
 static int time_out(visit *v)
 {
@@ -137,10 +144,11 @@ static int time_out(visit *v)
         if (hd_page_arrived(c, r, v->n))
             hd_say(&t, "waits in the same call");
         else
-            hd_session_report(c->session, c->node_slot[r], &t);
+            say_missing(c->session, c->node_slot[r], &t);
     }
     hd_say(&t, "\n%s", UNHARMED);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
+    hd_hang_report(c->session, buffer, 0);
     return j->code;
 }
 
@@ -209,6 +217,7 @@ static int look_around(visit *v, int r)
     int how, code;
 
     hd_session_note(c->session, j);
+    hd_hang_expect(c->session, (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
     if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
         return code;
     how = hd_session_gone(c->session, c->node_slot[r]);

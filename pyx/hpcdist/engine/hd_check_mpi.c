@@ -33,6 +33,7 @@
 #include "hd_base.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
+#include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_pairs.h"
 #include "hd_post.h"
@@ -155,10 +156,13 @@ static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
                 hd_say(&t, "waits in the same call");
             else
                 hd_session_report(c->session, c->node_slot[r], &t);
+            if (!hd_post_is_here(p, r))
+                hd_hang_say_where(c->session, c->node_slot[r], &t);
         }
     hd_say(&t, "\nNothing was transferred; the group can still be used.");
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     give_up(c, j, after);
+    hd_hang_report(c->session, buffer, 0);
     return j->code;
 }
 
@@ -195,6 +199,7 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     int called = 0;
 
     hd_session_note(c->session, j);
+    hd_hang_expect(c->session, (double)w->limit * 1e-9 - after);
     if (interrupted(j)) {
         j->code = HD_ERR_INTERRUPT;
         give_up(c, j, after);

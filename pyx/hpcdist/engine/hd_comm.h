@@ -19,17 +19,18 @@ struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
     char name[HD_NAME];
-    uint64_t uid;    /* the same on all members */
-    double timeout;  /* seconds */
-    int check;       /* 0 off, 1 on, 2 full */
-    int64_t chunk;   /* bytes of one piece of a long reduction */
-    int tag_limit;   /* largest user tag */
-    uint32_t seq;    /* collectives begun */
-    uint32_t agreed; /* atomic: the last collective that all ranks agreed on, so that all go
-                      * on after it */
-    uint32_t mailed; /* atomic: long messages sent */
-    int64_t unread;  /* atomic: messages sent, less those received; the sum over all ranks
-                      * is the number never received */
+    uint64_t uid;       /* the same on all members */
+    uint16_t rec_group; /* its number in the flight recorder */
+    double timeout;     /* seconds */
+    int check;          /* 0 off, 1 on, 2 full */
+    int64_t chunk;      /* bytes of one piece of a long reduction */
+    int tag_limit;      /* largest user tag */
+    uint32_t seq;       /* collectives begun */
+    uint32_t agreed;    /* atomic: the last collective that all ranks agreed on, so that all go
+                         * on after it */
+    uint32_t mailed;    /* atomic: long messages sent */
+    int64_t unread;     /* atomic: messages sent, less those received; the sum over all ranks
+                         * is the number never received */
     hd_session *session;
     int *node_slot; /* slot of each member on this node's status page, -1: another node */
     int one_node;

@@ -15,6 +15,7 @@
 #include "hd_page_life.h"
 #include "hd_poller.h"
 #include "hd_post.h"
+#include "hd_recorder.h"
 #include "hd_roll.h"
 #include "hd_roll_words.h"
 #include "hd_session_life.h"
@@ -51,7 +52,7 @@ typedef struct birth {
 static int meet(hd_comm *c, char *text, size_t room)
 {
     struct {
-        uint64_t node, slot, uid, check;
+        uint64_t node, slot, uid, check, world;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
     int slot, rc, wrong = -1;
 
@@ -63,7 +64,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.slot = (uint64_t)(int64_t)slot;
     mine.uid = hd_random64();
     mine.check = (uint64_t)c->check;
-    rc = MPI_Allgather(&mine, 4, MPI_UINT64_T, all, 4, MPI_UINT64_T, c->mpi);
+    mine.world = (uint64_t)hd_session_rank(c->session);
+    rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
         free(all);
         snprintf(text, room, "MPI_Allgather failed while group '%s' was made (error %d)", c->name,
@@ -86,6 +88,9 @@ static int meet(hd_comm *c, char *text, size_t room)
         free(all);
         return HD_ERR_MISMATCH;
     }
+    for (int r = 0; r < c->size; r++) /* in place: the first numbers of `all` are shorter */
+        ((int32_t *)all)[r] = (int32_t)all[r].world;
+    c->rec_group = hd_rec_group(c, (int32_t *)all);
     free(all);
     return HD_OK;
 }

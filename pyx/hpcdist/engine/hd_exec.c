@@ -8,9 +8,11 @@
 #include "hd_comm.h"
 #include "hd_data.h"
 #include "hd_exec.h"
+#include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_moves.h"
 #include "hd_pairs.h"
+#include "hd_recorder.h"
 #include "hd_reductions.h"
 #include "hd_ring.h"
 #include "hd_status.h"
@@ -141,6 +143,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     hd_carry carry;
 
     hd_session_enter(c->session, j);
+    hd_rec_start(j);
     if (j->refusal) {
         if (c->size > 1 && c->check && !(j->owed && c->agreed != j->owed_after))
             hd_check(c, j, 0);
@@ -153,10 +156,13 @@ void hd_exec(hd_comm *c, hd_job *j)
     if (!j->carried) {
         int apart;
         hd_data_begin(c, j);
+        hd_rec_agreed(j);
         apart = c->size > 1 && c->check && j->uneven && !j->verified && hd_verify_pairs(c, j);
         if (!apart)
             data(c, j);
         hd_data_end(c);
+        if (j->code == HD_ERR_TIMEOUT && j->text) /* not before: the watchdog would not wait */
+            hd_hang_report(c->session, j->text, 0);
         if (apart)
             goto out;
     }
@@ -165,5 +171,6 @@ void hd_exec(hd_comm *c, hd_job *j)
     __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
 out:
     j->carry = NULL;
+    hd_rec_end(j);
     hd_session_leave(c->session);
 }

@@ -14,6 +14,7 @@
 #include "hd_lane.h"
 #include "hd_pmi.h"
 #include "hd_poller.h"
+#include "hd_recorder_file.h"
 
 static int armed, armed_owner;
 static pid_t armed_pid;
@@ -61,6 +62,7 @@ static void at_exit(int status, void *arg)
     (void)arg;
     if (hd_in_child() || !armed)
         return;
+    hd_rec_close(status & 0xff);
     MPI_Finalized(&down);
     if (down)
         return;

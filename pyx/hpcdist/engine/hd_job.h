@@ -66,6 +66,9 @@ struct hd_job {
     int kind;
     const char *api; /* public name for messages; static storage */
     uint64_t api_hash;
+    uint64_t rec;     /* its record's number in the flight recorder; 0: none, or it has ended */
+    uint32_t site_id; /* the flight recorder's number of the calling line, and of `api` */
+    uint16_t name_id;
     int dtype, redop, root;
     double factor;   /* PREMUL_SUM */
     int64_t count;   /* elements, for messages; must agree (unless pairwise) */

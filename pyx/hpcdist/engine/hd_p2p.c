@@ -12,14 +12,22 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_envelope.h"
+#include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_p2p.h"
+#include "hd_recorder.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
+
+static void finish(hd_job *j)
+{
+    hd_rec_end(j);
+    hd_job_finish(j);
+}
 
 static int expired(const hd_job *j)
 {
@@ -37,7 +45,7 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
     hd_mpi_unlock(c->session);
     if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
         j->req = MPI_REQUEST_NULL;
-        hd_job_finish(j);
+        finish(j);
         return j->code;
     }
     if (j->kind == HD_SEND)
@@ -127,7 +135,7 @@ static int test_locked(hd_job *j)
         if (!look_at_recalled(j, &cancelled, &st, &rc))
             return 0;
         settle_recalled(j, cancelled, &st, rc);
-        hd_job_finish(j);
+        finish(j);
         return 1;
     }
     hd_mpi_lock(j->comm->session);
@@ -136,7 +144,7 @@ static int test_locked(hd_job *j)
     if (!done && rc == MPI_SUCCESS)
         return 0;
     complete(j, &st, rc);
-    hd_job_finish(j);
+    finish(j);
     return 1;
 }
 
@@ -207,10 +215,12 @@ static void time_out(hd_job *j)
         if (r != c->rank && (j->peer < 0 || j->peer == r)) {
             hd_say(&t, "\n  rank %d ", r);
             hd_session_report(c->session, c->node_slot[r], &t);
+            hd_hang_say_where(c->session, c->node_slot[r], &t);
         }
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
+    hd_hang_report(c->session, buffer, 0);
     end_request(j, PATIENCE);
-    hd_job_finish(j);
+    finish(j);
 }
 
 /* A message that would match but for its dtype, or because it goes in pieces. */
@@ -281,7 +291,7 @@ static void end_closed(hd_job *j)
 {
     fail_closed(j);
     end_request(j, PATIENCE);
-    hd_job_finish(j);
+    finish(j);
 }
 
 /* With j->mu held. If the group no longer waits for receives, asks MPI to cancel this one, unless
@@ -310,6 +320,8 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
         ev = hd_waiter_step(&w);
         if (ev & HD_WAIT_HOOK) {
             hd_session_note(c->session, j);
+            if (j->timeout > 0)
+                hd_hang_expect(c->session, j->timeout - (double)(hd_now() - j->posted) * 1e-9);
             if (interruptible && hd_py.slow && hd_py.slow(j)) {
                 hd_session_leave(c->session);
                 return HD_ERR_INTERRUPT;
@@ -321,7 +333,7 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                     end_closed(j);
                 } else if ((j->kind == HD_RECV && other_dtype(j)) || peer_gone(j)) {
                     end_request(j, PATIENCE);
-                    hd_job_finish(j);
+                    finish(j);
                 } else if (expired(j)) {
                     time_out(j);
                 } else {
@@ -350,13 +362,13 @@ int hd_p2p_take_back(hd_job *j, double seconds)
                 j->peer, j->tag, j->comm->name);
         if (end_request(j, seconds)) {
             taken = j->recalled == TAKEN;
-            hd_job_finish(j);
+            finish(j);
         } else if (expired(j)) {
             time_out(j);
         } else if (closed(j->comm)) {
             end_closed(j);
         } else if (peer_gone(j)) {
-            hd_job_finish(j);
+            finish(j);
         } else {
             taken = -1;
         }
@@ -370,7 +382,7 @@ void hd_p2p_give_up(hd_job *j)
     pthread_mutex_lock(&j->mu);
     if (hd_job_state(j) != HD_DONE) {
         j->code = HD_ERR_INTERRUPT;
-        hd_job_finish(j);
+        finish(j);
     }
     pthread_mutex_unlock(&j->mu);
 }

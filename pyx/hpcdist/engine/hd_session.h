@@ -31,6 +31,8 @@ typedef struct entry {
     uint64_t blocked_phase, blocked_group;         /* in this phase it waits in this group ... */
     /* ... in this check, and can make no other call meanwhile. */
     uint32_t blocked_check;
+    int64_t reported;         /* ns; of slot 0: when a rank of the node last wrote a hang report */
+    char record[HD_REC_PATH]; /* the file of its flight recorder */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {

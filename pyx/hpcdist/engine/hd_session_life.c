@@ -14,6 +14,7 @@
 #include "hd_exit_page.h"
 #include "hd_hydra.h"
 #include "hd_meet.h"
+#include "hd_recorder_file.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
 #include "hd_shared.h"
@@ -26,6 +27,7 @@
 
 /* ---- queries ---- */
 
+int hd_session_rank(const hd_session *s) { return s->rank; }
 uint64_t hd_session_node(const hd_session *s, int *slot)
 {
     *slot = s->page ? s->slot : -1;
@@ -61,6 +63,7 @@ static void fill_page(hd_session *s, MPI_Comm node)
         e->pid = (uint32_t)getpid();
         e->world_rank = (uint32_t)s->rank;
         e->beat = e->since = hd_now();
+        snprintf(e->record, sizeof e->record, "%s", hd_rec_path());
         __atomic_store_n(&e->state, RUNNING, __ATOMIC_RELEASE);
     }
     if (stat("/proc/self/ns/pid", &st) == 0)
@@ -83,6 +86,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
     hd_session *s = calloc(1, sizeof *s);
     MPI_Comm node = MPI_COMM_NULL;
     int rc, level = MPI_THREAD_SINGLE;
+    uint64_t job;
     char why[256];
     hd_text t;
 
@@ -118,6 +122,9 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
     MPI_Comm_rank(node, &s->slot);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
+    job = s->node; /* rank 0's */
+    MPI_Bcast(&job, 1, MPI_UINT64_T, 0, s->ctl);
+    hd_rec_open(s->rank, s->size, job, s->slot == 0);
     count_cpus(s, node, quota); /* also a barrier */
     if (s->slot == 0)
         hd_unlink_mpich_segment();

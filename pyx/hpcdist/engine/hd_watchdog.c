@@ -14,8 +14,12 @@
 #include "hd_abort.h"
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_hang.h"
 #include "hd_job.h"
+#include "hd_recorder.h"
+#include "hd_recorder_file.h"
 #include "hd_session.h"
+#include "hd_stacks.h"
 #include "hd_status.h"
 #include "hd_watchdog.h"
 
@@ -89,6 +93,7 @@ static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after
             hd_say(&t, "\n  rank %u ", s->page ? s->page[i].world_rank : 0);
             hd_session_report(s, i, &t);
         }
+    hd_hang_report(s, buffer, 1);
     hd_abort(70, buffer); /* EX_SOFTWARE */
 }
 
@@ -197,6 +202,10 @@ static void *watchdog_main(void *arg)
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 mourn(s, i);
         }
+        hd_rec_beat();
+        hd_rec_dump_failed();
+        hd_stacks_answer();
+        hd_hang_look(s);
         look_at_comms(s, now, slept);
     }
     free(fds);

@@ -103,6 +103,7 @@ def init_mpi():
             )
         hd_guard_fork()
         hd_arm_exit(owned)
+        open_recorder()
         atexit.register(_leave)
         previous_excepthook = sys.excepthook
         sys.excepthook = _fail
@@ -169,6 +170,8 @@ def _exit_at_once(status):
             f"group: aborting the job (call destroy_process_group first)"
         ).encode()
         hd_abort(status if 0 < status < 256 else 1, <const char*> why)
+    if not hd_forked and not hd_in_child():
+        hd_rec_close(status)
     leave_at_once(status)
 
 
@@ -180,6 +183,7 @@ def _leave():
     cdef double patience = 3.0
     if hd_forked or hd_in_child():
         return
+    hd_stacks_close()
     comms = list(open_comms.values())
     if failed is None:
         for c in comms:

@@ -3,7 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hd_hang.h"
 #include "hd_pairs.h"
+#include "hd_recorder_file.h"
+#include "hd_stacks.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 
@@ -14,6 +17,12 @@ STUB int hd_session_spin(const hd_session *s, int lane) { return (void)s, (void)
 STUB void hd_session_progress(hd_session *s) { (void)s; }
 STUB void hd_session_enter(hd_session *s, const hd_job *j) { (void)s, (void)j; }
 STUB void hd_session_leave(hd_session *s) { (void)s; }
+STUB void hd_hang_expect(hd_session *s, double left) { (void)s, (void)left; }
+STUB void hd_hang_look(hd_session *s) { (void)s; }
+STUB void hd_hang_report(hd_session *s, const char *why, int watchdog) { (void)s, (void)why, (void)watchdog; }
+STUB void hd_hang_say_where(hd_session *s, int slot, hd_text *t) { (void)s, (void)slot, (void)t; }
+STUB void hd_rec_dump_failed(void) {}
+STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
 STUB int hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, 0; }
 STUB void hd_session_report(hd_session *s, int slot, hd_text *t) { (void)s, hd_say(t, "slot %d", slot); }

@@ -1,0 +1,20 @@
+"""The flight recorder's files: what each process called last, as other processes read it.
+
+``read`` turns a file, of a live process or a dead one, into operations; ``frtrace`` turns those
+into the form that ``torchfrtrace`` reads. Neither needs torch or MPI.
+"""
+
+from .frtrace import as_frtrace
+from .model import Group, Operation, Recording, Site
+from .read import find, folder_of_user, read
+
+__all__ = [
+    "Group",
+    "Operation",
+    "Recording",
+    "Site",
+    "as_frtrace",
+    "find",
+    "folder_of_user",
+    "read",
+]

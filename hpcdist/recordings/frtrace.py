@@ -1,0 +1,147 @@
+"""The form that torch's ``torchfrtrace`` reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .model import Operation, Recording
+
+__all__ = ["as_frtrace"]
+
+#: The version of the form, which torchfrtrace looks at.
+VERSION = "2.10"
+#: What torchfrtrace calls the operations; others go by their kind.
+_TRACED = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_reduce_coalesced": "allreduce_coalesced",
+    "all_gather_coalesced": "ALLGATHER_coalesced",
+    "all_to_all_single": "all_to_all",
+    "barrier": "all_reduce_barrier",
+}
+_DTYPES = {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int"}
+_STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
+
+
+def as_frtrace(recording: Recording, label: str = "gloo") -> dict[str, Any]:
+    """Return a recording as torchfrtrace reads it.
+
+    Parameters
+    ----------
+    recording : Recording
+        One rank's.
+    label : str
+        The backend of torch's that the operations are labelled with: torchfrtrace accepts no other.
+
+    Returns
+    -------
+    dict
+        To be pickled into a file whose name ends in the rank.
+    """
+    names = _names(recording)
+    entries: list[dict[str, Any]] = []
+    messages: dict[str, int] = {}
+    for operation in recording.operations:
+        if operation.group is None or operation.group.uid not in names:
+            continue
+        name = names[operation.group.uid]
+        messages[name] = messages.get(name, 0) + operation.message
+        entries.append(_entry(operation, name, list(names.values()).index(name), messages, label))
+    return {
+        "version": VERSION,
+        "backend": "hpcdist",
+        "pg_config": {
+            names[group.uid]: {
+                "name": names[group.uid],
+                "desc": group.name,
+                "ranks": str(list(group.ranks)),
+            }
+            for group in recording.groups
+            if group.uid in names
+        },
+        "pg_status": {
+            str(index): _status(entries, name) for index, name in enumerate(names.values())
+        },
+        "entries": entries,
+    }
+
+
+def _names(recording: Recording) -> dict[int, str]:
+    """The groups' names by their numbers; a name that was used again gets its number added."""
+    names: dict[int, str] = {}
+    for group in recording.groups:
+        if group.ranks:  # a list that is too long is not kept
+            taken = group.name in names.values()
+            names[group.uid] = f"{group.name}-{group.uid:x}" if taken else group.name
+    return names
+
+
+def _entry(
+    operation: Operation, name: str, index: int, messages: dict[str, int], label: str
+) -> dict[str, Any]:
+    group = operation.group
+    assert group is not None
+    given, got = _sizes(operation)
+    what = _TRACED.get(operation.name, _TRACED.get(operation.kind, operation.kind))
+    if operation.message:
+        arrow = "->" if operation.kind == "send" else "<-"
+        what = f"{operation.kind} {group.rank}{arrow}{operation.peer}"
+    dtype = _DTYPES.get(operation.dtype, operation.dtype.capitalize())
+    site = operation.site
+    return {
+        "record_id": operation.number,
+        "pg_id": index,
+        "process_group": (name, group.name),
+        "collective_seq_id": operation.seq,
+        "p2p_seq_id": messages[name],
+        "op_id": operation.seq + messages[name],
+        "profiling_name": f"{label}:{what}",
+        "input_sizes": given,
+        "input_dtypes": [dtype] * len(given),
+        "output_sizes": got,
+        "output_dtypes": [dtype] * len(got),
+        "time_created_ns": operation.called,
+        "time_discovered_started_ns": operation.started or operation.called,
+        "time_discovered_completed_ns": operation.ended,
+        "duration_ms": None,
+        "state": _STATES.get(operation.state, "scheduled"),
+        "retired": operation.state == "done",
+        "timeout_ms": 0,
+        "is_p2p": operation.message,
+        "frames": []
+        if site is None
+        else [{"name": site.function, "filename": site.file, "line": site.line}],
+        "thread_id": "",
+        "thread_name": "",
+    }
+
+
+def _sizes(operation: Operation) -> tuple[list[list[int]], list[list[int]]]:
+    """Its inputs and outputs; a list counts as one tensor."""
+    shape = list(operation.shape) if operation.shape is not None else [operation.elements]
+    if not operation.dtype:
+        return [[1]], [[1]]
+    if operation.kind == "send":
+        return [shape], []
+    if operation.kind == "recv":
+        return [], [shape]
+    if operation.kind in ("all_reduce", "broadcast") or not (operation.inputs or operation.outputs):
+        return [shape], [shape]
+    given, got = operation.inputs, operation.outputs
+    if operation.name == "all_gather":
+        return [[given]], [[got // max(given, 1), given]]
+    return [[given]], [[got]]
+
+
+def _status(entries: list[dict[str, Any]], name: str) -> dict[str, int]:
+    own = [e for e in entries if e["process_group"][0] == name and not e["is_p2p"]]
+    return {
+        f"last_{word}_collective": max(
+            (e["collective_seq_id"] for e in own if e["state"] in states), default=-1
+        )
+        for word, states in (
+            ("enqueued", ("scheduled", "started", "completed")),
+            ("started", ("started", "completed")),
+            ("completed", ("completed",)),
+        )
+    }

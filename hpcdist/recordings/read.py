@@ -1,0 +1,247 @@
+"""Read the flight recorder's file: ``pyx/hpcdist/engine/hd_recorder.h`` has its layout.
+
+Its process may be writing to it, or have died at any moment. A record is written between two
+changes of its number, so one that changes while it is read is left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from hpcdist.dtypes import DTYPES
+
+from .model import Group, Operation, Recording, Site
+
+__all__ = ["find", "folder_of_user", "read"]
+
+_MAGIC = b"hpcdrec\n"
+_VERSION = 1
+#: magic, version and sizes, pid and uid, rank and size, job, three clocks of three numbers each
+_HEAD = struct.Struct("<8s 8I 2i Q 9q")
+#: turn, log_used, left, ask, answered, native, stack_used; then stack_real and the texts
+_MORE = struct.Struct("<7I 4x q 64s 64s 192s")
+_RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
+_NAMES = {dtype.code: dtype for dtype in DTYPES}
+_KINDS = (
+    *("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather"),
+    *("scatter", "all_to_all", "send", "recv"),
+)
+_STATES = ("", "queued", "running", "done", "failed")
+#: The engine's codes, see hd_base.h.
+_CODES = (
+    *("", "MPI error", "mismatch", "timeout", "rank failed", "no memory", "undone", "closed"),
+    "interrupted",
+)
+_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+def folder_of_user(uid: int | None = None) -> Path:
+    """Return the folder of a user's processes on this node.
+
+    Parameters
+    ----------
+    uid : int, optional
+        By default this process's.
+    """
+    return Path(f"/dev/shm/hpcdist.{os.geteuid() if uid is None else uid}")
+
+
+def find(place: str | os.PathLike[str]) -> list[Path]:
+    """Find the recorder's files.
+
+    Parameters
+    ----------
+    place : path-like
+        A folder, or one file.
+
+    Returns
+    -------
+    list of Path
+        Files that begin as such a file does.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read.
+    """
+    at = Path(place)
+    found = []
+    for path in [at] if at.is_file() else sorted(at.iterdir()):
+        try:
+            with open(path, "rb") as file:
+                if file.read(len(_MAGIC)) == _MAGIC:
+                    found.append(path)
+        except OSError:
+            continue  # a folder, or another user's
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> Recording:
+    """Read a file.
+
+    Parameters
+    ----------
+    path : path-like
+        Of a process that lives or has died, or a copy.
+
+    Returns
+    -------
+    Recording
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is no such file, or of another version of hpcdist.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+        again = _again(file)
+        alive = _is_held(file)
+    if len(data) < _HEAD.size + _MORE.size or not data.startswith(_MAGIC):
+        raise ValueError(f"{path} is not a file of hpcdist's flight recorder")
+    head = _HEAD.unpack_from(data)
+    if head[1] != _VERSION or head[3] != _RECORD.size:
+        raise ValueError(
+            f"{path} was written by another version of hpcdist (version {head[1]} of the form, "
+            f"records of {head[3]} bytes): read it with that one"
+        )
+    _, _, head_bytes, _, records, log_bytes, stack_bytes, pid, _, rank, size, job = head[:12]
+    turn, log_used, left, _, _, _, stack_used, stacks_at, host, launch, program = _MORE.unpack_from(
+        data, _HEAD.size
+    )
+    clock = _Clock(head[12:15], head[15 + 3 * (turn & 1) : 18 + 3 * (turn & 1)])
+    stacks = head_bytes + log_bytes
+    ring = stacks + stack_bytes
+    if len(data) < ring + records * _RECORD.size:
+        raise ValueError(f"{path} is cut: it has {len(data)} bytes of {ring + records * 128}")
+    made = Recording(
+        *(str(path), rank, size, pid, _text(host), f"{job >> 32:08x}", _text(launch)),
+        *(" ".join(_text(program).split()), clock.real, bool(left), alive),
+    )
+    names = _Names(
+        data[head_bytes : head_bytes + min(log_used, log_bytes)].decode(errors="replace")
+    )
+    made.groups = list(names.groups.values())
+    made.stacks = data[stacks : stacks + min(stack_used, stack_bytes)].decode(errors="replace")
+    made.stacks_at = stacks_at if stack_used else 0
+    for place in range(records):
+        at = ring + place * _RECORD.size
+        if data[at : at + 8] == again[at : at + 8] != bytes(8):
+            made.operations.append(_operation(_RECORD.unpack_from(data, at), names, clock))
+    made.operations.sort(key=lambda operation: operation.number)
+    return made
+
+
+def _again(file: BinaryIO) -> bytes:
+    """The file a second time: what has changed is being written."""
+    file.seek(0)
+    return file.read()
+
+
+def _is_held(file: BinaryIO) -> bool:
+    """Whether its process lives: it has a lock on its file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+class _Clock:
+    """From the recorder's ticks to nanoseconds since 1970."""
+
+    def __init__(self, first: Iterable[int], last: Iterable[int]) -> None:
+        ticks, mono, _ = first
+        self._ticks, end, self.real = last
+        passed = self._ticks - ticks
+        # Before the watchdog's first look there is one moment only; most processors tick in ns / 3.
+        self._rate = (end - mono) / passed if passed > 0 else 1 / 3
+
+    def __call__(self, ticks: int) -> int:
+        return self.real + round((ticks - self._ticks) * self._rate)
+
+    def maybe(self, ticks: int) -> int | None:
+        return self(ticks) if ticks else None
+
+
+class _Names:
+    """What records refer to by number."""
+
+    def __init__(self, log: str) -> None:
+        self.names: dict[int, str] = {}
+        self.groups: dict[int, Group] = {}
+        self.sites: dict[int, Site] = {}
+        for line in log.splitlines():
+            kind, _, rest = line.partition(" ")
+            number, _, rest = rest.partition(" ")
+            try:
+                self._add(kind, int(number), rest)
+            except ValueError:
+                continue  # the process died while it wrote this
+
+    def _add(self, kind: str, number: int, rest: str) -> None:
+        if kind == "n":
+            self.names[number] = rest
+        elif kind == "g":
+            words, _, ranks = rest.partition("\t")
+            rank, size, uid, name = words.split(" ", 3)
+            members = tuple(_ranks(ranks))
+            self.groups[number] = Group(name, int(rank), int(size), int(uid), members)
+        elif kind == "s":
+            words, _, file = rest.partition("\t")
+            line, _, function = words.partition(" ")
+            self.sites[number] = Site(file, int(line), function)
+
+
+def _ranks(text: str) -> Iterable[int]:
+    """ "0-7 16-64:8" as numbers."""
+    for word in text.split():
+        row, _, step = word.partition(":")
+        first, dash, last = row.partition("-")
+        by = int(step or 1)
+        yield from range(int(first), int(last) + by if dash else int(first) + 1, by)
+
+
+def _operation(raw: tuple[int, ...], names: _Names, clock: _Clock) -> Operation:
+    number, call, end, count, seq, site, name, group, peer, tag, kind, dtype, redop, ndim = raw[:14]
+    state, code, wide, queued, start, agreed, inputs, outputs, *dims = raw[14:]
+    type_ = _NAMES.get(dtype)
+    if not wide:
+        start = agreed = inputs = 0
+        outputs, dims = count, [count]
+    return Operation(
+        number=number,
+        name=names.names.get(name, "?"),
+        kind=_KINDS[kind] if 0 <= kind < len(_KINDS) else "?",
+        group=names.groups.get(group),
+        seq=seq,
+        dtype=type_.name if type_ else "",
+        elements=count if type_ else 0,
+        inputs=inputs,
+        outputs=outputs,
+        itemsize=type_.itemsize if type_ else 0,
+        shape=tuple(dims[:ndim]) if ndim <= len(dims) else None,
+        peer=peer,
+        tag=tag,
+        op=_OPS[redop] if 0 <= redop < len(_OPS) else "",
+        state=_STATES[state] if state < len(_STATES) else "?",
+        failure=_CODES[code] if code < len(_CODES) else "error",
+        queued=bool(queued),
+        called=clock(call),
+        started=clock.maybe(start),
+        agreed=clock.maybe(agreed),
+        ended=clock.maybe(end),
+        site=names.sites.get(site),
+    )

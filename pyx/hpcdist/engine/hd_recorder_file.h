@@ -1,0 +1,31 @@
+/* The file of the flight recorder, from its making to its end. */
+#ifndef HD_RECORDER_FILE_H
+#define HD_RECORDER_FILE_H
+
+#include <stdint.h>
+
+/* What the user wishes: how many operations are kept (0: none), and the folder for copies of the
+ * file, or "". Before the first hd_rec_open(). */
+void hd_rec_wish(int operations, const char *folder);
+
+/* This process's recorder, made at the first call; without room in /dev/shm it lies in private
+ * memory. job: the same on all ranks; tidy: remove what processes that ended long ago have left. */
+void hd_rec_open(int rank, int size, uint64_t job, int tidy);
+
+/* The path of its file, "" if no other process can read it. */
+const char *hd_rec_path(void);
+
+/* At the end of the process: an orderly one leaves nothing behind. */
+void hd_rec_close(int status);
+/* In a fork's child: the recorder is its parent's. */
+void hd_rec_drop(void);
+
+/* Writes a copy into the folder that the user has named, if any. Safe in a signal handler. 0, or an
+ * errno; -1: there is no recorder, or no folder. */
+int hd_rec_dump(void);
+/* The same into a file. */
+int hd_rec_dump_to(const char *path);
+/* By the watchdog, on each tick: the same if operations have failed, at most once a second. */
+void hd_rec_dump_failed(void);
+
+#endif

@@ -1,0 +1,222 @@
+/* The stacks of this process: see hd_stacks.h.
+ *
+ * Python's frames change while its threads run, so a helper thread first asks for the GIL, and
+ * reads them while it has it. A thread that computes gives the GIL away every 5 ms. One that does
+ * not within a second waits in C code, so that the frames stand still: then they are read without
+ * the GIL, in the way in which faulthandler reads them at a crash. For that this thread sends
+ * itself a signal that faulthandler answers; no other thread is interrupted. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hd_base.h"
+#include "hd_recorder.h"
+#include "hd_stacks.h"
+
+#define PATIENCE 1000000000 /* ns to wait for the GIL */
+
+#define FRAMES 64
+
+static int own_fd = -1, own_signal, native_signal;
+static void *frames[FRAMES];
+static int depth; /* atomic: frames there; -1: not yet */
+static int (*write_python)(int fd);
+static int helping; /* atomic: a helper runs, or waits for the GIL */
+static int helped;  /* atomic: the last helper's result; -1: not yet */
+
+static void on_native(int number)
+{
+    (void)number;
+    __atomic_store_n(&depth, backtrace(frames, FRAMES), __ATOMIC_RELEASE);
+}
+
+void hd_stacks_open(int fd, int number, int native, int (*python)(int))
+{
+    struct sigaction now, ours = {.sa_handler = on_native, .sa_flags = SA_RESTART | SA_ONSTACK};
+    own_fd = fd;
+    own_signal = number;
+    backtrace(frames, 1); /* loads what it needs, which a handler may not */
+    if (native && sigaction(native, NULL, &now) == 0 && now.sa_handler == SIG_DFL &&
+        sigaction(native, &ours, NULL) == 0)
+        native_signal = native;
+    __atomic_store_n(&write_python, python, __ATOMIC_RELEASE);
+}
+
+void hd_stacks_close(void)
+{
+    __atomic_store_n(&write_python, NULL, __ATOMIC_RELEASE);
+    own_signal = 0;
+}
+
+static void *help(void *arg)
+{
+    int (*python)(int) = __atomic_load_n(&write_python, __ATOMIC_ACQUIRE);
+    (void)arg;
+    __atomic_store_n(&helped, python ? python(own_fd) : 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&helping, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* 1: the Python stacks are in the file. */
+static int with_the_gil(void)
+{
+    const int64_t until = hd_now() + PATIENCE;
+    pthread_t thread;
+    int idle = 0;
+    if (!__atomic_compare_exchange_n(&helping, &idle, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return 0; /* the last one still waits for the GIL */
+    __atomic_store_n(&helped, -1, __ATOMIC_RELEASE);
+    if (pthread_create(&thread, NULL, help, NULL)) {
+        __atomic_store_n(&helping, 0, __ATOMIC_RELEASE);
+        return 0;
+    }
+    pthread_detach(thread);
+    while (__atomic_load_n(&helped, __ATOMIC_ACQUIRE) < 0 && hd_now() < until) {
+        const struct timespec nap = {0, 1000000};
+        nanosleep(&nap, NULL);
+    }
+    return __atomic_load_n(&helped, __ATOMIC_ACQUIRE) == 0;
+}
+
+static void without_the_gil(void)
+{
+    sigset_t one;
+    if (!own_signal)
+        return;
+    sigemptyset(&one);
+    sigaddset(&one, own_signal);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    pthread_kill(pthread_self(), own_signal); /* returns after the handler */
+}
+
+/* The main thread's native stack: it is interrupted for some microseconds. */
+static void write_native(void)
+{
+    const int64_t until = hd_now() + PATIENCE / 5;
+    __atomic_store_n(&depth, -1, __ATOMIC_RELEASE);
+    if (syscall(SYS_tgkill, getpid(), getpid(), native_signal))
+        return;
+    while (__atomic_load_n(&depth, __ATOMIC_ACQUIRE) < 0 && hd_now() < until) {
+        const struct timespec nap = {0, 1000000};
+        nanosleep(&nap, NULL);
+    }
+    if (__atomic_load_n(&depth, __ATOMIC_ACQUIRE) <= 0)
+        return;
+    dprintf(own_fd, "Main thread, native:\n");
+    backtrace_symbols_fd(frames, depth, own_fd);
+}
+
+/* ---- the threads, as the kernel sees them ---- */
+
+static void read_line(const char *tid, const char *file, char *to, size_t room)
+{
+    char name[64];
+    ssize_t n = -1;
+    int fd;
+    snprintf(name, sizeof name, "/proc/self/task/%.16s/%s", tid, file);
+    if ((fd = open(name, O_RDONLY | O_CLOEXEC)) >= 0) {
+        n = read(fd, to, room - 1);
+        close(fd);
+    }
+    to[n > 0 ? n : 0] = 0;
+    to[strcspn(to, "\n")] = 0;
+}
+
+static void say_threads(hd_text *t)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    struct dirent *task;
+    char comm[32], stat[256], channel[64], call[32];
+    hd_say(t, "Threads, as the kernel sees them:\n");
+    while (tasks && (task = readdir(tasks))) {
+        const char *state;
+        if (task->d_name[0] == '.')
+            continue;
+        read_line(task->d_name, "comm", comm, sizeof comm);
+        read_line(task->d_name, "stat", stat, sizeof stat);
+        read_line(task->d_name, "wchan", channel, sizeof channel);
+        read_line(task->d_name, "syscall", call, sizeof call);
+        call[strcspn(call, " ")] = 0;
+        state = strrchr(stat, ')');
+        hd_say(t, "  %s %s: %s", task->d_name, comm,
+               !state || !state[1] ? "?"
+               : state[2] == 'R'   ? "runs"
+               : state[2] == 'S'   ? "sleeps"
+               : state[2] == 'D'   ? "waits for a device or file system"
+                                   : "is stopped");
+        if (channel[0] && strcmp(channel, "0") != 0)
+            hd_say(t, " in %s", channel);
+        if (call[0] >= '0' && call[0] <= '9')
+            hd_say(t, ", system call %s", call);
+        hd_say(t, "\n");
+    }
+    if (tasks)
+        closedir(tasks);
+}
+
+/* The helper is a thread of its own, without frames. */
+static void leave_out_helper(hd_text *t)
+{
+    const char *after = strstr(t->at, "<no Python frame>\n\n");
+    if (strncmp(t->at, "Current thread", 14) == 0 && after) {
+        after = strstr(after, "\n\n") + 2;
+        t->used -= (size_t)(after - t->at);
+        memmove(t->at, after, t->used + 1);
+    }
+}
+
+static void gather(hd_rec_head *h)
+{
+    static char buffer[HD_REC_STACKS];
+    struct timespec now;
+    hd_text t;
+    ssize_t n;
+    int how;
+
+    hd_text_init(&t, buffer, sizeof buffer);
+    if (own_fd >= 0 && __atomic_load_n(&write_python, __ATOMIC_ACQUIRE)) {
+        /* The kernel keeps one position for both ends. */
+        if (ftruncate(own_fd, 0) == 0)
+            lseek(own_fd, 0, SEEK_SET);
+        how = with_the_gil();
+        if (!how)
+            without_the_gil();
+        if (native_signal && __atomic_exchange_n(&h->native, 0, __ATOMIC_ACQ_REL))
+            write_native();
+        n = pread(own_fd, buffer, sizeof buffer - 4096, 0);
+        t.used = n > 0 ? (size_t)n : 0;
+        buffer[t.used] = 0;
+        if (how)
+            leave_out_helper(&t);
+        if (!how)
+            hd_say(&t, "(A thread of this process keeps Python's lock.)\n");
+    }
+    say_threads(&t);
+    clock_gettime(CLOCK_REALTIME, &now);
+    __atomic_store_n(&h->stack_used, 0, __ATOMIC_RELEASE);
+    memcpy(hd_rec.stacks, buffer, t.used);
+    h->stack_real = now.tv_sec * 1000000000LL + now.tv_nsec;
+    __atomic_store_n(&h->stack_used, (uint32_t)t.used, __ATOMIC_RELEASE);
+}
+
+void hd_stacks_answer(void)
+{
+    hd_rec_head *h = hd_rec.head;
+    uint32_t ask;
+    if (!h)
+        return;
+    ask = __atomic_load_n(&h->ask, __ATOMIC_ACQUIRE);
+    if (ask == __atomic_load_n(&h->answered, __ATOMIC_RELAXED))
+        return;
+    gather(h);
+    __atomic_store_n(&h->answered, ask, __ATOMIC_RELEASE);
+}

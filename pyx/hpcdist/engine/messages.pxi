@@ -1,0 +1,183 @@
+# Sends and receives: from validated arguments to a request that MPI has.
+
+cdef str peer_text(hd_job* j):
+    if j.kind == HD_SEND:
+        return f", to {j.peer}"
+    return f", from {j.peer}" if j.peer >= 0 else ", from any"
+
+
+cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device, int tag_kind):
+    """Starts a send or a receive and leaves it to the poller if it does not end at once."""
+    cdef hd_buf b
+    check_alive(comm)
+    keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    if b.strides != 0:
+        raise disordered(kind == HD_SEND)
+    if on_device and b.n * hd_itemsize(b.dtype) <= HD_DEVICE_LEAST:
+        raise ValueError(f"device memory goes as it is in messages of more than {HD_DEVICE_LEAST} bytes")
+    route(comm, peer, kind, True)  # also for a message to itself: both ends are in flight at once
+    enter(comm.c, True)
+    try:
+        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind)
+    finally:
+        hd_comm_exit(comm.c)
+
+
+cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer, int tag, int kind, Api api,
+                     bint on_device, int tag_kind):
+    cdef hd_job* job
+    cdef Work work
+    begun = None
+    if orphans != NULL:
+        bury(NULL)
+    job = <hd_job*> malloc(sizeof(hd_job))
+    if job == NULL:
+        raise MemoryError("no memory for an operation")
+    begin(job, comm, kind, api)
+    aim(job, b, peer, tag, kind)
+    job.on_device = on_device
+    job.tag_kind = tag_kind
+    job.site_id = site_here()
+    note_line(job)
+    hd_rec_begin(job, False)
+    work = adopt(comm, job, keep, [tensor])
+    if profiled():
+        begun = begin_range(range_name(job, peer_text(job)))
+    hd_p2p_start(comm.c, job)
+    if hd_job_state(job) == HD_DONE:
+        unref(job)
+    else:
+        hd_p2p_watch(job)
+    if begun is not None:
+        end_range(begun)
+    return work
+
+
+cdef int tag_of(Comm comm, object tag) except -1:
+    n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
+    if n < 0 or n > comm.c.tag_limit:
+        raise ValueError(f"tag {n} is outside 0..{comm.c.tag_limit}, what this MPI leaves to users")
+    return n
+
+
+cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
+    cdef hd_comm* c = comm.c
+    if peer == c.rank and not itself:
+        raise ValueError(
+            f"rank {peer} cannot {'send to' if kind == HD_SEND else 'receive from'} itself and wait; "
+            f"use {'isend' if kind == HD_SEND else 'irecv'}, or copy the tensor"
+        )
+    if peer >= c.size or peer < (-1 if kind == HD_RECV else 0):
+        raise ValueError(f"rank {peer} is not in group '{c.name.decode()}' of {c.size} ranks")
+    if kind == HD_RECV and c.size == 1 and not itself:
+        raise ValueError("a group of one rank has no other rank to receive from")
+    return 0
+
+
+def disordered(bint sends):
+    """The error of a message whose elements are not in C order: it carries no strides, so both ends assume that order.
+
+    Parameters
+    ----------
+    sends : bool
+        Whether the tensor is sent, or received into.
+
+    Returns
+    -------
+    ValueError
+    """
+    return ValueError(
+        "tensor is not C-contiguous, and the other rank does not know in which order its elements lie: "
+        + ("send tensor.contiguous()" if sends else "receive into a contiguous tensor, and copy from there")
+    )
+
+
+cdef void aim(hd_job* j, hd_buf* b, int peer, int tag, int kind):
+    subject(j, b, False)
+    j.peer = peer
+    j.tag = tag
+    if kind == HD_SEND:
+        j.in1.ptr = b.ptr
+        j.in1.n = b.n
+    else:
+        j.out1.ptr = b.ptr
+        j.out1.n = b.n
+
+
+cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api) except -2:
+    """A blocking send or receive; the sender's rank."""
+    cdef hd_job j
+    cdef hd_buf b
+    cdef int code
+    begun = None
+    check_alive(comm)
+    keep = fill(tensor, &b, kind == HD_RECV, "tensor")
+    if b.strides != 0:
+        raise disordered(kind == HD_SEND)
+    route(comm, peer, kind, False)
+    begin(&j, comm, kind, api)
+    aim(&j, &b, peer, tag, kind)
+    j.inline_ = 1
+    if profiled():
+        begun = begin_range(range_name(&j, peer_text(&j)))
+    enter(comm.c, True)
+    j.site_id = site_here()
+    hd_rec_begin(&j, False)
+    with nogil:
+        hd_p2p_start(comm.c, &j)
+        code = hd_p2p_wait(&j, -1, 1)
+        if code != HD_ERR_INTERRUPT:
+            hd_comm_exit(comm.c)
+    if code == HD_ERR_INTERRUPT:
+        try:
+            error = interrupted(&j)
+        finally:
+            hd_comm_exit(comm.c)
+    if begun is not None:
+        end_range(begun)
+    if code == HD_OK:
+        return j.source
+    if hd_p2p_unfinished(&j):
+        Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
+    if code != HD_ERR_INTERRUPT:
+        error = error_of(code, j.text)
+    hd_job_clear(&j)
+    raise error
+
+
+cdef object interrupted(hd_job* j):
+    """Ends a message in which a signal handler raised: the exception, with a note about the message.
+
+    A receive is cancelled, or its message has arrived and is received to its end. So no message is
+    lost, unless a second signal cuts that short, or the message's time is over.
+    """
+    cdef int taken = -1
+    try:
+        propagate()
+        error = KeyboardInterrupt()
+    except BaseException as raised:
+        error = raised
+    if j.kind == HD_SEND:
+        hd_p2p_give_up(j)
+        note = "the send goes on: the tensor must not be changed" if hd_p2p_unfinished(j) else "the tensor was sent"
+    else:
+        try:
+            while taken < 0:
+                with nogil:
+                    taken = hd_p2p_take_back(j, 0.05)
+                PyErr_CheckSignals()
+        except BaseException as second:
+            second.__context__ = error
+            error = second
+        if taken < 0:
+            hd_p2p_give_up(j)
+            note = "its message was on its way and is lost: the tensor must not be used"
+        elif taken:
+            note = "nothing was received: the message, when it comes, is for the next receive"
+        elif j.code == HD_OK:
+            note = f"the receive is complete: {j.count} elements from rank {j.source} are in the tensor"
+        else:
+            note = error_of(j.code, j.text).args[0]
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"[hpcdist] interrupted in {j.api.decode()} of group '{j.comm.name.decode()}': {note}")
+    return error

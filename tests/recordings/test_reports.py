@@ -1,0 +1,206 @@
+"""The hang report and the error texts: without a setting they name rank, operation and line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+from recorded_jobs import SLEEPER, pids_of, start
+
+from hpcdist.recordings import find, folder_of_user, read
+
+pytestmark = pytest.mark.jobs
+
+PROGRAM = Path(__file__).with_name("hangs.py")
+LINES = PROGRAM.read_text().splitlines()
+
+#: Kinds that share a job. A node writes a report every 20 s at most: the first of each.
+JOBS = (
+    ("late_all_reduce", "other_size", "refused"),
+    ("late_in_c", "other_operation"),
+    ("late_computing", "other_root"),
+    ("no_send", "other_reduction"),
+    ("crossed", "other_dtype"),
+)
+
+
+def lines_of(mark: str, kind: str) -> list[int]:
+    """The lines of the program with that mark."""
+    return [n for n, line in enumerate(LINES, 1) if line.endswith(f"# {mark}: {kind}")]
+
+
+def names_everything(text: str, kind: str, rest: str) -> None:
+    """The error of rank 0 names rank 1, what rank 0 called, and the lines of both."""
+    said = re.search(rf"<<{kind} 0 (Dist\w+) (.*?)>>", text, re.DOTALL)
+    assert said, (kind, text)
+    assert "rank 1" in said[2], (kind, said[2])
+    (here,) = lines_of("here", kind)
+    assert f"hangs.py:{here} in {kind}" in said[2], (kind, said[2])
+    if kind.startswith("other"):
+        assert re.search(r"collective #\d+", said[2]), said[2]
+        (hung,) = lines_of("hung", kind)
+        assert f"hangs.py:{hung} in {kind}" in said[2], said[2]
+    if kind.startswith("late") or kind in ("no_send", "no_receive", "crossed"):
+        assert "tag" in said[2] or re.search(r"collective #\d+", said[2]), said[2]
+        assert any(f"hangs.py:{line} in" in rest or f'hangs.py", line {line} in' in rest
+                   for line in lines_of("hung", kind)), (kind, rest)  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
+def test_a_hang_is_explained(kinds, count):
+    ended = run_job(2, str(PROGRAM), *kinds)
+    assert ended.code == 0, ended.text
+    report = re.search(r"hang report of the 2 ranks.*?end of the report", ended.text, re.DOTALL)
+    assert report, ended.text
+    # by name, where Python is, and what the rank called before
+    assert "rank 0" in report[0] and "rank 1" in report[0] and "File " in report[0]
+    assert report[0].count("Threads, as the kernel sees them") == 2, report[0]
+    for kind in kinds:
+        names_everything(ended.text, kind, ended.text)
+        count(1)
+
+
+def test_a_signal_asks_for_a_report_with_native_stacks():
+    job = start(SLEEPER.format(seconds=4))
+    try:
+        pid = pids_of(job)[1]
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGUSR2)
+        text, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 0, text
+    assert "hang report of the 2 ranks" in text and "a signal asks for it" in text, text
+    assert "is in barrier #2 of group 'world'" in text, text
+    assert "last one: all_reduce #1 of group 'world', 3 elements of float64" in text, text
+    assert text.count("Main thread, native:") == 2 and "libc.so.6(clock_nanosleep" in text, text
+
+
+def test_the_programs_own_handler_stays():
+    program = "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: print('mine', flush=True))\n"
+    job = start(program + SLEEPER.format(seconds=2))
+    try:
+        os.kill(pids_of(job)[1], signal.SIGUSR2)
+        text, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 0 and "mine" in text and "hang report" not in text, text
+
+
+def test_without_the_report():
+    ended = run_job(2, str(PROGRAM), "late_barrier", env={"HPCDIST_HANG_REPORT": "0"})
+    assert ended.code == 0 and "hang report" not in ended.text, ended.text
+    assert "DistTimeoutError" in ended.text
+
+
+def test_a_killed_rank_leaves_its_recorder():
+    job = start(SLEEPER.format(seconds=30))
+    try:
+        pids = pids_of(job)
+        time.sleep(0.3)
+        os.kill(pids[1], signal.SIGKILL)
+        text, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode != 0, text
+    left = [path for path in find(folder_of_user())
+            if path.name.endswith(tuple(f"-p{pid}" for pid in pids.values()))]  # fmt: skip
+    try:
+        dead = next(one for one in map(read, left) if one.rank == 1)
+        assert not dead.alive and not dead.left
+        assert [one.name for one in dead.operations][-1] == "all_reduce"
+        other = next(one for one in map(read, left) if one.rank == 0)
+        assert str(other.operations[-1]).startswith("barrier #2 of group 'world', at")
+        assert other.operations[-1].state in ("running", "failed")  # as the launcher kills it
+    finally:
+        for path in left:
+            path.unlink()
+
+
+DUMPING = """
+import sys, numpy as np, hpcdist as d
+from datetime import timedelta
+d.init_process_group(timeout=timedelta(seconds=1))
+for _ in range(5):
+    d.all_reduce(np.ones(3))
+try:
+    d.all_reduce(np.ones(2 + d.get_rank()))
+except d.DistMismatchError:
+    print("mismatch", flush=True)
+"""
+
+
+def test_a_failure_writes_copies(tmp_path):
+    folder = tmp_path / "dumps"
+    job = start(DUMPING, {"HPCDIST_DUMP": str(folder)})
+    text, _ = job.communicate(timeout=60)
+    assert job.returncode == 0 and text.count("mismatch") == 2, text
+    files = find(folder)
+    assert len(files) == 2 == len(list(folder.iterdir())), files
+    for one in map(read, files):
+        assert [each.state for each in one.operations[-6:]] == ["done"] * 5 + ["failed"]
+
+
+def test_leftovers_are_removed_when_they_are_old(tmp_path):
+    folder = folder_of_user()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    old, new, strange = (folder / name for name in ("00000001-r0-p1", "00000002-r0-p1", "other"))
+    for path in (old, new, strange):
+        path.write_bytes(b"hpcdrec\n" + bytes(4000))
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    try:
+        job = start(SLEEPER.format(seconds=0))
+        text, _ = job.communicate(timeout=60)
+        assert job.returncode == 0, text
+        assert not old.exists() and new.exists() and strange.exists()
+    finally:
+        for path in (new, strange):
+            path.unlink()
+
+
+WITHOUT = """
+import os, numpy as np, hpcdist as d
+from hpcdist import _engine
+d.init_process_group()
+for _ in range(5):
+    d.all_reduce(np.ones(3))
+print("path", repr(_engine.recorder_path()), _engine.dump_recorder("/tmp/never"), flush=True)
+"""
+
+
+def test_it_can_be_switched_off():
+    job = start(WITHOUT, {"HPCDIST_RECORDER": "0"})
+    text, _ = job.communicate(timeout=60)
+    assert job.returncode == 0 and text.count("path '' False") == 2, text
+
+
+FORKED = """
+import os, numpy as np, hpcdist as d
+from hpcdist import _engine
+from hpcdist.recordings import read
+d.init_process_group()
+d.all_reduce(np.ones(3))
+path = _engine.recorder_path()
+before = read(path).operations
+child = os.fork()
+if child == 0:
+    try:
+        d.all_reduce(np.ones(3))
+    except d.DistError:
+        os._exit(0 if _engine.recorder_path() == "" else 2)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+assert read(path).operations == before and os.path.exists(path)
+d.barrier()
+"""
+
+
+def test_a_forked_child_leaves_its_parents_alone():
+    job = start(FORKED)
+    text, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, text
