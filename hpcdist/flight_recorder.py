@@ -8,16 +8,15 @@ its older name ``TORCH_NCCL_TRACE_BUFFER_SIZE``. A dump is written by
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdist import log
+from hpcdist._dump_files import write_dump
 
 __all__ = ["Entry", "Recorder", "Where", "recorder"]
 
@@ -30,7 +29,6 @@ NCCL = "nccl"
 #: Frames that an entry keeps, from the innermost of the program's own.
 _FRAMES = 6
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 #: Where the code lies that is not the program's.
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -295,13 +293,7 @@ class Recorder:
         str
             The file.
         """
-        path = (prefix if prefix is not None else _prefix()) + str(self._rank)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        part = f"{path}.{os.getpid()}.part"
-        with open(part, "wb") as file:
-            pickle.dump(self.dump(), file)
-        os.replace(part, path)
-        return path
+        return write_dump(self.dump(), prefix, self._rank)
 
     def failed(self) -> None:
         """Write a dump because an operation failed; only the first time."""
@@ -353,14 +345,6 @@ def _frames() -> list[dict[str, Any]]:
         found.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno})
         frame = frame.f_back
     return found
-
-
-def _prefix(environ: Mapping[str, str] | None = None) -> str:
-    """Return the default path of dumps."""
-    env = os.environ if environ is None else environ
-    named = next((env[name] for name in _FILES if env.get(name)), None)
-    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return named or os.path.join(cache, "torch", "comm_lib_trace_rank_")
 
 
 def _kept(environ: Mapping[str, str] | None = None) -> int:

@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "main"]
 #: Command -> what it does, in one line of a terminal. The module of the same name in this folder
 #: does it (a dash is an underscore there).
 COMMANDS: dict[str, str] = {
+    "analyze": "find out from flight recorders where ranks diverged and what they waited for",
     "attach": "connect to a rank that waits at hpcdist.breakpoint()",
     "bench": "measure operations, and compare with other libraries",
     "diagnose": "report what hpcdist runs on, what is wrong, and the fix",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "merge", "run"]
+__all__ = ["add_arguments", "merge", "read_trace", "run", "write_trace"]
 
 #: Process ids of one rank's events are moved into a range of its own, this wide.
 _SPAN = 10_000_000
@@ -35,13 +35,13 @@ def run(options: argparse.Namespace) -> int:
     traces = []
     for path in options.traces:
         try:
-            traces.append(_read(path))
+            traces.append(read_trace(path))
         except (OSError, ValueError) as error:
             print(f"hpcdist merge-traces: {path}: {error}", file=sys.stderr)
             return 1
     merged = merge(traces)
     try:
-        _write(options.out, merged)
+        write_trace(options.out, merged)
     except OSError as error:
         print(f"hpcdist merge-traces: {options.out}: {error}", file=sys.stderr)
         return 1
@@ -110,7 +110,24 @@ def _moved(events: list[dict[str, Any]], rank: int, shift: float) -> Iterator[di
 _REPLACED = ("process_name", "process_labels", "process_sort_index")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_trace(path: Path) -> dict[str, Any]:
+    """Read a trace in Chrome's format.
+
+    Parameters
+    ----------
+    path : Path
+        The file; .gz says that it is compressed.
+
+    Returns
+    -------
+    dict
+        With a list ``traceEvents``.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be read, or is no such trace.
+    """
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         trace = json.load(file)
@@ -121,8 +138,21 @@ def _read(path: Path) -> dict[str, Any]:
     return trace
 
 
-def _write(path: Path, trace: dict[str, Any]) -> None:
-    """Write beside the place and rename, so that a full disk leaves no half of a trace."""
+def write_trace(path: Path, trace: dict[str, Any]) -> None:
+    """Write a trace beside its place and rename it, so that a full disk leaves no half of one.
+
+    Parameters
+    ----------
+    path : Path
+        The file; .gz compresses it.
+    trace : dict
+        In Chrome's format.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     os.close(handle)
     opened: Any = gzip.open if path.suffix == ".gz" else open

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: Modules and folders of hpcdist/ -> the file for those in them that have none of their own name.
 #: The longest row that fits counts.
 SHARED = {
+    "_dump_files": "recordings/test_dumps.py",
     "_intel": "test_loader.py",
     "_loader_texts": "test_loader.py",
     "_option": "test_config.py",
@@ -23,6 +24,7 @@ SHARED = {
     "backends/cuda": "backends/cuda_over_mpi/test_operations.py",
     "backends/cuda_over_mpi": "backends/cuda_over_mpi/test_operations.py",
     "backends/nccl": "backends/nccl/test_group.py",
+    "cli/analyze": "cli/test_analyze.py",
     "cli/attach": "debug/test_breakpoints.py",
     "cli/bench": "cli/test_bench.py",
     "cli/diagnose": "cli/test_diagnose.py",

@@ -1,0 +1,164 @@
+"""Which rank's operation belongs to which: the collectives of a group go by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcdist.recordings import Group, Operation, Recording
+
+__all__ = ["Collective", "Divergence", "collectives", "divergences"]
+
+#: Their ranks may give different sizes.
+_UNEVEN = ("gather", "scatter", "all_to_all")
+
+
+@dataclass
+class Collective:
+    """One collective of a group, as its ranks called it.
+
+    Attributes
+    ----------
+    group : Group
+        As its lowest rank knows it.
+    seq : int
+        Its number.
+    calls : dict of int to Operation
+        By world rank.
+    absent : list of int
+        World ranks that have not called it, though their recorders reach to where it would be.
+    """
+
+    group: Group
+    seq: int
+    calls: dict[int, Operation]
+    absent: list[int]
+
+    @property
+    def first(self) -> int:
+        """When the first rank called it, in nanoseconds since 1970."""
+        return min(operation.called for operation in self.calls.values())
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank of the group has called it and its call is known."""
+        return len(self.calls) == self.group.size
+
+    def late(self) -> tuple[int, int]:
+        """Return the rank that called it last, and its nanoseconds behind the one before it."""
+        order = sorted(self.calls, key=lambda rank: self.calls[rank].called)
+        if len(order) < 2:
+            return order[0], 0
+        return order[-1], self.calls[order[-1]].called - self.calls[order[-2]].called
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first collective of a group in which its ranks did not do the same.
+
+    Attributes
+    ----------
+    at : int
+        When the first rank called it, in nanoseconds since 1970.
+    kind : {"mismatch", "absent", "failed"}
+        They called different things; ranks did not call it; it failed on ranks that all called it.
+    collective : Collective
+        What they called.
+    """
+
+    at: int
+    kind: str
+    collective: Collective
+
+
+def collectives(recordings: list[Recording]) -> Iterator[Collective]:
+    """Put the ranks' collectives together.
+
+    Parameters
+    ----------
+    recordings : list of Recording
+        Of one job.
+
+    Yields
+    ------
+    Collective
+        Group by group, in the order of their numbers.
+    """
+    groups: dict[int, Group] = {}
+    calls: dict[int, dict[int, dict[int, Operation]]] = {}
+    members: dict[int, set[int]] = {}
+    oldest: dict[tuple[int, int], int] = {}
+    for recording in recordings:
+        for group in recording.groups:
+            groups.setdefault(group.uid, group)
+            members.setdefault(group.uid, set()).add(recording.rank)
+        full = recording.operations and recording.operations[0].number > 1
+        for operation in recording.operations:
+            if operation.group is None or operation.message:
+                continue
+            uid, seq = operation.group.uid, operation.seq
+            calls.setdefault(uid, {}).setdefault(seq, {})[recording.rank] = operation
+            if full:  # what was before has been overwritten
+                oldest.setdefault((uid, recording.rank), seq)
+    for uid, numbers in calls.items():
+        for seq in sorted(numbers):
+            absent = [
+                rank
+                for rank in sorted(members[uid])
+                if rank not in numbers[seq] and oldest.get((uid, rank), 0) < seq
+                and not _overwritten(uid, rank, oldest, recordings)
+            ]  # fmt: skip
+            yield Collective(groups[uid], seq, numbers[seq], absent)
+
+
+def _overwritten(
+    uid: int, rank: int, oldest: dict[tuple[int, int], int], recordings: list[Recording]
+) -> bool:
+    """Whether nothing of the group is left in a recorder that has begun to overwrite."""
+    if (uid, rank) in oldest:
+        return False
+    own = next(one for one in recordings if one.rank == rank)
+    return bool(own.operations) and own.operations[0].number > 1
+
+
+def divergences(recordings: list[Recording]) -> list[Divergence]:
+    """Find the first divergence of each group.
+
+    Parameters
+    ----------
+    recordings : list of Recording
+        Of one job.
+
+    Returns
+    -------
+    list of Divergence
+        The earliest first.
+    """
+    found: dict[int, Divergence] = {}
+    for one in collectives(recordings):
+        if one.group.uid in found:
+            continue
+        if kind := _judge(one):
+            found[one.group.uid] = Divergence(one.first, kind, one)
+    return sorted(found.values(), key=lambda divergence: divergence.at)
+
+
+def _judge(one: Collective) -> str:
+    calls = list(one.calls.values())
+    if len({_fingerprint(call) for call in calls}) > 1:
+        return "mismatch"
+    if one.absent and any(not call.finished or call.state == "failed" for call in calls):
+        return "absent"
+    if any(call.state == "failed" for call in calls):
+        return "failed"
+    return ""
+
+
+def _fingerprint(call: Operation) -> tuple[object, ...]:
+    """What all ranks must have called alike."""
+    uneven = call.kind in _UNEVEN
+    # a refused call has no tensor, and would differ from all others in that: its failure says more
+    if not call.dtype and call.failure:
+        return (call.name,)
+    size = () if uneven else (call.elements, call.shape)
+    return (call.name, call.dtype, call.op, call.peer, call.kind, *size)

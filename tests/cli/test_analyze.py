@@ -1,0 +1,155 @@
+"""The analysis of flight recorders: divergence, lateness, bandwidth; as text, page and trace."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpcdist.cli import main
+from hpcdist.cli.analyze import load
+from hpcdist.cli.analyze.match import collectives, divergences
+from hpcdist.cli.analyze.page import page
+from hpcdist.cli.analyze.report import analysis
+from hpcdist.cli.analyze.text import lines, ranks_in_words
+from hpcdist.cli.analyze.trace import merged, timeline
+from hpcdist.recordings import Group, Operation, Recording, Site
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+BEGIN = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def call(number: int, group: Group, ms: float, **more: object) -> Operation:
+    values = {
+        "number": number, "name": "all_reduce", "kind": "all_reduce", "group": group, "seq": number,
+        "dtype": "float32", "elements": 1000, "inputs": 0, "outputs": 1000, "itemsize": 4,
+        "shape": (1000,), "peer": -1, "tag": 0, "op": "SUM", "state": "done", "failure": "",
+        "queued": False, "called": BEGIN + int(ms * MS), "started": None, "agreed": None,
+        "ended": BEGIN + int((ms + 1) * MS), "site": Site("/home/me/train.py", 40 + number, "step"),
+    }  # fmt: skip
+    return Operation(**{**values, **more})  # type: ignore[arg-type]
+
+
+def job(*ranks: list[dict[str, object]], first: int = 1) -> list[Recording]:
+    """A job of one group; each rank's calls by when they were made, and what is special."""
+    made = []
+    for rank, calls in enumerate(ranks):
+        group = Group("world", rank, len(ranks), 77, tuple(range(len(ranks))))
+        made.append(
+            Recording(
+                f"r{rank}", rank, len(ranks), 100 + rank, "node1", "0a0b0c0d", "",
+                "python train.py", BEGIN + 5000 * MS, False, False, [group],
+                [call(first + n, group, **given) for n, given in enumerate(calls)],  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+    return made
+
+
+def test_ranks_that_agree():
+    recordings = job([{"ms": 0}, {"ms": 10}], [{"ms": 0}, {"ms": 10}])
+    assert divergences(recordings) == []
+    text = "\n".join(lines(analysis(recordings)))
+    assert "No divergence" in text and "job 0a0b0c0d, 2 ranks" in text
+
+
+def test_the_rank_that_did_not_come():
+    waits = {"state": "failed", "failure": "timeout", "ended": BEGIN + 2000 * MS}
+    recordings = job(
+        [{"ms": 0}, {"ms": 10, **waits}], [{"ms": 0}], [{"ms": 0}, {"ms": 12, **waits}]
+    )
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.seq, one.collective.absent) == ("absent", 2, [1])
+    text = "\n".join(lines(analysis(recordings)))
+    assert "First divergence: collective #2 of group 'world': not all ranks called it" in text
+    assert (
+        "ranks 0, 2: all_reduce #2 of group 'world', float32[1000], SUM, at me/train.py:42" in text
+    )
+    assert "  rank 1: has not called it" in text
+
+
+def test_ranks_that_called_different_things():
+    other = {"name": "broadcast", "kind": "broadcast", "op": "", "peer": 0}
+    recordings = job(
+        [{"ms": 0}, {"ms": 5}, {"ms": 9}], [{"ms": 0}, {"ms": 6, **other}, {"ms": 9, **other}]
+    )
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.seq) == ("mismatch", 2)
+    (said,) = analysis(recordings)["divergences"]
+    assert [each["ranks"] for each in said["calls"]] == [[0], [1]]
+    assert "broadcast #2" in said["calls"][1]["call"]
+
+
+def test_sizes_may_differ_where_ranks_may_choose_them():
+    uneven = {"name": "all_to_all_single", "kind": "all_to_all"}
+    recordings = job([{"ms": 0, **uneven}], [{"ms": 0, **uneven, "elements": 7, "shape": (7,)}])
+    assert divergences(recordings) == []
+
+
+def test_what_a_ring_has_overwritten_is_not_missing():
+    """Rank 1 made more calls of other groups, so its recorder reaches less far back."""
+    recordings = job([{"ms": n} for n in range(6)], [{"ms": n} for n in range(6)], first=100)
+    del recordings[1].operations[:4]
+    del recordings[0].operations[0]
+    assert divergences(recordings) == []
+    assert [one.absent for one in collectives(recordings)] == [[]] * 5
+
+
+def test_who_was_late_and_by_how_much():
+    """Rank 2 comes 50 ms late to each of ten calls, 100 ms apart."""
+    times = [[{"ms": 100 * n + (50 if rank == 2 else 0)} for n in range(10)] for rank in range(3)]
+    found = analysis(job(*times))["waits"]
+    assert [one["straggler"] for one in found] == [False, False, True]
+    assert found[2]["others_waited"] == pytest.approx(0.5) and found[2]["times_last"] == 10
+    assert found[0]["waited"] == pytest.approx(0.5) and found[2]["waited"] == 0
+    assert found[2]["worst"] == pytest.approx(0.05)
+
+
+def test_bandwidth_counts_from_when_all_have_arrived():
+    size = {"elements": 1_000_000, "outputs": 1_000_000, "shape": (1_000_000,)}
+    ended = BEGIN + 30 * MS
+    recordings = job([{"ms": 0, **size, "ended": ended}], [{"ms": 20, **size, "ended": ended}])
+    rows = analysis(recordings)["operations"]
+    for row in rows:
+        assert row["moved"] == pytest.approx(0.010) and row["bandwidth"] == pytest.approx(4e8)
+    assert [row["waited"] for row in rows] == [pytest.approx(0.020), 0]
+
+
+def test_page_and_trace(tmp_path):
+    hostile = {"site": Site("/tmp/</script><b>@TEXT@.py", 1, "<x>")}
+    recordings = job([{"ms": 0, **hostile}, {"ms": 10}], [{"ms": 0}, {"ms": 12, "ended": None}])
+    recordings[0].stacks = "File </pre><script>alert(1)</script>"
+    found = page(analysis(recordings), timeline(recordings))
+    assert found.count("<script") == 2 and "<b>" not in found and "@" not in found.split("<pre")[0]
+    data = found.split('id="data" type="application/json">')[1].split("</script>")[0]
+    bars = json.loads(data)["bars"]
+    assert len(bars) == 4 and bars[0]["text"].count("</script>") == 1
+    assert "http" not in found  # it loads nothing
+    merged(tmp_path / "out.json.gz", recordings, [])
+    merged(tmp_path / "plain.json", recordings, [])
+    events = json.loads((tmp_path / "plain.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == 4 and {event["ts"] for event in spans} == {0, 10_000, 12_000}
+    # the profiler's own trace began a second later
+    profile = {"baseTimeNanoseconds": BEGIN + 1000 * MS, "traceEvents": [
+        {"ph": "X", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5.0, "dur": 1.0}]}  # fmt: skip
+    (tmp_path / "p0.json").write_text(json.dumps(profile))
+    merged(tmp_path / "both.json", recordings, [tmp_path / "p0.json"])
+    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    by_name = {event["name"]: event["ts"] for event in events if event["ph"] == "X"}
+    assert by_name["aten::mm"] == 5.0
+    assert min(e["ts"] for e in events if e["name"] == "all_reduce") == -1_000_000
+
+
+def test_words():
+    assert ranks_in_words([3]) == "rank 3" and ranks_in_words([0, 1, 2, 5]) == "ranks 0-2, 5"
+
+
+def test_nothing_to_read(tmp_path, capsys):
+    assert main(["analyze", str(tmp_path)]) == 1
+    assert "no file of hpcdist's flight recorder" in capsys.readouterr().err
+    assert main(["analyze", str(tmp_path / "none")]) == 1
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ValueError, match="no file"):
+        load(tmp_path, None)
