@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "diagnose": "report what hpcdist runs on, what is wrong, and the fix",
     "launch": "start a program on several ranks, with mpirun or srun",
     "merge-traces": "merge the profiler's traces of several ranks into one",
+    "top": "show what each rank of a running job is in, and where it hangs",
 }
 
 

@@ -4,6 +4,7 @@
 into the form that ``torchfrtrace`` reads. Neither needs torch or MPI.
 """
 
+from .ask import ask
 from .frtrace import as_frtrace
 from .model import Group, Operation, Recording, Site
 from .read import find, folder_of_user, read
@@ -14,6 +15,7 @@ __all__ = [
     "Recording",
     "Site",
     "as_frtrace",
+    "ask",
     "find",
     "folder_of_user",
     "read",

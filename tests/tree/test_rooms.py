@@ -29,6 +29,7 @@ SHARED = {
     "cli/bench": "cli/test_bench.py",
     "cli/diagnose": "cli/test_diagnose.py",
     "cli/launch": "launchers/test_commands.py",
+    "cli/top": "recordings/test_top.py",
     "codec": "codec/test_codec.py",
     "collectives/deprecated": "collectives/test_reduce.py",
     "collectives/objects_p2p": "collectives/test_objects.py",

@@ -1,0 +1,93 @@
+"""``python -m hpcdist top``: what each rank of a running job is in, from another shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from recorded_jobs import SLEEPER, pids_of, start
+
+from hpcdist.cli.top import remote_commands
+
+pytestmark = pytest.mark.jobs
+
+
+@pytest.fixture
+def hung():
+    """A job whose rank 1 sleeps while rank 0 waits in a barrier: the pids of its ranks."""
+    job = start(SLEEPER.format(seconds=12))
+    pids: dict[int, int] = {}
+    try:
+        pids = pids_of(job)
+        time.sleep(0.5)
+        yield pids
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGTERM)
+        job.communicate(timeout=60)
+
+
+def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpcdist", "top", *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_hung_job(hung):
+    shown = top(str(hung[0]), "--once")
+    assert shown.returncode == 0, shown.stderr
+    head, zero, one = shown.stdout.splitlines()
+    digits = head.split()[1].rstrip(",")
+    assert len(digits) == 8 and "2 of 2 ranks" in head
+    assert str(hung[0]) in zero and "is in barrier #2 of group 'world', at <string>:" in zero
+    assert str(hung[1]) in one and "is outside hpcdist for" in one
+    assert "last: all_reduce #1 of group 'world', float64[3], SUM, at <string>:4 in <module>" in one
+    rows = json.loads(top(digits, "--json").stdout)
+    assert [row["rank"] for row in rows] == [0, 1] and rows[0]["inside"] and not rows[1]["inside"]
+    assert 0.4 < rows[0]["seconds"] < 12
+
+
+def test_stacks_of_a_hung_job(hung):
+    shown = top(str(hung[1]), "--stacks").stdout
+    assert shown.count("Main thread, native:") == 2, shown
+    assert 'File "<string>", line 7 in <module>' in shown, shown  # where rank 1 sleeps
+    assert shown.count("Threads, as the kernel sees them:") == 2
+
+
+def test_a_stopped_rank_is_shown_as_such(hung):
+    os.kill(hung[1], signal.SIGSTOP)
+    time.sleep(2.5)
+    shown = top(str(hung[0]), "--stacks").stdout  # it cannot answer, and is not waited for for long
+    assert "no sign of life for" in shown.splitlines()[-1] or "no sign of life for" in shown, shown
+
+
+def test_other_nodes_through_a_command(hung, tmp_path):
+    """The stand-in for ssh runs the command here, and writes down for which host."""
+    log = tmp_path / "log"
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$1" >> {log}\n[ "$1" = down ] && exit 255\nexec sh -c "$2"\n')
+    ssh.chmod(0o755)
+    shown = top(str(hung[0]), "--once", "--hosts", "node1,down", "--ssh", str(ssh))
+    assert shown.returncode == 0, shown.stderr
+    assert "2 of 2 ranks" in shown.stdout and "hpcdist top: down: no answer" in shown.stderr
+    assert sorted(log.read_text().split()) == ["down", "node1"]
+
+
+def test_no_such_job():
+    shown = top("99999999")
+    assert shown.returncode == 1 and "no rank of job 99999999" in shown.stderr
+
+
+def test_what_is_started_elsewhere():
+    options = argparse.Namespace(job="77", hosts="a,b", ssh="ssh -q", stacks=True, json=False)
+    first, second = remote_commands(options)
+    assert first[:3] == ["ssh", "-q", "a"] and second[2] == "b"
+    assert first[3].endswith("-m hpcdist top 77 --json --stacks")
