@@ -30,7 +30,7 @@ def main() -> int:
     explained = 0
     for _ in range(options.rounds):
         for kind in KINDS:
-            ended = run_job(2, str(PROGRAM), kind)
+            ended = run_job(2, str(PROGRAM), kind, limit=90)
             try:
                 assert ended.code == 0, ended.text
                 names_everything(ended.text, kind, ended.text)
