@@ -88,6 +88,8 @@ def one_job(found: Run, report: Path, options: argparse.Namespace, first: str | 
     command += ["--verbose"] if options.verbose else []
     command += ["--hang", options.hang] if options.hang else []
     report.write_text("")
+    # A compiler that was killed leaves a broken library in the cache that all programs share.
+    env = {**env, "TORCHINDUCTOR_CACHE_DIR": str(report.parent / "inductor")}
     job = subprocess.Popen(
         command,
         env=env,
