@@ -175,6 +175,23 @@ def test_the_ring_wraps_and_a_reader_meanwhile_sees_whole_records():
     parallel_assert(all(mine[each.number].seq == each.seq for each in good if each.number in mine))
 
 
+def test_freed_groups_leave_room_for_others():
+    """Their names are longer than all the room for names; the lines and the world stay."""
+    rank, size = here()
+    dist.barrier()
+    before = last(1)[0]
+    for _ in range(6000 if size == 1 else 2500):
+        dist.destroy_process_group(dist.new_group())
+    group = dist.new_group()
+    dist.barrier(group)
+    one = last(1)[0]
+    parallel_assert(one.group is not None and one.group.ranks == tuple(range(size)))
+    parallel_assert(one.group.name != "world" and one.site is not None)
+    dist.barrier()
+    other = last(1)[0]
+    parallel_assert(other.group == before.group and other.site is not None)
+
+
 def test_a_copy(tmp_path):
     dist.barrier()
     path = tmp_path / "copy"

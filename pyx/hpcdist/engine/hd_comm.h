@@ -21,6 +21,7 @@ struct hd_comm {
     char name[HD_NAME];
     uint64_t uid;       /* the same on all members */
     uint16_t rec_group; /* its number in the flight recorder */
+    uint8_t as_world;   /* its ranks have the numbers that they have in the world */
     double timeout;     /* seconds */
     int check;          /* 0 off, 1 on, 2 full */
     int64_t chunk;      /* bytes of one piece of a long reduction */

@@ -88,6 +88,9 @@ static int meet(hd_comm *c, char *text, size_t room)
         free(all);
         return HD_ERR_MISMATCH;
     }
+    c->as_world = 1;
+    for (int r = 0; r < c->size; r++)
+        c->as_world &= all[r].world == (uint64_t)r;
     for (int r = 0; r < c->size; r++) /* in place: the first numbers of `all` are shorter */
         ((int32_t *)all)[r] = (int32_t)all[r].world;
     c->rec_group = hd_rec_group(c, (int32_t *)all);
@@ -104,6 +107,7 @@ static void inherit(hd_comm *c, const birth *b)
         c->node_slot[r] = b->parent->node_slot[b->ranks[r]];
         c->one_node &= b->parent->one_node || c->node_slot[r] >= 0;
     }
+    c->rec_group = hd_rec_group(c, b->parent->as_world ? b->ranks : NULL);
 }
 
 /* Collective over the new communicator. */

@@ -14,6 +14,7 @@
 #include "hd_graves.h"
 #include "hd_page_life.h"
 #include "hd_post.h"
+#include "hd_recorder.h"
 #include "hd_threads.h"
 
 #define AGREEMENTS 4 /* on the number of messages; then they are taken for lost */
@@ -119,6 +120,7 @@ int hd_grave_inherits(hd_comm *c)
 
 void hd_comm_dispose(hd_comm *c)
 {
+    hd_rec_forget(c->rec_group);
     free(c->node_slot);
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->work_cv);

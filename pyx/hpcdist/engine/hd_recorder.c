@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -18,7 +19,9 @@ struct hd_recorder hd_rec;
 int hd_rec_tsc;
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-static uint16_t groups;
+static uint16_t groups;        /* the last number */
+static uint8_t lives[1 << 16]; /* the groups that have not been freed */
+static uint32_t gone;          /* groups in the log that have */
 static uint32_t sites;
 
 /* ---- the clock ---- */
@@ -68,12 +71,35 @@ void hd_rec_beat(void)
 
 /* ---- names, groups, lines ---- */
 
+/* Takes the freed groups out of the log. Who reads it just then misses names. With the mutex. */
+static void make_room(hd_rec_head *h)
+{
+    char *to = hd_rec.log, *end = hd_rec.log + h->log_used, *next;
+    __atomic_store_n(&h->log_used, 0, __ATOMIC_RELEASE);
+    for (char *at = to; at < end; at = next) {
+        const size_t left = (size_t)(end - at);
+        next = memchr(at, '\n', left);
+        next = next ? next + 1 : end;
+        if (at[0] == 'g' && !lives[(uint16_t)strtoul(at + 2, NULL, 10)])
+            continue;
+        memmove(to, at, (size_t)(next - at));
+        to += next - at;
+    }
+    gone = 0;
+    __atomic_store_n(&h->log_used, (uint32_t)(to - hd_rec.log), __ATOMIC_RELEASE);
+}
+
 /* Adds a line of text; 0: no room. With the mutex. */
 static int add(const hd_text *t)
 {
     hd_rec_head *h = hd_rec.head;
-    const uint32_t used = h ? h->log_used : 0;
-    if (!h || t->used >= t->room - 1 || used + t->used > h->log_bytes)
+    uint32_t used;
+    if (!h || t->used >= t->room - 1)
+        return 0;
+    if (h->log_used + t->used > h->log_bytes && gone >= 64)
+        make_room(h);
+    used = h->log_used;
+    if (used + t->used > h->log_bytes)
         return 0;
     memcpy(hd_rec.log + used, t->at, t->used);
     __atomic_store_n(&h->log_used, used + (uint32_t)t->used, __ATOMIC_RELEASE);
@@ -126,21 +152,34 @@ static void say_ranks(hd_text *t, const int32_t *ranks, int n)
 uint16_t hd_rec_group(const hd_comm *c, const int32_t *world)
 {
     char buffer[4096];
-    uint16_t id = 0;
+    uint16_t id = 0, next;
     hd_text t;
     pthread_mutex_lock(&mu);
+    next = groups;
+    do
+        next++;
+    while ((!next || lives[next]) && next != groups);
     hd_text_init(&t, buffer, sizeof buffer - 1);
-    hd_say(&t, "g %u %d %d %llu %s\t", groups + 1u, c->rank, c->size, (unsigned long long)c->uid,
-           c->name);
+    hd_say(&t, "g %u %d %d %llu %s\t", next, c->rank, c->size, (unsigned long long)c->uid, c->name);
     if (world)
         say_ranks(&t, world, c->size);
     if (t.used >= t.room - 1) /* cut: the list is too long */
         t.used = (size_t)(strchr(buffer, '\t') + 1 - buffer);
     buffer[t.used++] = '\n';
-    if (groups < UINT16_MAX && add(&t))
-        id = ++groups;
+    if (next != groups && add(&t)) {
+        id = groups = next;
+        lives[id] = 1;
+    }
     pthread_mutex_unlock(&mu);
     return id;
+}
+
+void hd_rec_forget(uint16_t group)
+{
+    pthread_mutex_lock(&mu);
+    gone += lives[group];
+    lives[group] = 0;
+    pthread_mutex_unlock(&mu);
 }
 
 uint32_t hd_rec_site(int line, const char *function, const char *file)

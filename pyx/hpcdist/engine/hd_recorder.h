@@ -19,7 +19,7 @@
 #endif
 
 #define HD_REC_VERSION 1
-#define HD_REC_LOG (64 << 10)    /* bytes for names, groups and lines */
+#define HD_REC_LOG (256 << 10)   /* bytes for names, groups and lines */
 #define HD_REC_STACKS (32 << 10) /* bytes for the stacks of this process */
 #define HD_REC_MUCH 16384        /* elements: the steps of such an operation are timed */
 
@@ -106,6 +106,7 @@ void hd_rec_beat(void); /* by the watchdog: this process lives, and how its cloc
 /* What records refer to by number: written once. 0: there is no room for more, or it is off. */
 uint16_t hd_rec_name(const char *api);
 uint16_t hd_rec_group(const hd_comm *c, const int32_t *world); /* world: the members' ranks */
+void hd_rec_forget(uint16_t group); /* it is gone: where room is needed, so is its name */
 uint32_t hd_rec_site(int line, const char *function, const char *file);
 
 void hd_rec_begin_wide(hd_record *r, const hd_job *j);
