@@ -156,14 +156,13 @@ PROGRAMS = (
             name=f"roll-{name}",
             sources=ROLL,
             variants=("plain",),
-            short=("4", "60000"),
-            long=("4", "60000"),
+            short=("4", "100000"),
+            long=("4", "300000"),
             flags=DEEP,
             mutation=("pyx/hpcdist/engine/hd_roll.c", old, new),
         )
         for name, old, new in (
             ("early", "if (!k->kid[i].promised)\n            return -1;", ";"),
-            ("fickle", "(!k->promised && (ev", "((ev"),
             ("left-over", "!m->number || w.number != m->number", "0"),
         )
     ),
