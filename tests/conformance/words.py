@@ -82,7 +82,8 @@ def native(error: Any, text: Any = None) -> tuple[Any, Any]:
             AttributeError: (DistError,),  # where an object cannot be pickled: on all ranks
         }
         errors = error if isinstance(error, tuple) else (error,)
-        return sum((more.get(each, ()) for each in errors), errors), None
+        also = sum((more.get(each, ()) for each in errors), ())
+        return (errors + also if also else error), None
     for theirs, pattern, own, own_text in _NATIVE:
         found = re.fullmatch(pattern, text) if error is theirs else None
         if found:

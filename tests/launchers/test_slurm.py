@@ -67,9 +67,8 @@ def test_mpirun_inside_sbatch(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize("alone", [False, True], ids=["beside another", "alone on its node"])
 def test_a_killed_rank_of_the_other_node_ends_the_job(cluster: Cluster, alone: bool) -> None:
     """Its neighbour notices and aborts; where it had none, srun does (--kill-on-bad-exit)."""
-    # with that option srun might kill the neighbour before it has said why
-    options = ["-n3", "--kill-on-bad-exit=1"] if alone else ["-n4", "--ntasks-per-node=2"]
-    ended = cluster.srun("-N2", *options, PROGRAMS, "dies", limit=30)
+    ranks = ["-n3"] if alone else ["-n4", "--ntasks-per-node=2"]
+    ended = cluster.srun("-N2", *ranks, "--kill-on-bad-exit=1", PROGRAMS, "dies", limit=30)
     began = re.search(r"^began ([0-9.]+)$", ended.text, re.MULTILINE)
     assert ended.code != 0 and began, ended.text
     assert "an all_reduce without all ranks" not in ended.text
