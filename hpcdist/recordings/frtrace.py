@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdist._dump_files import TRACED_AS
+
 from .model import Operation, Recording
 
 __all__ = ["as_frtrace"]
 
 #: The version of the form, which torchfrtrace looks at.
 VERSION = "2.10"
-#: What torchfrtrace calls the operations; others go by their kind.
-_TRACED = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_gather_coalesced": "ALLGATHER_coalesced",
-    "all_to_all_single": "all_to_all",
-    "barrier": "all_reduce_barrier",
-}
 _DTYPES = {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int"}
 _STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
 
@@ -82,7 +75,7 @@ def _entry(
     group = operation.group
     assert group is not None
     given, got = _sizes(operation)
-    what = _TRACED.get(operation.name, _TRACED.get(operation.kind, operation.kind))
+    what = TRACED_AS.get(operation.name, TRACED_AS.get(operation.kind, operation.kind))
     if operation.message:
         arrow = "->" if operation.kind == "send" else "<-"
         what = f"{operation.kind} {group.rank}{arrow}{operation.peer}"

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdist._dump_files import TRACED_AS
 from hpcdist.flight_recorder import NCCL, Entry, Recorder, Where
 
 __all__ = ["Recording"]
-
-#: How torchfrtrace calls operations, where it has another name for them.
-_TRACED = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_gather_coalesced": "ALLGATHER_coalesced",
-    "all_to_all_single": "all_to_all",
-    "barrier": "all_reduce_barrier",
-}
 
 
 class _Batch:
@@ -79,7 +70,7 @@ class Recording:
             return _Batch([*made, self._begin("coalesced", [], [], seconds, "", True)])
         if peer >= 0:
             return self._message(api == "isend", inputs[0], peer, seconds)
-        return self._begin(_TRACED.get(api, api), inputs, outputs, seconds)
+        return self._begin(TRACED_AS.get(api, api), inputs, outputs, seconds)
 
     def _message(
         self, sends: bool, tensor: Any, peer: int, seconds: float, joined: bool = False

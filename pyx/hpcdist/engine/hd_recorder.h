@@ -1,6 +1,6 @@
 /* The flight recorder: the last operations of this process, always on. They lie in a ring in a file
  * of memory, so that other processes of the node can read them, also after this one has crashed
- * (hd_recorder_file.c). hpcdist/debug/recording.py reads the format.
+ * (hd_recorder_file.c). hpcdist/recordings/read.py reads the format.
  *
  * An operation of a few bytes writes one cache line, and reads one clock: when it is called. It
  * takes no lock: it is noted under the GIL, and only its own thread adds to it. Its end has a time
