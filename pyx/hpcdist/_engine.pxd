@@ -127,6 +127,7 @@ cdef extern from "hd_recorder.h" nogil:
 
     struct hd_recorder:
         hd_record* ring
+        uint32_t drops
 
     hd_recorder hd_rec
 

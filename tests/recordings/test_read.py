@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,31 @@ def test_calls_from_many_depths_have_their_own_lines():
         del names
     found = [(one.site.file, one.site.line) for one in last(40) if one.site]
     parallel_assert(found == [(f"made{n}.py", n + 2) for n in range(40)])
+
+
+def test_more_lines_than_there_is_room_for():
+    """Twice over: the log drops those that the ring does not have, and the table starts anew."""
+    rank, size = here()
+
+    def called() -> None:
+        dist.barrier()
+
+    for turn in range(2):
+        first = 10_000 * turn + 1
+        for line in range(first, first + 4_000):
+            code = called.__code__.replace(co_firstlineno=line)
+            types.FunctionType(code, called.__globals__)()
+        dist.barrier()
+        lines = [one.site.line for one in last(500)[:-1] if one.site]
+        parallel_assert(lines == list(range(first + 3_502, first + 4_001)))
+        parallel_assert(last(1)[0].site is not None and last(1)[0].site.file == __file__)
+    parallel_assert(all(one.site for one in recorded().operations))
+    group = dist.new_group()
+    dist.barrier(group)
+    parallel_assert(last(1)[0].group is not None and last(1)[0].site is not None)
+    if size > 1:
+        with parallel_raises(dist.DistMismatchError, match="test_read.py"):
+            dist.all_reduce(torch.ones(2 + rank))
 
 
 @pytest.mark.mpi(min_size=2)

@@ -77,7 +77,7 @@ cdef void note_line(hd_job* j) noexcept:
     cdef bytes line
     try:
         if j.site_id:
-            line = <bytes> site_texts[j.site_id]
+            line = text_of_site(j.site_id)
         else:
             frame = calling_frame()
             line = b"" if frame is None else line_of(frame).encode(errors="replace")

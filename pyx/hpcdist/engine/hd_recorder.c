@@ -22,7 +22,9 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static uint16_t groups;        /* the last number */
 static uint8_t lives[1 << 16]; /* the groups that have not been freed */
 static uint32_t gone;          /* groups in the log that have */
-static uint32_t sites;
+static uint32_t sites;         /* the last number of a calling line */
+static size_t line_bytes;      /* of the log, used by calling lines */
+static uint64_t full_until;    /* no line can be dropped before this operation */
 
 /* ---- the clock ---- */
 
@@ -71,22 +73,48 @@ void hd_rec_beat(void)
 
 /* ---- names, groups, lines ---- */
 
-/* Takes the freed groups out of the log. Who reads it just then misses names. With the mutex. */
-static void make_room(hd_rec_head *h)
+static size_t line_end(const char *at, size_t left)
 {
-    char *to = hd_rec.log, *end = hd_rec.log + h->log_used, *next;
+    const char *next = memchr(at, '\n', left);
+    return next ? (size_t)(next + 1 - at) : left;
+}
+
+/* Takes lines of text out of the log: the freed groups, or the calling lines that no bit of `used`
+ * keeps. Who reads it just then misses names. Returns the bytes that it freed. With the mutex. */
+static size_t make_room(hd_rec_head *h, char kind, const uint8_t *used)
+{
+    char *to = hd_rec.log, *end = hd_rec.log + h->log_used;
+    const size_t before = h->log_used;
+    size_t n;
     __atomic_store_n(&h->log_used, 0, __ATOMIC_RELEASE);
-    for (char *at = to; at < end; at = next) {
-        const size_t left = (size_t)(end - at);
-        next = memchr(at, '\n', left);
-        next = next ? next + 1 : end;
-        if (at[0] == 'g' && !lives[(uint16_t)strtoul(at + 2, NULL, 10)])
+    for (char *at = to; at < end; at += n) {
+        const uint32_t id = (uint32_t)strtoul(at + 2, NULL, 10);
+        n = line_end(at, (size_t)(end - at));
+        if (at[0] == kind && !(kind == 'g' ? lives[(uint16_t)id] : used[id / 8] >> id % 8 & 1))
             continue;
-        memmove(to, at, (size_t)(next - at));
-        to += next - at;
+        memmove(to, at, n);
+        to += n;
     }
-    gone = 0;
     __atomic_store_n(&h->log_used, (uint32_t)(to - hd_rec.log), __ATOMIC_RELEASE);
+    return before - (size_t)(to - hd_rec.log);
+}
+
+/* Drops the calling lines that no operation in the ring refers to. With the mutex and the GIL. */
+static void drop_lines(hd_rec_head *h)
+{
+    uint8_t *used = calloc(sites / 8 + 1, 1);
+    size_t freed;
+    if (!used)
+        return;
+    for (uint64_t i = 0; i <= hd_rec.mask; i++)
+        if (hd_rec.ring[i].site <= sites)
+            used[hd_rec.ring[i].site / 8] |= (uint8_t)(1u << hd_rec.ring[i].site % 8);
+    freed = make_room(h, 's', used);
+    free(used);
+    line_bytes -= freed;
+    /* If most are in use, not again before the ring has moved on. */
+    full_until = freed < HD_REC_LINES / 4 ? hd_rec.next + hd_rec.mask / 4 : 0;
+    hd_rec.drops++;
 }
 
 /* Adds a line of text; 0: no room. With the mutex. */
@@ -96,8 +124,10 @@ static int add(const hd_text *t)
     uint32_t used;
     if (!h || t->used >= t->room - 1)
         return 0;
-    if (h->log_used + t->used > h->log_bytes && gone >= 64)
-        make_room(h);
+    if (h->log_used + t->used > h->log_bytes && gone >= 64) {
+        make_room(h, 'g', NULL);
+        gone = 0;
+    }
     used = h->log_used;
     if (used + t->used > h->log_bytes)
         return 0;
@@ -190,8 +220,13 @@ uint32_t hd_rec_site(int line, const char *function, const char *file)
     pthread_mutex_lock(&mu);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "s %u %d %s\t%s\n", sites + 1, line, function, file);
-    if (!strpbrk(function, "\t\n") && !strchr(file, '\n') && add(&t))
+    if (line_bytes + t.used > HD_REC_LINES && hd_rec.ring && hd_rec.next >= full_until)
+        drop_lines(hd_rec.head);
+    if (!strpbrk(function, "\t\n") && !strchr(file, '\n') && line_bytes + t.used <= HD_REC_LINES &&
+        add(&t)) {
         id = ++sites;
+        line_bytes += t.used;
+    }
     pthread_mutex_unlock(&mu);
     return id;
 }

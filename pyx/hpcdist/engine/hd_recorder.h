@@ -20,6 +20,7 @@
 
 #define HD_REC_VERSION 1
 #define HD_REC_LOG (256 << 10)   /* bytes for names, groups and lines */
+#define HD_REC_LINES (192 << 10) /* of these at most for lines: groups have the rest */
 #define HD_REC_STACKS (32 << 10) /* bytes for the stacks of this process */
 #define HD_REC_MUCH 16384        /* elements: the steps of such an operation are timed */
 
@@ -75,6 +76,7 @@ struct hd_recorder {
     hd_record *ring; /* NULL: off */
     uint64_t mask, next;
     uint32_t failures; /* operations that failed; if two do at once, one may be lost */
+    uint32_t drops;    /* how often lines have been dropped: their numbers are void */
     hd_rec_head *head;
     char *log, *stacks;
     size_t bytes;
@@ -107,6 +109,7 @@ void hd_rec_beat(void); /* by the watchdog: this process lives, and how its cloc
 uint16_t hd_rec_name(const char *api);
 uint16_t hd_rec_group(const hd_comm *c, const int32_t *world); /* world: the members' ranks */
 void hd_rec_forget(uint16_t group); /* it is gone: where room is needed, so is its name */
+/* With the GIL. It may drop older lines: see `drops`. */
 uint32_t hd_rec_site(int line, const char *function, const char *file);
 
 void hd_rec_begin_wide(hd_record *r, const hd_job *j);

@@ -1,7 +1,8 @@
 # The calling line of every operation, for the flight recorder, at the price of a few loads. The
 # interpreter's frames contain the address of the instruction that each executes. The addresses from
 # the innermost frame to the program's own identify the calling line, so it is looked up by them; only
-# a new one is turned into text. The code objects stay alive, so that no address means two lines.
+# a new one is turned into text. The code objects stay alive, so that no address means two lines. A
+# table that is full is emptied, and fills again with the lines that the program still calls from.
 
 cdef extern from * nogil:
     """
@@ -113,20 +114,18 @@ cdef extern from * nogil:
         if (second)
             h = hd_key(h, hd_place(second));
         k = hd_entry(hd_fold(h));
-        if (!k)
-            return 0;
-        if (k->key && k->depth > 2)
+        if (k && k->key && k->depth > 2)
             k = hd_entry(hd_frames_key(k->depth));
-        return !k ? 0 : k->key ? (int64_t)k->id : -1;
+        return k && k->key ? (int64_t)k->id : -1;
     }
 
-    /* Notes it; `depth` frames make it out. */
-    static void hd_site_note(uint32_t id, uint32_t depth)
+    /* Notes it; `depth` frames make it out. 0: there is no room. */
+    static int hd_site_note(uint32_t id, uint32_t depth)
     {
         uint64_t key = hd_frames_key(2);
         struct hd_known *k = hd_entry(key);
         if (!k || hd_sites_used > HD_SITES / 2)
-            return;
+            return 0;
         if (depth > 2) {
             if (!k->key || k->depth < depth) {
                 hd_sites_used += !k->key;
@@ -143,17 +142,24 @@ cdef extern from * nogil:
             k->id = id;
             k->key = key;
         }
+        return k != NULL;
     }
-    static int hd_sites_full(void) { return hd_sites_used > HD_SITES / 2; }
+
+    static void hd_sites_clear(void)
+    {
+        memset(hd_sites, 0, sizeof hd_sites);
+        hd_sites_used = 0;
+    }
     """
     int64_t hd_site_here()
-    void hd_site_note(uint32_t id, uint32_t depth)
+    int hd_site_note(uint32_t id, uint32_t depth)
     uint32_t hd_frames_to(PyObject*)
-    int hd_sites_full()
+    void hd_sites_clear()
 
-cdef list site_codes = []              # code objects whose addresses are in the table
-cdef list site_texts = [b""]           # the lines by number, as messages show them
-cdef dict site_numbers = {}            # (file, line, function) -> number
+cdef list site_codes = []     # code objects whose addresses are in the table
+cdef dict site_numbers = {}   # (file, line, function) -> number
+cdef dict site_texts = {}     # the lines by number, as messages show them
+cdef dict site_older = {}     # those that the recorder has dropped last: operations may still run
 
 
 cdef uint32_t site_here() noexcept:
@@ -167,7 +173,7 @@ cdef uint32_t site_here() noexcept:
 
 cdef uint32_t new_site() noexcept:
     """Notes a calling line that has not been seen. A handler that raises here raises later."""
-    if hd_sites_full() or PyErr_Occurred() != NULL:
+    if PyErr_Occurred() != NULL:
         return 0
     try:
         return number_of_site()
@@ -179,27 +185,56 @@ cdef uint32_t new_site() noexcept:
 cdef uint32_t number_of_site() except? 0:
     cdef uint32_t number = 0, depth = 2
     cdef object outer = calling_frame()
-    cdef object frame = sys._getframe()
-    while frame is not None and len(site_codes) < 100_000:
-        site_codes.append(frame.f_code)
-        if frame is outer:
-            break
-        frame = frame.f_back
     if outer is not None:
         code = outer.f_code
         key = (code.co_filename, outer.f_lineno, code.co_name)
         found = site_numbers.get(key)
-        if found is None:
-            text = line_of(outer).encode(errors="replace")
-            function = code.co_name.encode(errors="replace")
-            path = code.co_filename.encode(errors="replace")
-            number = hd_rec_site(outer.f_lineno, function, path)
-            if number:
-                site_texts.append(text)
-                site_numbers[key] = number
-        else:
-            number = found
+        number = write_site(outer, key) if found is None else found
         depth = hd_frames_to(<PyObject*> code)
-    if depth:
-        hd_site_note(number, depth)
+    if depth and (number or outer is None):
+        keep_codes(outer)
+        if not hd_site_note(number, depth):
+            empty_table()
+            keep_codes(outer)
+            hd_site_note(number, depth)
     return number
+
+
+cdef uint32_t write_site(object frame, tuple key) except? 0:
+    """Writes the line into the recorder's log; 0: there is no room."""
+    global site_texts, site_older
+    cdef uint32_t drops = hd_rec.drops
+    cdef bytes path = key[0].encode(errors="replace"), function = key[2].encode(errors="replace")
+    cdef bytes text = line_of(frame).encode(errors="replace")
+    cdef uint32_t number = hd_rec_site(frame.f_lineno, function, path)
+    if hd_rec.drops != drops:
+        empty_table()
+        site_numbers.clear()
+        site_older, site_texts = site_texts, {}
+    if number:
+        site_texts[number] = text
+        site_numbers[key] = number
+    return number
+
+
+cdef bytes text_of_site(uint32_t number):
+    text = site_texts.get(number)
+    return site_older.get(number, b"") if text is None else text
+
+
+cdef int keep_codes(object outer) except -1:
+    """Keeps the code objects alive from the innermost frame to this one."""
+    cdef object frame = sys._getframe()
+    if len(site_codes) > 100_000:
+        empty_table()
+    while frame is not None:
+        site_codes.append(frame.f_code)
+        if frame is outer:
+            break
+        frame = frame.f_back
+    return 0
+
+
+cdef void empty_table() noexcept:
+    hd_sites_clear()
+    del site_codes[:]
