@@ -37,6 +37,11 @@ if grep -qi hydra <<<"$version"; then
     # MPICH and its relatives pass the whole environment on.
     arguments=(-n "$ranks" -ppn "$ranks_per_node" -bind-to "core:$cores_per_rank")
     [[ -z ${HOSTS:-} ]] || arguments+=(-f "$HOSTS")
+elif grep -q 'Intel(R) MPI' <<<"$version"; then
+    # The same, but Intel MPI binds by a variable. Check: I_MPI_DEBUG=4 prints each rank's cores.
+    export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-$cores_per_rank:compact}
+    arguments=(-n "$ranks" -ppn "$ranks_per_node")
+    [[ -z ${HOSTS:-} ]] || arguments+=(-f "$HOSTS")
 else
     # Without these, Open MPI gives a rank one core if there are two ranks, and none of its own if
     # there are more.

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
 SCRIPTS = ROOT / "jobscripts"
 HELLO = str(ROOT / "examples" / "01_hello.py")
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
+#: Variables of the tests' own, and those that the scripts read.
+NOT_A_USERS = ("OMP_NUM_THREADS", "HOSTS", "I_MPI_PIN", "I_MPI_PIN_DOMAIN")
 
 
 def run(script: str, *arguments: str, first: Path | None = None, **env: str) -> str:
@@ -32,7 +34,7 @@ def start(
     script: Path, *arguments: str, first: Path | None = None, folder: Path = ROOT, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a job script in a folder, and return how it ended."""
-    mine = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "HOSTS")}
+    mine = {k: v for k, v in os.environ.items() if k not in NOT_A_USERS}
     mine.setdefault("FABRIC", "ethernet")
     mine["PATH"] = f"{first or Path(find_mpirun()).parent}:{mine['PATH']}"
     if os.getuid() == 0:
@@ -52,7 +54,7 @@ def stand_in(folder: Path, name: str, help_text: str = "") -> None:
     program.write_text(
         "#!/bin/bash\n"
         f'case "$1" in --help|--version) echo "{help_text}"; sleep 0.2; echo more; exit;; esac\n'
-        f'echo "{name} $* (OMP_NUM_THREADS=$OMP_NUM_THREADS)"\n'
+        f'echo "{name} $* (OMP_NUM_THREADS=$OMP_NUM_THREADS) ${{I_MPI_PIN_DOMAIN:-}}"\n'
     )
     program.chmod(0o755)
 
@@ -80,6 +82,10 @@ def test_mpirun_with_several_hosts(tmp_path: Path) -> None:
     text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
     assert "mpirun -n 12 -ppn 4 -bind-to core:8 -f" in text
     assert "python x.py (OMP_NUM_THREADS=7)" in text
+    stand_in(tmp_path, "mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.18.1")
+    text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
+    assert "mpirun -n 12 -ppn 4 -f" in text
+    assert "python x.py (OMP_NUM_THREADS=7) 8:compact" in text
 
 
 @pytest.mark.parametrize("name", ["cpu-infiniband", "gpu-infiniband", "pmix", "pmi2", "apptainer"])
@@ -97,7 +103,7 @@ def test_slurm_scripts_on_a_cluster(cluster: Cluster, name: str, tmp_path: Path)
         "PATH": f"{tmp_path}:{cluster.env['PATH']}",
     }
     ended = submit(cluster, f"slurm-{name}.sh", sys.executable, PROGRAMS, "hello", env=env)
-    if name in ("pmix", "pmi2") and name != cluster.plugin:
+    if name in ("pmix", "pmi2") and name not in cluster.plugins:
         assert ended.code != 0 and f"Use: srun --mpi={cluster.plugin}" in ended.text, ended.text
         return
     found = re.findall(r"^rank (\d) of 4 on (hpc\d): sum 4, threads 1$", ended.text, re.MULTILINE)

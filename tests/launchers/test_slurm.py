@@ -45,9 +45,13 @@ def test_more_ranks_than_cores(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("wrong", ["none", "the other"])
 def test_wrong_plugin_is_an_error_that_names_the_right_one(cluster: Cluster, wrong: str) -> None:
+    """Intel MPI takes both plugins."""
     right = cluster.plugin
     other = {"pmix": "pmi2", "pmi2": "pmix"}[right]
     ended = cluster.srun("-N2", "-n3", PROGRAMS, "hello", mpi="none" if wrong == "none" else other)
+    if wrong != "none" and other in cluster.plugins:
+        assert ended.code == 0 and ended.text.count("sum 3,") == 3, ended.text
+        return
     assert ended.code != 0 and "well" not in ended.text, ended.text
     assert f"Use: srun --mpi={right}" in ended.text, ended.text
 

@@ -22,10 +22,10 @@ CLUSTER = str(ROOT / "jobscripts" / "ci" / "slurm-cluster")
 ABSENT = "slurm: "
 
 
-def plugin() -> tuple[str, dict[str, str]]:
-    """Return srun's plugin for the MPI that is tested, and what it needs in the environment.
+def plugins() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return srun's plugins for the MPI that is tested, and what they need in the environment.
 
-    It is pmix for Open MPI and pmi2 for MPICH and Intel MPI, which has to be told Slurm's library.
+    pmix for Open MPI, pmi2 for MPICH, and both for Intel MPI, which has to be told Slurm's library.
     """
     mpirun = find_mpirun()
     # Intel's is a script that looks for its parts on PATH.
@@ -36,8 +36,8 @@ def plugin() -> tuple[str, dict[str, str]]:
     if "Intel(R) MPI" in text:
         library = ctypes.util.find_library("pmi2")
         assert library, "no libpmi2, which Intel MPI needs under srun: apt-get install libpmi2-0"
-        return "pmi2", {"I_MPI_PMI_LIBRARY": library, "I_MPI_PIN": "off"}
-    return ("pmi2" if "HYDRA" in text.upper() else "pmix"), {}
+        return ("pmi2", "pmix"), {"I_MPI_PMI_LIBRARY": library, "I_MPI_PIN": "off"}
+    return ("pmi2" if "HYDRA" in text.upper() else "pmix",), {}
 
 
 def require() -> None:
@@ -61,7 +61,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.plugin, needed = plugin()
+        self.plugins, needed = plugins()
+        self.plugin = self.plugins[0]
         unwanted = ("OMPI_", "PMI", "PMIX_", "PRTE_", "SLURM_", "HPCDIST_TEST", "OMP_NUM_THREADS")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         self.env["PATH"] = f"{Path(find_mpirun()).parent}:{self.env['PATH']}"
