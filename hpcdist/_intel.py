@@ -2,7 +2,7 @@
 
 Intel's ``vars.sh`` exports LD_LIBRARY_PATH and FI_PROVIDER_PATH; the wheels have no such script:
 libfabric and its providers are found without it. A site's I_MPI_PMI_LIBRARY is hidden from
-processes that srun did not connect. Only the standard library is used.
+processes that srun did not connect.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from hpcdist import _environment
 
 __all__ = ["fabric_of", "load_fabric", "providers", "without_pmi2"]
 
@@ -77,11 +79,8 @@ def providers(libmpi: str | None) -> Iterator[None]:
         yield
         return
     own = path.parent / "prov"
-    os.environ["FI_PROVIDER_PATH"] = str(own if own.is_dir() else path.parent)
-    try:
+    with _environment.variables({"FI_PROVIDER_PATH": str(own if own.is_dir() else path.parent)}):
         yield
-    finally:
-        os.environ.pop("FI_PROVIDER_PATH", None)
 
 
 @contextlib.contextmanager
@@ -94,11 +93,6 @@ def without_pmi2() -> Iterator[None]:
     """
     name = "I_MPI_PMI_LIBRARY"
     path = os.environ.get(name, "")
-    if "PMI_FD" in os.environ or "libpmi2" not in os.path.basename(path):
+    hide = "PMI_FD" not in os.environ and "libpmi2" in os.path.basename(path)
+    with _environment.variables({name: None} if hide else {}):
         yield
-        return
-    del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ[name] = path

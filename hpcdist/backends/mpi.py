@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpcdist import _engine, _loader, config, debug_level, launchers
+from hpcdist import _engine, _environment, _loader, config, debug_level, launchers
 from hpcdist.errors import DistBackendError
 
 from .base import BackendOptions
@@ -110,21 +108,11 @@ def start() -> tuple[int, int]:
     # modules imported after hpcdist may have loaded a second libmpi
     _loader.verify()
     if not launchers.starts_mpi() and launchers.of_an_ancestor(os.environ):
-        with _without(("PMI_FD", "PMI_RANK", "PMI_SIZE")):
+        with _environment.variables(dict.fromkeys(("PMI_FD", "PMI_RANK", "PMI_SIZE"))):
             _engine.init_mpi()
     else:
         _engine.init_mpi()
     return _engine.world_rank_size()
-
-
-@contextlib.contextmanager
-def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Hide environment variables."""
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:

@@ -36,7 +36,7 @@ FILES = {
     "leaves": (
         *("errors", "dtypes", "config", "log", "hardware", "debug_level", "flight_recorder"),
         *("_intel", "_libmpi", "_loader", "_loader_texts", "_option", "_build_info"),
-        *("_torch_version", "_dump_files"),
+        *("_torch_version", "_dump_files", "_environment"),
     ),
     "native": (*("_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),),
     "store": ("_store",),

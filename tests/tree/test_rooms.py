@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: The longest row that fits counts.
 SHARED = {
     "_dump_files": "recordings/test_dumps.py",
+    "_environment": "test_loader.py",
     "_intel": "test_loader.py",
     "_loader_texts": "test_loader.py",
     "_option": "test_config.py",

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcdist import _environment
+
 from .protocol import Manager, mapping
 
 __all__ = ["Server", "node_of_this_process"]
@@ -45,15 +47,6 @@ def pid_space() -> int:
     with contextlib.suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    """Set environment variables, and remove those without a value."""
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 class _PeerGone(Exception):
@@ -141,19 +134,17 @@ class Server:
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
         """Lead MPI to the connection by environment variables; restore them afterwards."""
-        variables: dict[str, str | None] = {
+        changed = {
             "PMI_FD": str(self._theirs.fileno()),
             "PMI_RANK": str(self.rank),
             "PMI_SIZE": str(self.size),
             # With it Intel MPI would speak the protocol of Slurm's library, which is another.
             "I_MPI_PMI_LIBRARY": None,
+            # In a Slurm job it would take the places of Slurm's tasks for those of the ranks.
+            "I_MPI_NODEMAP_ALGORITHM": "pmi_process_mapping",
         }
-        before = {name: os.environ.get(name) for name in variables}
-        _set(variables)
-        try:
+        with _environment.variables(changed):
             yield
-        finally:
-            _set(before)
 
     def detach(self) -> int:
         """Give up the manager's end of the connection; both ends stay open until the process ends.
