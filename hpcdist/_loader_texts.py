@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,10 +27,10 @@ def rebuild_command(family: str, native_only: bool = False) -> str:
         Leave HPCDIST_MPI out: any MPI will do.
     """
     choice = "" if native_only else f"HPCDIST_MPI={family} "
-    pip = f"{choice}{sys.executable} -m pip install"
+    pip = f"{choice}{shlex.quote(sys.executable)} -m pip install"
     checkout = Path(__file__).resolve().parent.parent
     if (checkout / "pyproject.toml").exists():
-        return f"cd {checkout} && {pip} --no-deps -e ."
+        return f"cd {shlex.quote(str(checkout))} && {pip} --no-deps -e ."
     return f"{pip} --force-reinstall --no-deps --no-cache-dir {_origin()}"
 
 
@@ -142,7 +143,7 @@ def _not_this(info: Mapping[str, Any]) -> list[str]:
 
 
 def _origin() -> str:
-    """What pip installed us from: a folder, an archive, or the name on the index."""
+    """What pip installed us from, for a shell: a folder, an archive, or the name on the index."""
     try:
         text = importlib.metadata.distribution("hpcdist").read_text("direct_url.json")
         url = urlparse(json.loads(text)["url"]) if text else None
@@ -151,7 +152,7 @@ def _origin() -> str:
     # A wheel is what is installed now: another build comes from the sources.
     if url is None or url.path.endswith(".whl"):
         return "--no-binary hpcdist hpcdist"
-    return unquote(url.path) if url.scheme == "file" else url.geturl()
+    return shlex.quote(unquote(url.path) if url.scheme == "file" else url.geturl())
 
 
 def _installed(family: str) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpcdist
-from hpcdist import _intel, _libmpi, _loader, _loader_texts
+from hpcdist import _environment, _intel, _libmpi, _loader, _loader_texts
 from hpcdist.errors import DistBackendError
 
 pytestmark = pytest.mark.local
@@ -224,14 +224,15 @@ def fake_library(folder: Path, name: str, code: str = "int hpcdist_test_nothing;
 
 
 def test_not_built_is_an_import_error_with_the_command(tmp_path):
-    copy_package(tmp_path)
-    (tmp_path / "pyproject.toml").touch()
+    tree = tmp_path / "my tree"
+    copy_package(tree)
+    (tree / "pyproject.toml").touch()
     code = "try:\n import hpcdist\nexcept ImportError as e:\n print(type(e).__name__, e)"
-    done = run(code, tmp_path)
+    done = run(code, tree)
     assert done.returncode == 0, done.stderr
     names = "hpcdist._buffer and hpcdist._ops and hpcdist._engine and hpcdist._store"
     assert f"MPILibraryError hpcdist is not built: {names} not found in" in done.stdout
-    command = f"cd {tmp_path} && {sys.executable} -m pip install --no-deps -e ."
+    command = f"cd '{tree}' && {sys.executable} -m pip install --no-deps -e ."
     assert f"To build it: {command}\n" in done.stdout
 
 
@@ -354,7 +355,7 @@ def test_the_error_is_both_a_backend_and_an_import_error():
     assert issubclass(_loader.MPILibraryError, ImportError)
 
 
-@pytest.mark.parametrize("module", [_loader, _libmpi, _loader_texts, _intel])
+@pytest.mark.parametrize("module", [_loader, _libmpi, _loader_texts, _intel, _environment])
 def test_the_loader_needs_the_standard_library_only(module):
     tree = ast.parse(Path(module.__file__).read_text())
     modules = set()
@@ -366,5 +367,5 @@ def test_the_loader_needs_the_standard_library_only(module):
         elif isinstance(node, ast.ImportFrom):
             ours = node.module.startswith("hpcdist")
             modules.add(node.module if ours else node.module.partition(".")[0])
-    own = {f"hpcdist.{name}" for name in ("_intel", "_libmpi", "_loader_texts")}
+    own = {f"hpcdist.{name}" for name in ("_environment", "_intel", "_libmpi", "_loader_texts")}
     assert modules - sys.stdlib_module_names <= own | {"hpcdist.errors", "hpcdist._build_info"}
