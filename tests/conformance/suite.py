@@ -69,6 +69,8 @@ FREED = {
 TOO_LARGE = {"test_ddp_uneven_inputs": "trains a convolution of 1000 x 1000 pixels 126 times"}
 #: Tests of a group of ranks 1 and 2. The suite skips them for few ranks by itself, but not for MPI.
 THREE_RANKS = re.compile(r"(?<!full)_group(_|$)|_failure_order$")
+#: Tests that the suite skips below eight ranks, but not for MPI; gloo gets them from three on, too.
+EIGHT_RANKS = re.compile(r"_group(_|$)|_failure_order$|_no_rank_zero|_wait_all_ranks$")
 #: Seconds for one test; the slowest but those of SLOWER takes six.
 DEADLINE = 60.0
 #: Tests that have a multiple of it: torch's default compiler takes a minute on busy cores, the
@@ -200,8 +202,11 @@ def run_one(side: Side, case: unittest.TestCase, skips: dict[int, str]) -> tuple
         return "skipped", TOO_LARGE[case._testMethodName]
     if getattr(method, "__unittest_skip__", False):
         return "skipped", method.__unittest_skip_why__
-    if os.environ["WORLD_SIZE"] == "2" and THREE_RANKS.search(case._testMethodName):
-        os.environ["BACKEND"] = "hpcdist"
+    if os.environ["WORLD_SIZE"] == "2":
+        if THREE_RANKS.search(case._testMethodName):
+            os.environ["BACKEND"] = "hpcdist"
+    elif EIGHT_RANKS.search(case._testMethodName):
+        os.environ["BACKEND"] = "mpi"
     result = Result(skips)
     try:
         side.start(case._testMethodName, TIMEOUT)
