@@ -34,7 +34,7 @@ from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
 from hpcdist.torch.compat import NAMES, recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere, by_device
-from hpcdist.torch.ranges import profiled, shown
+from hpcdist.torch.ranges import shown
 from hpcdist.torch.refused import Refusals
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
 
@@ -227,8 +227,7 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
         limit = limit_of(getattr(opts, "timeout", None))
         with limited(0.0 if limit is None else limit.total_seconds()):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
-            if profiled():
-                method = shown(name, inputs, method, NAME)
+            method = shown(name, inputs, method, NAME)
             entry = None
             if self._recorder is not None:
                 entry = self._note(name, inputs, outputs)
@@ -284,9 +283,7 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
-            reduce = sparse.all_reduce
-            if profiled():
-                reduce = shown("sparse_all_reduce", [tensor], reduce, NAME)
+            reduce = shown("sparse_all_reduce", [tensor], sparse.all_reduce, NAME)
             reduce(self._comm, tensor, op_of(opts))
             return self._collect(FinishedWork([tensor]))
         both = [tensor]
@@ -474,9 +471,7 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
         entry = None
         if self._recorder is not None:
             entry = self._note("send", [tensor], [], f"{self._comm.rank}->{dst}")
-        start = self._carrier(tensor).isend
-        if profiled():
-            start = shown("send", [tensor], start, NAME)
+        start = shown("send", [tensor], self._carrier(tensor).isend, NAME)
         return self._collect(BridgeWork(start(tensor, dst, tag), [tensor], entry))
 
     @by_device
@@ -485,9 +480,8 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
         entry = None
         if self._recorder is not None:
             entry = self._note("recv", [], [tensor], f"{self._comm.rank}<-{src}")
-        start = self._carrier(tensor).irecv
-        if profiled():
-            start = shown("recv" if src >= 0 else "recvAnySource", [tensor], start, NAME)
+        title = "recv" if src >= 0 else "recvAnySource"
+        start = shown(title, [tensor], self._carrier(tensor).irecv, NAME)
         return self._collect(BridgeWork(start(tensor, src, tag), [tensor], entry))
 
     @by_device

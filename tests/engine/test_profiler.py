@@ -131,7 +131,7 @@ def test_ranges_end_with_an_error_and_without_a_profiler_there_are_none(tmp_path
             dist.all_reduce(torch.ones(1 + rank), group=group)
         with torch.profiler.record_function("after"):
             dist.barrier(group)
-    (failed,) = [each for each in prof.events() if "all_reduce" in each.name]
+    (failed,) = [each for each in prof.events() if "::all_reduce" in each.name]
     (after,) = [each for each in prof.events() if each.name == "after"]
     parallel_assert(failed.time_range.end <= after.time_range.start)
     parallel_assert(after.cpu_parent is None)

@@ -34,7 +34,16 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 #: What lies at the top of the package, by room; each folder is a room of its own.
 FILES = {
     "leaves": (
-        *("errors", "dtypes", "config", "log", "hardware", "debug_level", "flight_recorder"),
+        *(
+            "errors",
+            "dtypes",
+            "config",
+            "log",
+            "hardware",
+            "debug_level",
+            "flight_recorder",
+            "profiler_events",
+        ),
         *("_intel", "_libmpi", "_loader", "_loader_texts", "_option", "_build_info"),
         *("_torch_version", "_dump_files", "_environment"),
     ),

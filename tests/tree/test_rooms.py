@@ -46,6 +46,7 @@ SHARED = {
     "launchers": "launchers/test_launchers.py",
     "launchers/pmi": "launchers/test_pmi.py",
     "log": "startup/test_alone.py",
+    "profiler_events": "engine/test_profiler_events.py",
     "recordings": "recordings/test_read.py",
     "mesh": "mesh/test_device_mesh.py",
     "nn": "nn/test_functional.py",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.reducer import graph
@@ -14,6 +16,8 @@ from hpcdist.parallel.reducer import graph
 __all__ = ["Usage"]
 
 API = "DistributedDataParallel: parameters in use"
+#: The search in torch's profiler, under the name that torch's own reducer gives it.
+SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 
 
 class Usage:
@@ -57,7 +61,8 @@ class Usage:
         if not tensors:
             self.unreached, self._searched = set(), True
             return
-        found = graph.reached(tensors)
+        with record_function(SEARCH) if mark else nullcontext():
+            found = graph.reached(tensors)
         self._nodes = list(found.values())
         if mark:
             unreached = {i for i, p in enumerate(self._parameters) if id(p) not in found}

@@ -332,7 +332,7 @@ cdef class Comm:
         except BaseException as error:
             refused(self, &j, error, False)
             raise
-        return run(self, &j, async_op, (out, keep), [output])
+        return run(self, &j, async_op, (keep, out), [output])
 
     def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""

@@ -27,7 +27,7 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
                      bint on_device, int tag_kind):
     cdef hd_job* job
     cdef Work work
-    begun = None
+    cdef tuple shown = None
     if orphans != NULL:
         bury(NULL)
     job = <hd_job*> malloc(sizeof(hd_job))
@@ -42,14 +42,14 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     hd_rec_begin(job, False)
     work = adopt(comm, job, keep, [tensor])
     if profiled():
-        begun = begin_range(range_name(job, peer_text(job)))
+        shown = begin_shown(job, tensor, peer_text(job))
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         unref(job)
     else:
         hd_p2p_watch(job)
-    if begun is not None:
-        end_range(begun)
+    if shown is not None:
+        end_shown(shown)
     return work
 
 
@@ -109,7 +109,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     cdef hd_job j
     cdef hd_buf b
     cdef int code
-    begun = None
+    cdef tuple shown = None
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
     if b.strides != 0:
@@ -119,7 +119,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     aim(&j, &b, peer, tag, kind)
     j.inline_ = 1
     if profiled():
-        begun = begin_range(range_name(&j, peer_text(&j)))
+        shown = begin_shown(&j, tensor, peer_text(&j))
     enter(comm.c, True)
     j.site_id = site_here()
     hd_rec_begin(&j, False)
@@ -133,8 +133,8 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
             error = interrupted(&j)
         finally:
             hd_comm_exit(comm.c)
-    if begun is not None:
-        end_range(begun)
+    if shown is not None:
+        end_shown(shown)
     if code == HD_OK:
         return j.source
     if hd_p2p_unfinished(&j):

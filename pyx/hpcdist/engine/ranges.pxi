@@ -9,6 +9,11 @@ cdef extern from "Python.h":
 cdef dict loaded_modules = sys.modules
 cdef dict torch_profiler = None   # the names in torch.autograd.profiler, once it has been imported
 cdef object record_function = None
+cdef object events = None         # hpcdist.profiler_events, once an operation was profiled
+
+#: What torch's backends call an operation, by its kind.
+cdef tuple TITLES = ("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter",
+                     "all_to_all", "send", "recv")
 
 
 cdef bint profiled() except -1:
@@ -79,6 +84,34 @@ cdef object begin_range(str name):
 
 cdef int end_range(object begun) except -1:
     begun.__exit__(None, None, None)
+    return 0
+
+
+cdef tuple begin_shown(hd_job* j, object inputs, str more):
+    """Begins an operation's range, and in it the event that torch's own backends show, ``mpi:all_reduce``.
+
+    inputs is a tensor, a list of them, or a tuple that begins with one of these.
+    """
+    global events
+    if events is None:
+        from hpcdist import profiler_events
+        events = profiler_events
+    while type(inputs) is tuple:
+        inputs = inputs[0]
+    title = "recvAnySource" if j.kind == HD_RECV and j.peer < 0 else TITLES[j.kind]
+    begun = begin_range(range_name(j, more))
+    try:
+        return begun, events.begin_own(title, inputs)
+    except BaseException:
+        end_range(begun)
+        raise
+
+
+cdef int end_shown(tuple shown) except -1:
+    try:
+        events.end(shown[1])
+    finally:
+        end_range(shown[0])
     return 0
 
 

@@ -199,7 +199,10 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
 
 
 cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list outputs):
-    """Runs or queues the job on the caller's stack; frees what it allocated. keep and outputs are for a Work."""
+    """Runs or queues the job on the caller's stack; frees what it allocated.
+
+    keep is a tuple that begins with the inputs, or the inputs alone; it and outputs are for a Work.
+    """
     cdef bint async_op = asynchronous is True
     if not async_op and asynchronous is not False:
         try:
@@ -212,14 +215,14 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
     if not profiled():
         return run_now(comm, j, async_op, keep, outputs)
     try:
-        begun = begin_range(range_name(j, ", async" if async_op else ""))
+        shown = begin_shown(j, keep, ", async" if async_op else "")
     except BaseException as error:
         refused(comm, j, error, False)
         raise
     try:
         return run_now(comm, j, async_op, keep, outputs)
     finally:
-        end_range(begun)
+        end_shown(shown)
 
 
 cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outputs):

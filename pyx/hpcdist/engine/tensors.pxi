@@ -146,9 +146,9 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, ob
             raise ValueError(f"the root must pass {name}")
         if not mine and items:
             raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
-        keep = fill(tensor, &b, kind == HD_SCATTER, "tensor")
-        if mine:
-            keep = (keep, root_list(comm, &j, &b, items, root, name))
+        own_part = fill(tensor, &b, kind == HD_SCATTER, "tensor")
+        all_parts = root_list(comm, &j, &b, items, root, name) if mine else []
+        keep = (own_part, all_parts) if kind == HD_GATHER else (all_parts, own_part)
         subject(&j, &b, False)
         j.pairwise = 1
         j.root = root
@@ -209,10 +209,10 @@ cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bin
         j.in_ = segments(n)
         j.out = segments(n * size)
         j.listed = 1
-        keep = [collect(&j, inputs, j.in_, False, "tensor")]
+        given = collect(&j, inputs, j.in_, False, "tensor")
         dtype = j.dtype
         flat = [t for each in output_lists for t in each]
-        keep.append(collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
+        keep = (given, collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
         same_dtype(dtype, j.dtype, "tensor_list", "tensor")
         for i in range(n):
             mine = &j.out[i * size + comm.c.rank]
