@@ -17,12 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from hpcdist.recordings import Operation, Recording, ask, find, folder_of_user, read
+from hpcdist.recordings import rows_of
 
-__all__ = ["add_arguments", "remote_commands", "rows_of", "run"]
+__all__ = ["add_arguments", "remote_commands", "run"]
 
 #: Seconds that another node has to answer.
 _PATIENCE = 30.0
@@ -66,105 +65,6 @@ def run(options: argparse.Namespace) -> int:
             time.sleep(max(0.1, options.interval))
         except KeyboardInterrupt:
             return 0
-
-
-# ---- this node ----
-
-
-def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
-    """Read the ranks of a job that this node has.
-
-    Parameters
-    ----------
-    job : str, optional
-        As for the command.
-    stacks : bool
-        Whether to ask for stacks.
-
-    Returns
-    -------
-    list of dict
-        A row for each rank; plain values.
-
-    Raises
-    ------
-    ValueError
-        If there is no such job here, or several fit.
-    """
-    chosen = _choose(_here(), job)
-    if stacks:
-        ask([one.path for one in chosen if one.alive])
-        chosen = _again(chosen)
-    now = time.time_ns()
-    return [_row(one, now, stacks) for one in sorted(chosen, key=lambda one: one.rank)]
-
-
-def _here() -> list[Recording]:
-    try:
-        paths: list[Path] = find(folder_of_user())
-    except OSError:
-        return []
-    return list(_readable(paths))
-
-
-def _again(recordings: list[Recording]) -> list[Recording]:
-    return list(_readable([Path(one.path) for one in recordings]))
-
-
-def _readable(paths: list[Path]) -> Iterator[Recording]:
-    for path in paths:
-        try:
-            yield read(path)
-        except (OSError, ValueError):
-            continue  # it has just ended, or is of another version
-
-
-def _choose(recordings: list[Recording], job: str | None) -> list[Recording]:
-    if job is not None:
-        named = {one.job for one in recordings if job in (one.job, str(one.pid), one.launch)}
-    else:
-        named = {one.job for one in recordings if one.alive}
-    if not named:
-        raise ValueError(
-            f"no rank of {f'job {job}' if job else 'a running job'} of this user is on this node; "
-            "--hosts names the nodes"
-        )
-    if len(named) > 1:
-        listed = [
-            f"  {one.job}: {one.size} ranks, {one.program}"
-            for one in {one.job: one for one in recordings if one.job in named}.values()
-        ]
-        raise ValueError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
-    return [one for one in recordings if one.job in named]
-
-
-def _row(one: Recording, now: int, stacks: bool) -> dict[str, Any]:
-    open_ = [operation for operation in one.operations if not operation.finished]
-    last = one.operations[-1] if one.operations else None
-    shown = open_[0] if open_ else last
-    return {
-        "job": one.job,
-        "program": one.program,
-        "size": one.size,
-        "rank": one.rank,
-        "host": one.host,
-        "pid": one.pid,
-        "alive": one.alive,
-        "silent": max(0.0, (now - one.seen) / 1e9),
-        "inside": bool(open_),
-        "operation": str(shown) if shown else "",
-        "state": (shown.failure or shown.state) if shown else "",
-        "seconds": (now - _since(shown, bool(open_))) / 1e9 if shown else 0.0,
-        "others": [str(operation) for operation in open_[1:]],
-        "operations": last.number if last else 0,
-        "bytes": {o.number: o.bytes for o in one.operations[-64:]},
-        "stacks": one.stacks if stacks else "",
-    }
-
-
-def _since(shown: Operation, inside: bool) -> int:
-    """When a rank entered its operation, or left it."""
-    return shown.called if inside or shown.ended is None else shown.ended
 
 
 # ---- other nodes ----

@@ -1,4 +1,4 @@
-"""Looking into a running job: debug levels, and a debugger on one rank while the others wait."""
+"""Looking into a running job: debug levels, a debugger on one rank, a page that shows all ranks."""
 
 from hpcdist.debug_level import (
     DebugLevel,
@@ -8,6 +8,7 @@ from hpcdist.debug_level import (
 )
 
 from .breakpoints import breakpoint
+from .server.start import start_debug_server, stop_debug_server
 
 __all__ = [
     "DebugLevel",
@@ -15,4 +16,6 @@ __all__ = [
     "get_debug_level",
     "set_debug_level",
     "set_debug_level_from_env",
+    "start_debug_server",
+    "stop_debug_server",
 ]

@@ -8,6 +8,7 @@ from .ask import ask
 from .frtrace import as_frtrace
 from .model import Group, Operation, Recording, Site
 from .read import find, folder_of_user, read
+from .rows import rows_of
 
 __all__ = [
     "Group",
@@ -19,4 +20,5 @@ __all__ = [
     "find",
     "folder_of_user",
     "read",
+    "rows_of",
 ]

@@ -14,7 +14,9 @@ __all__ = ["ask"]
 _ASK, _ANSWERED, _NATIVE = 140, 144, 148
 
 
-def ask(paths: Iterable[str | os.PathLike[str]], patience: float = 2.0) -> None:
+def ask(
+    paths: Iterable[str | os.PathLike[str]], patience: float = 2.0, native: bool = True
+) -> None:
     """Have processes write their stacks into their files, and wait for it.
 
     Their watchdogs do it; the threads that hang need not help.
@@ -26,6 +28,8 @@ def ask(paths: Iterable[str | os.PathLike[str]], patience: float = 2.0) -> None:
     patience : float
         Seconds to wait for all of them. A process that does not answer, for instance because it is
         stopped, keeps its earlier stacks.
+    native : bool
+        Also for the main thread's native stack, which interrupts it for some microseconds.
     """
     waiting = []
     for path in paths:
@@ -34,7 +38,8 @@ def ask(paths: Iterable[str | os.PathLike[str]], patience: float = 2.0) -> None:
                 head = mmap.mmap(file.fileno(), 4096)
         except (OSError, ValueError):
             continue
-        struct.pack_into("<I", head, _NATIVE, 1)
+        if native:
+            struct.pack_into("<I", head, _NATIVE, 1)
         question = (_word(head, _ANSWERED) + 1) % 2**32
         struct.pack_into("<I", head, _ASK, question)
         waiting.append((head, question))

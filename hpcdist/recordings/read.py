@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,11 +22,14 @@ __all__ = ["find", "folder_of_user", "read"]
 
 _MAGIC = b"hpcdrec\n"
 _VERSION = 1
+_PAGE = 4096
 #: magic, version and sizes, pid and uid, rank and size, job, three clocks of three numbers each
 _HEAD = struct.Struct("<8s 8I 2i Q 9q")
 #: turn, log_used, left, ask, answered, native, stack_used; then stack_real and the texts
 _MORE = struct.Struct("<7I 4x q 64s 64s 192s")
 _RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
+#: Where a record has its state, and which of them are of an operation that goes on.
+_STATE, _GOES_ON = 56, (1, 2)
 _NAMES = {dtype.code: dtype for dtype in DTYPES}
 _KINDS = (
     *("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather"),
@@ -81,13 +85,15 @@ def find(place: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def read(path: str | os.PathLike[str]) -> Recording:
+def read(path: str | os.PathLike[str], newest: int | None = None) -> Recording:
     """Read a file.
 
     Parameters
     ----------
     path : path-like
         Of a process that lives or has died, or a copy.
+    newest : int, optional
+        Read this many operations and those that have not ended; by default all.
 
     Returns
     -------
@@ -101,48 +107,55 @@ def read(path: str | os.PathLike[str]) -> Recording:
         If it is no such file, or of another version of hpcdist.
     """
     with open(path, "rb") as file:
-        data = file.read()
-        again = _again(file)
+        data = file.read(_PAGE)
         alive = _is_held(file)
-    if len(data) < _HEAD.size + _MORE.size or not data.startswith(_MAGIC):
-        raise ValueError(f"{path} is not a file of hpcdist's flight recorder")
-    head = _HEAD.unpack_from(data)
-    if head[1] != _VERSION or head[3] != _RECORD.size:
-        raise ValueError(
-            f"{path} was written by another version of hpcdist (version {head[1]} of the form, "
-            f"records of {head[3]} bytes): read it with that one"
-        )
-    _, _, head_bytes, _, records, log_bytes, stack_bytes, pid, _, rank, size, job = head[:12]
+        if len(data) < _HEAD.size + _MORE.size or not data.startswith(_MAGIC):
+            raise ValueError(f"{path} is not a file of hpcdist's flight recorder")
+        head = _HEAD.unpack_from(data)
+        if head[1] != _VERSION or head[3] != _RECORD.size:
+            raise ValueError(
+                f"{path} was written by another version of hpcdist (version {head[1]} of the form, "
+                f"records of {head[3]} bytes): read it with that one"
+            )
+        _, _, head_bytes, _, records, log_bytes, stack_bytes, pid, _, rank, size, job = head[:12]
+        ring = head_bytes + log_bytes + stack_bytes
+        end = ring + records * _RECORD.size
+        if os.fstat(file.fileno()).st_size < end:
+            raise ValueError(f"{path} is cut: it has less than {end} bytes")
+        raw = list(_records(file.fileno(), ring, records, newest))
+        # after the records, so that what they refer to is there
+        file.seek(0)
+        data = file.read(ring)
     turn, log_used, left, _, _, _, stack_used, stacks_at, host, launch, program = _MORE.unpack_from(
         data, _HEAD.size
     )
-    clock = _Clock(head[12:15], head[15 + 3 * (turn & 1) : 18 + 3 * (turn & 1)])
+    clock = _Clock(head[12:15], _HEAD.unpack_from(data)[15 + 3 * (turn & 1) : 18 + 3 * (turn & 1)])
     stacks = head_bytes + log_bytes
-    ring = stacks + stack_bytes
-    if len(data) < ring + records * _RECORD.size:
-        raise ValueError(f"{path} is cut: it has {len(data)} bytes of {ring + records * 128}")
     made = Recording(
         *(str(path), rank, size, pid, _text(host), f"{job >> 32:08x}", _text(launch)),
         *(" ".join(_text(program).split()), clock.real, bool(left), alive),
     )
-    names = _Names(
-        data[head_bytes : head_bytes + min(log_used, log_bytes)].decode(errors="replace")
-    )
+    names = _names(data[head_bytes : head_bytes + min(log_used, log_bytes)])
     made.groups = list(names.groups.values())
     made.stacks = data[stacks : stacks + min(stack_used, stack_bytes)].decode(errors="replace")
     made.stacks_at = stacks_at if stack_used else 0
-    for place in range(records):
-        at = ring + place * _RECORD.size
-        if data[at : at + 8] == again[at : at + 8] != bytes(8):
-            made.operations.append(_operation(_RECORD.unpack_from(data, at), names, clock))
+    made.operations += (_operation(_RECORD.unpack(one), names, clock) for one in raw)
     made.operations.sort(key=lambda operation: operation.number)
     return made
 
 
-def _again(file: BinaryIO) -> bytes:
-    """The file a second time: what has changed is being written."""
-    file.seek(0)
-    return file.read()
+def _records(fd: int, ring: int, records: int, newest: int | None) -> Iterator[bytes]:
+    """The records that are asked for; one that is being written to is left out."""
+    data = os.pread(fd, records * _RECORD.size, ring)
+    numbers = memoryview(data).cast("Q")[:: _RECORD.size // 8].tolist()
+    states = data[_STATE :: _RECORD.size]
+    least = max(numbers, default=0) - newest if newest is not None else 0
+    for place, (number, state) in enumerate(zip(numbers, states, strict=True)):
+        if number > least or (number and state in _GOES_ON):
+            # Its process may go once around meanwhile: each is read at once and looked at again.
+            one = os.pread(fd, _RECORD.size, ring + place * _RECORD.size)
+            if os.pread(fd, 8, ring + place * _RECORD.size) == one[:8] != bytes(8):
+                yield one
 
 
 def _is_held(file: BinaryIO) -> bool:
@@ -174,6 +187,12 @@ class _Clock:
 
     def maybe(self, ticks: int) -> int | None:
         return self(ticks) if ticks else None
+
+
+@lru_cache(maxsize=256)
+def _names(log: bytes) -> _Names:
+    """What a log has; it changes seldom, and a server reads it every second."""
+    return _Names(log.decode(errors="replace"))
 
 
 class _Names:

@@ -8,12 +8,13 @@ import pytest
 
 from hpcdist.cli import main
 from hpcdist.cli.analyze import load
-from hpcdist.cli.analyze.match import collectives, divergences
-from hpcdist.cli.analyze.page import page
-from hpcdist.cli.analyze.report import analysis
-from hpcdist.cli.analyze.text import lines, ranks_in_words
-from hpcdist.cli.analyze.trace import merged, timeline
+from hpcdist.cli.analyze.trace import merged
 from hpcdist.recordings import Group, Operation, Recording, Site
+from hpcdist.recordings.analysis.bars import timeline
+from hpcdist.recordings.analysis.match import collectives, divergences
+from hpcdist.recordings.analysis.page import page
+from hpcdist.recordings.analysis.report import analysis
+from hpcdist.recordings.analysis.text import lines, ranks_in_words
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 

@@ -249,13 +249,13 @@ def test_what_is_no_recorder_is_refused(tmp_path):
 def test_damaged_files_never_crash_the_reader(rng, tmp_path):
     whole = np.frombuffer(Path(_engine.recorder_path()).read_bytes(), np.uint8)
     head = 4096 + 2048
-    for _ in range(60):
+    for round_ in range(60):
         data = whole.copy()
         for at in rng.integers(12, head, 20):
             data[at] = rng.integers(0, 256)
         (tmp_path / "damaged").write_bytes(data.tobytes())
         try:
-            read(tmp_path / "damaged")
+            read(tmp_path / "damaged", (None, 7)[round_ % 2])
         except (ValueError, OverflowError, MemoryError):
             pass
     parallel_assert(True)
@@ -275,3 +275,15 @@ def test_the_form_of_torchfrtrace(tmp_path):
     parallel_assert(last_one["frames"][0]["filename"] == __file__)
     parallel_assert(dump["pg_config"]["world"]["ranks"] == str(list(range(size))))
     parallel_assert(pickle.loads(pickle.dumps(dump)) == dump)
+
+
+def test_the_newest_operations_alone():
+    for _ in range(20):
+        dist.barrier()
+    whole = read(_engine.recorder_path())
+    some = read(_engine.recorder_path(), newest=5)
+    parallel_assert(
+        [str(one) for one in some.operations] == [str(o) for o in whole.operations[-5:]]
+    )
+    parallel_assert(some.groups == whole.groups and some.rank == whole.rank)
+    parallel_assert(len(read(_engine.recorder_path(), 10_000).operations) == len(whole.operations))

@@ -14,12 +14,9 @@ import sys
 from pathlib import Path
 
 from hpcdist.recordings import Recording, as_frtrace, find, read
+from hpcdist.recordings.analysis import analysis, divergences, lines, page, timeline
 
-from .match import divergences
-from .page import page
-from .report import analysis
-from .text import lines
-from .trace import merged, timeline
+from .trace import merged
 
 __all__ = ["add_arguments", "load", "run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from hpcdist.recordings import Operation, Recording
+from hpcdist.recordings.model import Operation, Recording
 
 from .match import Divergence, collectives, divergences
 

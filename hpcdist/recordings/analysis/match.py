@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcdist.recordings import Group, Operation, Recording
+from hpcdist.recordings.model import Group, Operation, Recording
 
 __all__ = ["Collective", "Divergence", "collectives", "divergences"]
 
@@ -88,37 +88,31 @@ def collectives(recordings: list[Recording]) -> Iterator[Collective]:
     calls: dict[int, dict[int, dict[int, Operation]]] = {}
     members: dict[int, set[int]] = {}
     oldest: dict[tuple[int, int], int] = {}
+    overwriting: set[int] = set()  # ranks whose recorders have begun to overwrite
     for recording in recordings:
         for group in recording.groups:
             groups.setdefault(group.uid, group)
             members.setdefault(group.uid, set()).add(recording.rank)
-        full = recording.operations and recording.operations[0].number > 1
+        full = bool(recording.operations) and recording.operations[0].number > 1
+        if full:
+            overwriting.add(recording.rank)
         for operation in recording.operations:
             if operation.group is None or operation.message:
                 continue
             uid, seq = operation.group.uid, operation.seq
             calls.setdefault(uid, {}).setdefault(seq, {})[recording.rank] = operation
-            if full:  # what was before has been overwritten
+            if full:
                 oldest.setdefault((uid, recording.rank), seq)
     for uid, numbers in calls.items():
         for seq in sorted(numbers):
             absent = [
                 rank
                 for rank in sorted(members[uid])
-                if rank not in numbers[seq] and oldest.get((uid, rank), 0) < seq
-                and not _overwritten(uid, rank, oldest, recordings)
-            ]  # fmt: skip
+                # what a recorder has overwritten may have been this call, also if nothing is left
+                if rank not in numbers[seq]
+                and oldest.get((uid, rank), seq if rank in overwriting else 0) < seq
+            ]
             yield Collective(groups[uid], seq, numbers[seq], absent)
-
-
-def _overwritten(
-    uid: int, rank: int, oldest: dict[tuple[int, int], int], recordings: list[Recording]
-) -> bool:
-    """Whether nothing of the group is left in a recorder that has begun to overwrite."""
-    if (uid, rank) in oldest:
-        return False
-    own = next(one for one in recordings if one.rank == rank)
-    return bool(own.operations) and own.operations[0].number > 1
 
 
 def divergences(recordings: list[Recording]) -> list[Divergence]:
@@ -155,7 +149,7 @@ def _judge(one: Collective) -> str:
 
 
 def _fingerprint(call: Operation) -> tuple[object, ...]:
-    """What all ranks must have called alike."""
+    """What must be the same in the calls of all ranks."""
     uneven = call.kind in _UNEVEN
     # a refused call has no tensor, and would differ from all others in that: its failure says more
     if not call.dtype and call.failure:

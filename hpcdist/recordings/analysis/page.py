@@ -19,9 +19,9 @@ def page(found: dict[str, Any], bars: list[dict[str, Any]]) -> str:
     Parameters
     ----------
     found : dict
-        Of :func:`hpcdist.cli.analyze.report.analysis`.
+        Of :func:`hpcdist.recordings.analysis.report.analysis`.
     bars : list of dict
-        Of :func:`hpcdist.cli.analyze.trace.timeline`.
+        Of :func:`hpcdist.recordings.analysis.bars.timeline`.
 
     Returns
     -------

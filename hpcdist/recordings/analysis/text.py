@@ -20,7 +20,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     Parameters
     ----------
     found : dict
-        Of :func:`hpcdist.cli.analyze.report.analysis`.
+        Of :func:`hpcdist.recordings.analysis.report.analysis`.
     """
     size, seconds = found["ranks"], found["seconds"]
     yield f"job {found['job']}, {size} ranks, {seconds:.3f} s: {found['program']}"

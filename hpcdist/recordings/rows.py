@@ -1,0 +1,219 @@
+"""What each rank of a running job does, as plain values: for ``top`` and the debug server."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import dropwhile, islice
+from pathlib import Path
+from typing import Any
+
+from .ask import ask
+from .model import Operation, Recording
+from .read import find, folder_of_user, read
+
+__all__ = ["choose", "here", "readable", "row_of", "rows_of", "where"]
+
+#: Operations of each rank that are looked at: sizes, and who arrived last.
+NEWEST = 128
+#: Letters of a stack that are kept.
+_LONGEST = 32 << 10
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+#: Innermost frames that are not the program's: the wait itself.
+_LIBRARY = re.compile("/(hpcdist|torch/distributed)/")
+
+
+def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
+    """Read the ranks of a job that this node has.
+
+    Parameters
+    ----------
+    job : str, optional
+        Eight digits, the pid of a rank, or Slurm's number; by default the only job of this user.
+    stacks : bool
+        Whether to ask for stacks.
+
+    Returns
+    -------
+    list of dict
+        A row for each rank; plain values.
+
+    Raises
+    ------
+    ValueError
+        If there is no such job here, or several fit.
+    """
+    chosen = choose(here(), job)
+    if stacks:
+        ask([one.path for one in chosen if one.alive])
+        chosen = readable([Path(one.path) for one in chosen])
+    now = time.time_ns()
+    rows = [row_of(one, now) for one in sorted(chosen, key=lambda one: one.rank)]
+    return rows if stacks else [{**row, "stacks": ""} for row in rows]
+
+
+def here(newest: int | None = NEWEST) -> list[Recording]:
+    """Read the recorders of this user on this node.
+
+    Parameters
+    ----------
+    newest : int, optional
+        Operations to read of each; None reads all.
+
+    Returns
+    -------
+    list of Recording
+        Those that can be read.
+    """
+    try:
+        paths: list[Path] = find(folder_of_user())
+    except OSError:
+        return []
+    return readable(paths, newest)
+
+
+def readable(paths: list[Path], newest: int | None = NEWEST) -> list[Recording]:
+    """Read the recorders that can be read.
+
+    Parameters
+    ----------
+    paths : list of Path
+        The files.
+    newest : int, optional
+        Operations to read of each; None reads all.
+
+    Returns
+    -------
+    list of Recording
+        Without those that are gone.
+    """
+    found = []
+    for path in paths:
+        try:
+            found.append(read(path, newest))
+        except (OSError, ValueError):
+            continue  # it has just ended, or is of another version
+    return found
+
+
+def choose(recordings: list[Recording], job: str | None) -> list[Recording]:
+    """Return the recorders of one job.
+
+    Parameters
+    ----------
+    recordings : list of Recording
+        Of several jobs.
+    job : str, optional
+        As in :func:`rows_of`.
+
+    Returns
+    -------
+    list of Recording
+        At least one.
+
+    Raises
+    ------
+    ValueError
+        If there is no such job, or several fit.
+    """
+    if job is not None:
+        named = {one.job for one in recordings if job in (one.job, str(one.pid), one.launch)}
+    else:
+        named = {one.job for one in recordings if one.alive}
+    if not named:
+        raise ValueError(
+            f"no rank of {f'job {job}' if job else 'a running job'} of this user is on this node; "
+            "--hosts names the nodes"
+        )
+    if len(named) > 1:
+        listed = [
+            f"  {one.job}: {one.size} ranks, {one.program}"
+            for one in {one.job: one for one in recordings if one.job in named}.values()
+        ]
+        raise ValueError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
+    return [one for one in recordings if one.job in named]
+
+
+def row_of(one: Recording, now: int) -> dict[str, Any]:
+    """Return what a rank does, as plain values.
+
+    Parameters
+    ----------
+    one : Recording
+        Of the rank.
+    now : int
+        Nanoseconds since 1970.
+
+    Returns
+    -------
+    dict
+        Times in seconds. `calls` has the group, the number and the time of recent collectives,
+        `reached` the last collective of each group, `open` the operations that have not ended.
+    """
+    open_ = [operation for operation in one.operations if not operation.finished]
+    last = one.operations[-1] if one.operations else None
+    shown = open_[0] if open_ else last
+    collectives = [o for o in one.operations if o.group and not o.message]
+    return {
+        "job": one.job,
+        "program": one.program,
+        "size": one.size,
+        "rank": one.rank,
+        "host": one.host,
+        "pid": one.pid,
+        "alive": one.alive,
+        "silent": max(0.0, (now - one.seen) / 1e9),
+        "inside": bool(open_),
+        "operation": str(shown) if shown else "",
+        "state": (shown.failure or shown.state) if shown else "",
+        "seconds": (now - _since(shown, bool(open_))) / 1e9 if shown else 0.0,
+        "others": [str(operation) for operation in open_[1:]],
+        "operations": last.number if last else 0,
+        "bytes": {o.number: o.bytes for o in one.operations},
+        "names": {o.number: o.name for o in one.operations},
+        "groups": {str(group.uid): group.name for group in one.groups},
+        "reached": {str(o.group.uid): o.seq for o in collectives if o.group},
+        "calls": [
+            (str(o.group.uid), o.seq, o.called) for o in collectives if o.group and not o.queued
+        ],
+        "open": [_open(operation, now) for operation in open_],
+        "stacks": one.stacks[:_LONGEST],
+        "stacks_age": (now - one.stacks_at) / 1e9 if one.stacks_at else None,
+        "where": where(one.stacks),
+    }
+
+
+def _open(operation: Operation, now: int) -> dict[str, Any]:
+    return {
+        "call": str(operation),
+        "group": operation.group.name if operation.group else "",
+        "uid": str(operation.group.uid) if operation.group else "",
+        "seq": 0 if operation.message else operation.seq,
+        "seconds": (now - operation.called) / 1e9,
+    }
+
+
+def _since(shown: Operation, inside: bool) -> int:
+    """When a rank entered its operation, or left it."""
+    return shown.called if inside or shown.ended is None else shown.ended
+
+
+def where(stacks: str) -> str:
+    """Return the line of the program that the main thread is in.
+
+    Parameters
+    ----------
+    stacks : str
+        As faulthandler writes them: the main thread last, each innermost frame first.
+
+    Returns
+    -------
+    str
+        ``me/train.py:12 in load < me/train.py:64 in main``; empty if there is none.
+    """
+    main = stacks[stacks.rfind("hread 0x") :] if "hread 0x" in stacks else ""
+    frames = dropwhile(lambda frame: _LIBRARY.search(frame[0]), _FRAME.findall(main))
+    return " < ".join(
+        f"{'/'.join(file.rsplit('/', 2)[-2:])}:{line} in {function}"
+        for file, line, function in islice(frames, 3)
+    )

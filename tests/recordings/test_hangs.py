@@ -1,0 +1,90 @@
+"""What the ranks of a running job do: who waits for whom, and who arrives last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcdist.recordings import Group, Operation, Recording, Site
+from hpcdist.recordings.hangs import arrivals, hangs
+from hpcdist.recordings.rows import row_of, where
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+NOW = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def operation(group: Group, seq: int, ms: float, **more: Any) -> Operation:
+    values = {
+        "number": seq, "name": "all_reduce", "kind": "all_reduce", "group": group, "seq": seq,
+        "dtype": "float32", "elements": 8, "inputs": 0, "outputs": 8, "itemsize": 4,
+        "shape": (8,), "peer": -1, "tag": 0, "op": "SUM", "state": "done", "failure": "",
+        "queued": False, "called": NOW + int(ms * MS), "started": None, "agreed": None,
+        "ended": None, "site": Site("/home/me/train.py", 40, "step"),
+    }  # fmt: skip
+    return Operation(**{**values, **more})
+
+
+def rows(*ranks: list[tuple[float, dict[str, Any]]], at: float = 5000.0) -> list[dict[str, Any]]:
+    """The rows of a job's ranks; each has its calls by when they were made."""
+    found = []
+    for rank, calls in enumerate(ranks):
+        group = Group("world", rank, len(ranks), 77, tuple(range(len(ranks))))
+        made = [operation(group, n, ms, **more) for n, (ms, more) in enumerate(calls, 1)]
+        one = Recording(
+            f"r{rank}", rank, len(ranks), 100 + rank, "node1", "0a0b0c0d", "", "train.py",
+            NOW + int(at * MS), False, True, [group], made,
+        )  # fmt: skip
+        found.append(row_of(one, NOW + int(at * MS)))
+    return found
+
+
+OPEN = {"state": "running"}
+
+
+def test_who_waits_for_whom():
+    (one,) = hangs(rows([(0, {}), (2000, OPEN)], [(0, {})], [(0, {}), (1500, OPEN)]))
+    assert (one["group"], one["number"], one["missing"]) == ("world", 2, [1])
+    assert one["waiting"] == [0, 2] and one["seconds"] == pytest.approx(3.5)
+    (call,) = one["calls"]
+    assert call["ranks"] == [0, 2] and "at me/train.py:40 in step" in call["call"]
+
+
+def test_ranks_that_wait_in_different_calls():
+    other = {**OPEN, "name": "broadcast", "op": "", "kind": "broadcast"}
+    (one,) = hangs(rows([(0, OPEN)], [(0, other)]))
+    assert one["missing"] == [] and len(one["calls"]) == 2
+
+
+def test_what_has_not_waited_long_and_messages_do_not_count():
+    assert hangs(rows([(4500, OPEN)], [])) == []
+    assert hangs(rows([(0, {**OPEN, "kind": "recv", "name": "recv", "peer": 1})], [])) == []
+
+
+def test_who_arrives_last():
+    calls = rows([(0, {}), (10, {}), (30, {})], [(1, {}), (18, {}), (30, {})])
+    table, seconds, newest = arrivals(calls)
+    assert table[1]["waited"] == pytest.approx(0.009) and table[1]["times"] >= 2
+    assert table[0]["waited"] == 0 and table[0]["of"] == 3
+    assert (seconds, newest) == (pytest.approx(0.030), NOW + 30 * MS)
+    table, seconds, again = arrivals(calls, newest)  # nothing is counted twice
+    assert table[1]["of"] == seconds == 0 and again == newest
+    queued = rows([(0, {"queued": True})], [(9, {"queued": True})])
+    assert arrivals(queued)[0][1]["waited"] == 0  # an asynchronous call holds up no rank
+
+
+def test_where_the_main_thread_is():
+    stacks = (
+        "Thread 0x00007f (most recent call first):\n"
+        '  File "/usr/lib/queue.py", line 1 in get\n'
+        "Thread 0x00008f (most recent call first):\n"
+        '  File "/opt/hpcdist/collectives/barrier.py", line 9 in barrier\n'
+        '  File "/opt/torch/distributed/c10d.py", line 7 in barrier\n'
+        '  File "/home/me/train.py", line 12 in load\n'
+        '  File "/home/me/hpcdist/main.py", line 64 in main\n'
+        "Main thread, native:\n"
+    )
+    assert where(stacks) == "me/train.py:12 in load < hpcdist/main.py:64 in main"
+    assert where("") == where("nothing") == ""
