@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import os
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +39,26 @@ class Broken(BaseException):
     """What a signal handler raises, at a line of hpcdist's own."""
 
 
+@functools.cache
+def unreachable(code: types.CodeType) -> set[int]:
+    """Where tracing can raise, and a signal handler cannot.
+
+    From Python 3.12 on, an exception of a trace function skips __exit__ at the end of a ``with``
+    and where a comprehension repeats. A handler runs after a call or a repetition, and then
+    __exit__ is called.
+    """
+    if sys.version_info < (3, 12):
+        return set()
+    steps = list(dis.get_instructions(code))
+    ends = {
+        steps[i].offset
+        for i in range(len(steps) - 3)
+        if all(step.opname == "LOAD_CONST" and step.argval is None for step in steps[i : i + 3])
+        and steps[i + 3].opname == "CALL"
+    }
+    return ends | {step.offset for step in steps if step.opname == "JUMP_BACKWARD"}
+
+
 class Breaks:
     """Raises at the n-th line of hpcdist's after a group's first collective in the block."""
 
@@ -53,6 +76,8 @@ class Breaks:
     def look(self, frame: Any, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
             return None
+        if frame.f_lasti in unreachable(frame.f_code):
+            return self.look
         if event == "line" and self.comm.seq != self.before:
             self.left -= 1
             if self.left < 0:
