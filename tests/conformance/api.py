@@ -161,21 +161,24 @@ def rows() -> list[str]:
 
 # --- the table ---------------------------------------------------------------------------------
 
-_ROW = re.compile(r"  (\S.*?)(?: \[(?:from (\d+)\.(\d+))?(?: ?until (\d+)\.(\d+))?\])?")
+_ROW = re.compile(
+    r"  (\S.*?)(?: \[(?:from (\d+)\.(\d+))?(?: ?until (\d+)\.(\d+))?(?:(?:, )?(with NCCL))?\])?"
+)
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A row of the table: the versions of torch in which it holds, and its reason."""
+    """A row of the table: the builds of torch in which it holds, and its reason."""
 
     row: str
     since: tuple[int, int]
     until: tuple[int, int]
+    nccl: bool
     why: str
 
 
 def table(text: str) -> list[Explained]:
-    """Read a table: a line ``why: ...``, then indented rows, each with versions if not all."""
+    """Read a table: a line ``why: ...``, then indented rows, each with builds if not all."""
     found = []
     why = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -185,15 +188,21 @@ def table(text: str) -> list[Explained]:
         elif row and why:
             since = (int(row[2] or 0), int(row[3] or 0))
             until = (int(row[4] or 9999), int(row[5] or 9999))
-            found.append(Explained(row[1], since, until, why))
+            found.append(Explained(row[1], since, until, bool(row[6]), why))
         elif line.strip() and not line.startswith("#"):
             raise ValueError(f"line {number} is neither a reason nor a row: {line!r}")
     return found
 
 
-def wrong(found: list[str], entries: list[Explained], version: tuple[int, int]) -> list[str]:
+def wrong(
+    found: list[str], entries: list[Explained], version: tuple[int, int], nccl: bool = False
+) -> list[str]:
     """List the rows that no entry explains, and the entries that explain nothing."""
-    known = [entry.row for entry in entries if entry.since <= version <= entry.until]
+    known = [
+        entry.row
+        for entry in entries
+        if entry.since <= version <= entry.until and (nccl or not entry.nccl)
+    ]
 
     def explains(entry: str, row: str) -> bool:
         return row.startswith(entry[:-1]) if entry.endswith("*") else row == entry
@@ -215,6 +224,13 @@ def installed() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def has_nccl() -> bool:
+    """Return whether the installed torch was built with NCCL."""
+    import torch.distributed
+
+    return torch.distributed.is_nccl_available()
+
+
 def main() -> int:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # hpcdist's plugin adds names to torch
     warnings.simplefilter("ignore")
@@ -222,7 +238,7 @@ def main() -> int:
     lines = (
         found
         if "--all" in sys.argv
-        else wrong(found, table((HERE / "api.txt").read_text()), installed())
+        else wrong(found, table((HERE / "api.txt").read_text()), installed(), has_nccl())
     )
     print("\n".join(lines))
     print(f"torch {'.'.join(map(str, installed()))}: {len(found)} differences", file=sys.stderr)

@@ -93,11 +93,12 @@ why: on purpose
   a.b: missing
   a.c(* [from 2.14]
   a.d: missing [until 2.13]
+  a.e: missing [from 2.15, with NCCL]
 """
 
 
 def test_the_table_names_rows_versions_and_reasons():
-    assert table(TABLE)[1] == Explained("a.c(*", (2, 14), (9999, 9999), "on purpose")
+    assert table(TABLE)[1] == Explained("a.c(*", (2, 14), (9999, 9999), False, "on purpose")
     rows = ["a.b: missing", "a.c(x): missing", "a.c(y): missing"]
     assert wrong(rows, table(TABLE), (2, 15)) == []
     assert wrong(rows, table(TABLE), (2, 13)) == [
@@ -105,6 +106,8 @@ def test_the_table_names_rows_versions_and_reasons():
         "unexplained: a.c(y): missing",
         "needless: a.d: missing",
     ]
+    assert wrong(rows, table(TABLE), (2, 15), nccl=True) == ["needless: a.e: missing"]
+    assert wrong(["a.e: missing", *rows], table(TABLE), (2, 15), nccl=True) == []
 
 
 @pytest.mark.parametrize("text", ["  a.b: missing", "why: x\nrow"])
