@@ -21,7 +21,7 @@ class Option:
     ----------
     name : str
         Short name; the environment variable is ``HPCDIST_`` and this in capitals.
-    kind : {"choice", "seconds", "bytes", "int", "bool", "str"}
+    kind : {"choice", "seconds", "share", "bytes", "int", "bool", "str"}
         How the text of the variable is read. ``bytes`` accepts the suffixes k, M and G (powers of
         1024).
     default : object
@@ -117,16 +117,18 @@ class Option:
     def _number(self, text: str, value: str) -> float | int:
         wanted = {"seconds": "a number of seconds", "bytes": "a number of bytes (k, M, G allowed)"}
         expected = f"{wanted.get(self.kind, 'a whole number')} of at least {self.minimum:g}"
+        if self.kind == "share":
+            expected = "a number from 0 to 1"
         factor = 1
         if self.kind == "bytes" and value[-1:].lower() in _SUFFIXES:
             factor = _SUFFIXES[value[-1].lower()]
             value = value[:-1]
         try:
-            number = float(value) if self.kind == "seconds" else int(value) * factor
+            number = float(value) if self.kind in ("seconds", "share") else int(value) * factor
         except ValueError:
             raise self._refuse(text, expected) from None
         # "not >=" also refuses NaN, which compares false with everything
-        if not number >= self.minimum:
+        if not number >= self.minimum or (self.kind == "share" and number > 1):
             raise self._refuse(text, expected)
         return number
 

@@ -253,6 +253,24 @@ register(
 )
 register(
     Option(
+        "straggler",
+        "share",
+        0.25,
+        "Warn once per node if one rank makes this one wait in collectives for more than this "
+        "share of the time. 0 switches it off. Read when MPI is started.",
+    )
+)
+register(
+    Option(
+        "straggler_window",
+        "seconds",
+        60.0,
+        "Seconds over which that share is taken. Read when MPI is started.",
+        minimum=0.5,
+    )
+)
+register(
+    Option(
         "debug_token",
         "str",
         "",

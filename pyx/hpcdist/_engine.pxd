@@ -136,6 +136,9 @@ cdef extern from "hd_recorder.h" nogil:
     uint16_t hd_rec_name(const char*)
     uint32_t hd_rec_site(int line, const char* function, const char* file)
 
+cdef extern from "hd_late.h" nogil:
+    void hd_late_wish(double share, double seconds)
+
 cdef extern from "hd_recorder_file.h" nogil:
     void hd_rec_wish(int, const char*)
     const char* hd_rec_path()

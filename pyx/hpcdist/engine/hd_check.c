@@ -25,6 +25,7 @@
 #include "hd_comm.h"
 #include "hd_hang.h"
 #include "hd_job.h"
+#include "hd_late.h"
 #include "hd_page.h"
 #include "hd_page_pairs.h"
 #include "hd_pairs.h"
@@ -39,7 +40,8 @@ typedef struct visit {
     uint32_t n;
     int joined; /* its fields are published: giving up takes a veto */
     hd_waiter wait;
-    uint32_t seen; /* the check of another group that keeps a member from this one; 0: none */
+    int64_t counted; /* ns: up to when it is counted for whom this rank has waited */
+    uint32_t seen;   /* the check of another group that keeps a member from this one; 0: none */
 } visit;
 
 static const char UNHARMED[] = "Nothing was transferred; the group can still be used.";
@@ -206,6 +208,14 @@ static int cross(visit *v, int r, uint32_t other, const char *where)
 
 /* ---- waiting for one rank ---- */
 
+/* This rank waits for rank r, for so long that it has looked at a clock. */
+static void count(visit *v, int r, int more)
+{
+    const int64_t now = hd_now(), since = v->counted ? v->counted : v->wait.start;
+    hd_late_waited(v->c, v->j, r, now - since, more);
+    v->counted = now;
+}
+
 /* Every 50 ms: checks for signals, ranks that have gone, and groups used in different orders.
  * HD_OK: keep waiting. */
 static int look_around(visit *v, int r)
@@ -216,6 +226,8 @@ static int look_around(visit *v, int r)
     uint32_t other;
     int how, code;
 
+    if (j->inline_)
+        count(v, r, 1);
     hd_session_note(c->session, j);
     hd_hang_expect(c->session, (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
     if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
@@ -268,11 +280,13 @@ static int wait_to_publish(visit *v)
 static int wait_for(visit *v, int r)
 {
     enum hd_sight sight;
-    int code;
+    int code, waited = 0;
     hd_page_cores(v->c, &v->wait, r);
-    while ((sight = hd_page_look(v->c, r, v->n)) == HD_NOT_YET)
+    for (; (sight = hd_page_look(v->c, r, v->n)) == HD_NOT_YET; waited = 1)
         if ((code = wait_step(v, r)))
             return code;
+    if (waited && v->wait.start)
+        count(v, r, 0);
     return sight == HD_JOINED ? HD_OK : fail_abandoned(v, hd_page_arrived(v->c, r, v->n) ? -1 : r);
 }
 

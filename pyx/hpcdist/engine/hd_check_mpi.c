@@ -35,6 +35,7 @@
 #include "hd_comm.h"
 #include "hd_hang.h"
 #include "hd_job.h"
+#include "hd_late.h"
 #include "hd_pairs.h"
 #include "hd_post.h"
 #include "hd_report.h"
@@ -223,6 +224,27 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     return 0;
 }
 
+/* ---- who was late ---- */
+
+/* The rank that waited least for a check was the last to arrive. Each rank learns in the next one
+ * which that was: the largest of these numbers has the shortest wait, in us, and the rank. */
+#define RANK_BITS 24
+#define LONGEST ((1ll << (63 - RANK_BITS)) - 1)
+
+static uint64_t lateness(const hd_comm *c)
+{
+    const int64_t us = c->post->waited / 1000;
+    return (uint64_t)(LONGEST - (us < LONGEST ? us : LONGEST)) << RANK_BITS | (uint32_t)c->rank;
+}
+
+static void count_late(hd_comm *c, const hd_job *j, uint64_t latest, int64_t waited)
+{
+    const int64_t least = (LONGEST - (int64_t)(latest >> RANK_BITS)) * 1000;
+    const int rank = (int)(latest & ((1 << RANK_BITS) - 1));
+    if (waited > least && rank < c->size && rank != c->rank)
+        hd_late_waited(c, j, rank, waited - least, 0);
+}
+
 /* HD_OK when all ranks have arrived; otherwise the check is abandoned. */
 static int first_round(hd_comm *c, hd_job *j)
 {
@@ -242,6 +264,8 @@ static int first_round(hd_comm *c, hd_job *j)
         hd_post_read(c);
         return hd_post_reason(c->post) ? follow(c, j) : time_out(c, j, &w);
     }
+    if (end > 0 && w.start)
+        c->post->waited = hd_now() - w.start;
     return end > 0 ? HD_OK : j->code;
 }
 
@@ -319,6 +343,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
 {
     const uint64_t count = j->refusal ? 0 : (uint64_t)hd_agreed(j);
     hd_post *p = c->post;
+    const int64_t waited = p->waited;
     hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_post_ballot());
     int code;
 
@@ -333,8 +358,9 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     /* a maximum over (x, ~x) tells whether all x are the same */
     memcpy(b->vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
-                            !!j->refusal},
+                            !!j->refusal, lateness(c)},
            sizeof b->vote);
+    p->waited = 0;
     if (begin_round(c, j, b->vote, VOTE, MPI_MAX, &b->req[0]))
         return j->code;
     if (j->refusal)
@@ -348,5 +374,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     hd_data_begin(c, j);
     code = conclude(c, j, b);
     hd_data_end(c);
+    if (code == HD_OK)
+        count_late(c, j, b->vote[LATE], waited);
     return code;
 }

@@ -49,6 +49,8 @@ struct hd_comm {
     int inside;  /* atomic: callers that use the session or MPI; while there are any,
                   * neither is freed */
 
+    struct hd_late *late; /* atomic: how long this rank waited for each member: see hd_late.c */
+
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */

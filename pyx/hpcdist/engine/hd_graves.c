@@ -12,6 +12,7 @@
 
 #include "hd_exit.h"
 #include "hd_graves.h"
+#include "hd_late.h"
 #include "hd_page_life.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
@@ -121,6 +122,7 @@ int hd_grave_inherits(hd_comm *c)
 void hd_comm_dispose(hd_comm *c)
 {
     hd_rec_forget(c->rec_group);
+    hd_late_free(c);
     free(c->node_slot);
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->work_cv);

@@ -10,8 +10,9 @@
 #include "hd_job.h"
 #include "hd_outbox.h"
 
-/* What the first round compares; the last one is their number. */
-enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, VOTE };
+/* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
+ */
+enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
 enum { HD_POST_HERE = 1, HD_POST_GAVE_UP, HD_POST_REFUSED };
 
@@ -48,6 +49,7 @@ typedef struct hd_post {
     hd_post_heard *heard;
     int *others; /* the ranks but this one */
     int announced;
+    int64_t waited; /* ns: in the first round of the last check */
 } hd_post;
 
 int hd_post_open(hd_comm *c);                /* collective over the group */

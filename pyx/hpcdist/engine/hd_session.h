@@ -32,6 +32,7 @@ typedef struct entry {
     /* ... in this check, and can make no other call meanwhile. */
     uint32_t blocked_check;
     int64_t reported;         /* ns; of slot 0: when a rank of the node last wrote a hang report */
+    int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
 } __attribute__((aligned(HD_LINE))) entry;
 
@@ -56,6 +57,7 @@ struct hd_session {
     pthread_mutex_t mpi_mu;
     const char *last_api;
     uint32_t last_seq;
+    int64_t window; /* ns: since when the watchdog counts how long this rank waited */
 };
 
 #endif

@@ -16,6 +16,7 @@
 #include "hd_comm.h"
 #include "hd_hang.h"
 #include "hd_job.h"
+#include "hd_late.h"
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
 #include "hd_session.h"
@@ -144,6 +145,7 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
                 stuck(s, c, &m, (double)(now - c->wd_since) * 1e-9);
         }
     }
+    hd_late_look(s, now);
     pthread_mutex_unlock(&s->mu);
 }
 

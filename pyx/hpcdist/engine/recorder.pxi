@@ -17,6 +17,7 @@ cdef int open_recorder() except -1:
         raise ValueError(f"HPCDIST_DUMP names a folder by {len(folder)} bytes; 4000 is the most")
     hd_rec_wish(config.get("recorder"), folder)
     hd_hang_wish(config.get("hang_report"))
+    hd_late_wish(config.get("straggler"), config.get("straggler_window"))
     if not config.get("hang_report"):
         return 0
     hd_hang_on_signal(_signal.SIGUSR2)

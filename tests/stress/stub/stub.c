@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hd_hang.h"
+#include "hd_late.h"
 #include "hd_pairs.h"
 #include "hd_recorder_file.h"
 #include "hd_stacks.h"
@@ -21,6 +22,11 @@ STUB void hd_hang_expect(hd_session *s, double left) { (void)s, (void)left; }
 STUB void hd_hang_look(hd_session *s) { (void)s; }
 STUB void hd_hang_report(hd_session *s, const char *why, int watchdog) { (void)s, (void)why, (void)watchdog; }
 STUB void hd_hang_say_where(hd_session *s, int slot, hd_text *t) { (void)s, (void)slot, (void)t; }
+STUB void hd_late_look(hd_session *s, int64_t now) { (void)s, (void)now; }
+STUB void hd_late_waited(hd_comm *c, const hd_job *j, int rank, int64_t ns, int more)
+{
+    (void)c, (void)j, (void)rank, (void)ns, (void)more;
+}
 STUB void hd_rec_dump_failed(void) {}
 STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
