@@ -90,18 +90,21 @@ def remote_commands(options: argparse.Namespace) -> list[list[str]]:
         return [[*shlex.split(options.ssh), host, shlex.join(own)] for host in hosts]
     if options.json or not (options.job and options.job.isdigit() and shutil.which("srun")):
         return []
-    if _is_slurm_job(options.job):
-        return [["srun", f"--jobid={options.job}", "--overlap", "--ntasks-per-node=1", "-l", *own]]
+    if nodes := _nodes_of_slurm_job(options.job):
+        # without the number srun takes one node
+        on_each = ["--overlap", f"--nodes={nodes}", "--ntasks-per-node=1", "-l"]
+        return [["srun", f"--jobid={options.job}", *on_each, *own]]
     return []
 
 
-def _is_slurm_job(job: str) -> bool:
+def _nodes_of_slurm_job(job: str) -> int:
+    """How many nodes a job of Slurm's has; 0 if there is no such job."""
     if not shutil.which("squeue"):
-        return False
-    asked = subprocess.run(
-        ["squeue", "-h", "-j", job], capture_output=True, text=True, timeout=_PATIENCE, check=False
-    )
-    return asked.returncode == 0 and bool(asked.stdout.strip())
+        return 0
+    command = ["squeue", "-h", "-j", job, "-o", "%D"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    words = asked.stdout.split()
+    return int(words[0]) if asked.returncode == 0 and words and words[0].isdigit() else 0
 
 
 def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -134,21 +137,25 @@ def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-    found = []
-    text = "\n".join(line.partition(": ")[2] if command[0] == "srun" else line
-                     for line in out.splitlines())  # fmt: skip
-    decoder = json.JSONDecoder()
-    while text := text.lstrip():
+    found: list[dict[str, Any]] = []
+    for text in _by_task(out) if command[0] == "srun" else [out]:
         try:
-            rows, end = decoder.raw_decode(text)
+            found += json.loads(text)
         except ValueError:
-            break
-        found += rows
-        text = text[end:]
+            continue  # nothing of the job is there, which it says on standard error
     if not found:
         where = command[-2] if command[0] != "srun" else "srun"
         print(f"hpcdist top: {where}: {err.strip() or 'no answer'}", file=sys.stderr)
     return found
+
+
+def _by_task(out: str) -> list[str]:
+    """What each task of ``srun -l`` has printed: their lines are mixed, each with its number."""
+    tasks: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        task, _, rest = line.partition(": ")
+        tasks.setdefault(task.strip(), []).append(rest)
+    return ["\n".join(lines) for lines in tasks.values()]
 
 
 # ---- text ----

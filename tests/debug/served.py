@@ -108,7 +108,7 @@ def main() -> None:
     else:
         dist.init_process_group()
         rank = dist.get_rank()
-    address = start_debug_server(0, TOKEN)
+    address = start_debug_server(0, TOKEN, worker_port=int(os.environ.get("WORKER_PORT", "0")))
     say(f"pid {rank} {os.getpid()} {address}")
     {"hang": hang, "work": work, "both": both, "bridge": bridge}[kind](rank, seconds)
     say(f"end {rank}")

@@ -29,26 +29,28 @@ JOBS = (
 )
 
 
-def lines_of(mark: str, kind: str) -> list[int]:
+def lines_of(mark: str, kind: str, program: Path = PROGRAM) -> list[int]:
     """The lines of the program with that mark."""
-    return [n for n, line in enumerate(LINES, 1) if line.endswith(f"# {mark}: {kind}")]
+    lines = LINES if program is PROGRAM else program.read_text().splitlines()
+    return [n for n, line in enumerate(lines, 1) if line.endswith(f"# {mark}: {kind}")]
 
 
-def names_everything(text: str, kind: str, rest: str) -> None:
+def names_everything(text: str, kind: str, program: Path = PROGRAM) -> None:
     """The error of rank 0 names rank 1, what rank 0 called, and the lines of both."""
-    said = re.search(rf"<<{kind} 0 (Dist\w+) (.*?)>>", text, re.DOTALL)
+    file = program.name
+    said = re.search(rf"<<{kind} 0 (\w+) (.*?)>>", text, re.DOTALL)
     assert said, (kind, text)
     assert "rank 1" in said[2], (kind, said[2])
-    (here,) = lines_of("here", kind)
-    assert f"hangs.py:{here} in {kind}" in said[2], (kind, said[2])
+    (here,) = lines_of("here", kind, program)
+    assert f"{file}:{here} in {kind}" in said[2], (kind, said[2])
     if kind.startswith("other"):
         assert re.search(r"collective #\d+", said[2]), said[2]
-        (hung,) = lines_of("hung", kind)
-        assert f"hangs.py:{hung} in {kind}" in said[2], said[2]
+        (hung,) = lines_of("hung", kind, program)
+        assert f"{file}:{hung} in {kind}" in said[2], said[2]
     if kind.startswith("late") or kind in ("no_send", "no_receive", "crossed"):
         assert "tag" in said[2] or re.search(r"collective #\d+", said[2]), said[2]
-        assert any(f"hangs.py:{line} in" in rest or f'hangs.py", line {line} in' in rest
-                   for line in lines_of("hung", kind)), (kind, rest)  # fmt: skip
+        assert any(f"{file}:{line} in" in text or f'{file}", line {line} in' in text
+                   for line in lines_of("hung", kind, program)), (kind, text)  # fmt: skip
 
 
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
@@ -61,7 +63,7 @@ def test_a_hang_is_explained(kinds, count):
     assert "rank 0" in report[0] and "rank 1" in report[0] and "File " in report[0]
     assert report[0].count("Threads, as the kernel sees them") == 2, report[0]
     for kind in kinds:
-        names_everything(ended.text, kind, ended.text)
+        names_everything(ended.text, kind)
         count(1)
 
 
