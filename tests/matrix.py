@@ -267,10 +267,10 @@ def main() -> int:
                     cells.append(Cell(python, torch, mpi))
                     test(cells[-1], options.parts, place)
     print(f"\n{table(cells, options.parts)}\n\nlogs: {logs}")
-    ran = sum(cell.results["install"] == "yes" for cell in cells)
     failed = sum(cell.failed for cell in cells)
-    print(f"{ran - failed} passed, {failed} failed", flush=True)
-    return 1 if failed or not ran else 0
+    passed = sum(cell.results["install"] == "yes" and not cell.failed for cell in cells)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed or not passed else 0
 
 
 if __name__ == "__main__":
