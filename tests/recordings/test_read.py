@@ -201,6 +201,7 @@ def test_the_ring_wraps_and_a_reader_meanwhile_sees_whole_records():
     parallel_assert(all(mine[each.number].seq == each.seq for each in good if each.number in mine))
 
 
+@pytest.mark.deadline(240)
 def test_freed_groups_leave_room_for_others():
     """Their names are longer than all the room for names; the lines and the world stay."""
     rank, size = here()
