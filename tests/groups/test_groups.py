@@ -275,9 +275,9 @@ def test_thousands_of_groups_leak_nothing():
             dist.destroy_process_group(dist.new_group())
         before.append(used())
     parallel_assert(dist.get_pg_count() == groups)
-    # What tests before this one left to the allocator may be used up, and MPI enlarges its pools, by
-    # megabytes on a busy machine; a leak is in each part. A communicator left behind costs several
-    # KiB; MPICH itself keeps 140 bytes of each.
+    # What tests before this one left to the allocator may be used up, and MPI enlarges its pools,
+    # by megabytes on a busy machine; a leak is in each part. A communicator left behind costs
+    # several KiB; MPICH itself keeps 140 bytes of each.
     grown = sorted(b - a for a, b in itertools.pairwise(before))[1]
     parallel_assert(grown < (1 << 18) + 512 * each, lambda: f"{grown / each:.0f} bytes per group")
 
