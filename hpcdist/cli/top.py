@@ -10,6 +10,7 @@ with --hosts, which starts this command there through ssh; under Slurm its numbe
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import shlex
 import shutil
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssh", default="ssh", metavar="COMMAND", help="what starts a command on a node (ssh)"
     )
 
+    # What srun runs: it cuts long lines.
+    parser.add_argument("--encoded", action="store_true", help=argparse.SUPPRESS)
+
 
 def run(options: argparse.Namespace) -> int:
     """Show the job; 1 if there is none."""
@@ -49,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             print(f"hpcdist top: {error}", file=sys.stderr)
             return 1
+        if options.encoded:
+            print(base64.encodebytes(json.dumps(rows).encode()).decode(), end="")
+            return 0
         if options.json:
             print(json.dumps(rows, indent=1))
             return 0
@@ -93,7 +100,7 @@ def remote_commands(options: argparse.Namespace) -> list[list[str]]:
     if nodes := _nodes_of_slurm_job(options.job):
         # without the number srun takes one node
         on_each = ["--overlap", f"--nodes={nodes}", "--ntasks-per-node=1", "-l"]
-        return [["srun", f"--jobid={options.job}", *on_each, *own]]
+        return [["srun", f"--jobid={options.job}", *on_each, *own, "--encoded"]]
     return []
 
 
@@ -140,7 +147,7 @@ def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str
     found: list[dict[str, Any]] = []
     for text in _by_task(out) if command[0] == "srun" else [out]:
         try:
-            found += json.loads(text)
+            found += json.loads(base64.b64decode(text) if command[0] == "srun" else text)
         except ValueError:
             continue  # nothing of the job is there, which it says on standard error
     if not found:
@@ -150,12 +157,12 @@ def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str
 
 
 def _by_task(out: str) -> list[str]:
-    """What each task of ``srun -l`` has printed: their lines are mixed, each with its number."""
+    """What each task of ``srun -l`` says: their lines are mixed, each with the task's number."""
     tasks: dict[str, list[str]] = {}
     for line in out.splitlines():
         task, _, rest = line.partition(": ")
         tasks.setdefault(task.strip(), []).append(rest)
-    return ["\n".join(lines) for lines in tasks.values()]
+    return ["".join(lines) for lines in tasks.values()]
 
 
 # ---- text ----

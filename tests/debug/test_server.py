@@ -215,7 +215,7 @@ def refuse_what_is_huge(one: Job) -> None:
             assert not answer or answer.split()[1] in (b"400", b"401", b"413"), answer[:200]
 
 
-def test_attacks(tmp_path):
+def test_attacks(tmp_path, count):
     """All at once, on a job that works and checks its results."""
     with job("work", "22", env={"HPCDIST_DUMP": str(tmp_path / "none")}) as one:
         slow = [socket.create_connection(("127.0.0.1", one.port), 30) for _ in range(20)]
@@ -238,13 +238,14 @@ def test_attacks(tmp_path):
             with suppress(OSError):
                 assert each.recv(100) == b""  # ended, without an answer
             each.close()
+        count(len(slow) + len(many) + 7 * 6 + len(PATHS) + 5 + 5)
         assert one.process.poll() is None  # the server ended them, not the job's end
         code, text = one.end()
         assert code == 0 and text.count("end ") == 2, text
         assert gone([server])
 
 
-def test_a_killed_rank():
+def test_a_killed_rank(count):
     with job("work", "30") as one:
         servers = one.servers()
         assert json.loads(one.get("/state"))["size"] == 2 and len(servers) == 1
@@ -252,15 +253,17 @@ def test_a_killed_rank():
         code, text = one.end()
         assert code != 0, text
         assert gone(servers)
+        count(1)
 
 
-def test_a_killed_server():
+def test_a_killed_server(count):
     """The job goes on."""
     with job("work", "4") as one:
         (server,) = one.servers()
         os.kill(server, signal.SIGKILL)
         code, text = one.end()
         assert code == 0 and text.count("end ") == 2, text
+        count(1)
 
 
 def test_starts_that_fail():

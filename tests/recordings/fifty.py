@@ -3,12 +3,13 @@
 
     python tests/recordings/fifty.py                    each kind of hangs.py three times: 51 jobs
     python tests/recordings/fifty.py --over bridge      those of hangs_bridge.py, over stock torch
+    python tests/recordings/fifty.py --over nccl        those of hangs_nccl.py, with its entry check
     python tests/recordings/fifty.py --rounds 1
 
-Explained means: without any setting, the error on rank 0 names rank 1, the operation, its number
-and the line, and the text of the job has the line where rank 1 is; and ``analyze`` names the first
-divergence of the recorders that the ranks leave behind (HPCDIST_DUMP, which says where). Run it
-once with each MPI. Exits with 0 only if all were.
+Explained means: without any other setting, the error on rank 0 names rank 1, the operation, its
+number and the line, and the text of the job has the line where rank 1 is; and ``analyze`` names the
+first divergence of the recorders that the ranks leave behind (HPCDIST_DUMP, which says where). Run
+it once with each MPI. Exits with 0 only if all were.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import hangs  # noqa: E402
 import hangs_bridge  # noqa: E402
+import hangs_nccl  # noqa: E402
 from jobs import run_job  # noqa: E402
 from test_reports import names_everything  # noqa: E402
 
-OVER = {"mpi": hangs, "bridge": hangs_bridge}
+OVER = {"mpi": hangs, "bridge": hangs_bridge, "nccl": hangs_nccl}
 
 
 def analyzed(folder: str, kind: str) -> None:
@@ -49,11 +51,12 @@ def main() -> int:
     options = parser.parse_args()
     module = OVER[options.over]
     program = Path(str(module.__file__))
-    explained = 0
+    explained, nccl = 0, options.over == "nccl"
     for _ in range(options.rounds):
         for kind in module.KINDS:
             with tempfile.TemporaryDirectory() as folder:
-                ended = run_job(2, str(program), kind, limit=90, env={"HPCDIST_DUMP": folder})
+                env = {"HPCDIST_DUMP": folder} | ({"HPCDIST_NCCL_CHECK": "1"} if nccl else {})
+                ended = run_job(2, str(program), kind, limit=90, env=env)
                 try:
                     assert ended.code == 0, ended.text
                     names_everything(ended.text, kind, program)

@@ -142,9 +142,13 @@ def catch_up(name: str, rank: int) -> None:
 
 
 def main() -> None:
-    hpcdist.torch.init_process_group(timeout=timedelta(seconds=SECONDS))
+    hpcdist.torch.init_process_group(timeout=timedelta(seconds=60))
     rank = stock.get_rank()
+    stock.barrier()
+    world = hpcdist.torch.group(stock.group.WORLD)
+    world._comm.timeout = SECONDS  # the start is not what is tried
     for name in sys.argv[1:]:
+        hpcdist.monitored_barrier(world, timedelta(seconds=20))
         try:
             KINDS[name](rank, torch.ones(6))
             print(f"<<{name} {rank} nothing>>", flush=True)

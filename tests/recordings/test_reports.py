@@ -53,6 +53,23 @@ def names_everything(text: str, kind: str, program: Path = PROGRAM) -> None:
                    for line in lines_of("hung", kind, program)), (kind, text)  # fmt: skip
 
 
+#: Programs for stock torch, and for NCCL with its entry check: in short some kinds, in one job.
+OTHERS = {
+    "bridge": ("late_asynchronous", "no_send", "other_operation", "other_root"),
+    "nccl": ("late_all_reduce", "other_size", "other_root"),
+}
+
+
+@pytest.mark.parametrize("over", OTHERS)
+def test_a_hang_over_something_else_is_explained(over, count):
+    program = PROGRAM.with_name(f"hangs_{over}.py")
+    ended = run_job(2, str(program), *OTHERS[over], env={"HPCDIST_NCCL_CHECK": "1"})
+    assert ended.code == 0, ended.text
+    for kind in OTHERS[over]:
+        names_everything(ended.text, kind, program)
+        count(1)
+
+
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
 def test_a_hang_is_explained(kinds, count):
     ended = run_job(2, str(PROGRAM), *kinds)

@@ -1,0 +1,128 @@
+"""As hangs.py, over the stand-in for NCCL: the groups' CUDA tensors go over it.
+
+    HPCDIST_NCCL_CHECK=1 mpirun -n 2 python hangs_nccl.py KIND...
+
+Without the check the errors have the operation, its number and, for a mismatch, what both ranks
+called, but no line: operations over NCCL are not in the native recorder.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import standin
+import torch
+from standin import gpu
+from torch import Tensor
+
+import hpcdist as dist
+from hpcdist.backends import cuda
+
+SECONDS = 1.2  # the timeout
+LONGER = 2.6  # what rank 1 does in place of the call
+
+
+def late_all_reduce(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        time.sleep(LONGER)  # hung: late_all_reduce
+    else:
+        dist.all_reduce(data, async_op=True).wait(10.0)  # here: late_all_reduce
+
+
+def late_broadcast(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        time.sleep(LONGER)  # hung: late_broadcast
+    else:
+        dist.broadcast(data, 0, async_op=True).wait(10.0)  # here: late_broadcast
+
+
+def late_gathered(rank: int, data: Tensor) -> None:
+    out = gpu(torch.zeros(12))
+    if rank == 1:
+        time.sleep(LONGER)  # hung: late_gathered
+    else:
+        dist.all_gather_into_tensor(out, data, async_op=True).wait(10.0)  # here: late_gathered
+
+
+def other_operation(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        dist.broadcast(data, 0, async_op=True).wait(10.0)  # hung: other_operation
+    else:
+        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_operation
+
+
+def other_size(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        dist.all_reduce(gpu(torch.ones(2)), async_op=True).wait(10.0)  # hung: other_size
+    else:
+        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_size
+
+
+def other_dtype(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        odd = gpu(torch.ones(6, dtype=torch.float64))
+        dist.all_reduce(odd, async_op=True).wait(10.0)  # hung: other_dtype
+    else:
+        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_dtype
+
+
+def other_reduction(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        dist.all_reduce(data, dist.ReduceOp.MAX)  # hung: other_reduction
+    else:
+        dist.all_reduce(data)  # here: other_reduction
+
+
+def other_root(rank: int, data: Tensor) -> None:
+    if rank == 1:
+        dist.broadcast(data, 1, async_op=True).wait(10.0)  # hung: other_root
+    else:
+        dist.broadcast(data, 0, async_op=True).wait(10.0)  # here: other_root
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        late_all_reduce, late_broadcast, late_gathered, other_operation, other_size, other_dtype,
+        other_reduction, other_root,
+    )
+}  # fmt: skip
+
+
+def catch_up() -> None:
+    """Make the call that the other rank has given up."""
+    try:
+        dist.all_reduce(gpu(torch.ones(6)), async_op=True).wait(10.0)
+    except dist.DistError:
+        return
+
+
+def main() -> None:
+    standin.load()
+    cuda.use(standin.Runtime())
+    dist.init_process_group("cpu:mpi,cuda:nccl", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    for name in sys.argv[1:]:
+        dist.all_reduce(gpu(torch.ones(1)))
+        standin.Stream(0).synchronize()
+        dist.monitored_barrier()
+        # from here on: making the communicator is not what is tried
+        dist.group.WORLD._comm.timeout = SECONDS
+        try:
+            KINDS[name](rank, gpu(torch.ones(6)))
+            print(f"<<{name} {rank} nothing>>", flush=True)
+        except (dist.DistError, ValueError) as error:
+            print(f"<<{name} {rank} {type(error).__name__} {error}>>", flush=True)
+        if rank == 1 and name.startswith("late"):
+            catch_up()
+        dist.group.WORLD._comm.timeout = 20.0
+        time.sleep(0.3)
+
+
+if __name__ == "__main__":
+    main()
