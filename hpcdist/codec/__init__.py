@@ -7,7 +7,7 @@ The codec carries a closed set of types:
 - list, tuple, dict, set, frozenset, slice, range; of collections OrderedDict, Counter, deque, and
   defaultdict with a built-in type as its factory;
 - of datetime: date, time, datetime, timedelta, timezone; Decimal, Fraction, UUID, the paths of
-  pathlib, ``argparse.Namespace``;
+  pathlib, ``argparse.Namespace``, ``types.SimpleNamespace``;
 - members of enums whose module the receiver has imported;
 - NumPy arrays, scalars and dtypes without Python objects in them;
 - torch CPU tensors of every dtype, ``nn.Parameter``, and torch's dtype, device and Size;

@@ -59,10 +59,9 @@ def _several(value: Any, *kinds: Any) -> Any:
     return value
 
 
-def _named(state: Any) -> argparse.Namespace:
+def _named(made: Any, state: Any) -> Any:
     for name in _need(state, dict):
         _need(name, str)
-    made = argparse.Namespace()
     vars(made).update(state)
     return made
 
@@ -154,7 +153,10 @@ def _path(cls: Any) -> tuple[type, Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 _KINDS = [
-    Kind(b"n", argparse.Namespace, lambda obj: dict(vars(obj)), _named),
+    Kind(b"n", argparse.Namespace, lambda obj: dict(vars(obj)),
+         lambda state: _named(argparse.Namespace(), state)),
+    Kind(b"s", types.SimpleNamespace, lambda obj: dict(vars(obj)),
+         lambda state: _named(types.SimpleNamespace(), state)),
     Kind(b"d", defaultdict, _from_defaultdict, _to_defaultdict),
     Kind(b"c", Counter, dict, _to_counter),
     Kind(b"q", deque, lambda obj: (obj.maxlen, list(obj)), _to_deque),

@@ -15,6 +15,7 @@ import pathlib
 import random
 import re
 import struct
+import types
 import uuid
 
 import numpy as np
@@ -132,7 +133,7 @@ def equal(a, b):
         assert str(a) == str(b)
     elif isinstance(a, collections.deque):
         equal((a.maxlen, list(a)), (b.maxlen, list(b)))
-    elif isinstance(a, argparse.Namespace):
+    elif isinstance(a, (argparse.Namespace, types.SimpleNamespace)):
         equal(vars(a), vars(b))
     elif isinstance(a, (datetime.datetime, datetime.time)):
         equal((a.isoformat(), a.fold, a.tzinfo), (b.isoformat(), b.fold, b.tzinfo))
@@ -170,6 +171,7 @@ def stdlib_objects():
     paths = (pathlib.Path("/tmp/x y"), pathlib.Path(), pathlib.PurePosixPath("a/b"))
     yield from (*paths, pathlib.PureWindowsPath("c:/x"), {pathlib.Path("a"): 1})
     yield from (argparse.Namespace(), argparse.Namespace(lr=0.1, sizes=[1, 2], **{"a b": None}))
+    yield from (types.SimpleNamespace(), types.SimpleNamespace(lr=0.1, nested=[{}]))
     default = collections.defaultdict(list, {"a": [1], 2: []})
     yield from (default, collections.defaultdict(None, x=default), collections.Counter("abbccc"))
     yield from (collections.Counter({"a": -1, "b": 0.5}), collections.Counter())

@@ -103,6 +103,7 @@ BODIES = {
     "deque of -1 items": b"Lq" + _tuple(_int(-1), b"l" + u64(0)),
     "deque that is too long": b"Lq" + _tuple(_int(0), b"l" + u64(1) + b"N"),
     "Namespace without names": b"Ln" + b"d" + u64(1) + _int(1) + b"N",
+    "SimpleNamespace without names": b"Ls" + b"d" + u64(1) + _int(1) + b"N",
     "Namespace as a key": b"e" + u64(1) + b"Ln" + b"d" + u64(0),
     "kinds without content": b"Lc" * 3000,
     "enum of no module": b"M" + _path("no.module", "E", "A"),
