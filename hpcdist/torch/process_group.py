@@ -10,56 +10,25 @@ its trampolines. Names changed between versions of torch: see `compat`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import Work
 
-from hpcdist._buffer import limit as call_limit
-from hpcdist._buffer import limited
-from hpcdist._engine import EITHER
-from hpcdist.backends.cuda_over_mpi import StagedGroup
-from hpcdist.backends.dispatch import serving
 from hpcdist.collectives.monitored_barrier import monitored_barrier
-from hpcdist.errors import DistTimeoutError
-from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import sparse
-from hpcdist.groups import state as _group
-from hpcdist.groups.new_group import new_group
-from hpcdist.torch.abort_hooks import AbortHooks
 from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
-from hpcdist.torch.compat import NAMES, recorded_as
-from hpcdist.torch.delegate import give_delegate
-from hpcdist.torch.elsewhere import Elsewhere, by_device
+from hpcdist.torch.base import NAME, BridgeBase
+from hpcdist.torch.compat import NAMES
+from hpcdist.torch.elsewhere import by_device
 from hpcdist.torch.ranges import shown
-from hpcdist.torch.refused import Refusals
-from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, flat, limit_of
+from hpcdist.torch.work import BridgeWork, FinishedWork, flat
 
 __all__ = ["NAME", "BridgeGroup"]
 
-#: Name of the backend.
-NAME = "hpcdist"
 
-#: What torchfrtrace is told that its operations ran over.
-RECORDED_AS = recorded_as()
-
-#: Seconds that an abort waits for operations in flight.
-_SOON = 0.001
-
-#: What a synchronous call gives back: torch's functions only wait for it.
-_DONE = FinishedWork([])
-
-
-def _free(group: Any) -> None:
-    """Destroy a group, unless hpcdist.destroy_process_group() has come first."""
-    if group in _group.world.groups:
-        _group.remove(group)
-
-
-class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
+class BridgeGroup(BridgeBase):
     """A group of hpcdist's, as torch.distributed sees it.
 
     It has no communicator of its own: what both sides call runs in one order, through one entry
@@ -77,197 +46,6 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
     Made by ``torch.distributed.init_process_group("hpcdist")`` and ``new_group``, and by
     :func:`hpcdist.torch.to_torch`. Its methods are called by torch, on all members.
     """
-
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-
-    def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
-        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self.native = group
-        self._comm = group._comm
-        self._release = release
-        self._name = group.name
-        self._description = group.group_desc
-        self._coalesced: list[Work] | None = None
-        self._recorder = recorder()
-        self._abort_hooks = {}
-        self._parts: list[BridgeGroup] = []
-        self._elsewhere: Elsewhere | None = None
-        self._messages: StagedGroup | None = None
-        self._delegate = give_delegate(self)
-
-    def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
-        """Set where the members meet for other backends, if the user named some."""
-        self._elsewhere = Elsewhere(self, store, timeout, ranks, NAME)
-
-    # --- who it is -------------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:
-        return NAME
-
-    def getRank(self) -> int:
-        return int(self._comm.rank)
-
-    def getSize(self) -> int:
-        return int(self._comm.size)
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    group_name = property(getGroupName)
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    group_desc = property(getGroupDesc)
-
-    def __repr__(self) -> str:
-        return f"<hpcdist.torch.BridgeGroup {self._name!r} of {self.native!r}>"
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        others = self._elsewhere.names if self._elsewhere is not None else {}
-        kinds = dict.fromkeys([*self.native._backends, *others])
-        return [torch.device(kind) for kind in kinds] or [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> Any:
-        device = torch.device(device)
-        if self._elsewhere is None or not self._elsewhere.has(device):
-            return self
-        return self._elsewhere.group_for(device)._get_backend(device)
-
-    def _has_hooks(self) -> bool:
-        return False
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass
-
-    def _get_sequence_number_for_group(self) -> int:
-        return int(self._comm.seq)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._comm.timeout = timeout.total_seconds()
-        if self._elsewhere is not None:
-            self._elsewhere.set_timeout(timeout)
-
-    # --- its end ---------------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """Free what was made for torch; hpcdist's own groups stay."""
-        self._end_others("shutdown")
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-    def abort(self) -> None:
-        """Free what was made for torch without waiting for operations in flight.
-
-        They keep their tensors, and end when their peers call or their timeouts pass. Abort hooks
-        run first.
-        """
-        if self._release is not None and not self._comm.freed:
-            self._run_abort_hooks()
-            self._comm.timeout = _SOON
-            self._end_others("abort")
-            with contextlib.suppress(DistTimeoutError):
-                self.shutdown()
-
-    def _end_others(self, how: str) -> None:
-        messages, self._messages = self._messages, None
-        if messages is not None:
-            messages.free(self._comm.timeout if not self._comm.freed else _SOON)
-        if self._elsewhere is not None:
-            self._elsewhere.end(how)
-
-    def split_group(
-        self,
-        new_ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> BridgeGroup | None:
-        """Make a group of some of this one's ranks; None on the others, which need not call it."""
-        if self._comm.rank not in new_ranks:
-            return None
-        made = new_group(
-            [self.native._ranks[rank] for rank in new_ranks],
-            timeout=limit_of(timeout),
-            group_desc=group_desc,
-        )
-        part = BridgeGroup(made, lambda: _free(made))
-        if self._elsewhere is not None:
-            part._elsewhere = self._elsewhere.part(part, list(made._ranks), made.name)
-        if group_name is not None:
-            part.setGroupName(group_name)
-        # where C++ asked, it holds the C++ part alone
-        self._parts.append(part)
-        return part
-
-    # --- how a call runs -------------------------------------------------------------------------
-
-    def _call(
-        self,
-        name: str,
-        opts: Any,
-        inputs: list[Any],
-        outputs: list[Any],
-        method: Callable[..., Any],
-        *args: Any,
-    ) -> Work:
-        """Run a method of the native group as torch's options say."""
-        limit = limit_of(getattr(opts, "timeout", None))
-        with limited(0.0 if limit is None else limit.total_seconds()):
-            wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
-            method = shown(name, inputs, method, NAME)
-            entry = None
-            if self._recorder is not None:
-                entry = self._note(name, inputs, outputs)
-                method = self._recorder.inside(entry, method)
-            if wants_work:
-                # torch lets one rank wait and another not
-                return self._collect(BridgeWork(method(*args, EITHER), outputs, entry))
-            if entry is None:
-                method(*args)
-            else:
-                with entry:
-                    method(*args)
-        return self._collect(_DONE)
-
-    def _note(
-        self, name: str, inputs: list[Any], outputs: list[Any], peers: str | None = None
-    ) -> Entry:
-        """Record an operation that begins in the flight recorder."""
-        assert self._recorder is not None
-        native = self.native
-        where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
-        limit = call_limit() or self._comm.timeout
-        return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)
-
-    def _collect(self, work: Work) -> Work:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
-
-    def _start_coalescing(self, device: torch.device | None = None) -> None:
-        if device is not None and self._elsewhere is not None and self._elsewhere.has(device):
-            self._elsewhere.start_coalescing(device)
-        else:
-            self._coalesced = []
-
-    def _end_coalescing(self, device: torch.device | None = None) -> Work:
-        if device is not None and self._elsewhere is not None and self._elsewhere.has(device):
-            return self._elsewhere.end_coalescing(device)
-        works, self._coalesced = self._coalesced or [], None
-        return AllOf(works)
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -449,22 +227,6 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
     # torch makes isend and irecv from these, and waits itself where the call is a blocking one: a
     # send that blocked here would deadlock its batches.
 
-    def _carrier(self, tensor: Any) -> Any:
-        """The backend of messages: over MPI for GPU tensors, also if NCCL runs their collectives.
-
-        torch starts the messages of a batch one by one, with tags and from any rank; NCCL has none
-        of that, and two ranks that both send first would wait for each other.
-        """
-        if tensor.device.type == "cpu":
-            return self._comm
-        backend = serving(self._comm, tensor)
-        host = self.native._backends.get("cpu")
-        if isinstance(backend, StagedGroup) or host is None:
-            return backend
-        if self._messages is None:
-            self._messages = StagedGroup(host)
-        return self._messages
-
     @by_device
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensor = one(tensors)
@@ -487,11 +249,6 @@ class BridgeGroup(AbortHooks, Refusals, ProcessGroup):
     @by_device
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)
-
-    def _each(self, method: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
-        """Run an operation for each pair of tensors, in order; its Work is that of all."""
-        works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return AllOf(works)
 
 
 for _renamed in NAMES:
