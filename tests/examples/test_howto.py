@@ -46,11 +46,15 @@ def test_from_torchrun_to_mpirun_in_ten_lines(tmp_path: Path) -> None:
     (script,), (change,) = blocks("from-torchrun.md"), blocks("from-torchrun.md", "diff")
     assert len(re.findall(r"^[+-]\S", change, re.M)) == 10
     (tmp_path / "before.py").write_text(script)
-    before = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "before.py"],
-        env=plain_environment(GLOO_SOCKET_IFNAME="lo"), cwd=tmp_path,
-        capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+    for _ in range(3):
+        before = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "before.py"],
+            env=plain_environment(GLOO_SOCKET_IFNAME="lo"), cwd=tmp_path,
+            capture_output=True, text=True, timeout=70,
+        )  # fmt: skip
+        # torch alone, over gloo: a thread of it may still run as Python ends, on a busy machine
+        if "terminate called without an active exception" not in before.stderr:
+            break
     assert before.returncode == 0, before.stderr
     said = r"local rank 0, weights (-?\d+\.\d+)"
     (weights,) = re.findall(said, before.stdout)
