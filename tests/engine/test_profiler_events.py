@@ -146,3 +146,20 @@ def test_an_event_of_a_forked_child_ends():
         profiler_events.end(profiler_events.begin("mpi", "barrier", None))
         os._exit(7)
     parallel_assert(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_crossed_groups_are_found_after_a_profile():
+    """The thread in which events end calls no operation: no rank waits for it to."""
+    events(lambda: dist.all_reduce(torch.ones(3)))
+    a, b = dist.new_group(), dist.new_group()
+    outcomes = []
+    for group in (b, a) if dist.get_rank() == 0 else (a, b):
+        try:
+            dist.barrier(group)
+            outcomes.append("done")
+        except dist.DistMismatchError as error:
+            outcomes.append("told" if "order in which they use" in str(error) else str(error))
+    parallel_assert("told" in outcomes and set(outcomes) <= {"told", "done"}, outcomes)
+    for group in (a, b):
+        dist.destroy_process_group(group)
