@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from made_recordings import BEGIN, MS, operation, recording
 
 from hpcdist.cli import main
 from hpcdist.cli.analyze import load
@@ -18,34 +20,24 @@ from hpcdist.recordings.analysis.text import lines, ranks_in_words
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
-BEGIN = 1_700_000_000_000_000_000
-MS = 1_000_000
-
 
 def call(number: int, group: Group, ms: float, **more: object) -> Operation:
-    values = {
-        "number": number, "name": "all_reduce", "kind": "all_reduce", "group": group, "seq": number,
-        "dtype": "float32", "elements": 1000, "inputs": 0, "outputs": 1000, "itemsize": 4,
-        "shape": (1000,), "peer": -1, "tag": 0, "op": "SUM", "state": "done", "failure": "",
-        "queued": False, "called": BEGIN + int(ms * MS), "started": None, "agreed": None,
-        "ended": BEGIN + int((ms + 1) * MS), "site": Site("/home/me/train.py", 40 + number, "step"),
-    }  # fmt: skip
-    return Operation(**{**values, **more})  # type: ignore[arg-type]
+    """A call of a line of its own that took a millisecond."""
+    ended = BEGIN + int((ms + 1) * MS)
+    given = {"ended": ended, "site": Site("/home/me/train.py", 40 + number, "step"), **more}
+    return operation(group, number, ms, **given)
 
 
-def job(*ranks: list[dict[str, object]], first: int = 1) -> list[Recording]:
+def job(*ranks: list[dict[str, Any]], first: int = 1) -> list[Recording]:
     """A job of one group; each rank's calls by when they were made, and what is special."""
-    made = []
-    for rank, calls in enumerate(ranks):
-        group = Group("world", rank, len(ranks), 77, tuple(range(len(ranks))))
-        made.append(
-            Recording(
-                f"r{rank}", rank, len(ranks), 100 + rank, "node1", "0a0b0c0d", "",
-                "python train.py", BEGIN + 5000 * MS, False, False, [group],
-                [call(first + n, group, **given) for n, given in enumerate(calls)],  # type: ignore[arg-type]
-            )
-        )  # fmt: skip
-    return made
+    return [
+        recording(
+            rank,
+            len(ranks),
+            lambda group, calls=calls: [call(first + n, group, **c) for n, c in enumerate(calls)],
+        )
+        for rank, calls in enumerate(ranks)
+    ]
 
 
 def test_ranks_that_agree():

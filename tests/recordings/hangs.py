@@ -16,11 +16,9 @@ import time
 from datetime import timedelta
 
 import numpy as np
+from injected import LONGER, SECONDS, by_name, run
 
 import hpcdist as dist
-
-SECONDS = 1.2  # the timeout
-LONGER = 2.6  # what rank 1 does in place of the call
 
 
 def late_all_reduce(rank: int, data: np.ndarray) -> None:
@@ -149,14 +147,11 @@ def refused(rank: int, data: np.ndarray) -> None:
         dist.all_reduce(data)  # here: refused
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        late_all_reduce, late_barrier, late_broadcast, late_gathered, late_computing, late_in_c,
-        late_asynchronous, late_object, no_send, no_receive, crossed, other_operation, other_size,
-        other_dtype, other_reduction, other_root, refused,
-    )
-}  # fmt: skip
+KINDS = by_name(
+    late_all_reduce, late_barrier, late_broadcast, late_gathered, late_computing, late_in_c,
+    late_asynchronous, late_object, no_send, no_receive, crossed, other_operation, other_size,
+    other_dtype, other_reduction, other_root, refused,
+)  # fmt: skip
 
 
 def catch_up() -> None:
@@ -173,11 +168,7 @@ def main() -> None:
     dist.group.WORLD._comm.timeout = SECONDS  # the start is not what is tried
     for name in sys.argv[1:]:
         dist.monitored_barrier(timeout=timedelta(seconds=20))
-        try:
-            KINDS[name](rank, np.ones(6, np.float32))
-            print(f"<<{name} {rank} nothing>>", flush=True)
-        except (dist.DistError, ValueError) as error:
-            print(f"<<{name} {rank} {type(error).__name__} {error}>>", flush=True)
+        run(KINDS[name], rank, np.ones(6, np.float32), (dist.DistError, ValueError))
         if rank == 1 and name.startswith(("late", "crossed")):
             catch_up()
         if name == "no_receive" and rank == 1:

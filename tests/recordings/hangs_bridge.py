@@ -11,12 +11,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as stock
+from injected import LONGER, SECONDS, by_name, run
 from torch import Tensor
 
 import hpcdist.torch
-
-SECONDS = 1.2  # the timeout
-LONGER = 2.6  # what rank 1 does in place of the call
 
 
 def late_all_reduce(rank: int, data: Tensor) -> None:
@@ -120,14 +118,11 @@ def other_root(rank: int, data: Tensor) -> None:
         stock.broadcast(data, 0)  # here: other_root
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        late_all_reduce, late_barrier, late_gathered, late_asynchronous, late_object, late_backward,
-        no_send, no_receive, crossed, other_operation, other_size, other_dtype, other_reduction,
-        other_root,
-    )
-}  # fmt: skip
+KINDS = by_name(
+    late_all_reduce, late_barrier, late_gathered, late_asynchronous, late_object, late_backward,
+    no_send, no_receive, crossed, other_operation, other_size, other_dtype, other_reduction,
+    other_root,
+)  # fmt: skip
 
 
 def catch_up(name: str, rank: int) -> None:
@@ -149,11 +144,7 @@ def main() -> None:
     world._comm.timeout = SECONDS  # the start is not what is tried
     for name in sys.argv[1:]:
         hpcdist.monitored_barrier(world, timedelta(seconds=20))
-        try:
-            KINDS[name](rank, torch.ones(6))
-            print(f"<<{name} {rank} nothing>>", flush=True)
-        except (RuntimeError, ValueError) as error:
-            print(f"<<{name} {rank} {type(error).__name__} {error}>>", flush=True)
+        run(KINDS[name], rank, torch.ones(6), (RuntimeError, ValueError))
         if rank == 1:
             catch_up(name, rank)
         time.sleep(0.3)

@@ -17,14 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import standin
 import torch
+from injected import LONGER, SECONDS, by_name, run
 from standin import gpu
 from torch import Tensor
 
 import hpcdist as dist
 from hpcdist.backends import cuda
-
-SECONDS = 1.2  # the timeout
-LONGER = 2.6  # what rank 1 does in place of the call
 
 
 def late_all_reduce(rank: int, data: Tensor) -> None:
@@ -85,13 +83,10 @@ def other_root(rank: int, data: Tensor) -> None:
         dist.broadcast(data, 0, async_op=True).wait(10.0)  # here: other_root
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        late_all_reduce, late_broadcast, late_gathered, other_operation, other_size, other_dtype,
-        other_reduction, other_root,
-    )
-}  # fmt: skip
+KINDS = by_name(
+    late_all_reduce, late_broadcast, late_gathered, other_operation, other_size, other_dtype,
+    other_reduction, other_root,
+)  # fmt: skip
 
 
 def catch_up() -> None:
@@ -113,11 +108,7 @@ def main() -> None:
         dist.monitored_barrier()
         # from here on: making the communicator is not what is tried
         dist.group.WORLD._comm.timeout = SECONDS
-        try:
-            KINDS[name](rank, gpu(torch.ones(6)))
-            print(f"<<{name} {rank} nothing>>", flush=True)
-        except (dist.DistError, ValueError) as error:
-            print(f"<<{name} {rank} {type(error).__name__} {error}>>", flush=True)
+        run(KINDS[name], rank, gpu(torch.ones(6)), (dist.DistError, ValueError))
         if rank == 1 and name.startswith("late"):
             catch_up()
         dist.group.WORLD._comm.timeout = 20.0

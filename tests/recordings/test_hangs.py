@@ -1,43 +1,32 @@
-"""What the ranks of a running job do: who waits for whom, and who arrives last."""
+"""Which ranks of a running job wait for which, and which of them arrive last."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from made_recordings import BEGIN, MS, operation, recording
 
-from hpcdist.recordings import Group, Operation, Recording, Site
 from hpcdist.recordings.hangs import arrivals, hangs
 from hpcdist.recordings.rows import row_of, where
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
-
-NOW = 1_700_000_000_000_000_000
-MS = 1_000_000
-
-
-def operation(group: Group, seq: int, ms: float, **more: Any) -> Operation:
-    values = {
-        "number": seq, "name": "all_reduce", "kind": "all_reduce", "group": group, "seq": seq,
-        "dtype": "float32", "elements": 8, "inputs": 0, "outputs": 8, "itemsize": 4,
-        "shape": (8,), "peer": -1, "tag": 0, "op": "SUM", "state": "done", "failure": "",
-        "queued": False, "called": NOW + int(ms * MS), "started": None, "agreed": None,
-        "ended": None, "site": Site("/home/me/train.py", 40, "step"),
-    }  # fmt: skip
-    return Operation(**{**values, **more})
 
 
 def rows(*ranks: list[tuple[float, dict[str, Any]]], at: float = 5000.0) -> list[dict[str, Any]]:
     """The rows of a job's ranks; each has its calls by when they were made."""
     found = []
     for rank, calls in enumerate(ranks):
-        group = Group("world", rank, len(ranks), 77, tuple(range(len(ranks))))
-        made = [operation(group, n, ms, **more) for n, (ms, more) in enumerate(calls, 1)]
-        one = Recording(
-            f"r{rank}", rank, len(ranks), 100 + rank, "node1", "0a0b0c0d", "", "train.py",
-            NOW + int(at * MS), False, True, [group], made,
-        )  # fmt: skip
-        found.append(row_of(one, NOW + int(at * MS)))
+        one = recording(
+            rank,
+            len(ranks),
+            lambda group, calls=calls: [
+                operation(group, n, ms, **more) for n, (ms, more) in enumerate(calls, 1)
+            ],
+            seen=at,
+            alive=True,
+        )
+        found.append(row_of(one, one.seen))
     return found
 
 
@@ -68,7 +57,7 @@ def test_who_arrives_last():
     table, seconds, newest = arrivals(calls)
     assert table[1]["waited"] == pytest.approx(0.009) and table[1]["times"] >= 2
     assert table[0]["waited"] == 0 and table[0]["of"] == 3
-    assert (seconds, newest) == (pytest.approx(0.030), NOW + 30 * MS)
+    assert (seconds, newest) == (pytest.approx(0.030), BEGIN + 30 * MS)
     table, seconds, again = arrivals(calls, newest)  # nothing is counted twice
     assert table[1]["of"] == seconds == 0 and again == newest
     queued = rows([(0, {"queued": True})], [(9, {"queued": True})])
