@@ -26,7 +26,12 @@ def hung():
     pids: dict[int, int] = {}
     try:
         pids = pids_of(job)
-        time.sleep(0.5)
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            rows = json.loads(top(str(pids[0]), "--json").stdout or "[]")
+            if [row["inside"] for row in rows] == [True, False]:
+                break
+            time.sleep(0.2)
         yield pids
     finally:
         for pid in pids.values():
@@ -54,7 +59,7 @@ def test_a_hung_job(hung):
     assert "last: all_reduce #1 of group 'world', float64[3], SUM, at <string>:4 in <module>" in one
     rows = json.loads(top(digits, "--json").stdout)
     assert [row["rank"] for row in rows] == [0, 1] and rows[0]["inside"] and not rows[1]["inside"]
-    assert 0.4 < rows[0]["seconds"] < 60
+    assert 0 < rows[0]["seconds"] < 60
 
 
 def test_stacks_of_a_hung_job(hung):
