@@ -12,7 +12,7 @@ from .ask import ask
 from .model import Operation, Recording
 from .read import find, folder_of_user, read
 
-__all__ = ["choose", "here", "readable", "row_of", "rows_of", "where"]
+__all__ = ["NEWEST", "readable", "row_of", "rows_of", "where"]
 
 #: Operations of each rank that are looked at: sizes, and who arrived last.
 NEWEST = 128
@@ -43,7 +43,7 @@ def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
     ValueError
         If there is no such job here, or several fit.
     """
-    chosen = choose(here(), job)
+    chosen = _choose(_all_here(), job)
     if stacks:
         ask([one.path for one in chosen if one.alive])
         chosen = readable([Path(one.path) for one in chosen])
@@ -52,24 +52,12 @@ def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
     return rows if stacks else [{**row, "stacks": ""} for row in rows]
 
 
-def here(newest: int | None = NEWEST) -> list[Recording]:
-    """Read the recorders of this user on this node.
-
-    Parameters
-    ----------
-    newest : int, optional
-        Operations to read of each; None reads all.
-
-    Returns
-    -------
-    list of Recording
-        Those that can be read.
-    """
+def _all_here() -> list[Recording]:
+    """The recorders of this user on this node, of all jobs."""
     try:
-        paths: list[Path] = find(folder_of_user())
+        return readable(find(folder_of_user()))
     except OSError:
         return []
-    return readable(paths, newest)
 
 
 def readable(paths: list[Path], newest: int | None = NEWEST) -> list[Recording]:
@@ -96,26 +84,8 @@ def readable(paths: list[Path], newest: int | None = NEWEST) -> list[Recording]:
     return found
 
 
-def choose(recordings: list[Recording], job: str | None) -> list[Recording]:
-    """Return the recorders of one job.
-
-    Parameters
-    ----------
-    recordings : list of Recording
-        Of several jobs.
-    job : str, optional
-        As in :func:`rows_of`.
-
-    Returns
-    -------
-    list of Recording
-        At least one.
-
-    Raises
-    ------
-    ValueError
-        If there is no such job, or several fit.
-    """
+def _choose(recordings: list[Recording], job: str | None) -> list[Recording]:
+    """The recorders of one job, as `rows_of` names it; ValueError if none or several fit."""
     if job is not None:
         named = {one.job for one in recordings if job in (one.job, str(one.pid), one.launch)}
     else:

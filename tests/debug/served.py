@@ -73,7 +73,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def errors() -> None:
-    """Each start that must fail, on all ranks alike."""
+    """Starts that must fail in the same way on all ranks."""
     say(f"before: {error_of(lambda: start_debug_server(0, TOKEN))}")
     dist.init_process_group()
     rank = dist.get_rank()

@@ -117,7 +117,7 @@ def test_calls_from_many_depths_have_their_own_lines():
 
 
 def test_more_lines_than_there_is_room_for():
-    """Twice over: the log drops those that the ring does not have, and the table starts anew."""
+    """Two tables full: the log drops lines that the ring has lost, and the table starts anew."""
     rank, size = here()
 
     def called() -> None:

@@ -135,24 +135,21 @@ def stop_debug_server() -> None:
 
 def _gather() -> tuple[Callable[[Any], list[Any]], int]:
     """Return what gathers an object from all ranks, and how many there are."""
-    if is_initialized():
-
-        def ours(mine: Any) -> list[Any]:
-            all_: list[Any] = [None] * get_world_size()
-            all_gather_object(all_, mine)
-            return all_
-
-        return ours, get_world_size()
     torch = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_initialized():
+    gather_object: Callable[[list[Any], Any], None]
+    if is_initialized():
+        gather_object, size = all_gather_object, get_world_size()
+    elif torch is not None and torch.is_initialized():
+        gather_object, size = torch.all_gather_object, torch.get_world_size()
+    else:
+        raise DistError("there is no process group: call init_process_group first, on all ranks")
 
-        def theirs(mine: Any) -> list[Any]:
-            all_: list[Any] = [None] * torch.get_world_size()
-            torch.all_gather_object(all_, mine)
-            return all_
+    def gather(mine: Any) -> list[Any]:
+        objects: list[Any] = [None] * size
+        gather_object(objects, mine)
+        return objects
 
-        return theirs, torch.get_world_size()
-    raise DistError("there is no process group: call init_process_group first, on all ranks")
+    return gather, size
 
 
 def _facts(token: str | None, size: int) -> tuple[dict[str, Any], tuple[str, str]]:

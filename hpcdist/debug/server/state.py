@@ -32,7 +32,7 @@ class Node:
     Parameters
     ----------
     paths : list of str
-        Their recorders. (A job gets other digits when it starts its groups anew; these stay.)
+        Their recorders. A job that starts its groups anew gets other digits; the files stay.
     """
 
     def __init__(self, paths: list[str]) -> None:

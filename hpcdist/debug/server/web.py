@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import re
@@ -81,7 +82,7 @@ class Site:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse who has no token, before anything else is looked at."""
+        """Refuse requests without the token before looking at anything else of them."""
         transport = request.transport
         if self.limits:
             self.limits.begin(transport)
@@ -243,18 +244,11 @@ def _file(name: str, data: bytes) -> web.Response:
 
 def _own_scripts(text: str) -> dict[str, str]:
     """Let the page's own script run, and nothing that a name in it might bring."""
-    nonces = [
-        "'sha256-" + _base64(hashlib.sha256(script.encode()).digest()) + "'"
-        for script in re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    ]
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    allowed = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests] or ["'none'"]
     return {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src {' '.join(nonces) or chr(39) + 'none' + chr(39)}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
+        f"script-src {' '.join(allowed)}; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     }
-
-
-def _base64(data: bytes) -> str:
-    import base64
-
-    return base64.b64encode(data).decode()

@@ -80,7 +80,7 @@ static size_t line_end(const char *at, size_t left)
 }
 
 /* Takes lines of text out of the log: the freed groups, or the calling lines that no bit of `used`
- * keeps. Who reads it just then misses names. Returns the bytes that it freed. With the mutex. */
+ * keeps. A reader at that moment misses names. Returns the bytes that it freed. With the mutex. */
 static size_t make_room(hd_rec_head *h, char kind, const uint8_t *used)
 {
     char *to = hd_rec.log, *end = hd_rec.log + h->log_used;
