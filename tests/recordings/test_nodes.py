@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm import CLUSTER, Cluster, cluster, require
+from slurm import CLUSTER
 
 from hpcdist.recordings import read
 
@@ -31,21 +31,14 @@ def line_of(mark: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    require()
-    with cluster() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def job(nodes) -> Iterator[tuple[str, str, int]]:
+def job(cluster) -> Iterator[tuple[str, str, int]]:
     """A job whose rank 1, on the second node, is late: its number, the page, the reports' port."""
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
-    command = ["srun", f"--mpi={nodes.plugin}", "-N2", "-n2", sys.executable, str(PROGRAM)]
+    command = ["srun", f"--mpi={cluster.plugin}", "-N2", "-n2", sys.executable, str(PROGRAM)]
     process = subprocess.Popen(
-        [CLUSTER, "run", "--dir", str(nodes.folder), "--", *command, "hang", str(SECONDS)],
-        env=nodes.env | {"WORKER_PORT": str(port)}, cwd=nodes.folder, text=True,
+        [CLUSTER, "run", "--dir", str(cluster.folder), "--", *command, "hang", str(SECONDS)],
+        env=cluster.env | {"WORKER_PORT": str(port)}, cwd=cluster.folder, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -56,10 +49,10 @@ def job(nodes) -> Iterator[tuple[str, str, int]]:
             assert line, text
             text += line
         page = re.findall(r"(http://127.0.0.1:\d+)/", text)[0]
-        number = nodes.command("squeue", "-h", "-o", "%A").text.split()[0]
+        number = cluster.command("squeue", "-h", "-o", "%A").text.split()[0]
         yield number, page, port
     finally:
-        nodes.cancel()
+        cluster.cancel()
         process.communicate(timeout=60)
 
 
@@ -104,12 +97,12 @@ def test_reports_that_are_not_signed_are_refused(job):
     assert len(json.loads(get(page, "/state"))["rows"]) == 2
 
 
-def test_top_has_the_ranks_of_both_nodes(job, nodes):
+def test_top_has_the_ranks_of_both_nodes(job, cluster):
     number, _, _ = job
-    shown = nodes.command(sys.executable, "-m", "hpcdist", "top", number, "--once")
+    shown = cluster.command(sys.executable, "-m", "hpcdist", "top", number, "--once")
     assert shown.code == 0 and "2 of 2 ranks" in shown.text, shown.text
     zero, one = shown.text.splitlines()[-2:]
     assert "hpc1" in zero and "is in barrier #" in zero and "served.py:" in zero
     assert "hpc2" in one and "is outside hpcdist for" in one
-    stacks = nodes.command(sys.executable, "-m", "hpcdist", "top", number, "--stacks").text
+    stacks = cluster.command(sys.executable, "-m", "hpcdist", "top", number, "--stacks").text
     assert f'served.py", line {line_of("hung: hang")} in hang' in stacks, stacks
