@@ -56,6 +56,7 @@ from hpcdist.collectives.reduce import (  # noqa: E402
     reduce_scatter_tensor,
 )
 from hpcdist.collectives.scatter import scatter  # noqa: E402
+from hpcdist.collectives.symmetric import empty, full, is_symmetric, zeros  # noqa: E402
 from hpcdist.debug import (  # noqa: E402
     DebugLevel,
     breakpoint,
@@ -198,6 +199,8 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty",
+    "full",
     "gather",
     "gather_into_tensor",
     "gather_object",
@@ -224,6 +227,7 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_symmetric",
     "is_torchelastic_launched",
     "is_ucc_available",
     "is_xccl_available",
@@ -255,6 +259,7 @@ __all__ = [
     "spawn",
     "split_group",
     "supports_complex",
+    "zeros",
 ]
 
 # These are classes derived from torch's: importing them imports torch.

@@ -204,6 +204,14 @@ class GroupBackend:
         """The same with parts of one tensor, split along dimension 0."""
         return self._refuse("all_to_all_single")
 
+    def share(self, nbytes: int) -> Any:
+        """Memory for a tensor that all ranks of the node map; None: there is none."""
+        return None
+
+    def shares(self, tensor: Any) -> bool:
+        """Whether a tensor lies in such memory."""
+        return False
+
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
         """Wait until all ranks have called."""
         return self._refuse("barrier")

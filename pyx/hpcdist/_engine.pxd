@@ -18,6 +18,7 @@ cdef extern from "hd_base.h" nogil:
 cdef extern from "hd_types.h" nogil:
     enum:
         HD_AVG, HD_PREMUL_SUM
+        HD_UINT8
     size_t hd_itemsize(int)
     const char* hd_dtype_name(int)
     const char* hd_op_refusal(int op, int dtype)
@@ -51,6 +52,14 @@ cdef extern from "hd_comm.h" nogil:
         int pending
         int64_t node_limit
         int on_device
+
+cdef extern from "hd_block.h" nogil:
+    ctypedef struct hd_block:
+        pass
+
+    void hd_block_return(hd_block*)
+    char* hd_block_part(const hd_block*, int)
+    int hd_block_holds(hd_comm*, const char*, int64_t)
 
 cdef extern from "hd_job.h" nogil:
     enum:
@@ -87,6 +96,7 @@ cdef extern from "hd_job.h" nogil:
         hd_seg* out
         hd_seg in1, out1
         char* apart
+        hd_block** made
         const char* refusal
         int refusal_code, owed
         uint32_t owed_after

@@ -16,6 +16,7 @@ import time
 import warnings
 from datetime import timedelta
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
 from libc.stdint cimport intptr_t
@@ -73,6 +74,7 @@ include "engine/ranges.pxi"
 include "engine/work.pxi"
 include "engine/submit.pxi"
 include "engine/messages.pxi"
+include "engine/block.pxi"
 include "engine/comm.pxi"
 include "engine/comm_life.pxi"
 include "engine/tensors.pxi"

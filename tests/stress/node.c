@@ -1,4 +1,4 @@
-/* The all_reduce through a node's memory (hd_node.c), with ranks that stop anywhere and time out.
+/* The all_reduce through a node's memory (hd_node.c), and of tensors that lie in it (hd_direct.c), with ranks that stop anywhere and time out.
  *
  *   node SEED processes|threads RANKS OPERATIONS
  *
@@ -12,6 +12,8 @@
 #define _GNU_SOURCE
 #include <string.h>
 
+#include "hd_block.h"
+#include "hd_direct.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
@@ -22,7 +24,7 @@
 #include "ranks.h"
 #include "sums.h"
 
-enum { PER_ROUND = 400, LONGEST = 8192, SEGMENT = 8 << 20 };
+enum { PER_ROUND = 400, LONGEST = 8192, ROOM = LONGEST + 64 * RANKS, SEGMENT = 8 << 20 };
 enum { NOTHING, RIGHT, ERROR, BY_MPI };
 
 typedef struct world {
@@ -35,6 +37,7 @@ typedef struct world {
 
 static world *w;
 static char *segment;
+static int64_t *arena; /* tensors that the others read and write: ROOM numbers of each rank */
 static __thread chance luck;
 static __thread int self;
 
@@ -81,13 +84,27 @@ void hd_session_progress(hd_session *s)
     stumble();
 }
 
+int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out)
+{
+    (void)bytes;
+    *out = (hd_spot){1, at - (char *)(arena + (int64_t)ROOM * c->rank)};
+    return 1;
+}
+char *hd_block_at(const hd_comm *c, int rank, hd_spot spot)
+{
+    (void)c;
+    stumble();
+    return (char *)(arena + (int64_t)ROOM * rank) + spot.at;
+}
+void hd_block_detach(hd_comm *c, hd_spot spot) { (void)c, (void)spot; }
+
 /* A handler that raises, now and then; looked at after 50 ms. */
 static int raises(hd_job *j) { return (void)j, draw(&luck, 4) == 0; }
 
 /* ---- a rank ---- */
 
 /* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. */
-static int operate(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
+static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, int64_t *data)
 {
     hd_job j;
     int takes, rc;
@@ -99,11 +116,15 @@ static int operate(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
     j.inline_ = 1;
     j.seq = (uint32_t)op + 1;
     j.nout = 1;
+    takes = hd_node_ready(c, &j);
+    /* Not before: a rank that is late may write there until all have left the round. */
+    if (direct && takes > 0)
+        data = arena + (int64_t)ROOM * self + op % 64 * (direct > 1 ? self + 1 : 0);
     j.out[0].ptr = (char *)data;
     j.out[0].n = n;
-    contribute(data, op, self, n);
-    takes = hd_node_takes(c, &j);
-    rc = takes > 0 ? hd_node_all_reduce(c, &j, (char *)data, n) : 0;
+    if (takes > 0)
+        contribute(data, op, self, n);
+    rc = takes <= 0 ? 0 : direct ? (hd_direct(c, &j), j.text != NULL) : hd_node_all_reduce(c, &j, (char *)data, n);
     if (takes < 0 || rc) {
         hd_job_clear(&j);
         return ERROR;
@@ -137,10 +158,11 @@ static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
     c->node_limit = 4096 + 2 * w->ranks * piece;
     for (op = 0; op < PER_ROUND; op++) {
         const int64_t n = 512 + (int64_t)draw(all, draw(all, 8) ? 512 : LONGEST - 512);
+        const int direct = (int)draw(all, 4); /* 2, 3: at another place on each rank */
         const double timeout = patient ? 0.15 : 0.0005 * (double)(1 + draw(all, 5));
         if (checked)
             meet(&w->before, (uint32_t)w->ranks);
-        w->outcome[op][self] = (uint8_t)operate(c, op, n, timeout, data);
+        w->outcome[op][self] = (uint8_t)operate(c, op, n, direct, timeout, data);
         if (w->outcome[op][self] == BY_MPI)
             break;
     }
@@ -185,6 +207,7 @@ int main(int argc, char **argv)
     }
     w = shared_memory(sizeof *w);
     segment = shared_memory(SEGMENT);
+    arena = shared_memory(sizeof(int64_t) * ROOM * RANKS);
     w->seed = strtoull(argv[1], NULL, 10);
     w->threads = strcmp(argv[2], "threads") == 0;
     w->ranks = atoi(argv[3]);

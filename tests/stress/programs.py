@@ -67,7 +67,7 @@ BASE = tuple(
     )
 ) + ("tests/stress/stub/stub.c",)
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c")
+NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c", "pyx/hpcdist/engine/hd_direct.c")
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
 ROLL = (

@@ -453,18 +453,7 @@ cdef class Comm:
             Number of parts, one after the other. Whether the others arrive at them is one question:
             it may be decided only after this call, when the operations in flight have ended.
         """
-        cdef hd_job j
-        cdef int i
-        cdef uint32_t after = self.c.seq if self.c != NULL else 0
-        cdef Owed kind = NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else (
-            IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
-        for i in range(parts):
-            begin(&j, self, HD_BARRIER, api_named(api, BARRIER))
-            refused(self, &j, error, False, kind, after)
-            if kind == NOTHING_BEGUN:
-                if self.c == NULL or self.c.seq == after:  # it does not count as a refusal
-                    break
-                kind = IN_ANY_CASE
+        refuse_parts(self, error, api_named(api, BARRIER), owed, begun, parts)
 
     def give_up(self):
         """Gives up the operations in flight: an exception has ended the work that they were for.
@@ -474,6 +463,14 @@ cdef class Comm:
         """
         if not hd_forked and self.c != NULL and not self.c.freed:
             hd_lane_give_up(self.c)
+
+    def share(self, int64_t nbytes, *, api=None):
+        """Memory that all ranks of the node map: a :class:`Block`, or None: there is none. See :func:`hpcdist.empty`."""
+        return share_block(self, nbytes, api)
+
+    def shares(self, tensor):
+        """Whether a tensor lies in such memory of this group, on this rank."""
+        return holds(self, tensor)
 
     # ---- point to point ----
 

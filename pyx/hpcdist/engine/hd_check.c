@@ -335,7 +335,8 @@ static char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
 
 static uint32_t flags_of(const hd_job *j)
 {
-    return (j->uneven ? HD_UNEVEN : 0) | (j->polls ? HD_POLLS : 0) | (j->carry ? HD_CARRIES : 0);
+    return (j->uneven ? HD_UNEVEN : 0) | (j->polls ? HD_POLLS : 0) | (j->carry ? HD_CARRIES : 0) |
+           (j->direct ? HD_DIRECT : 0);
 }
 
 static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, int64_t agreed)
@@ -403,6 +404,7 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
     if (differ)
         return disagree(&v);
     j->polls = (any & HD_POLLS) != 0;
+    j->direct = (all & HD_DIRECT) != 0;
     j->uneven = (any & HD_UNEVEN) && j->pairwise;
     j->verified = j->uneven && hd_page_pairs_match(c, j, par);
     if ((all & HD_CARRIES) && (!j->uneven || j->verified))

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "hd_base.h"
+#include "hd_block.h"
 #include "hd_comm.h"
 #include "hd_comm_life.h"
 #include "hd_exit.h"
@@ -304,6 +305,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     hd_lane_close(c);
     hd_session_forget(s, c);
     hd_node_close(c);
+    hd_blocks_close(c);
     free(c->staging);
     c->staging = NULL;
     free(c->cause);

@@ -3,10 +3,12 @@
 #include <string.h>
 
 #include "hd_base.h"
+#include "hd_block.h"
 #include "hd_carry.h"
 #include "hd_check.h"
 #include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_direct.h"
 #include "hd_exec.h"
 #include "hd_hang.h"
 #include "hd_job.h"
@@ -50,9 +52,14 @@ static int barrier(hd_comm *c, hd_job *j)
 
 static int data(hd_comm *c, hd_job *j)
 {
+    if (j->direct && hd_direct(c, j))
+        return j->text ? j->code : HD_OK;
     switch (j->kind) {
     /* The check was the barrier. */
-    case HD_BARRIER: return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j);
+    case HD_BARRIER:
+        if (j->made)
+            return hd_block_take(c, j);
+        return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j);
     case HD_ALL_REDUCE: return hd_all_reduce(c, j);
     case HD_REDUCE: return hd_reduce(c, j);
     case HD_REDUCE_SCATTER: return hd_reduce_scatter(c, j);
@@ -151,6 +158,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     }
     j->carry = hd_carries(c, j, &carry) ? &carry : NULL;
     j->polls = must_poll(c, j);
+    j->direct = hd_direct_finds(c, j);
     if (c->size > 1 && (c->check || j->carry || j->monitored) && hd_check(c, j, fingerprint(j)))
         goto out;
     if (!j->carried) {

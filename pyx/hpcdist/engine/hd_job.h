@@ -81,6 +81,8 @@ struct hd_job {
     int pairwise;    /* counts may differ from rank to rank: verified pair by pair */
     int uneven;      /* this rank's own sizes differ from each other; after the check: some
                       * rank's do */
+    int direct;      /* this rank's tensors lie in blocks; after the check: all ranks' do, see
+                      * hd_direct.h */
     int polls;       /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
                       * match each other */
     int permuted;    /* dense but not C-contiguous: for messages */
@@ -92,8 +94,9 @@ struct hd_job {
     int nin, nout;
     hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
-    char *apart; /* where a result is made that would overwrite its own input, or NULL:
-                  * malloc'ed */
+    struct hd_block **made; /* a barrier that makes memory for tensors: where the block is put */
+    char *apart;            /* where a result is made that would overwrite its own input, or NULL:
+                             * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout; /* seconds */

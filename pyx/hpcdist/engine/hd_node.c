@@ -51,6 +51,7 @@
 
 typedef struct line {
     uint64_t in __attribute__((aligned(HD_LINE)));  /* pieces */
+    hd_spot place;                                  /* written before `in`: see hd_direct.c */
     uint64_t out __attribute__((aligned(HD_LINE))); /* pieces and veto */
     double after __attribute__((aligned(HD_LINE))); /* seconds, when this rank gave up */
     uint64_t at;                                    /* in the piece after so many */
@@ -73,15 +74,7 @@ struct hd_node {
     int failed_here; /* an operation of this rank has failed here */
 };
 
-typedef struct run {
-    hd_comm *c;
-    hd_job *j;
-    struct hd_node *node;
-    hd_reduce_fn reduce;
-    int64_t item, until; /* bytes of an element; ns */
-    double factor;
-    int first;
-} run;
+typedef hd_node_run run;
 
 /* ---- the segment ---- */
 
@@ -318,6 +311,39 @@ static int wait_all(run *r, int out, uint64_t n)
     return HD_OK;
 }
 
+/* ---- meeting ---- */
+
+static void announce_in(run *r)
+{
+    __atomic_store_n(&r->node->at->lines[r->c->rank].in, r->node->done + 1, __ATOMIC_RELEASE);
+}
+
+static int announce_out(run *r)
+{
+    uint64_t before = r->node->done;
+    if (!__atomic_compare_exchange_n(&r->node->at->lines[r->c->rank].out, &before, before + 1, 0,
+                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return fail_broken(r, (int)(before >> VETO));
+    return wait_all(r, 1, r->node->done + 1);
+}
+
+int hd_node_meet(hd_node_run *r, hd_spot mine)
+{
+    r->node->at->lines[r->c->rank].place = mine;
+    announce_in(r);
+    return wait_all(r, 0, r->node->done + 1);
+}
+
+hd_spot hd_node_place(const hd_node_run *r, int rank) { return r->node->at->lines[rank].place; }
+
+int hd_node_part(hd_node_run *r)
+{
+    const int code = announce_out(r);
+    if (code == HD_OK)
+        r->node->done++;
+    return code;
+}
+
 /* ---- moving ---- */
 
 static char *slot(const run *r, int rank)
@@ -325,8 +351,7 @@ static char *slot(const run *r, int rank)
     return r->node->slots + (2 * rank + (int64_t)(r->node->done & 1)) * r->node->piece;
 }
 
-/* Where rank's slice of n elements begins; all but the last are whole cache lines. */
-static int64_t slice(const run *r, int64_t n, int rank)
+int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
 {
     const int64_t unit = HD_LINE / r->item, each = (n + r->c->size - 1) / r->c->size;
     const int64_t at = (each + unit - 1) / unit * unit * rank;
@@ -344,15 +369,13 @@ static void give(const run *r, char *to, const char *from, int64_t n)
 static int piece(run *r, char *data, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
-    const int64_t item = r->item, a = slice(r, n, me), b = slice(r, n, me + 1);
-    line *mine = &r->node->at->lines[me];
+    const int64_t item = r->item, a = hd_node_slice(r, n, me), b = hd_node_slice(r, n, me + 1);
     char *own = slot(r, me);
-    uint64_t before = r->node->done;
     int code;
 
     give(r, own, data, a);
     give(r, own + b * item, data + b * item, n - b);
-    __atomic_store_n(&mine->in, r->node->done + 1, __ATOMIC_RELEASE);
+    announce_in(r);
     if (r->first)
         hd_scale_mul(data + a * item, data + a * item, b - a, r->j->dtype, r->factor);
     if ((code = wait_all(r, 0, r->node->done + 1)))
@@ -361,33 +384,20 @@ static int piece(run *r, char *data, int64_t n)
         r->reduce(slot(r, (me + i) % size) + a * item, data + a * item, b - a);
     hd_scale_after(r->c, r->j, data + a * item, b - a);
     memcpy(own + a * item, data + a * item, (size_t)((b - a) * item));
-    if (!__atomic_compare_exchange_n(&mine->out, &before, before + 1, 0, __ATOMIC_ACQ_REL,
-                                     __ATOMIC_ACQUIRE))
-        return fail_broken(r, (int)(before >> VETO));
-    if ((code = wait_all(r, 1, r->node->done + 1)))
+    if ((code = announce_out(r)))
         return code;
     for (int i = 1; i < size; i++) {
         const int q = (me + i) % size;
-        const int64_t from = slice(r, n, q), to = slice(r, n, q + 1);
+        const int64_t from = hd_node_slice(r, n, q), to = hd_node_slice(r, n, q + 1);
         memcpy(data + from * item, slot(r, q) + from * item, (size_t)((to - from) * item));
     }
     r->node->done++;
     return HD_OK;
 }
 
-int hd_node_takes(hd_comm *c, hd_job *j)
+int hd_node_ready(hd_comm *c, hd_job *j)
 {
-    const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    /* Where each rank has a core, which the ranks agree on, it beats MPI for short tensors, too;
-     * where ranks take turns it does not. */
-    const int64_t least = c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
-    int any = 0, by;
-    if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
-        return 0;
-    for (int i = 0; i < j->nout; i++)
-        any |= j->out[i].n * item >= least;
-    if (!any)
-        return 0;
+    int by;
     if (!c->node_asked && open_node(c, j))
         return -1;
     if (!c->node || c->node->failed_here)
@@ -400,16 +410,36 @@ int hd_node_takes(hd_comm *c, hd_job *j)
     return 1;
 }
 
+int hd_node_takes(hd_comm *c, hd_job *j)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    /* Where each rank has a core, which the ranks agree on, it beats MPI for short tensors, too;
+     * where ranks take turns it does not. */
+    const int64_t least = c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
+    int any = 0;
+    if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
+        return 0;
+    for (int i = 0; i < j->nout; i++)
+        any |= j->out[i].n * item >= least;
+    return any ? hd_node_ready(c, j) : 0;
+}
+
+void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
+{
+    *r =
+        (run){.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype), .factor = 1};
+    r->reduce = hd_reduce_kernel(j->redop, j->dtype);
+    r->first = hd_scales_first(c, j, &r->factor);
+    r->until = deadline(j);
+    r->step = c->node->piece / r->item;
+}
+
 int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
 {
-    run r = {.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype), .factor = 1};
-    const int64_t step = r.node->piece / r.item;
-
-    r.reduce = hd_reduce_kernel(j->redop, j->dtype);
-    r.first = hd_scales_first(c, j, &r.factor);
-    r.until = deadline(j);
-    for (int64_t at = 0; at < n; at += step) {
-        const int code = piece(&r, data + at * r.item, n - at < step ? n - at : step);
+    run r;
+    hd_node_begin(&r, c, j);
+    for (int64_t at = 0; at < n; at += r.step) {
+        const int code = piece(&r, data + at * r.item, n - at < r.step ? n - at : r.step);
         if (code)
             return code;
     }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "hd_job.h"
+#include "hd_kernels.h"
 
 /* Whether j goes that way, and the reduction of one tensor. Allocates the memory if there is none
  * yet, which is collective. -1: the job has failed. */
@@ -12,5 +13,35 @@ int hd_node_takes(hd_comm *c, hd_job *j);
 int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n);
 void hd_node_close(hd_comm *c);
 int64_t hd_node_bytes(const hd_comm *c); /* 0: there is none */
+
+/* The same meetings without the slots, for hd_direct.c, which reads the ranks' tensors where they
+ * lie. */
+
+typedef struct hd_node_run {
+    hd_comm *c;
+    hd_job *j;
+    struct hd_node *node;
+    hd_reduce_fn reduce; /* NULL: the job reduces nothing, or there is none */
+    int64_t item, until; /* bytes of an element; ns */
+    int64_t step;        /* elements of a piece */
+    double factor;
+    int first;
+} hd_node_run;
+
+/* A tensor in a block of hd_block.h, whichever address it has in a process. */
+typedef struct hd_spot {
+    uint64_t block;
+    int64_t at; /* bytes from where the rank's part begins */
+} hd_spot;
+
+int hd_node_ready(hd_comm *c, hd_job *j); /* 1: there is the memory; 0: not; -1: failed */
+void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j);
+/* Where rank's slice of n elements begins; all but the last are whole cache lines. */
+int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank);
+/* All ranks have a tensor ready to be read, at these places. An error: as of the operation. */
+int hd_node_meet(hd_node_run *r, hd_spot mine);
+hd_spot hd_node_place(const hd_node_run *r, int rank);
+/* All ranks have read and written what they are to. */
+int hd_node_part(hd_node_run *r);
 
 #endif

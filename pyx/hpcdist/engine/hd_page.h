@@ -37,7 +37,7 @@ size_t hd_page_size(int nranks);
 #define HD_PAIR_RANKS 8
 
 /* Of hd_fields.flags. */
-enum { HD_UNEVEN = 1, HD_POLLS = 2, HD_CARRIES = 4 };
+enum { HD_UNEVEN = 1, HD_POLLS = 2, HD_CARRIES = 4, HD_DIRECT = 8 };
 
 /* What a rank publishes of its call. */
 typedef struct hd_fields {

@@ -66,6 +66,7 @@ cdef Api SEND = Api("send")
 cdef Api RECV = Api("recv")
 cdef Api ISEND = Api("isend")
 cdef Api IRECV = Api("irecv")
+cdef Api SHARE = Api("empty")
 cdef Api DESTROY = Api("destroy_process_group")
 
 
@@ -195,6 +196,23 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
             queue(comm, &r, reason, [])
     except Exception:
         pass  # the others wait until their timeout; this rank's error is reported
+    return 0
+
+
+cdef int refuse_parts(Comm comm, object error, Api api, object owed, bint begun, int parts) except -1:
+    """See Comm.refuse."""
+    cdef hd_job j
+    cdef int i
+    cdef uint32_t after = comm.c.seq if comm.c != NULL else 0
+    cdef Owed kind = NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else (
+        IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
+    for i in range(parts):
+        begin(&j, comm, HD_BARRIER, api)
+        refused(comm, &j, error, False, kind, after)
+        if kind == NOTHING_BEGUN:
+            if comm.c == NULL or comm.c.seq == after:  # it does not count as a refusal
+                break
+            kind = IN_ANY_CASE
     return 0
 
 

@@ -1,0 +1,253 @@
+/* Node memory for tensors: a block has a part for each rank of a group, and every rank maps all of
+ * it.
+ *
+ * A block is used again once no rank's tensor lies in it. Each rank notes in the block's head when
+ * its tensor is gone, at its own time. With the next request, which is collective, one rank looks
+ * and decides for all of them: which block is used again, or which ones are freed before a new one
+ * is made. So the ranks' lists of blocks are the same without further messages. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "hd_base.h"
+#include "hd_block.h"
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_shared.h"
+#include "hd_threads.h"
+
+#define PAGE 4096
+#define LARGE_PAGE (2ll << 20)
+#define DROPS 31 /* blocks freed at a time */
+
+typedef struct owner {
+    int32_t returned __attribute__((aligned(HD_LINE))); /* atomic: its tensor is gone */
+    int32_t detached;                                   /* atomic: it no longer maps its part */
+} owner;
+
+struct hd_block {
+    hd_block *next;
+    uint64_t id;
+    owner *owners; /* the head of the memory: one per rank, */
+    char *parts;   /* and from the next page on their parts */
+    size_t bytes;  /* of all of it */
+    int64_t part;  /* bytes of one part */
+    int rank, size;
+    int refs;  /* atomic: the communicator and the tensor */
+    pid_t pid; /* a child of fork has the tensor too, and returns nothing */
+};
+
+typedef struct choice {
+    uint64_t again; /* the block to be used again, or 0 */
+    uint64_t drops[DROPS];
+} choice;
+
+static int64_t up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+char *hd_block_part(const hd_block *b, int rank) { return b->parts + rank * b->part; }
+
+static hd_block *by_id(const hd_comm *c, uint64_t id)
+{
+    hd_block *b = c->blocks;
+    while (b && b->id != id)
+        b = b->next;
+    return b;
+}
+
+static void unref(hd_block *b)
+{
+    if (__atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
+        return;
+    munmap(b->owners, b->bytes);
+    free(b);
+}
+
+void hd_block_return(hd_block *b)
+{
+    if (b->pid != getpid())
+        return;
+    __atomic_store_n(&b->owners[b->rank].returned, 1, __ATOMIC_RELEASE);
+    unref(b);
+}
+
+void hd_blocks_close(hd_comm *c)
+{
+    hd_block *list;
+    pthread_mutex_lock(&c->mu);
+    list = c->blocks;
+    c->blocks = NULL;
+    pthread_mutex_unlock(&c->mu);
+    while (list) {
+        hd_block *b = list;
+        list = b->next;
+        unref(b);
+    }
+}
+
+/* ---- requests ---- */
+
+static int loose(const hd_block *b)
+{
+    for (int r = 0; r < b->size; r++)
+        if (!__atomic_load_n(&b->owners[r].returned, __ATOMIC_ACQUIRE))
+            return 0;
+    return 1;
+}
+
+static int whole(const hd_block *b)
+{
+    for (int r = 0; r < b->size; r++)
+        if (__atomic_load_n(&b->owners[r].detached, __ATOMIC_ACQUIRE))
+            return 0;
+    return 1;
+}
+
+/* By rank 0: the smallest free block that is not much too large, or all free blocks go. */
+static void choose(const hd_comm *c, int64_t need, choice *out)
+{
+    const hd_block *best = NULL;
+    int n = 0;
+    for (const hd_block *b = c->blocks; b; b = b->next) {
+        if (!loose(b))
+            continue;
+        if (n < DROPS)
+            out->drops[n++] = b->id;
+        if (b->part >= need && b->part / 2 <= up(need, PAGE) && whole(b) &&
+            (!best || b->part < best->part))
+            best = b;
+    }
+    if (!best)
+        return;
+    memset(out->drops, 0, sizeof out->drops);
+    out->again = best->id;
+}
+
+static void drop(hd_comm *c, const choice *pick)
+{
+    for (int i = 0; i < DROPS && pick->drops[i]; i++)
+        for (hd_block **at = &c->blocks; *at; at = &(*at)->next)
+            if ((*at)->id == pick->drops[i]) {
+                hd_block *b = *at;
+                pthread_mutex_lock(&c->mu);
+                *at = b->next;
+                pthread_mutex_unlock(&c->mu);
+                unref(b);
+                break;
+            }
+}
+
+/* Nothing, on all ranks, if one of them cannot map it. */
+static int create(hd_comm *c, hd_job *j, hd_block **out)
+{
+    const int64_t page = j->count < LARGE_PAGE ? PAGE : LARGE_PAGE, part = up(j->count, page),
+                  head = up(c->size * (int64_t)sizeof(owner), page);
+    hd_block *b = calloc(1, sizeof *b);
+    void *at = NULL;
+    int ok = b != NULL, rc;
+
+    *out = NULL;
+    rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
+    if (!rc && ok)
+        rc = hd_share(c->mpi, (size_t)(head + c->size * part), &at) ? MPI_ERR_OTHER : MPI_SUCCESS;
+    if (!at) {
+        free(b);
+        return hd_mpi_failed(j, rc, "MPI_Allreduce");
+    }
+    *b = (hd_block){.id = ++c->block_ids,
+                    .owners = at,
+                    .parts = (char *)at + head,
+                    .bytes = (size_t)(head + c->size * part),
+                    .part = part,
+                    .rank = c->rank,
+                    .size = c->size,
+                    .refs = 1};
+    pthread_mutex_lock(&c->mu);
+    b->next = c->blocks;
+    c->blocks = *out = b;
+    pthread_mutex_unlock(&c->mu);
+    return HD_OK;
+}
+
+int hd_block_take(hd_comm *c, hd_job *j)
+{
+    choice pick = {0};
+    hd_block *b = NULL;
+    int rc, code = HD_OK;
+
+    if (!c->page || c->on_device || j->count <= 0 || j->count > (INT64_MAX >> 1) / c->size)
+        return HD_OK;
+    if (c->rank == 0)
+        choose(c, j->count, &pick);
+    hd_mpi_lock(c->session);
+    rc = MPI_Bcast(&pick, sizeof pick, MPI_BYTE, 0, c->mpi);
+    if (!rc && pick.again) {
+        b = by_id(c, pick.again);
+        __atomic_store_n(&b->owners[b->rank].returned, 0, __ATOMIC_RELEASE);
+    } else if (!rc) {
+        drop(c, &pick);
+        code = create(c, j, &b);
+    }
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, "MPI_Bcast"))
+        return j->code;
+    if (b) {
+        b->pid = getpid();
+        __atomic_add_fetch(&b->refs, 1, __ATOMIC_RELAXED);
+        *j->made = b;
+    }
+    return code;
+}
+
+/* ---- places ---- */
+
+int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out)
+{
+    for (const hd_block *b = c->blocks; b; b = b->next) {
+        const char *from = hd_block_part(b, b->rank);
+        if (at < from || at + bytes > from + b->part)
+            continue;
+        *out = (hd_spot){b->id, at - from};
+        return !b->owners[b->rank].detached;
+    }
+    return 0;
+}
+
+int hd_block_holds(hd_comm *c, const char *at, int64_t bytes)
+{
+    hd_spot place;
+    int found;
+    pthread_mutex_lock(&c->mu);
+    found = hd_block_find(c, at, bytes, &place);
+    pthread_mutex_unlock(&c->mu);
+    return found;
+}
+
+char *hd_block_at(const hd_comm *c, int rank, hd_spot place)
+{
+    const hd_block *b = by_id(c, place.block);
+    return b ? hd_block_part(b, rank) + place.at : NULL;
+}
+
+/* One call replaces the pages: there is no moment without memory at that address. Where there is no
+ * memory for the copy, others may write into the tensor until they have left the operation. */
+void hd_block_detach(hd_comm *c, hd_spot place)
+{
+    hd_block *b = by_id(c, place.block);
+    char *part = b ? hd_block_part(b, b->rank) : NULL;
+    void *own;
+
+    if (!b || b->owners[b->rank].detached)
+        return;
+    own = mmap(NULL, (size_t)b->part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED)
+        return;
+    memcpy(own, part, (size_t)b->part);
+    if (mremap(own, (size_t)b->part, (size_t)b->part, MREMAP_MAYMOVE | MREMAP_FIXED, part) ==
+        MAP_FAILED) {
+        munmap(own, (size_t)b->part);
+        return;
+    }
+    __atomic_store_n(&b->owners[b->rank].detached, 1, __ATOMIC_RELEASE);
+}

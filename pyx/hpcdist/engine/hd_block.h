@@ -1,0 +1,30 @@
+/* Blocks: node memory for tensors, which all ranks of a group on one node map. See hd_block.c. */
+#ifndef HD_BLOCK_H
+#define HD_BLOCK_H
+
+#include <stdint.h>
+
+#include "hd_job.h"
+#include "hd_node.h"
+
+typedef struct hd_block hd_block;
+
+/* Collective: a part of j->count bytes for each rank, into *j->made; NULL where there is no such
+ * memory, on all ranks. */
+int hd_block_take(hd_comm *c, hd_job *j);
+char *hd_block_part(const hd_block *b, int rank);
+/* The tensor is gone. The block is used again, or freed, once those of all ranks are. */
+void hd_block_return(hd_block *b);
+void hd_blocks_close(hd_comm *c); /* tensors keep their memory */
+
+/* By a thread that does not run an operation. */
+int hd_block_holds(hd_comm *c, const char *at, int64_t bytes);
+
+/* Whether these bytes lie in this rank's part of a block that others map as well. */
+int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out);
+/* A place in another rank's part. */
+char *hd_block_at(const hd_comm *c, int rank, hd_spot place);
+/* From now on this rank's part is its own, with a copy of what it contains. */
+void hd_block_detach(hd_comm *c, hd_spot place);
+
+#endif
