@@ -202,6 +202,17 @@ register(
 )
 register(
     Option(
+        "ft",
+        "bool",
+        False,
+        "Go on without ranks that die: their peers raise RankFailedError and call "
+        "ProcessGroup.reconfigure. Needs an MPI with fault tolerance, started with it: Open MPI 5 "
+        "under 'mpirun --with-ft ulfm'; with another one init_process_group warns. Give it to all "
+        "ranks.",
+    )
+)
+register(
+    Option(
         "check_transport",
         "choice",
         "auto",

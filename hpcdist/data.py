@@ -43,9 +43,10 @@ class DistributedSampler(Sampler[int]):
 
     Notes
     -----
-    Call :meth:`set_epoch` before each epoch, on all ranks; without it every epoch has the same
-    order. With ``drop_last=False`` up to ``num_replicas - 1`` samples are seen twice: fine for
-    training, wrong for an exact test score.
+    After :meth:`hpcdist.ProcessGroup.reconfigure` the shares are those of the ranks that are left,
+    unless `num_replicas` or `rank` was given. Call :meth:`set_epoch` before each epoch, on all
+    ranks; without it every epoch has the same order. With ``drop_last=False`` up to
+    ``num_replicas - 1`` samples are seen twice: fine for training, wrong for an exact test score.
     """
 
     def __init__(
@@ -57,11 +58,9 @@ class DistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        initialized = _group.is_initialized()
-        if num_replicas is None:
-            num_replicas = _group.get_world_size() if initialized else 1
-        if rank is None:
-            rank = _group.get_rank() if initialized else 0
+        self._follows = num_replicas is None, rank is None
+        self._generation = 0 if _group.world.pg is None else _group.world.pg._generation
+        num_replicas, rank = self._place(num_replicas, rank)
         if num_replicas < 1:
             raise ValueError(f"num_replicas must be at least 1, not {num_replicas}")
         if not 0 <= rank < num_replicas:
@@ -73,12 +72,38 @@ class DistributedSampler(Sampler[int]):
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        size = len(dataset)
-        self.num_samples = size // num_replicas if drop_last else -(-size // num_replicas)
-        self.total_size = self.num_samples * num_replicas
+        self._divide()
+
+    @staticmethod
+    def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+        initialized = _group.is_initialized()
+        if num_replicas is None:
+            num_replicas = _group.get_world_size() if initialized else 1
+        if rank is None:
+            rank = _group.get_rank() if initialized else 0
+        return num_replicas, rank
+
+    def _divide(self) -> None:
+        size = len(self.dataset)
+        each = size // self.num_replicas if self.drop_last else -(-size // self.num_replicas)
+        self.num_samples = each
+        self.total_size = each * self.num_replicas
+
+    def _follow(self) -> None:
+        """Share anew if the default group, whose ranks this follows, was reconfigured."""
+        pg = _group.world.pg
+        if pg is None or pg._generation == self._generation:
+            return
+        self._generation = pg._generation
+        size, rank = self._follows
+        self.num_replicas, self.rank = self._place(
+            None if size else self.num_replicas, None if rank else self.rank
+        )
+        self._divide()
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's indices for the current epoch, `num_samples` of them."""
+        self._follow()
         size = len(self.dataset)
         if self.shuffle:
             generator = torch.Generator()
@@ -93,6 +118,7 @@ class DistributedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Samples that this rank sees in an epoch."""
+        self._follow()
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:

@@ -102,7 +102,16 @@ class DistMismatchError(DistError):
 
 
 class RankFailedError(DistError):
-    """A process of the group died or can no longer be reached."""
+    """A process of the group died or can no longer be reached.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Where the job goes on without them, the ranks of the world that have died, as far as this
+        process knew then; else empty. See :meth:`hpcdist.ProcessGroup.reconfigure`.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 def forked_error(library: str) -> DistError:

@@ -100,6 +100,8 @@ def rows() -> list[Row]:
             [f"{over_mpi}/test_faults.py", f"{over_mpi}/test_endings.py"], (2, 3, 4), 40),
         Row("nccl", "NCCL, fault x mode: typed error at timeout + <= 1 s, job usable",
             [f"{nccl}/test_faults.py", f"{nccl}/test_without_mpi.py"], (1, 2, 3, 4), 350),
+        Row("survive", "ranks killed: the others train on, bit for bit; or a warning at the start",
+            ["groups/test_reconfigure.py", "elastic/test_elastic.py"], (), 1),
         Row("hangs", "late, absent, mismatched: rank, op, number and line are named",
             ["recordings/test_reports.py:explained"], (), 15),
         Row("server", "debug server attacked, killed, rank killed: job undisturbed",

@@ -8,13 +8,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from hpcdist import _engine
 from hpcdist.backends import cuda
 from hpcdist.backends.base import BackendOptions, GroupBackend
 from hpcdist.errors import DistBackendError
 
 from . import registry
 
-__all__ = ["create"]
+__all__ = ["create", "renewed"]
 
 
 def create(
@@ -83,6 +84,42 @@ def _with_devices(serving: dict[str, Any], names: dict[str, str]) -> dict[str, A
 
     # the host's first: it serves operations without a tensor
     return {"cpu": comm, **serving, "cuda": StagedGroup(comm)}
+
+
+def renewed(backends: Mapping[str, Any], comm: _engine.Comm) -> dict[str, Any]:
+    """Return the same backends over another communicator of MPI.
+
+    Parameters
+    ----------
+    backends : mapping
+        From :func:`create`.
+    comm : hpcdist._engine.Comm
+        In place of their own.
+
+    Returns
+    -------
+    dict
+        Device type to backend object.
+
+    Raises
+    ------
+    DistBackendError
+        If one of them is neither MPI nor CUDA tensors over MPI.
+    """
+    made: dict[str, Any] = {}
+    for device, backend in backends.items():
+        if isinstance(backend, _engine.Comm):
+            made[device] = comm
+            continue
+        from hpcdist.backends.cuda_over_mpi import StagedGroup  # imported only where it is used
+
+        if not isinstance(backend, StagedGroup):
+            raise DistBackendError(
+                f"a group whose backend for {device!r} is {type(backend).__name__} cannot be "
+                "reconfigured: make it with backend='mpi'"
+            )
+        made[device] = StagedGroup(comm)
+    return made
 
 
 def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:

@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hpcdist import log
 from hpcdist.backends.dispatch import Dispatch, agreeing, combine
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.world import world
 
 __all__ = ["Hooked", "PostHookArgs", "PreHookArgs", "WithHooks"]
+
+
+_log = log.get_logger("group")
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,12 @@ class WithHooks:
     _name: str
 
     supports_completion_hooks = False
-    supports_abort_hooks = False
+    # of Reconfigurable
+    supports_abort_hooks: Any
+    # of ProcessGroup
+    _abort_hooks: dict[int, Callable[[], None]]
+    _aborted: set[int]
+    _generation: int
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
         """Call a function before each operation of this group begins on this rank.
@@ -277,37 +286,66 @@ class WithHooks:
         self._unregister("after", hook_id)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
-        """Refuse: a job that cannot go on is ended by native code, which calls no Python.
+        """Call a function before :meth:`reconfigure` ends the group's operations on this rank.
 
-        Parameters
-        ----------
-        hook_id, hook : object
-            Not used.
-
-        Raises
-        ------
-        DistBackendError
-            Always.
-        """
-        raise DistBackendError(
-            f"the process group {self._name!r} has no abort hooks (supports_abort_hooks is False): "
-            "hpcdist ends a job from native code, which cannot run Python safely"
-        )
-
-    def unregister_abort_hook(self, hook_id: int) -> None:
-        """Refuse: there is none, see :meth:`register_abort_hook`.
+        Local; for what the program has to put in order before the ranks go on. An exception in it
+        is logged, and does not stop the others.
 
         Parameters
         ----------
         hook_id : int
-            Not used.
+            A number for :meth:`unregister_abort_hook`, not in use yet.
+        hook : callable
+            Takes nothing.
+
+        Raises
+        ------
+        DistBackendError
+            If the job ends when a rank dies (``supports_abort_hooks`` is False): native code does
+            that, which calls no Python.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.register_abort_hook`` of torch 2.15.
+        """
+        if not self.supports_abort_hooks:
+            raise DistBackendError(
+                f"the process group {self._name!r} has no abort hooks (supports_abort_hooks is "
+                "False): hpcdist ends the job from native code, which cannot run Python safely; in "
+                "a job that goes on after a death (HPCDIST_FT=1) it has"
+            )
+        if not callable(hook):
+            raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+        if hook_id in self._abort_hooks:
+            raise ValueError(f"a hook {hook_id} is registered already: choose another number")
+        self._abort_hooks[hook_id] = hook
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Remove a hook.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_abort_hook`.
 
         Raises
         ------
         ValueError
-            Always.
+            If that number is not in use.
         """
-        raise ValueError(f"no abort hook {hook_id} is registered")
+        if self._abort_hooks.pop(hook_id, None) is None:
+            raise ValueError(f"no abort hook {hook_id} is registered")
+
+    def _call_abort_hooks(self) -> None:
+        """Once for each recovery, also if its first attempt timed out."""
+        if self._generation in self._aborted:
+            return
+        self._aborted.add(self._generation)
+        for hook in list(self._abort_hooks.values()):
+            try:
+                hook()
+            except Exception:
+                _log.exception("an abort hook of the group %r failed", self._name)
 
     def _use(self, comm: Any) -> None:
         """Let the group's operations go through another object."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from hpcdist.backends import dispatch
 from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.methods import Collectives
+from hpcdist.groups.reconfigure import Reconfigurable
 
 __all__ = ["ProcessGroup"]
 
@@ -23,7 +25,7 @@ def short(ranks: tuple[int, ...]) -> str:
     return f"[{first}, ... {last}] ({len(ranks)} ranks)"
 
 
-class ProcessGroup(Collectives, LowLevel, WithHooks):
+class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     """Some ranks of the world that communicate with each other.
 
     Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
@@ -53,11 +55,14 @@ class ProcessGroup(Collectives, LowLevel, WithHooks):
 
     __slots__ = (
         "__weakref__",
+        "_abort_hooks",
+        "_aborted",
         "_backend",
         "_backends",
         "_comm",
         "_config",
         "_description",
+        "_generation",
         "_index",
         "_name",
         "_ranks",
@@ -81,6 +86,11 @@ class ProcessGroup(Collectives, LowLevel, WithHooks):
         self._description = description
         self._backend = backend
         self._config = config
+        #: How often it was reconfigured: what depends on its ranks compares this.
+        self._generation = 0
+        self._abort_hooks: dict[int, Callable[[], None]] = {}
+        #: The generations in which they have been called.
+        self._aborted: set[int] = set()
 
     def rank(self) -> int:
         """This process's rank in the group.

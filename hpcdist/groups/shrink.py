@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcdist import _engine
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import checked, make
 from hpcdist.groups.state import ProcessGroup
@@ -54,11 +55,14 @@ def shrink_group(
 
     Notes
     -----
-    Over NCCL 2.27 and newer its communicator is made from that of `group` (``ncclCommShrink``).
-    Source: ``torch.distributed.shrink_group``, which destroys the old group, and where that is the
-    default group all others too, and renumbers the world.
+    Where ranks of the job have died and it goes on without them (``HPCDIST_FT=1``), this is
+    :meth:`ProcessGroup.reconfigure` of the default group, for the ranks that died: it changes that
+    group and returns it. Over NCCL 2.27 and newer its communicator is made from that of `group`
+    (``ncclCommShrink``). Source: ``torch.distributed.shrink_group``, which destroys the old group,
+    and where that is the default group all others too, and renumbers the world.
     """
     parent = _group.member(group)
+    gone_for_good = _lost(parent)
     if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
         raise ValueError(
             f"Invalid shrink_flags value: {shrink_flags!r}. Must be one of: SHRINK_DEFAULT "
@@ -76,6 +80,8 @@ def shrink_group(
             f"rank {parent._comm.rank} of the group {parent._name!r} is one of those that are left "
             "out: only the others call shrink_group"
         )
+    if gone_for_good:
+        return _go_on(parent, gone, gone_for_good)
     return make(
         parent,
         left,
@@ -85,3 +91,28 @@ def shrink_group(
         f"{parent._description}:shrunken",
         shrinks=shrink_flags,
     )
+
+
+def _lost(parent: ProcessGroup) -> tuple[int, ...]:
+    """Return the world's ranks that died, in a job that goes on."""
+    for backend in parent._backends.values():
+        if isinstance(backend, _engine.Comm) and _engine.tolerates_failures(backend):
+            return _engine.lost_ranks(backend)
+    return ()
+
+
+def _go_on(parent: ProcessGroup, gone: Sequence[int], lost: tuple[int, ...]) -> ProcessGroup:
+    if parent is not _group.world.pg:
+        raise ValueError(
+            f"ranks {lost} of the world died: shrink the default group first, which destroys all "
+            f"others, then make {parent._name!r} again"
+        )
+    missed, alive = sorted(set(lost) - set(gone)), sorted(set(gone) - set(lost))
+    if missed or alive:
+        problem = f"rank {missed[0]} died too" if missed else f"rank {alive[0]} lives"
+        raise ValueError(
+            f"ranks_to_exclude is {sorted(gone)}, but {problem}: exclude the ranks that died, "
+            f"{list(lost)} as far as this process knows, or call reconfigure(), which finds them"
+        )
+    parent.reconfigure()
+    return parent

@@ -102,6 +102,22 @@ def warn_of_missing_launcher() -> None:
         )
 
 
+def report_fault_tolerance(comm: Any) -> None:
+    """Log once per job why it ends when a rank dies, although HPCDIST_FT says otherwise."""
+    if comm.rank:
+        return
+    if not isinstance(comm, _engine.Comm):
+        why = "the group is not over MPI"
+    elif _engine.tolerates_failures(comm):
+        return
+    else:
+        why = _engine.missing_fault_tolerance()
+    _log.warning(
+        "HPCDIST_FT (or enable_reconfigure) is set, but a rank that dies will end this job: %s",
+        why,
+    )
+
+
 def warn_without_nccl(comm: Any) -> None:
     """Log once per job that CUDA tensors go through the host, and why."""
     if comm.rank:

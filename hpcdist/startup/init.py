@@ -84,12 +84,12 @@ def init_process_group(
         Device this process uses; an int is the index of a CUDA device. Over NCCL the communicator
         is then created now, and not at the first operation; either all ranks give one, or none.
     enable_reconfigure : bool
-        Must be False: hpcdist's groups cannot be reconfigured yet.
+        Go on without ranks that die, as with ``HPCDIST_FT=1``; the same on all ranks. The default
+        group exists at once, also with True. See :meth:`ProcessGroup.reconfigure`. Where MPI has
+        no fault tolerance, or was not started with it, rank 0 logs a warning that says why.
 
     Raises
     ------
-    NotImplementedError
-        If `enable_reconfigure` is true.
     ValueError
         If the default group exists already, or the arguments contradict each other or MPI, or the
         URL is incomplete.
@@ -117,11 +117,7 @@ def init_process_group(
             "the default process group exists already: call hpcdist.destroy_process_group() before "
             "another init_process_group()"
         )
-    if enable_reconfigure:
-        raise NotImplementedError(
-            "enable_reconfigure=True: hpcdist's groups cannot be reconfigured yet; after the death "
-            "of a rank use hpcdist.shrink_group where the MPI supports it, or restart the job"
-        )
+    tolerant = bool(enable_reconfigure or config.get("ft"))
     log.configure(debug_level.log_level())
     request = _resolve(
         backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id
@@ -129,8 +125,11 @@ def init_process_group(
     place = _meet(request)
     with contextlib.ExitStack() as starting:
         place = _start_mpi(request, place, starting)
+        _engine.want_fault_tolerance(tolerant)
         backends = _make(request, place)
     _open(request, place, backends)
+    if tolerant:
+        checks.report_fault_tolerance(next(iter(backends.values())))
 
 
 @dataclass(frozen=True)

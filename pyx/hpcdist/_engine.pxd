@@ -200,7 +200,22 @@ cdef extern from "hd_cpus.h":
 cdef extern from "hd_session_life.h" nogil:
     int hd_session_open(MPI_Comm, double, hd_quota, hd_session**, char*, size_t)
     void hd_session_unref(hd_session*)
+    int hd_session_size(const hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
+
+cdef extern from "hd_ft.h" nogil:
+    const char* hd_ft_missing()
+    void hd_ft_want(int)
+    int hd_ft_on(const hd_session*)
+    int hd_ft_explains(hd_session*, int)
+    int hd_ft_lost(const hd_session*, int*, int)
+
+cdef extern from "hd_status.h" nogil:
+    int hd_session_broken(const hd_session*)
+
+cdef extern from "hd_recover.h" nogil:
+    int hd_comm_agree(hd_comm*, int*, double, char*, size_t)
+    int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, char*, size_t)
 
 cdef extern from "hd_page_life.h" nogil:
     int hd_page_leave(hd_comm*, int64_t, double)

@@ -183,7 +183,6 @@ def test_stated_rank_and_size_are_compared_with_mpi(no_world):
         ({"backend": "cpu:mpi,cuda:nccl"}, f"DistBackendError: {NO_NCCL}"),
         ({"backend": "cpu:mpi,cpu:mpi"}, "ValueError: backend .* twice"),
         ({"backend": "cpu:"}, "ValueError: .* not of the form device:backend"),
-        ({"enable_reconfigure": True}, "NotImplementedError: .*cannot be reconfigured"),
         ({"backend": 5}, "ValueError: a backend's name must be a str"),
         ({"init_method": "etcd://"}, "DistNetworkError: No rendezvous handler for etcd://"),
         ({"init_method": "mpi://", "store": object()}, "ValueError: give either"),

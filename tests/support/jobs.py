@@ -89,8 +89,13 @@ def find_mpirun() -> str:
     return found
 
 
-def mpirun_command(np: int, env: dict[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return ``mpirun -n np`` with what it needs here, and the environment to start it in."""
+def mpirun_command(
+    np: int, env: dict[str, str] | None = None, ft: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """Return ``mpirun -n np`` with what it needs here, and the environment to start it in.
+
+    With `ft` the job goes on without a rank that dies, where MPI can.
+    """
     mpirun = find_mpirun()
     arguments: list[str] = []
     # Intel's mpirun is a script that looks for its parts on PATH.
@@ -102,14 +107,18 @@ def mpirun_command(np: int, env: dict[str, str] | None = None) -> tuple[list[str
     if "Intel(R) MPI" in version.stdout:
         full |= {"I_MPI_PIN": "off"}  # it ignores -bind-to none
     elif "HYDRA" not in version.stdout.upper():
-        arguments = ["--oversubscribe", "--bind-to", "none"]
+        arguments = ["--oversubscribe", "--bind-to", "none", *(["--with-ft", "ulfm"] * ft)]
         if os.getuid() == 0:
             full |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [mpirun, *arguments, "-n", str(np)], full
 
 
 def run_job(
-    np: int, *command: str, limit: float = math.inf, env: dict[str, str] | None = None
+    np: int,
+    *command: str,
+    limit: float = math.inf,
+    env: dict[str, str] | None = None,
+    ft: bool = False,
 ) -> Ended:
     """Run ``mpirun -n np python command...`` and wait for its end.
 
@@ -124,8 +133,10 @@ def run_job(
         and the test fails with what it printed.
     env : dict, optional
         Added to the environment.
+    ft : bool
+        Let the job go on without a rank that dies, with an MPI that can.
     """
-    mpirun, full = mpirun_command(np, env)
+    mpirun, full = mpirun_command(np, env, ft)
     marker = f"HPCDIST_TEST_JOB={uuid.uuid4()}"
     full["HPCDIST_TEST_JOB"] = marker.partition("=")[2]
     limit = max(min(limit, until - SPARE - time.monotonic()), 1.0)

@@ -43,6 +43,10 @@ class Failure:
         self.error = error
         self._stats.failed(error)
 
+    def forget(self) -> None:
+        """Go on: the group was reconfigured, and the program has put its parameters in order."""
+        self.error = None
+
     def settle(self, call: Callable[[], Any]) -> None:
         """Make a blocking call and keep its error, if it is the first."""
         try:

@@ -131,6 +131,8 @@ class Reducer:
         self._first_order: list[int] | None = None
         self._may_rebuild = not find_unused
         self._rebuild = False
+        self._adopted: list[int] | None = None  # rank 0's order, once taken over
+        self._generation = group._generation
 
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
@@ -202,6 +204,8 @@ class Reducer:
             raise RuntimeError(texts.held("the next forward"))
         if self._task is not None and _current_graph_task() == -1:
             self._abandon()
+        if self.transfer.group._generation != self._generation:
+            self._failure.forget()  # the ranks that are left go on
         error = self._failure.error
         if error is None:
             late = self.transfer.failure(self.buckets[0])
@@ -219,14 +223,28 @@ class Reducer:
         bool
             Whether this was the time.
         """
+        if self.transfer.group._generation != self._generation:
+            self._follow()
+            return True
         if not self._rebuild:
             return False
         self._rebuild = self._may_rebuild = False
         order = self._schedule.agree(self.transfer.comm, self._first_order)
+        self._adopted = order
         self._order = self._first_order = None
         self._pipeline.reorder(order)
         self.stats.rebuilt(self.buckets, order)
         return True
+
+    def _follow(self) -> None:
+        """Go on in a group that was reconfigured: some ranks may have rebuilt, others not."""
+        order = self._schedule.agree(self.transfer.comm, self._adopted)
+        self._generation = self.transfer.group._generation
+        self._rebuild = self._may_rebuild = False
+        self._adopted, self._order, self._first_order = order, None, None
+        self._pipeline.reorder(order)
+        self.transfer.passes = 0
+        self.stats.rebuilt(self.buckets, order)
 
     def expect(self, output: Any) -> None:
         """Announce that the backward of `output` averages gradients."""

@@ -37,7 +37,7 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
     cdef char text[512]
     cdef hd_comm* made = NULL
     cdef Comm comm
-    cdef int n = len(ranks), code, i
+    cdef int n = len(ranks), code, i, broken
     cdef int* list = <int*> malloc((n + 1) * sizeof(int))
     encoded = name.encode()
     cdef const char* cname = encoded
@@ -56,7 +56,15 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
         free(list)
     if code:
         propagate()
-        raise error_of(code, text)
+        error = error_of(code, text)
+        with nogil:
+            broken = hd_session_broken(parent.c.session) or (
+                code == HD_ERR_BACKEND and hd_ft_explains(parent.c.session, 0)
+            )
+        if broken:
+            error = RankFailedError(f"{lost_text(lost_ranks(parent))} of the job died: {error}")
+            name_lost(error, parent.c)
+        raise error
     comm = Comm.__new__(Comm)
     comm.c = made
     comm.c.timeout = timeout
@@ -132,7 +140,7 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     raised = None
     try:
         empty = drained(comm, drain)
-        if empty and agree:
+        if empty and agree and not hd_session_broken(comm.c.session):
             agreed = HD_TOGETHER
             if comm.c.size > 1:
                 agreed = HD_LATER  # also if a signal handler raises now

@@ -17,9 +17,20 @@ cdef object error_of(int code, const char* text):
     return EXCEPTIONS.get(code, DistError)(message)
 
 
+cdef int name_lost(object error, hd_comm* c) except -1:
+    """Notes which ranks of the job died, in a RankFailedError of a job that goes on without them."""
+    cdef int lost[64]
+    cdef int n
+    if isinstance(error, RankFailedError) and c != NULL and c.session != NULL and hd_ft_on(c.session):
+        n = hd_ft_lost(c.session, lost, 64)
+        error.ranks = tuple([lost[i] for i in range(min(n, 64))])
+    return 0
+
+
 cdef object error_of_job(hd_job* j):
     """The exception of a job, with the ranks that could not make the call, if that is the reason."""
     error = error_of(j.code, j.text)
+    name_lost(error, j.comm)
     if j.refused != NULL and isinstance(error, DistError):
         ranks = tuple([j.refused.ranks[i] for i in range(min(j.refused.n, HD_REFUSED_RANKS))])
         error.refusal = Refusal(ranks, j.refused.text.decode("utf-8", "replace"), j.refused.n)

@@ -23,6 +23,7 @@
 #include "hd_check.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
+#include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_late.h"
@@ -87,7 +88,9 @@ static int fail_abandoned(visit *v, int late_rank)
     int by = -1;
     const int noted = hd_page_find_note(c, v->n, &by, &note);
 
-    if (!(noted && note.why == HD_REFUSED) && hd_fail_if_gone(c, j))
+    if (noted && note.why == HD_GAVE_UP && note.code == HD_ERR_FAILED)
+        hd_ft_hear(c->session);
+    if (!(noted && note.why == HD_REFUSED) && (hd_fail_if_broken(c, j) || hd_fail_if_gone(c, j)))
         return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
@@ -180,6 +183,16 @@ static int lose(visit *v, int r, int how)
                                                             : HD_OK;
 }
 
+/* A rank of the session has died, which may be in other groups only. */
+static int lose_any(visit *v)
+{
+    char names[256];
+    hd_text missing;
+
+    hd_text_init(&missing, names, sizeof names);
+    return abandon(v, HD_GAVE_UP, HD_ERR_FAILED, &missing) ? hd_fail_broken(v->c, v->j) : HD_OK;
+}
+
 /* Ranks that call two groups in different orders would wait for each other for ever. Rank r waits
  * in check `other` of group `where`. Returns HD_OK if it reached it meanwhile. */
 static int cross(visit *v, int r, uint32_t other, const char *where)
@@ -232,6 +245,8 @@ static int look_around(visit *v, int r)
     hd_hang_expect(c->session, (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
     if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
         return code;
+    if (hd_session_broken(c->session))
+        return lose_any(v);
     how = hd_session_gone(c->session, c->node_slot[r]);
     /* Gone, and truly not here: the order of these two reads matters. */
     if (how && hd_page_look(c, r, v->n) == HD_NOT_YET)

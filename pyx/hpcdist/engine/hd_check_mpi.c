@@ -206,6 +206,11 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         give_up(c, j, after);
         return 1;
     }
+    if (hd_session_broken(c->session)) {
+        hd_fail_broken(c, j);
+        leave_behind(c);
+        return 1;
+    }
     hd_post_read(c);
     if (hd_post_reason(p))
         return follow(c, j) != HD_OK;
@@ -283,6 +288,8 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
         hd_session_note(c->session, j);
         if (interrupted(j))
             j->code = HD_ERR_INTERRUPT; /* after the operation */
+        if (hd_session_broken(c->session))
+            return hd_fail_broken(c, j);
         hd_post_read(c);
         if (hd_post_reason(c->post))
             return follow(c, j);

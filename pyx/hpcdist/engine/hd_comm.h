@@ -88,6 +88,10 @@ struct hd_comm {
 
     hd_comm *next; /* session's list */
 
+    int voting; /* in the agreement `vote`, which timed out: see hd_comm_agree() */
+    int vote_flag;
+    MPI_Request vote;
+
     /* Once this rank has left the group and others may not have: see hd_graves.c. */
     hd_comm *next_grave;
     int buried, orphan;  /* orphan: no Python object owns it any more */

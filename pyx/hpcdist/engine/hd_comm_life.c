@@ -10,6 +10,7 @@
 #include "hd_comm.h"
 #include "hd_comm_life.h"
 #include "hd_exit.h"
+#include "hd_ft.h"
 #include "hd_graves.h"
 #include "hd_lane.h"
 #include "hd_node.h"
@@ -20,6 +21,7 @@
 #include "hd_roll.h"
 #include "hd_roll_words.h"
 #include "hd_session_life.h"
+#include "hd_status.h"
 #include "hd_threads.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
@@ -64,7 +66,7 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.node = hd_session_node(c->session, &slot);
     mine.slot = (uint64_t)(int64_t)slot;
     mine.uid = hd_random64();
-    mine.check = (uint64_t)c->check;
+    mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << 8;
     mine.world = (uint64_t)hd_session_rank(c->session);
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
@@ -81,11 +83,17 @@ static int meet(hd_comm *c, char *text, size_t room)
         if (all[r].check != all[0].check && wrong < 0)
             wrong = r;
     }
+    if (wrong >= 0 && (all[wrong].check ^ all[0].check) >> 8) {
+        snprintf(text, room, "group '%s': HPCDIST_FT is set on rank %d, and not on rank %d",
+                 c->name, all[0].check >> 8 ? 0 : wrong, all[0].check >> 8 ? wrong : 0);
+        free(all);
+        return HD_ERR_MISMATCH;
+    }
     if (wrong >= 0) {
         snprintf(text, room,
                  "group '%s': rank 0 has entry check level %d, rank %d has %d; give "
                  "HPCDIST_CHECK the same value on all ranks",
-                 c->name, (int)all[0].check, wrong, (int)all[wrong].check);
+                 c->name, (int)all[0].check & 255, wrong, (int)all[wrong].check & 255);
         free(all);
         return HD_ERR_MISMATCH;
     }
@@ -198,8 +206,11 @@ static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *ma
     }
     if (!rc) {
         call = "MPI_Comm_create_group";
-        rc = MPI_Comm_create_group(p->mpi, some, tag % 1000, made);
+        rc = hd_ft_on(p->session) ? hd_ft_create_group(p->session, p->mpi, some, tag % 1000, made)
+                                  : MPI_Comm_create_group(p->mpi, some, tag % 1000, made);
     }
+    if (rc && hd_session_broken(p->session))
+        some = MPI_GROUP_NULL; /* hd_ft_create_group may still use it */
     if (some != MPI_GROUP_NULL)
         MPI_Group_free(&some);
     if (all != MPI_GROUP_NULL)

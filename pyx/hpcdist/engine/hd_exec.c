@@ -16,6 +16,7 @@
 #include "hd_pairs.h"
 #include "hd_recorder.h"
 #include "hd_reductions.h"
+#include "hd_report.h"
 #include "hd_ring.h"
 #include "hd_status.h"
 #include "hd_threads.h"
@@ -151,6 +152,10 @@ void hd_exec(hd_comm *c, hd_job *j)
 
     hd_session_enter(c->session, j);
     hd_rec_start(j);
+    if (hd_session_broken(c->session)) {
+        hd_fail_broken(c, j);
+        goto out;
+    }
     if (j->refusal) {
         if (c->size > 1 && c->check && !(j->owed && c->agreed != j->owed_after))
             hd_check(c, j, 0);

@@ -29,6 +29,7 @@
 
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
@@ -56,6 +57,7 @@ typedef struct line {
     double after __attribute__((aligned(HD_LINE))); /* seconds, when this rank gave up */
     uint64_t at;                                    /* in the piece after so many */
     int interrupted;                                /* whether it gave up because of a signal */
+    int lost;                                       /* or because a rank of the job died */
 } line;
 
 typedef struct segment {
@@ -174,6 +176,10 @@ static int fail_broken(const run *r, int by)
     char buffer[HD_TEXT];
     hd_text t;
     r->node->failed_here = 1;
+    if (who->lost)
+        hd_ft_hear(r->c->session);
+    if (!who->interrupted && hd_fail_if_broken(r->c, r->j))
+        return r->j->code;
     hd_note_site(r->j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (who->interrupted)
@@ -213,6 +219,7 @@ static int break_off(const run *r, int out, double after)
     mine->after = after;
     mine->at = r->node->done;
     mine->interrupted = r->j->code == HD_ERR_INTERRUPT;
+    mine->lost = hd_session_broken(r->c->session);
     if (out) {
         const int first = veto(r);
         if (first != r->c->rank + 1)
@@ -264,6 +271,10 @@ static int look_around(run *r, int rank, int out, uint64_t n)
     if (j->inline_ && j->code == HD_OK && hd_py.slow && hd_py.slow(j))
         /* Raised when all ranks are through, or no data arrives any more. */
         j->code = HD_ERR_INTERRUPT;
+    if (hd_session_broken(c->session)) {
+        const int by = break_off(r, out, hd_job_elapsed(j));
+        return by ? hd_fail_broken(c, j) : HD_OK;
+    }
     how = hd_session_gone(c->session, c->node_slot[rank]);
     if (how && behind(r->node->at, rank, out, n)) { /* the order of these two reads matters */
         const int by = break_off(r, out, hd_job_elapsed(j));

@@ -12,10 +12,12 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_envelope.h"
+#include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_p2p.h"
 #include "hd_recorder.h"
+#include "hd_report.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_types.h"
@@ -40,6 +42,11 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
 
     pthread_mutex_init(&j->mu, NULL);
     j->posted = hd_now();
+    if (hd_session_broken(c->session)) {
+        hd_fail_broken(c, j);
+        finish(j);
+        return j->code;
+    }
     hd_mpi_lock(c->session);
     rc = hd_message_begin(c, j);
     hd_mpi_unlock(c->session);
@@ -141,7 +148,7 @@ static int test_locked(hd_job *j)
     hd_mpi_lock(j->comm->session);
     rc = hd_message_test(j, &done, &st);
     hd_mpi_unlock(j->comm->session);
-    if (!done && rc == MPI_SUCCESS)
+    if (!done && (rc == MPI_SUCCESS || hd_ft_pending(rc)))
         return 0;
     complete(j, &st, rc);
     finish(j);
@@ -230,13 +237,13 @@ static int other_dtype(hd_job *j)
     for (int d = 0; d <= HD_ANNOUNCEMENT && j->tag_kind != HD_PIECE; d++) {
         const int announced = d == HD_ANNOUNCEMENT;
         MPI_Status st;
-        int flag = 0;
+        int flag = 0, rc;
         if (TAG(j->tag, d) == hd_tag(j) || (d >= HD_NDTYPES && !announced))
             continue;
         hd_mpi_lock(c->session);
-        MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
+        rc = MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
         hd_mpi_unlock(c->session);
-        if (flag) {
+        if (!rc && flag) {
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent %s%s with tag %d, but rank %d receives %lld elements of %s "
                     "(group '%s'%s%s). The message waits for a matching recv; the group can still "

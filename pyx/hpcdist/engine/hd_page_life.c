@@ -42,7 +42,8 @@ int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
             if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(NULL))
                 return -1;
             if ((ev & HD_WAIT_EXPIRED) ||
-                ((ev & HD_WAIT_HOOK) && hd_session_gone(c->session, c->node_slot[r])))
+                ((ev & HD_WAIT_HOOK) &&
+                 (hd_session_broken(c->session) || hd_session_gone(c->session, c->node_slot[r]))))
                 return 2;
         }
         left += all[r].unread;

@@ -4,6 +4,7 @@
 
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_report.h"
 #include "hd_status.h"
@@ -95,6 +96,26 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
             hd_say(&t, "%s%d", before, r);
             before = ", ";
         }
+}
+
+int hd_fail_broken(hd_comm *c, hd_job *j)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    hd_note_site(j);
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_ft_say_lost(c->session, &t);
+    hd_say(&t, " of the job died: ");
+    hd_say_call(&t, c, j);
+    hd_say(&t, " fails, as do all operations until the ranks that are left call reconfigure()");
+    hd_fail(j, HD_ERR_FAILED, "%s", buffer);
+    return j->code;
+}
+
+int hd_fail_if_broken(hd_comm *c, hd_job *j)
+{
+    return hd_ft_on(c->session) && hd_ft_explains(c->session, MPI_SUCCESS) ? hd_fail_broken(c, j)
+                                                                           : HD_OK;
 }
 
 int hd_fail_if_gone(hd_comm *c, hd_job *j)

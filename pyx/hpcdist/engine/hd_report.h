@@ -19,6 +19,10 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as for hd_session_gone */
+/* A rank of the session has died. */
+int hd_fail_broken(hd_comm *c, hd_job *j);
+/* Another rank has given up: if it did so because one has died, this rank soon sees that, too. */
+int hd_fail_if_broken(hd_comm *c, hd_job *j);
 /* The first member that has gone, if any. */
 int hd_fail_if_gone(hd_comm *c, hd_job *j);
 

@@ -34,6 +34,7 @@ typedef struct entry {
     int64_t reported;         /* ns; of slot 0: when a rank of the node last wrote a hang report */
     int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
+    uint32_t recovers;        /* it has lost a rank, and is in hd_comm_recover() */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
@@ -57,7 +58,15 @@ struct hd_session {
     pthread_mutex_t mpi_mu;
     const char *last_api;
     uint32_t last_seq;
-    int64_t window; /* ns: since when the watchdog counts how long this rank waited */
+    int64_t window;     /* ns: since when the watchdog counts how long this rank waited */
+    int ft;             /* it goes on without a rank that dies: see hd_ft.h */
+    int broken;         /* atomic: a rank has died; all operations fail */
+    uint8_t *lost;      /* atomic, by rank */
+    int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
+                         * is made; 0: they do not */
+    int meeting;        /* 1: in the agreement `met`, which timed out */
+    int met_flag;
+    MPI_Request met;
 };
 
 #endif

@@ -12,6 +12,7 @@
 #include "hd_comm.h"
 #include "hd_cpus.h"
 #include "hd_exit_page.h"
+#include "hd_ft.h"
 #include "hd_hydra.h"
 #include "hd_meet.h"
 #include "hd_recorder_file.h"
@@ -28,6 +29,7 @@
 /* ---- queries ---- */
 
 int hd_session_rank(const hd_session *s) { return s->rank; }
+int hd_session_size(const hd_session *s) { return s->size; }
 uint64_t hd_session_node(const hd_session *s, int *slot)
 {
     *slot = s->page ? s->slot : -1;
@@ -80,44 +82,40 @@ static void fill_page(hd_session *s, MPI_Comm node)
     hd_exit_follow(s);
 }
 
-int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
-                    size_t room)
+static hd_session *new_session(hd_text *t)
 {
     hd_session *s = calloc(1, sizeof *s);
-    MPI_Comm node = MPI_COMM_NULL;
-    int rc, level = MPI_THREAD_SINGLE;
-    uint64_t job;
-    char why[256];
-    hd_text t;
-
-    *out = NULL;
-    hd_text_init(&t, text, room);
+    int level = MPI_THREAD_SINGLE;
     if (!s) {
-        hd_say(&t, "no memory for a session");
-        return HD_ERR_MEMORY;
+        hd_say(t, "no memory for a session");
+        return NULL;
     }
     s->refs = 1;
+    s->met = MPI_REQUEST_NULL;
     pthread_mutex_init(&s->mu, NULL);
     pthread_mutex_init(&s->mpi_mu, NULL);
     MPI_Query_thread(&level);
     s->serialized = level < MPI_THREAD_MULTIPLE;
-    if ((rc = hd_meet(from, hd_until(timeout), &s->ctl, why, sizeof why))) {
-        if (rc == HD_ERR_TIMEOUT)
-            hd_say(&t, "timeout after %.3g s in init_process_group: ", timeout);
-        else
-            hd_say(&t, "init_process_group: ");
-        hd_say(&t, "%s. All ranks must call it; it may be called again.", why);
-        free(s);
-        return rc;
-    }
+    return s;
+}
+
+/* Collective over its control communicator, whose ranks are all here. */
+static int furnish(hd_session *s, hd_quota quota, hd_text *t)
+{
+    MPI_Comm node = MPI_COMM_NULL;
+    uint64_t job;
+    int rc;
+
     MPI_Comm_rank(s->ctl, &s->rank);
     MPI_Comm_size(s->ctl, &s->size);
+    hd_ft_begin(s);
     rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, &node);
     if (rc != MPI_SUCCESS) {
-        hd_say(&t, "MPI_Comm_split_type failed (error %d)", rc);
-        free(s);
+        hd_say(t, "MPI_Comm_split_type failed (error %d)", rc);
         return HD_ERR_BACKEND;
     }
+    if (s->ft)
+        hd_ft_guard(node);
     MPI_Comm_size(node, &s->node_n);
     MPI_Comm_rank(node, &s->slot);
     s->node = hd_random64();
@@ -130,10 +128,57 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
         hd_unlink_mpich_segment();
     fill_page(s, node);
     hd_hydra_copy(node, s->node, s->slot, s->node_n, s->held);
+    if (s->ft)
+        hd_ft_unguard(node);
     MPI_Comm_free(&node);
     hd_watchdog_start(s);
-    *out = s;
     return HD_OK;
+}
+
+int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
+                    size_t room)
+{
+    hd_session *s;
+    char why[256];
+    hd_text t;
+    int rc;
+
+    *out = NULL;
+    hd_text_init(&t, text, room);
+    if (!(s = new_session(&t)))
+        return HD_ERR_MEMORY;
+    if ((rc = hd_meet(from, hd_until(timeout), &s->ctl, why, sizeof why))) {
+        if (rc == HD_ERR_TIMEOUT)
+            hd_say(&t, "timeout after %.3g s in init_process_group: ", timeout);
+        else
+            hd_say(&t, "init_process_group: ");
+        hd_say(&t, "%s. All ranks must call it; it may be called again.", why);
+    } else {
+        rc = furnish(s, quota, &t);
+    }
+    if (rc)
+        free(s);
+    else
+        *out = s;
+    return rc;
+}
+
+int hd_session_reopen(MPI_Comm ctl, hd_quota quota, hd_session **out, char *text, size_t room)
+{
+    hd_session *s;
+    hd_text t;
+    int rc;
+
+    *out = NULL;
+    hd_text_init(&t, text, room);
+    if (!(s = new_session(&t)))
+        return HD_ERR_MEMORY;
+    s->ctl = ctl;
+    if ((rc = furnish(s, quota, &t)))
+        free(s);
+    else
+        *out = s;
+    return rc;
 }
 
 void hd_session_ref(hd_session *s) { __atomic_fetch_add(&s->refs, 1, __ATOMIC_ACQ_REL); }
@@ -162,6 +207,7 @@ void hd_session_unref(hd_session *s)
     hd_exit_unfollow(s);
     free(s->pidfd);
     free(s->dead);
+    free(s->lost);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->mpi_mu);
     free(s);

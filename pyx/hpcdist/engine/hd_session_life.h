@@ -12,10 +12,13 @@
 /* Collective over all ranks of a communicator; they have `timeout` seconds to arrive. */
 int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
                     size_t room);
+/* The same of ranks that are all here, on a communicator that the session then owns. */
+int hd_session_reopen(MPI_Comm ctl, hd_quota quota, hd_session **out, char *text, size_t room);
 void hd_session_ref(hd_session *s);
 void hd_session_unref(hd_session *s);
 int hd_session_is_last(const hd_session *s); /* the next hd_session_unref closes it */
 int hd_session_rank(const hd_session *s);
+int hd_session_size(const hd_session *s);
 /* Identity of this node, and this rank's slot. */
 uint64_t hd_session_node(const hd_session *s, int *slot);
 void hd_session_cpus(const hd_session *s, int *own, int *node);

@@ -119,6 +119,8 @@ uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const cha
     return waits ? n : 0;
 }
 
+int hd_session_broken(const hd_session *s) { return __atomic_load_n(&s->broken, __ATOMIC_ACQUIRE); }
+
 int hd_session_gone(hd_session *s, int slot)
 {
     uint32_t state;

@@ -14,6 +14,8 @@ void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, 
 
 /* 0 running, 1 left in order, 2 died, 3 failed. */
 int hd_session_gone(hd_session *s, int slot);
+/* A rank of the session has died, so that all operations fail: see hd_ft.h. */
+int hd_session_broken(const hd_session *s);
 /* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */
 void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left);
 /* The check of another group that the rank in `slot` cannot leave because this rank has not reached

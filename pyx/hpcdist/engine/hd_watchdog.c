@@ -14,6 +14,7 @@
 #include "hd_abort.h"
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_late.h"
@@ -121,6 +122,55 @@ static void mourn(hd_session *s, int slot)
     hd_abort(71, buffer); /* EX_OSERR */
 }
 
+/* A rank of this node has died. One that failed ends the job, also where the others could go on:
+ * what it ran into waits for them, too. */
+static void lose(hd_session *s, int slot)
+{
+    if (!hd_ft_on(s) || __atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING) {
+        mourn(s, slot);
+        return;
+    }
+    hd_ft_lose(s, (int)s->page[slot].world_rank);
+    hd_ft_break(s);
+}
+
+/* Deaths on other nodes, and groups that were made while the session broke. 1: it is broken. */
+static int look_further(hd_session *s)
+{
+    if (!s->page || s->node_n < s->size)
+        hd_ft_look(s);
+    if (!hd_session_broken(s))
+        return 0;
+    hd_ft_break(s);
+    return 1;
+}
+
+/* The ranks that are left make a new session, or have one: its watchdog does the rest. Of the calls
+ * that make it none can be taken back. */
+static int superseded(hd_session *s, int64_t now, int64_t slept)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    int64_t until = __atomic_load_n(&s->rebuilt_by, __ATOMIC_ACQUIRE);
+    if (until > 0 &&
+        slept) /* the whole job may have been stopped; fails if the recovery has ended */
+        (void)__atomic_compare_exchange_n(&s->rebuilt_by, &until, hd_later(until, slept), 0,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    if (until <= 0 || slept || now <= hd_later(until, GRACE))
+        return until != 0;
+    hd_text_init(&t, buffer, sizeof buffer);
+    say_prefix(&t, s);
+    hd_say(&t, "all ranks that are left have called reconfigure, and made no new group within its "
+               "timeout: one of them was stopped, or the network fails: aborting the job.");
+    for (int i = 0; s->page && i < s->node_n && t.used < 1500; i++)
+        if (i != s->slot) {
+            hd_say(&t, "\n  rank %u ", s->page[i].world_rank);
+            hd_session_report(s, i, &t);
+        }
+    hd_abort(70, buffer); /* EX_SOFTWARE */
+    return 1;
+}
+
 /* ---- the thread ---- */
 
 /* slept: ns for which this process was stopped before this call. */
@@ -202,8 +252,10 @@ static void *watchdog_main(void *arg)
              * first. */
             if (__atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE) != LEAVING &&
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
-                mourn(s, i);
+                lose(s, i);
         }
+        if (hd_ft_on(s) && look_further(s) && superseded(s, now, slept))
+            continue;
         hd_rec_beat();
         hd_rec_dump_failed();
         hd_stacks_answer();

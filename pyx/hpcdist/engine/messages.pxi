@@ -141,6 +141,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
         Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
     if code != HD_ERR_INTERRUPT:
         error = error_of(code, j.text)
+        name_lost(error, comm.c)
     hd_job_clear(&j)
     raise error
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-typedef int MPI_Comm, MPI_Datatype, MPI_Op, MPI_Info;
+typedef int MPI_Comm, MPI_Datatype, MPI_Op, MPI_Info, MPI_Group;
 typedef struct stub_request *MPI_Request;
 typedef void *MPI_Message;
 typedef intptr_t MPI_Aint;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_late.h"
 #include "hd_pairs.h"
@@ -31,6 +32,15 @@ STUB void hd_rec_dump_failed(void) {}
 STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
 STUB int hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, 0; }
+STUB int hd_session_broken(const hd_session *s) { return (void)s, 0; }
+STUB int hd_ft_on(const hd_session *s) { return (void)s, 0; }
+STUB int hd_ft_explains(hd_session *s, int error) { return (void)s, (void)error, 0; }
+STUB void hd_ft_hear(hd_session *s) { (void)s; }
+STUB int hd_ft_pending(int error) { return (void)error, 0; }
+STUB void hd_ft_say_lost(const hd_session *s, hd_text *t) { (void)s, (void)t; }
+STUB void hd_ft_lose(hd_session *s, int rank) { (void)s, (void)rank; }
+STUB void hd_ft_break(hd_session *s) { (void)s; }
+STUB void hd_ft_look(hd_session *s) { (void)s; }
 STUB void hd_session_report(hd_session *s, int slot, hd_text *t) { (void)s, hd_say(t, "slot %d", slot); }
 STUB void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left)
 {

@@ -1,0 +1,289 @@
+"""Goes on after the death of ranks: the default group becomes that of the ranks that live."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from hpcdist import _engine, log
+from hpcdist.backends.create import renewed
+from hpcdist.backends.dispatch import combine
+from hpcdist.errors import DistBackendError
+from hpcdist.groups.hooks import Hooked
+from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
+
+__all__ = ["Reconfigurable", "ReconfigureOptions", "Reconfigured", "agree"]
+
+_log = log.get_logger("group")
+
+#: The most seconds that reconfigure waits for operations in flight of one group; all fail at once.
+DRAIN = 5.0
+
+
+@dataclass
+class ReconfigureOptions:
+    """Options of :meth:`hpcdist.ProcessGroup.reconfigure`, as torch 2.15 has them.
+
+    Parameters
+    ----------
+    uuid : int
+        Accepted for compatibility: MPI numbers its communicators itself.
+    handles : collection of str
+        The ranks that are meant, from :meth:`~hpcdist.ProcessGroup.get_reconfigure_handle`; empty
+        means all that live. A list must be in the order of their ranks.
+    timeout : datetime.timedelta, optional
+        Time for the others to call; None means the group's timeout.
+    hints : dict
+        Not used.
+    """
+
+    uuid: int = 0
+    handles: Collection[str] = ()
+    timeout: timedelta | None = None
+    hints: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reconfigured:
+    """What :meth:`hpcdist.ProcessGroup.reconfigure` did; a handle that is complete already.
+
+    Attributes
+    ----------
+    lost : tuple of int
+        Ranks of the former world that died.
+    ranks : tuple of int
+        Former ranks of those that live, by their new ranks.
+    seconds : float
+        How long it took on this rank.
+    """
+
+    lost: tuple[int, ...]
+    ranks: tuple[int, ...]
+    seconds: float
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return True."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+
+def _native(pg: Any) -> _engine.Comm:
+    """Return the group's communicator of MPI, or raise."""
+    for backend in pg._backends.values():
+        if isinstance(backend, _engine.Comm):
+            return backend
+    raise DistBackendError(
+        f"the process group {pg._name!r} cannot be reconfigured: it is not over MPI"
+    )
+
+
+def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int:
+    """Make the bitwise and of a flag of all ranks that live, also after a death.
+
+    All ranks of the group that live must call it.
+
+    Parameters
+    ----------
+    flag : int
+        Any bits of a C int; 1 for yes and 0 for no.
+    group : ProcessGroup, optional
+        None means the default group.
+    timeout : datetime.timedelta, optional
+        Time for the others to call; None means the group's timeout.
+
+    Returns
+    -------
+    int
+        The same on all ranks, whenever others die.
+
+    Raises
+    ------
+    DistTimeoutError
+        If a rank that lives does not call in time. The next call goes on with this agreement, and
+        the flag given to it.
+    DistBackendError
+        If the job ends when a rank dies: see ``HPCDIST_FT``.
+
+    Notes
+    -----
+    Source: ``MPIX_Comm_agree`` of ULFM.
+    """
+    pg = group if group is not None else world.pg
+    if pg is None:
+        raise ValueError(NOT_INITIALIZED)
+    comm = _native(pg)
+    return _engine.agree(comm, flag, comm.timeout if timeout is None else timeout.total_seconds())
+
+
+class Reconfigurable:
+    """The part of :class:`hpcdist.ProcessGroup` that goes on after a death."""
+
+    __slots__ = ()
+
+    # of ProcessGroup
+    _backends: dict[str, Any]
+    _name: str
+    _ranks: tuple[int, ...]
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether :meth:`reconfigure` works: in a job that MPI lets go on after a death."""
+        return world.pg is self and any(
+            isinstance(each, _engine.Comm) and _engine.tolerates_failures(each)
+            for each in self._backends.values()
+        )
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        """Whether :meth:`register_abort_hook` works: the same."""
+        return any(
+            isinstance(each, _engine.Comm) and _engine.tolerates_failures(each)
+            for each in self._backends.values()
+        )
+
+    def get_reconfigure_handle(self) -> str:
+        """Return a text that stands for this process in :meth:`reconfigure`.
+
+        Returns
+        -------
+        str
+            Valid until the group is reconfigured.
+
+        Notes
+        -----
+        Local to this process. Source: ``torch.distributed.ProcessGroup.get_reconfigure_handle`` of
+        torch 2.15.
+        """
+        comm = _native(self)
+        return f"hpcdist:{comm.uid:x}:{comm.rank}"
+
+    def reconfigure(
+        self, opts: ReconfigureOptions | None = None, *, timeout: timedelta | None = None
+    ) -> Reconfigured:
+        """Let the ranks that live go on, after a :class:`hpcdist.RankFailedError`.
+
+        The group, which must be the default group, keeps its object; its ranks are numbered anew,
+        in their former order. Operations in flight fail on all ranks, and all other groups are
+        destroyed, as their ranks mean something else now: make them again. Then operations work.
+        All ranks that live must call it, also those that have seen no error yet.
+
+        Parameters
+        ----------
+        opts : ReconfigureOptions, optional
+            Torch's way to name the ranks. All ranks that live take part; others are refused.
+        timeout : datetime.timedelta, optional
+            Time for the others to call; None means that of `opts`, or the group's.
+
+        Returns
+        -------
+        Reconfigured
+            Which ranks died, and the former ranks of the others.
+
+        Raises
+        ------
+        ValueError
+            If it is not the default group, or the handles are not those of the ranks that live.
+        DistTimeoutError
+            If a rank that lives does not call in time; it is named, if it is on this node. All may
+            call again.
+        DistBackendError
+            If the job ends when a rank dies: see ``HPCDIST_FT``.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
+        here MPI knows who lives (``MPIX_Comm_shrink``).
+        """
+        began = time.monotonic()
+        if world.pg is not self:
+            raise ValueError(
+                f"the process group {self._name!r} cannot be reconfigured, only the default group "
+                "can: its ranks decide what the ranks of all others mean"
+            )
+        comm = _native(self)
+        renewed(self._backends, comm)  # raises if a backend cannot
+        opts = opts or ReconfigureOptions()
+        _check_handles(opts.handles, comm)
+        limit = timeout or opts.timeout
+        seconds = comm.timeout if limit is None else limit.total_seconds()
+        for group in list(world.groups):
+            group._call_abort_hooks()
+        made, former = _engine.recover(comm, self._name, seconds)
+        lost = tuple(sorted(set(range(len(self._ranks))) - set(former)))
+        _adopt(self, made)
+        result = Reconfigured(lost, former, time.monotonic() - began)
+        say = _log.warning if made.rank == 0 else _log.info
+        say(
+            "the default group goes on with %d of %d ranks after %.3f s; lost: %s",
+            made.size,
+            len(former) + len(lost),
+            result.seconds,
+            ", ".join(map(str, lost)) or "none",
+        )
+        return result
+
+
+def _adopt(pg: Any, made: _engine.Comm) -> None:
+    """Take the place of the old world: its groups are of no use any more."""
+    old = list(dict.fromkeys(reversed(pg._backends.values())))
+    for group in reversed(list(world.groups)):
+        if group is not pg:
+            backends = list(dict.fromkeys(reversed(group._backends.values())))
+            group._comm = Absent(
+                f"the process group {group._name!r} was lost when the default group was "
+                "reconfigured: make it again"
+            )
+            group._backends = {}
+            world.groups.pop(group)
+            _free(backends)
+    hooks = pg._comm.hooks if isinstance(pg._comm, Hooked) else None
+    pg._backends = renewed(pg._backends, made)
+    pg._comm = combine(pg._backends)
+    if hooks is not None:
+        hooked = Hooked(pg._backends)
+        hooked.hooks = hooks
+        pg._comm = hooked
+    pg._ranks = tuple(range(made.size))
+    pg._index = {rank: rank for rank in pg._ranks}
+    pg._generation += 1
+    world.comm = pg._comm
+    world.counts.clear()
+    log.set_rank(made.rank, made.size)
+    _free(old)
+
+
+def _free(backends: list[Any]) -> None:
+    for backend in backends:
+        # what does not end keeps its tensors; nothing waits for it
+        with contextlib.suppress(Exception):
+            backend.free(DRAIN)
+
+
+def _check_handles(handles: Collection[str], comm: _engine.Comm) -> None:
+    if not handles:
+        return
+    job = f"hpcdist:{comm.uid:x}:"
+    lost = set(_engine.lost_ranks(comm))
+    alive = [f"{job}{rank}" for rank in range(comm.size) if rank not in lost]
+    given = list(handles) if isinstance(handles, (list, tuple)) else sorted(handles)
+    if given != alive and sorted(given) != sorted(alive):
+        raise ValueError(
+            f"the handles {given} are not those of the ranks that live, {alive}: hpcdist cannot "
+            "leave a rank out that lives, nor take one in"
+        )
+    if isinstance(handles, (list, tuple)) and given != alive:
+        raise ValueError("the handles are not in the order of their ranks, which hpcdist keeps")

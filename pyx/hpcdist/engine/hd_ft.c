@@ -1,0 +1,327 @@
+/* Fault tolerance of MPI: see hd_ft.h. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "hd_base.h"
+#include "hd_ft.h"
+#include "hd_session.h"
+
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+#if defined(OPEN_MPI) && defined(OMPI_HAVE_MPIX_COMM_GET_FAILED) && defined(MPIX_ERR_REVOKED)
+#define HAS_ULFM 1
+#endif
+
+#define EXPLAIN_S 0.5 /* seconds for the watchdog to see which rank died, after MPI has */
+
+static int wanted;
+
+/* With `mu` held. */
+#define GUARDED 4
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static MPI_Comm guarded[GUARDED];
+static int guards;
+static unsigned deaths, deaths_shrunk; /* seen so far; when the last shrink began */
+
+void hd_ft_want(int yes) { wanted = yes; }
+
+int hd_ft_on(const hd_session *s) { return s->ft; }
+
+int hd_ft_lost(const hd_session *s, int *ranks, int room)
+{
+    int n = 0;
+    for (int r = 0; s->lost && r < s->size; r++)
+        if (__atomic_load_n(&s->lost[r], __ATOMIC_ACQUIRE) && n++ < room)
+            ranks[n - 1] = r;
+    return n;
+}
+
+void hd_ft_say_lost(const hd_session *s, hd_text *t)
+{
+    int ranks[16];
+    const int n = hd_ft_lost(s, ranks, 16);
+    hd_say(t, n > 1 ? "ranks " : n ? "rank " : "a rank");
+    for (int i = 0; i < n && i < 16; i++)
+        hd_say(t, "%s%d", i ? ", " : "", ranks[i]);
+    if (n > 16)
+        hd_say(t, " and %d more", n - 16);
+}
+
+/* A revocation, too, tells of a death: one that another rank saw first. */
+static int tells_of_death(int error)
+{
+#ifdef HAS_ULFM
+    int class = error;
+    if (error)
+        MPI_Error_class(error, &class);
+    return class == MPIX_ERR_REVOKED || class == MPIX_ERR_PROC_FAILED;
+#else
+    (void)error;
+    return 0;
+#endif
+}
+
+int hd_ft_explains(hd_session *s, int error)
+{
+    const int64_t until = hd_until(EXPLAIN_S);
+    const struct timespec nap = {0, 1000000};
+    if (!s->ft)
+        return 0;
+    if (tells_of_death(error))
+        hd_ft_break(s);
+    while (!hd_ft_lost(s, NULL, 0) && hd_now() < until)
+        nanosleep(&nap, NULL);
+    if (hd_ft_lost(s, NULL, 0))
+        hd_ft_break(s); /* the watchdog is about to do so */
+    return __atomic_load_n(&s->broken, __ATOMIC_ACQUIRE);
+}
+
+void hd_ft_hear(hd_session *s)
+{
+    hd_ft_break(s);
+    hd_ft_explains(s, MPI_SUCCESS);
+}
+
+/* ---- groups of some ranks ----
+ *
+ * Open MPI 5.0.11 waits for ever in MPI_Comm_create_group if a member dies there, also after a
+ * revocation, which ends MPI_Comm_dup and MPI_Comm_split. So another thread makes the call, and is
+ * left behind in that case. */
+
+typedef struct creation {
+    MPI_Comm from, made;
+    MPI_Group group;
+    int tag, rc;
+    int done; /* atomic: 1 the call has returned, 2 its caller has given up; the second one frees */
+} creation;
+
+static void *create(void *arg)
+{
+    creation *k = arg;
+    int running = 0;
+    k->rc = MPI_Comm_create_group(k->from, k->group, k->tag, &k->made);
+    if (!__atomic_compare_exchange_n(&k->done, &running, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        free(k);
+    return NULL;
+}
+
+int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int tag, MPI_Comm *made)
+{
+    creation *k = calloc(1, sizeof *k);
+    int running = 0, rc, begun;
+    int64_t until = 0;
+    pthread_t thread;
+    hd_waiter w;
+
+    if (!k)
+        return MPI_ERR_OTHER;
+    *k = (creation){.from = from, .group = group, .tag = tag, .made = MPI_COMM_NULL};
+    begun = pthread_create(&thread, NULL, create, k) == 0;
+    if (!begun) {
+        free(k);
+        return MPI_ERR_OTHER;
+    }
+    pthread_detach(thread);
+    hd_waiter_init(&w, 0, -1);
+    while (!__atomic_load_n(&k->done, __ATOMIC_ACQUIRE)) {
+        if (!(hd_waiter_step(&w) & HD_WAIT_CLOCK) || !__atomic_load_n(&s->broken, __ATOMIC_ACQUIRE))
+            continue;
+        until = until ? until : hd_until(EXPLAIN_S);
+        if (hd_now() > until && __atomic_compare_exchange_n(&k->done, &running, 2, 0,
+                                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return MPI_ERR_OTHER; /* the group stays allocated, too: the thread may read it */
+        running = 0;
+    }
+    rc = k->rc;
+    *made = k->made;
+    free(k);
+    return rc;
+}
+
+#ifdef HAS_ULFM
+
+const char *hd_ft_missing(void)
+{
+    int found = 0, level = MPI_THREAD_SINGLE;
+    int *enabled = NULL;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPIX_FT, &enabled, &found);
+    if (!found || !enabled || !*enabled)
+        return "this Open MPI job was started without it: start it with 'mpirun --with-ft ulfm'";
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE)
+        return "MPI was started below MPI_THREAD_MULTIPLE";
+    return NULL;
+}
+
+void hd_ft_begin(hd_session *s)
+{
+    s->ft = wanted && !hd_ft_missing();
+    if (!s->ft)
+        return;
+    s->lost = calloc((size_t)s->size, sizeof *s->lost);
+    s->ft = s->lost != NULL;
+    /* Else a request without a communicator would end the process. */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(s->ctl, MPI_ERRORS_RETURN);
+}
+
+static void revoke(MPI_Comm comm)
+{
+    int gone = 1;
+    if (!MPIX_Comm_is_revoked(comm, &gone) && !gone)
+        MPIX_Comm_revoke(comm);
+}
+
+void hd_ft_break(hd_session *s)
+{
+    if (!s->ft)
+        return;
+    __atomic_store_n(&s->broken, 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&s->mu);
+    for (hd_comm *c = s->comms; c; c = c->next)
+        if (!c->freed)
+            revoke(c->mpi);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void hd_ft_lose(hd_session *s, int rank)
+{
+    if (!s->lost || rank < 0 || rank >= s->size)
+        return;
+    __atomic_store_n(&s->lost[rank], 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&mu);
+    deaths++;
+    for (int i = 0; i < guards; i++)
+        revoke(guarded[i]);
+    pthread_mutex_unlock(&mu);
+}
+
+void hd_ft_look(hd_session *s)
+{
+    MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+    int n = 0, *from, *to, fresh = 0;
+    if (!s->ft || MPIX_Comm_get_failed(s->ctl, &failed))
+        return;
+    MPI_Group_size(failed, &n);
+    from = calloc(2 * (size_t)n + 1, sizeof *from);
+    if (n && from && !MPI_Comm_group(s->ctl, &all)) {
+        to = from + n;
+        for (int i = 0; i < n; i++)
+            from[i] = i;
+        MPI_Group_translate_ranks(failed, n, from, all, to);
+        for (int i = 0; i < n; i++)
+            if (to[i] >= 0 && to[i] < s->size && !s->lost[to[i]]) {
+                hd_ft_lose(s, to[i]);
+                fresh = 1;
+            }
+        MPI_Group_free(&all);
+    }
+    free(from);
+    if (failed != MPI_GROUP_EMPTY)
+        MPI_Group_free(&failed);
+    if (fresh)
+        hd_ft_break(s);
+}
+
+int hd_ft_pending(int error)
+{
+    int class = error;
+    if (!error)
+        return 0;
+    MPI_Error_class(error, &class);
+    return class == MPIX_ERR_PROC_FAILED_PENDING;
+}
+
+int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request)
+{
+    int n = 0;
+    MPI_Comm_size(comm, &n);
+    MPIX_Comm_ack_failed(comm, n, &n); /* else it would report them again */
+    return MPIX_Comm_iagree(comm, flag, request) ? HD_ERR_BACKEND : HD_OK;
+}
+
+int hd_ft_agreed(int error)
+{
+    int class = error;
+    MPI_Error_class(error, &class);
+    return class == MPIX_ERR_PROC_FAILED;
+}
+
+int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
+{
+    pthread_mutex_lock(&mu);
+    deaths_shrunk = deaths;
+    pthread_mutex_unlock(&mu);
+    return MPIX_Comm_shrink(comm, left) ? HD_ERR_BACKEND : HD_OK;
+}
+
+int hd_ft_shrunk(MPI_Comm left, int *all)
+{
+    const int rc = MPIX_Comm_agree(left, all);
+    return rc && !hd_ft_agreed(rc) ? HD_ERR_BACKEND : HD_OK;
+}
+
+void hd_ft_guard(MPI_Comm comm)
+{
+    pthread_mutex_lock(&mu);
+    if (guards < GUARDED)
+        guarded[guards++] = comm;
+    if (deaths != deaths_shrunk) /* it may be among its ranks */
+        revoke(comm);
+    pthread_mutex_unlock(&mu);
+}
+
+void hd_ft_unguard(MPI_Comm comm)
+{
+    pthread_mutex_lock(&mu);
+    for (int i = 0; i < guards; i++)
+        if (guarded[i] == comm) {
+            guarded[i] = guarded[--guards];
+            break;
+        }
+    pthread_mutex_unlock(&mu);
+}
+
+#else
+
+const char *hd_ft_missing(void)
+{
+    return "this MPI has no fault tolerance: a rank that dies ends the job (Open MPI 5 under "
+           "'mpirun --with-ft ulfm' has it)";
+}
+void hd_ft_begin(hd_session *s) { s->ft = 0; }
+void hd_ft_break(hd_session *s) { (void)s; }
+void hd_ft_lose(hd_session *s, int rank) { (void)s, (void)rank; }
+void hd_ft_look(hd_session *s) { (void)s; }
+int hd_ft_pending(int error)
+{
+    (void)error;
+    return 0;
+}
+int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request)
+{
+    (void)comm, (void)flag, (void)request;
+    return HD_ERR_BACKEND;
+}
+int hd_ft_agreed(int error)
+{
+    (void)error;
+    return 0;
+}
+int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
+{
+    (void)comm, (void)left;
+    return HD_ERR_BACKEND;
+}
+int hd_ft_shrunk(MPI_Comm left, int *all)
+{
+    (void)left, (void)all;
+    return HD_ERR_BACKEND;
+}
+void hd_ft_guard(MPI_Comm comm) { (void)comm; }
+void hd_ft_unguard(MPI_Comm comm) { (void)comm; }
+
+#endif

@@ -1,0 +1,63 @@
+/* Fault tolerance of MPI (ULFM): communicators that a rank revokes, shrinks and agrees on after
+ * another one has died. Open MPI has it where the job was started by `mpirun --with-ft ulfm`.
+ *
+ * A session that tolerates failures is *broken* once a rank of it has died: all its operations fail
+ * from then on, in all groups and on all ranks, until the ranks that are left make a new one
+ * (hd_recover.h). */
+#ifndef HD_FT_H
+#define HD_FT_H
+
+#include <mpi.h>
+
+#include "hd_base.h"
+#include "hd_comm.h"
+
+/* NULL: MPI is up and goes on without a rank that dies; else why not. Static storage. */
+const char *hd_ft_missing(void);
+/* Sessions opened from now on tolerate failures, if MPI does. */
+void hd_ft_want(int yes);
+/* A new session: whether it tolerates failures. */
+void hd_ft_begin(hd_session *s);
+
+int hd_ft_on(const hd_session *s);
+/* Rank of the session; the watchdog has seen it die. */
+void hd_ft_lose(hd_session *s, int rank);
+/* Marks the session as broken, and lets MPI calls of its groups that wait return with an error, on
+ * all ranks. May be repeated. */
+void hd_ft_break(hd_session *s);
+/* Looks for deaths on other nodes, as far as MPI knows of any. */
+void hd_ft_look(hd_session *s);
+/* After an error of MPI, or none: whether a rank has died. Waits a moment for the watchdog to see
+ * which one. */
+int hd_ft_explains(hd_session *s, int error);
+/* Another rank has seen one die: breaks the session, and waits a moment as above. */
+void hd_ft_hear(hd_session *s);
+/* The request is still active: it could match a message of a rank that lives. */
+int hd_ft_pending(int error);
+/* "rank 3" or "ranks 1, 3" of the session; "a rank" if none is known. */
+void hd_ft_say_lost(const hd_session *s, hd_text *t);
+/* The number of ranks lost; the first `room` of them. */
+int hd_ft_lost(const hd_session *s, int *ranks, int room);
+
+/* Begins an agreement of the ranks that are left: *flag becomes the bitwise and of all flags, the
+ * same on all of them. */
+int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request);
+/* Of its request: a rank died that it had not been told of, and the flag is agreed on
+ * nevertheless. */
+int hd_ft_agreed(int error);
+/* Blocks until all ranks that are left have called it; a new communicator of them. */
+int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left);
+
+/* MPI_Comm_create_group; but it ends with an error if a rank dies meanwhile. */
+int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int tag,
+                       MPI_Comm *made);
+
+/* Whether all ranks of the new communicator give 1: blocks, and decides the same on all of them. */
+int hd_ft_shrunk(MPI_Comm left, int *all);
+
+/* While the ranks that are left make a new session: a communicator on which they wait for each
+ * other. It is revoked if a rank has died since they began to shrink the old one. */
+void hd_ft_guard(MPI_Comm comm);
+void hd_ft_unguard(MPI_Comm comm);
+
+#endif

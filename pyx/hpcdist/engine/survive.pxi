@@ -1,0 +1,184 @@
+# After the death of a rank: what the others can do where MPI goes on without it. See engine/hd_ft.h.
+
+def want_fault_tolerance(bint yes):
+    """Let worlds that are made from now on go on without a rank that dies, if MPI can.
+
+    Parameters
+    ----------
+    yes : bool
+        The same on all ranks.
+    """
+    hd_ft_want(yes)
+
+
+def missing_fault_tolerance():
+    """Say why MPI does not go on without a rank that dies; MPI must be up.
+
+    Returns
+    -------
+    str
+        Empty if it does.
+    """
+    cdef const char* why = hd_ft_missing()
+    return "" if why == NULL else why.decode()
+
+
+def tolerates_failures(Comm comm):
+    """Whether the group's job goes on without a rank that dies.
+
+    Parameters
+    ----------
+    comm : Comm
+        Any group.
+
+    Returns
+    -------
+    bool
+    """
+    return bool(is_alive(comm) and hd_ft_on(comm.c.session))
+
+
+def lost_ranks(Comm comm):
+    """The ranks of the group's world that died.
+
+    Parameters
+    ----------
+    comm : Comm
+        Any group of it.
+
+    Returns
+    -------
+    tuple of int
+        Empty where the job does not go on without them.
+    """
+    cdef int n, i
+    cdef int* ranks
+    check_alive(comm)
+    n = hd_ft_lost(comm.c.session, NULL, 0)
+    ranks = <int*> calloc(n + 1, sizeof(int))
+    if ranks == NULL:
+        raise MemoryError
+    try:
+        n = min(n, hd_ft_lost(comm.c.session, ranks, n))
+        return tuple([ranks[i] for i in range(n)])
+    finally:
+        free(ranks)
+
+
+cdef str lost_text(tuple ranks):
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "a rank"
+
+
+def is_broken(Comm comm):
+    """Whether a rank of the group's world has died, so that all operations fail.
+
+    Parameters
+    ----------
+    comm : Comm
+        Any group of it.
+
+    Returns
+    -------
+    bool
+    """
+    check_alive(comm)
+    return bool(hd_session_broken(comm.c.session))
+
+
+def agree(Comm comm, int flag, double timeout):
+    """Make the bitwise and of a flag of all ranks that live; also after a death.
+
+    All ranks of the group that live must call it.
+
+    Parameters
+    ----------
+    comm : Comm
+        The group.
+    flag : int
+        Any bits. After an error by the timeout or a signal, the next call goes on with the flag of this one.
+    timeout : float
+        Seconds for the others to call it.
+
+    Returns
+    -------
+    int
+        The same on all ranks.
+
+    Raises
+    ------
+    DistTimeoutError
+        Not all called in time.
+    DistBackendError
+        The job does not go on without a rank that dies.
+    """
+    cdef char text[512]
+    cdef int code
+    enter(comm.c, True)
+    try:
+        with nogil:
+            code = hd_comm_agree(comm.c, &flag, timeout, text, sizeof(text))
+    finally:
+        hd_comm_exit(comm.c)
+    if code:
+        propagate()
+        raise error_of(code, text)
+    propagate()
+    return flag
+
+
+def recover(Comm comm, str name, double timeout):
+    """Make a new world of the ranks that live; every group of the old one is of no use then.
+
+    All ranks of the world that live must call it.
+
+    Parameters
+    ----------
+    comm : Comm
+        Any group of the old world.
+    name : str
+        Name of the new group in messages.
+    timeout : float
+        Seconds for the others to call it.
+
+    Returns
+    -------
+    comm : Comm
+        All ranks that live, in their former order.
+    ranks : tuple of int
+        Their ranks in the old world.
+
+    Raises
+    ------
+    DistTimeoutError
+        Not all called in time. It may be called again.
+    DistBackendError
+        The job does not go on without a rank that dies.
+    """
+    cdef char text[512]
+    cdef hd_comm* made = NULL
+    cdef int code, i
+    cdef int* former = NULL
+    cdef hd_quota quota
+    cdef Comm new
+    encoded = name.encode()
+    cdef const char* cname = encoded
+    quota.cores, quota.group = hardware.cpu_quota() or (0.0, 0)
+    check_alive(comm)
+    refuse_in_handler(comm, b"reconfigure")
+    former = <int*> calloc(hd_session_size(comm.c.session), sizeof(int))
+    if former == NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, text, sizeof(text))
+        if code:
+            propagate()
+            raise error_of(code, text)
+        new = Comm.__new__(Comm)
+        new.c = made
+        open_comms[<size_t> made] = new
+        hd_session_poisoned(comm.c.session)  # MPI_Finalize may wait for what was in flight then
+        propagate()  # Ctrl-C after the other ranks were let go on
+        return new, tuple([former[i] for i in range(made.size)])
+    finally:
+        free(former)

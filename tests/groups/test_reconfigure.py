@@ -1,0 +1,69 @@
+"""A rank dies: the others raise, reconfigure the world, and go on; or the job says why not.
+
+DistributedSampler follows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import run_job
+from long_form import LONG
+
+from hpcdist import _engine
+
+pytestmark = pytest.mark.jobs
+
+PROGRAM = str(Path(__file__).with_name("survivors.py"))
+ENDINGS = str(Path(__file__).parents[1] / "engine" / "endings.py")
+OPEN_MPI = "Open MPI" in _engine.library_version()
+FT = {"HPCDIST_FT": "1"}
+#: A job of four ranks can lose three.
+OPERATIONS = [
+    ("carried", "node", "library"),
+    ("asynchronous", "ring", "any"),
+    ("groups", "pairs", "objects"),
+    ("barrier", "asynchronous", "groups"),
+]
+
+only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
+
+
+@only_ulfm
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10 if LONG else 1))
+@pytest.mark.parametrize(
+    ("names", "transport"),
+    [(OPERATIONS[i], "mpi" if i % 2 else "auto") for i in range(4)]
+    + [(OPERATIONS[i], "auto" if i % 2 else "mpi") for i in range(4 if LONG else 0)],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_the_others_go_on_without_a_rank_that_dies(names, transport, seed, count):
+    env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport, "HPCDIST_TEST_SEED": str(seed)}
+    ended = run_job(4, PROGRAM, *names, env=env, ft=True)
+    assert ended.code == 0, ended.text
+    for left, name in zip((3, 2, 1), names, strict=True):
+        assert f"survived {name}: {left} left" in ended.text, ended.text
+    assert "ended" in ended.text, ended.text
+    assert not ended.orphans, (ended.orphans, ended.text)
+    assert not ended.shm, (ended.shm, ended.text)
+    count(len(names))
+
+
+def test_a_job_that_cannot_go_on_says_so_at_its_start():
+    ended = run_job(2, PROGRAM, "carried", env=FT)
+    assert ended.code != 0, ended.text
+    why = "started without it: start it with" if OPEN_MPI else "this MPI has no fault tolerance"
+    assert ended.text.count("a rank that dies will end this job") == 1, ended.text
+    assert why in ended.text, ended.text
+    assert "supports_reconfigure is False" in ended.text, ended.text
+
+
+@only_ulfm
+def test_a_job_that_was_not_asked_to_go_on_ends_with_the_rank():
+    ended = run_job(2, ENDINGS, "killed", "collective", env={"HPCDIST_FT": ""}, ft=True)
+    # this mpirun ends with status 0, also after MPI_Abort
+    assert ended.seconds < 10 and not ended.orphans, (ended.seconds, ended.orphans, ended.text)
+    assert "died without leaving its process group" in ended.text, ended.text
+    assert "will end this job" not in ended.text, ended.text
