@@ -14,6 +14,7 @@ from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.bucket import is_dense
+from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
 
 __all__ = ["ZeroRedundancyOptimizer"]
@@ -31,7 +32,7 @@ class _Hook(JoinHook):
         self._zero.step()
 
 
-class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
+class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
     """An optimizer that keeps, per rank, only the state of the rank's share of the parameters.
 
     Every rank steps its own share, and sends the new parameters to the others. All ranks of the
@@ -86,6 +87,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         params = _checked(params)
         self.process_group = member(process_group)
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
+        self._generation = self.process_group._generation
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.overlap_with_ddp = overlap_with_ddp
         self.hooked = False
@@ -120,13 +122,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         _check_dense(group["params"])
+        self._assign(group)
+        if self.optim is not None:
+            self.optim.add_param_group(self._share(group))
+            self._lay_out()
+
+    def _assign(self, group: dict[str, Any]) -> None:
         for parameter in sorted(group["params"], key=lambda p: p.numel(), reverse=True):
             rank = min(range(self.world_size), key=self._loads.__getitem__)
             self._owner[parameter] = rank
             self._loads[rank] += parameter.numel()
-        if self.optim is not None:
-            self.optim.add_param_group(self._share(group))
-            self._lay_out()
 
     def _share(self, group: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
         """Return a parameter group with only the parameters of one rank, largest first."""
@@ -188,6 +193,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                     "hook_with_zero_step(allreduce_hook, ddp, zero) with the DDP model"
                 )
             return None
+        self._check_generation()
         Join.notify_join_context(self)
         loss = self._local_step(closure, **kwargs)
         self._exchange()

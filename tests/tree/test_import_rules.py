@@ -26,7 +26,7 @@ FLOORS = (
     ("startup",),
     ("mesh",),
     ("nn", "parallel"),
-    ("optim", "data", "torch", "debug", "testing"),
+    ("optim", "data", "torch", "debug", "testing", "elastic"),
     ("cli", "aliases"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,107 @@
+"""Copies of what a training step changes: of modules, optimizers, and objects with a state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+import torch
+
+from hpcdist.parallel.zero import ZeroRedundancyOptimizer
+
+__all__ = ["Part", "RandomNumbers", "part_of"]
+
+
+class Part(Protocol):
+    """One thing that is committed and rolled back."""
+
+    def take(self) -> Any:
+        """Return a copy of its state."""
+
+    def restore(self, taken: Any) -> None:
+        """Put a copy back, and leave the copy as it is."""
+
+
+class _Module:
+    """Parameters and buffers, in place: whoever refers to them sees what was put back."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def _tensors(self) -> list[torch.Tensor]:
+        module = self._module
+        return [*module.parameters(), *(b for b in module.buffers())]
+
+    @torch.no_grad()
+    def take(self) -> list[torch.Tensor]:
+        return [tensor.detach().clone() for tensor in self._tensors()]
+
+    @torch.no_grad()
+    def restore(self, taken: list[torch.Tensor]) -> None:
+        for tensor, saved in zip(self._tensors(), taken, strict=True):
+            tensor.copy_(saved)
+        self._module.zero_grad(set_to_none=True)
+
+
+class _WithState:
+    """Anything with ``state_dict`` and ``load_state_dict``, such as an optimizer."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def take(self) -> Any:
+        return copy.deepcopy(self._thing.state_dict())
+
+    def restore(self, taken: Any) -> None:
+        self._thing.load_state_dict(copy.deepcopy(taken))
+
+
+class _Tensor:
+    """A tensor, in place."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def take(self) -> torch.Tensor:
+        return self._tensor.detach().clone()
+
+    @torch.no_grad()
+    def restore(self, taken: torch.Tensor) -> None:
+        self._tensor.copy_(taken)
+
+
+class RandomNumbers:
+    """torch's generators of this process, so that a repeated step draws the same numbers."""
+
+    def take(self) -> Any:
+        """Return their states."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return torch.get_rng_state(), cuda
+
+    def restore(self, taken: Any) -> None:
+        """Put them back."""
+        torch.set_rng_state(taken[0])
+        if taken[1]:
+            torch.cuda.set_rng_state_all(taken[1])
+
+
+def part_of(thing: Any, name: str) -> Part:
+    """Return what copies a thing.
+
+    Raises
+    ------
+    TypeError
+        If it has no state that could be put back.
+    """
+    if isinstance(thing, ZeroRedundancyOptimizer):
+        raise TypeError(f"{name} is a ZeroRedundancyOptimizer, whose shards State handles itself")
+    if isinstance(thing, torch.nn.Module):
+        return _Module(thing)
+    if isinstance(thing, torch.Tensor):
+        return _Tensor(thing)
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return _WithState(thing)
+    raise TypeError(
+        f"{name} is a {type(thing).__name__}: State takes modules, optimizers, tensors and what "
+        "has state_dict() and load_state_dict(); keep other values in state.values"
+    )

@@ -1,0 +1,59 @@
+#!/usr/bin/env python
+"""Kills ranks of training jobs at random moments, and compares how the jobs end.
+
+    python tests/elastic/kills.py                   50 jobs of four ranks that lose one
+    python tests/elastic/kills.py --victims 2       ... that lose two
+
+Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
+dead never began the step that they died in. Also shown: the seconds from a death until the others
+have made their next step. Needs an MPI with fault tolerance. Exits with 0 only if all jobs passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from kill_jobs import differing, draw, train  # noqa: E402
+
+KINDS = ("sgd", "zero", "adam")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=50, help="jobs to run (50)")
+    parser.add_argument("--victims", type=int, default=1, choices=(1, 2, 3), help="ranks to kill")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    rng = random.Random(f"{options.seed} {options.victims}")
+    endings, bad = [], 0
+    for number in range(options.jobs):
+        kind, deaths = KINDS[number % len(KINDS)], draw(rng, options.victims)
+        try:
+            endings.append(train(kind, deaths))
+            print(f"{number}: {kind} {deaths}: {endings[-1].again:.3f} s", flush=True)
+        except AssertionError as error:
+            bad += 1
+            print(f"{number}: {kind} {deaths}: FAILED: {error}", flush=True)
+    for each in differing(endings, 600) if endings else []:
+        bad += 1
+        print(f"{each.kind} {each.sizes}: DIFFERS\n{each.text}", flush=True)
+    print(f"{options.jobs - bad} of {options.jobs} ended as the runs without the lost steps")
+    if endings:
+        again = sorted(each.again for each in endings)
+        print(
+            f"{sum(each.died for each in endings)} ranks killed; training again after: median "
+            f"{statistics.median(again):.3f} s, at most {again[-1]:.3f} s"
+        )
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""A training run in which ranks kill themselves; prints what the survivors have at the end.
+
+training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam or zero. Each victim, a rank
+of the first world, dies DELAY seconds after it begins step WHEN, or, if that is "recovery", after
+its first recovery begins.
+training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
+four ranks and then two with three, the same training in groups of so many ranks, without a death.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+
+import hpcdist as dist
+from hpcdist.elastic import State, elastic
+from hpcdist.optim import ZeroRedundancyOptimizer
+
+BATCH, WIDTH, SEED = 24, 48, 1
+
+
+def bare() -> torch.nn.Sequential:
+    torch.manual_seed(SEED)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 200),
+        torch.nn.Tanh(),
+        torch.nn.Linear(200, 90),
+        torch.nn.Linear(90, 5),
+    )
+
+
+def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = bare()
+    parallel = dist.DistributedDataParallel(model)
+    if kind == "sgd":
+        return parallel, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if kind == "adam":
+        return parallel, torch.optim.Adam(model.parameters(), lr=0.01)
+    return parallel, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+
+
+def digest(*things: object) -> str:
+    found = hashlib.sha256()
+    for thing in things:
+        tensors = thing if isinstance(thing, list) else [thing]
+        for tensor in tensors:
+            found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
+    """Of the whole state, wherever it is."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer.consolidate_state_dict(0)
+        if dist.get_rank():
+            return "-"
+    state = optimizer.state_dict()["state"]
+    return digest(
+        [torch.as_tensor(state[k][n]).double() for k in sorted(state) for n in sorted(state[k])]
+    )
+
+
+def one_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int, group: object = None
+) -> None:
+    """Depends on the step, and on the rank and the number of ranks."""
+    generator = torch.Generator().manual_seed(1000 * SEED + index)
+    data = torch.randn(BATCH, WIDTH, generator=generator)
+    labels = torch.randint(5, (BATCH,), generator=generator)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(data[rank::size]), labels[rank::size])
+    loss.backward()
+    optimizer.step()
+
+
+def report(sizes: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """What the end of a run is compared by; all ranks must call it."""
+    whole = optimizer_digest(optimizer)
+    parameters = digest(list(model.parameters()))  # DDP's are the module's
+    return f"end sizes {sizes} parameters {parameters} optimizer {whole}"
+
+
+def without_a_death(kind: str, sizes: str) -> None:
+    """Train with groups of those sizes, and print what rank 0 has."""
+    model = bare()
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    before, parallel, group = "", None, None
+    for index, size in enumerate(sizes):
+        if size != before:
+            before, group = size, dist.new_group(range(int(size)))
+            if dist.get_rank() < int(size):
+                parallel = dist.DistributedDataParallel(model, process_group=group)
+        if dist.get_rank() < int(size):
+            one_step(parallel, optimizer, index, group)
+    if dist.get_rank() == 0:
+        print(f"{kind} {report(sizes, model, optimizer)}", flush=True)
+
+
+def die_after(delay: float) -> None:
+    def die() -> None:
+        time.sleep(delay)
+        print(f"dies {time.time():.6f}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=die, daemon=True).start()
+
+
+def with_deaths(kind: str, steps: int, copies: int, deaths: dict[int, tuple[str, float]]) -> None:
+    """Train, die if this rank is a victim, and print what rank 0 has."""
+    when, delay = deaths.pop(dist.get_rank(), ("never", 0.0))
+    if when == "recovery":
+        dist.group.WORLD.register_abort_hook(1, lambda: die_after(delay))
+    model, optimizer = build(kind)
+    state = State(model=model, optimizer=optimizer, copies=copies)
+    state.values.sizes = {}
+    recovered = False
+    for step in elastic(state, steps):
+        lost = len(state.lost)
+        with step:
+            if str(step.index) == when:
+                when = "now"
+                die_after(delay)
+            one_step(model, optimizer, step.index)
+            state.values.sizes[step.index] = dist.get_world_size()
+        if len(state.lost) > lost:
+            recovered = True
+        elif recovered:  # a step has ended since
+            recovered = False
+            print(f"again {time.time():.6f}", flush=True)
+    sizes = "".join(str(state.values.sizes[i]) for i in range(steps))
+    found = report(sizes, model, optimizer)
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found.partition(" optimizer")[0])
+    assert len(set(everyone)) == 1, everyone
+    if dist.get_rank() == 0:
+        print(f"{kind} {found} lost {state.lost} repeated {state.repeated}", flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(100, exit=True)
+    dist.init_process_group(timeout=timedelta(seconds=40))
+    kind, steps, *rest = sys.argv[1:]
+    if kind == "reference":
+        for wanted in rest:
+            faulthandler.dump_traceback_later(100, exit=True)
+            without_a_death(*wanted.split(":"))
+    else:
+        deaths = {}
+        for death in rest[1:]:
+            rank, when, delay = re.fullmatch(r"(\d)=(\w+)\+(\S+)", death).groups()
+            deaths[int(rank)] = when, float(delay)
+        with_deaths(kind, int(steps), int(rest[0]), deaths)
+    dist.destroy_process_group()
+
+
+main()
