@@ -2,16 +2,19 @@
  *
  * RANKS ranks go through CHECKS checks in turn. A round is an all-reduce of MPI's: a rank may find it ended at any
  * moment after all have taken part, or much later, or never. A note may be read at any moment after it was sent.
- * The checker tries all orders, so a rank that is late, stopped or dead is among them. A rank may give up whenever it
+ * Notes go to the ranks 1 and 2 behind, and whoever leaves because of one passes it on: with 4 ranks not all hear of
+ * it from its author. The checker tries all orders, so a rank that is late, stopped or dead is among them. A rank may give up whenever it
  * waits in the first round, and goes on to the next check: that is a retry. In the first PASSES checks it may refuse.
  *
  * The invariant, asserted where a rank returns: for each check either all ranks that return a result return the right
- * one, or every rank that returns at all returns an error. A result is right if all ranks have joined.
+ * one, or every rank that returns at all returns an error. A result is right if all ranks have joined. No rank waits
+ * for ever for a rank that has left; with NEVER also if a second round ends for no rank once a rank has said no.
  *
  * tests/model/run.py says which sizes are checked. It also checks that each of these mutations is caught:
  *   ONCE   goes on when the first round has ended;
  *   LATER  takes a note of a later check, in the second round too, for one that its sender has abandoned this one;
- *   FICKLE gives up in the second round. */
+ *   FICKLE gives up in the second round;
+ *   MUTE   does not pass notes on (with NEVER). */
 
 #ifndef RANKS
 #define RANKS 3
@@ -27,7 +30,7 @@ byte joined[CHECKS]; /* how many ranks take part in the first round */
 byte yes[CHECKS];    /* and have said so in the second one, */
 byte no[CHECKS];     /* or the contrary */
 bool refused[CHECKS];
-bool gone[CHECKS];   /* a note: a rank has given up this check, or refused */
+byte told[CHECKS];   /* bits of the ranks that have a note: a rank has given up this check, or refused */
 byte noted[RANKS];   /* the last check from which a rank has sent a note of any kind */
 
 /* Ghosts: how each check ended. */
@@ -38,6 +41,14 @@ bool error[CHECKS];
 #define RETURN_ERROR d_step { assert(!result[n - 1]); error[n - 1] = true; n++ }
 
 #define SAY_NO no[n - 1]++
+
+#define TELL told[n - 1] = told[n - 1] | 1 << (me + 1) % RANKS | 1 << (me + 2) % RANKS
+#ifdef MUTE
+#define PASS_ON skip
+#else
+#define PASS_ON TELL
+#endif
+#define TOLD (told[n - 1] >> me & 1)
 
 /* A note from a later check: its sender has left this one. */
 #if RANKS == 2
@@ -57,7 +68,7 @@ begin:
     :: n <= PASSES -> /* refuse() */
         atomic { refused[n - 1] = true; joined[n - 1]++ };
         SAY_NO;
-        atomic { gone[n - 1] = true; noted[me] = n };
+        atomic { TELL; noted[me] = n };
         RETURN_ERROR;
         goto begin
     :: n <= CHECKS -> joined[n - 1]++
@@ -66,14 +77,15 @@ begin:
 first: /* first_round() */
     if
     :: joined[n - 1] == RANKS -> goto second
-    :: gone[n - 1] || AHEAD -> /* follow() */
+    :: TOLD || AHEAD -> /* follow() */
         SAY_NO;
+        PASS_ON;
         RETURN_ERROR;
         goto begin
     :: noted[me] < n -> noted[me] = n; goto first /* announces itself */
     :: skip -> /* give_up() */
         SAY_NO;
-        atomic { gone[n - 1] = true; noted[me] = n };
+        atomic { TELL; noted[me] = n };
         RETURN_ERROR;
         goto begin
     fi;
@@ -83,14 +95,16 @@ second: /* conclude() */
     atomic { RETURN_RESULT; goto begin };
 #endif
     if
-    :: refused[n - 1] -> SAY_NO; RETURN_ERROR; goto begin
+    :: refused[n - 1] -> SAY_NO; PASS_ON; RETURN_ERROR; goto begin
     :: else
     fi;
     yes[n - 1]++;
     if /* second_round() */
     :: atomic { yes[n - 1] == RANKS -> RETURN_RESULT; goto begin }
-    :: atomic { yes[n - 1] + no[n - 1] == RANKS && no[n - 1] > 0 -> RETURN_ERROR; goto begin }
-    :: atomic { gone[n - 1] -> RETURN_ERROR; goto begin }
+#ifndef NEVER
+    :: yes[n - 1] + no[n - 1] == RANKS && no[n - 1] > 0 -> PASS_ON; RETURN_ERROR; goto begin
+#endif
+    :: TOLD -> PASS_ON; RETURN_ERROR; goto begin
 #ifdef FICKLE
     :: atomic { skip -> RETURN_ERROR; goto begin }
 #endif

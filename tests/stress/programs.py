@@ -75,6 +75,13 @@ ROLL = (
     *BASE,
     *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_words", "outbox")),
 )
+POST = (
+    "tests/stress/post.c",
+    *BASE,
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("check_mpi", "post", "here", "outbox")),
+)
+#: Notes go from rank to rank already where there are few.
+FEW = ("-DHD_POST_STAR=3",)
 #: A deep tree of few members.
 DEEP = ("-DHD_ROLL_STAR=3", "-DHD_ROLL_ARITY=2")
 KERNELS = (
@@ -165,6 +172,26 @@ PROGRAMS = (
             ("early", "if (!k->kid[i].promised)\n            return -1;", ";"),
             ("left-over", "!m->number || w.number != m->number", "0"),
         )
+    ),
+    *(
+        Program(
+            name=f"post-{ranks}",
+            sources=POST,
+            variants=("plain", "tsan", "asan", "aarch64"),
+            short=(str(ranks), "150"),
+            long=(str(ranks), "10000"),
+            slow=(str(ranks), "50"),
+            flags=flags,
+        )
+        for ranks, flags in ((4, ()), (9, FEW))
+    ),
+    Program(
+        name="post-once",
+        sources=POST,
+        variants=("plain",),
+        short=("4", "2000"),
+        long=("4", "2000"),
+        mutation=("pyx/hpcdist/engine/hd_check_mpi.c", "if (!b->seen)", "if (0)"),
     ),
     Program(
         name="lane",

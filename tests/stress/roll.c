@@ -4,9 +4,8 @@
  *   roll count MEMBERS           one call, all present: the messages of one member
  *   roll absent MEMBERS          one call without member 1: whom do the others name, at what cost
  *
- * The messages are a stand-in for MPI's, which keeps the order between two ranks and takes a random while. A member
- * that is told to go on waits for all others, as it would in MPI_Comm_create_group: if one of them does not come,
- * or agreed on something else, that is the mistake looked for. */
+ * A member that is told to go on waits for all others, as it would in MPI_Comm_create_group: if one of them does not
+ * come, or agreed on something else, that is the mistake looked for. */
 #include <pthread.h>
 #include <string.h>
 
@@ -14,106 +13,28 @@
 #include "hd_base.h"
 #include "hd_job.h"
 #include "hd_roll.h"
+#include "mail.h"
 
-enum { MOST = 1024, PATIENCE_S = 10 };
+enum { PATIENCE_S = 10 };
 
 struct stub_request {
     int dummy;
 };
 
-typedef struct letter {
-    struct letter *next;
-    int from, tag, n;
-    int64_t ready; /* ns */
-    char data[512];
-} letter;
-
-typedef struct box {
-    pthread_mutex_t mu;
-    letter *first, **last;
-    int64_t ready; /* of the last one: nothing overtakes it */
-} box;
-
-static box *boxes; /* by receiver, sender modulo LANES */
-enum { LANES = 64 };
 static int members, in_order[MOST];
 static uint64_t seed, length_ms, wrong, went, failed;
-static uint64_t sent[MOST], heard[MOST];
 static uint64_t agreed_on[MOST]; /* the list that a member went on with */
 static uint32_t came, rounds, ending;
 static int over;
 static int64_t unread;
-static int slow_post = 1;
-static __thread int me;
-static __thread chance luck;
 static __thread int may_interrupt;
 
-/* ---- MPI's part ---- */
-
-static box *box_of(int to, int from) { return &boxes[to * LANES + from % LANES]; }
-
-int MPI_Isend(const void *data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *req)
-{
-    box *b = box_of(to, me);
-    letter *l = malloc(sizeof *l);
-    (void)type, (void)comm;
-    *l = (letter){.from = me, .tag = tag, .n = n};
-    if (n > (int)sizeof l->data)
-        abort();
-    memcpy(l->data, data, (size_t)n);
-    __atomic_add_fetch(&sent[me], 1, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&b->mu);
-    l->ready = slow_post ? hd_now() + (int64_t)draw(&luck, draw(&luck, 20) ? 20000 : 20000000) : 0;
-    if (l->ready < b->ready)
-        l->ready = b->ready;
-    b->ready = l->ready;
-    *b->last = l;
-    b->last = &l->next;
-    pthread_mutex_unlock(&b->mu);
-    *req = MPI_REQUEST_NULL;
-    return MPI_SUCCESS;
-}
+/* ---- members ---- */
 
 int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st)
 {
     return (void)n, (void)req, (void)st, *flag = 1, MPI_SUCCESS;
 }
-
-int MPI_Improbe(int from, int tag, MPI_Comm comm, int *flag, MPI_Message *message, MPI_Status *st)
-{
-    box *b = box_of(me, from);
-    (void)comm, (void)st;
-    *flag = 0;
-    if (slow_post && !draw(&luck, 200000))
-        nap_us((long)draw(&luck, 450000)); /* stopped */
-    pthread_mutex_lock(&b->mu);
-    for (letter **at = &b->first; *at; at = &(*at)->next) {
-        letter *l = *at;
-        if (l->from != from || l->tag != tag)
-            continue;
-        if (l->ready > (slow_post ? hd_now() : 0))
-            break;
-        if (!(*at = l->next))
-            b->last = at;
-        *message = l;
-        *flag = 1;
-        break;
-    }
-    pthread_mutex_unlock(&b->mu);
-    return MPI_SUCCESS;
-}
-
-int MPI_Mrecv(void *data, int n, MPI_Datatype type, MPI_Message *message, MPI_Status *st)
-{
-    letter *l = *message;
-    (void)type, (void)st;
-    memcpy(data, l->data, (size_t)(l->n < n ? l->n : n));
-    free(l);
-    __atomic_add_fetch(&heard[me], 1, __ATOMIC_RELAXED);
-    return MPI_SUCCESS;
-}
-
-/* ---- members ---- */
 
 static int raises(hd_job *j) { return (void)j, may_interrupt && !draw(&luck, 4); }
 
@@ -209,29 +130,13 @@ static void run(void *(*member)(void *))
         pthread_join(all[i], NULL);
 }
 
-static void report(void)
-{
-    uint64_t total = 0, most = 0;
-    for (int i = 0; i < members; i++) {
-        const uint64_t n = sent[i] + heard[i];
-        total += sent[i];
-        most = n > most ? n : most;
-    }
-    printf("%d members, %llu messages, at most %llu of one member", members, (unsigned long long)total,
-           (unsigned long long)most);
-}
-
 int main(int argc, char **argv)
 {
     if (argc < 3 || (members = atoi(argv[2])) < 2 || members > MOST) {
         fprintf(stderr, "usage: roll SEED MEMBERS MS | roll count MEMBERS | roll absent MEMBERS\n");
         return 2;
     }
-    boxes = calloc((size_t)members * LANES, sizeof *boxes);
-    for (int i = 0; i < members * LANES; i++) {
-        pthread_mutex_init(&boxes[i].mu, NULL);
-        boxes[i].last = &boxes[i].first;
-    }
+    open_boxes(members);
     hd_py.slow = raises;
     for (int i = 0; i < members; i++)
         in_order[i] = i;
@@ -239,7 +144,7 @@ int main(int argc, char **argv)
         slow_post = 0;
         absent = strcmp(argv[1], "absent") ? -1 : 1;
         run(once);
-        report();
+        report(members);
         if (absent >= 0)
             for (int i = 0; i < members; i++)
                 if (i != absent && strcmp(texts[i], texts[0]) && wrong++ < 3)

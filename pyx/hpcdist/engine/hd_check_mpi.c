@@ -14,15 +14,17 @@
  * but do not wait for their end: they leave the requests and their memory to MPI. (For such a
  * request to end, MPI may need the help of every rank, and ranks that have given up do something
  * else.) So no rank waits for the rounds of an abandoned check. A rank that gives up sends a note
- * to all others, and a note whose sender has left this check without an outcome ends the check for
- * its reader. Notes only inform and hasten; the rounds decide which checks succeed.
+ * to all others, and a note whose author has left this check without an outcome ends the check for
+ * its reader. Notes only inform and hasten; the rounds decide which checks succeed. In a large
+ * group notes travel from rank to rank (hd_post.h). A rank in the second round can rely on them all
+ * the same: all ranks have arrived by then, and each that has left has sent or passed on a note.
  *
  * A rank that refuses its own arguments, or cannot make the call, acts like one that gives up at
  * once, and its note contains the reason.
  *
- * Notes also tell which ranks are there: a rank that has waited for half its time announces
- * itself, and the ranks in the same check answer. At the deadline the silent ranks are the missing
- * ones.
+ * A rank that has waited for half its time announces itself, and the ranks in the same check answer
+ * (hd_here.h). At the deadline the silent ranks are the missing ones; in a large group the last
+ * ones to announce themselves may be silent too.
  *
  * tests/model/check_mpi.pml checks this protocol. */
 #include <stddef.h>
@@ -34,6 +36,7 @@
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_hang.h"
+#include "hd_here.h"
 #include "hd_job.h"
 #include "hd_late.h"
 #include "hd_pairs.h"
@@ -43,9 +46,14 @@
 #include "hd_threads.h"
 #include "hd_watchdog.h"
 
-static int has_arrived(const void *post, int rank) { return hd_post_is_here(post, rank); }
+static int has_arrived(const void *post, int rank)
+{
+    const hd_post *p = post;
+    return hd_here_has(&p->here, p->now, rank);
+}
 
 #define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
+#define NAMED 16     /* missing ranks of a large group that an error names */
 
 /* ---- leaving a check without an outcome ---- */
 
@@ -77,12 +85,6 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     hd_post_flush(c);
 }
 
-static void announce(hd_comm *c)
-{
-    c->post->announced = 1;
-    hd_post_send(c, HD_POST_HERE, 0, 0, "");
-}
-
 static int refuse(hd_comm *c, const hd_job *j)
 {
     leave_behind(c);
@@ -109,11 +111,12 @@ static int follow(hd_comm *c, hd_job *j)
         hd_post_read(c);
     }
     leave_behind(c);
-    if (!(h && h->note.what == HD_POST_REFUSED && h->note.check == p->now) && hd_fail_if_gone(c, j))
+    hd_post_pass_on(c, h);
+    if (!(h && h->note.what == HD_POST_REFUSED) && hd_fail_if_gone(c, j))
         return j->code; /* a rank gave up because a member has gone: report that */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    if (h && h->note.check == p->now && h->note.what == HD_POST_REFUSED) {
+    if (h && h->note.what == HD_POST_REFUSED) {
         code = h->note.code;
         hd_post_refused(p, h, &refused);
         hd_say_refused(&t, j, code, &refused);
@@ -121,9 +124,9 @@ static int follow(hd_comm *c, hd_job *j)
         hd_say_call(&t, c, j);
         hd_say(&t, ". ");
     } else {
-        if (h && h->note.check == p->now)
-            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->by, h->note.after,
-                   h->note.text);
+        if (h && h->note.text[0])
+            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->note.by,
+                   h->note.after, h->note.text);
         else
             hd_say(&t, "another rank gave up waiting in ");
         hd_say_call(&t, c, j);
@@ -134,32 +137,48 @@ static int follow(hd_comm *c, hd_job *j)
     return j->code;
 }
 
+static void say_missing(hd_text *t, const hd_comm *c)
+{
+    /* In a large group not all may know of a rank that has just come. */
+    const int silent = c->post->passes_on, named = silent ? NAMED : c->size;
+    int missing = 0;
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && !has_arrived(c->post, r) && missing++ < named)
+            hd_say(t, "%s%d", missing > 1 ? ", " : silent ? ": no word from rank " : ": rank ", r);
+    if (!missing)
+        hd_say(t, ": some rank has not joined.");
+    else if (!silent)
+        hd_say(t, missing > 1 ? " have not joined." : " has not joined.");
+    else if (missing > named)
+        hd_say(t, " and %d more.", missing - named);
+    else
+        hd_say(t, ".");
+}
+
 static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
 {
     const hd_post *p = c->post;
     const double after = hd_waiter_elapsed(w);
     char buffer[HD_TEXT];
-    int missing = 0;
     hd_text t;
 
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s in ", after);
     hd_say_call(&t, c, j);
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !hd_post_is_here(p, r))
-            hd_say(&t, "%s%d", missing++ ? ", " : ": rank ", r);
-    hd_say(&t, "%s not joined.", missing > 1 ? " have" : missing ? " has" : ": some rank has");
-    for (int r = 0; r < c->size && t.used < 1200; r++)
-        if (r != c->rank) {
-            hd_say(&t, "\n  rank %d: ", r);
-            if (hd_post_is_here(p, r))
-                hd_say(&t, "waits in the same call");
-            else
-                hd_session_report(c->session, c->node_slot[r], &t);
-            if (!hd_post_is_here(p, r))
-                hd_hang_say_where(c->session, c->node_slot[r], &t);
+    say_missing(&t, c);
+    for (int r = 0; r < c->size && t.used < 1200; r++) {
+        const int here = has_arrived(p, r);
+        if (r == c->rank || (here && p->passes_on))
+            continue;
+        hd_say(&t, "\n  rank %d: ", r);
+        if (here) {
+            hd_say(&t, "waits in the same call");
+            continue;
         }
+        hd_session_report(c->session, c->node_slot[r], &t);
+        hd_hang_say_where(c->session, c->node_slot[r], &t);
+    }
     hd_say(&t, "\nNothing was transferred; the group can still be used.");
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     give_up(c, j, after);
@@ -197,7 +216,6 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
 {
     hd_post *p = c->post;
     const double after = hd_waiter_elapsed(w);
-    int called = 0;
 
     hd_session_note(c->session, j);
     hd_hang_expect(c->session, (double)w->limit * 1e-9 - after);
@@ -212,20 +230,17 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         return 1;
     }
     hd_post_read(c);
-    if (hd_post_reason(p))
+    if (hd_post_abandoned(p))
         return follow(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]),
-                  here = hd_post_is_here(p, r);
-        called |= here;
-        if (how && !here) {
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        if (how && !has_arrived(p, r)) {
             hd_fail_gone(c, j, r, how);
             give_up(c, j, after);
             return 1;
         }
     }
-    if (!p->announced && !j->closing && (called || after > 0.5 * j->timeout))
-        announce(c);
+    hd_post_tell(c, !j->closing && (hd_here_any(&p->here, p->now) || after > 0.5 * j->timeout));
     return 0;
 }
 
@@ -267,7 +282,7 @@ static int first_round(hd_comm *c, hd_job *j)
         if ((end = ended(c, j, req))) /* once more: the last look may be a nap old */
             break;
         hd_post_read(c);
-        return hd_post_reason(c->post) ? follow(c, j) : time_out(c, j, &w);
+        return hd_post_abandoned(c->post) ? follow(c, j) : time_out(c, j, &w);
     }
     if (end > 0 && w.start)
         c->post->waited = hd_now() - w.start;
@@ -291,7 +306,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
         if (hd_session_broken(c->session))
             return hd_fail_broken(c, j);
         hd_post_read(c);
-        if (hd_post_reason(c->post))
+        if (hd_post_abandoned(c->post))
             return follow(c, j);
     }
     return end > 0 ? HD_OK : j->code;
@@ -359,7 +374,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         return j->code;
     }
     p->now++;
-    p->announced = 0;
+    p->here.announced = 0;
     hd_post_forget(p, p->now);
     b->seen = b->voted = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
@@ -373,7 +388,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     if (j->refusal)
         return refuse(c, j);
     if (j->monitored)
-        announce(c);
+        hd_post_tell(c, 1);
     if ((code = first_round(c, j)))
         return code;
     if (b->vote[REFUSES])

@@ -6,6 +6,7 @@
 
 #include "hd_base.h"
 #include "hd_comm.h"
+#include "hd_here.h"
 #include "hd_job.h"
 #include "hd_outbox.h"
 #include "hd_post.h"
@@ -27,15 +28,21 @@ int hd_post_open(hd_comm *c)
     hd_post *p = calloc(1, sizeof *p);
     if (p) {
         p->ballot = hd_post_ballot();
-        p->others = malloc((size_t)c->size * sizeof *p->others);
+        p->passes_on = c->size > HD_POST_STAR;
+        p->to = malloc((p->passes_on ? 32 : (size_t)c->size) * sizeof *p->to);
     }
-    if (!p || !p->ballot || !p->others)
+    if (!p || !p->ballot || !p->to || hd_here_open(&p->here, c->size))
         return HD_ERR_MEMORY;
-    for (int i = 1; i < c->size; i++)
-        p->others[i - 1] = (c->rank + i) % c->size; /* not all ranks write to the same one first */
+    /* From this rank on: not all write to the same one first. */
+    for (int64_t i = 1; i < c->size; i = p->passes_on ? 2 * i : i + 1)
+        p->to[p->n_to++] = (int)((c->rank + i) % c->size);
     c->post = p;
     if (MPI_Comm_dup(c->mpi, &p->mpi))
         return HD_ERR_BACKEND;
+    p->here.mpi = p->mpi;
+    p->here.to = p->to;
+    p->here.n_to = p->n_to;
+    p->here.in_turn = p->passes_on;
     return MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN) ? HD_ERR_BACKEND : HD_OK;
 }
 
@@ -51,22 +58,53 @@ int hd_post_tidy(hd_post *p)
             at = &b->next;
         }
     }
-    return hd_outbox_tidy(&p->sent) && !p->left;
+    return hd_outbox_tidy(&p->sent) & hd_outbox_tidy(&p->here.sent) && !p->left;
 }
 
 /* ---- notes ---- */
 
-void hd_post_send(hd_comm *c, int what, int code, double after, const char *text)
+static void send_note(hd_comm *c, const hd_post_note *n)
 {
     hd_post *p = c->post;
-    hd_post_note n = {.what = what, .code = code, .check = p->now, .after = after};
-    hd_text t;
     int rc; /* the others time out by themselves */
+    hd_mpi_lock(c->session);
+    p->unread +=
+        hd_outbox_send(&p->sent, p->mpi, n, offsetof(hd_post_note, text) + strlen(n->text) + 1,
+                       p->to, p->n_to, TAG_NOTE, &rc);
+    hd_mpi_unlock(c->session);
+}
+
+void hd_post_send(hd_comm *c, int what, int code, double after, const char *text)
+{
+    hd_post_note n = {.what = what,
+                      .code = code,
+                      .by = c->rank,
+                      .check = c->post->now,
+                      .after = after};
+    hd_text t;
     hd_text_init(&t, n.text, sizeof n.text);
     hd_say(&t, "%s", text);
+    send_note(c, &n);
+}
+
+void hd_post_pass_on(hd_comm *c, const hd_post_heard *h)
+{
+    if (!c->post->passes_on)
+        return;
+    if (h && h->note.check == c->post->now)
+        send_note(c, &h->note);
+    else
+        hd_post_send(c, HD_POST_GAVE_UP, HD_ERR_TIMEOUT, 0, "");
+    hd_post_flush(c);
+}
+
+void hd_post_tell(hd_comm *c, int announce)
+{
+    hd_post *p = c->post;
+    if (announce && !p->here.announced)
+        hd_here_announce(&p->here, p->now, c->rank);
     hd_mpi_lock(c->session);
-    p->unread += hd_outbox_send(&p->sent, p->mpi, &n, offsetof(hd_post_note, text) + t.used + 1,
-                                p->others, c->size - 1, TAG_NOTE, &rc);
+    p->unread += hd_here_tell(&p->here, p->now);
     hd_mpi_unlock(c->session);
 }
 
@@ -85,6 +123,14 @@ void hd_post_flush(hd_comm *c)
     }
 }
 
+static int has_note(const hd_post *p, const hd_post_note *n)
+{
+    for (const hd_post_heard *h = p->heard; h; h = h->next)
+        if (h->note.by == n->by && h->note.check == n->check)
+            return 1;
+    return 0;
+}
+
 /* Receives one note; under hd_mpi_lock. 0: there is none. */
 static int read_note(hd_post *p)
 {
@@ -101,8 +147,7 @@ static int read_note(hd_post *p)
     }
     p->unread--;
     h->note.text[HD_DESC - 1] = 0;
-    h->by = st.MPI_SOURCE;
-    if (h->note.check < p->now) {
+    if (h->note.check < p->now || has_note(p, &h->note)) {
         free(h);
     } else {
         h->next = p->heard;
@@ -113,8 +158,12 @@ static int read_note(hd_post *p)
 
 void hd_post_read(hd_comm *c)
 {
+    hd_post *p = c->post;
     hd_mpi_lock(c->session);
-    while (read_note(c->post))
+    /* Lists first: the note of a rank that is in a later check was sent before its list. */
+    while (hd_here_read(&p->here))
+        p->unread--;
+    while (read_note(p))
         ;
     hd_mpi_unlock(c->session);
 }
@@ -132,31 +181,33 @@ void hd_post_forget(hd_post *p, uint64_t before)
     }
 }
 
-int hd_post_is_here(const hd_post *p, int rank)
-{
-    for (const hd_post_heard *h = p->heard; h; h = h->next)
-        if (h->by == rank && h->note.check == p->now && h->note.what == HD_POST_HERE)
-            return 1;
-    return 0;
-}
-
-/* The sender gave the check up or refused; or it is in a later check, which it cannot have reached
- * through an outcome of this one as long as this rank has not said yes. */
 const hd_post_heard *hd_post_reason(const hd_post *p)
 {
     const hd_post_heard *best = NULL;
-    int most = p->ballot->voted && p->ballot->seen ? 0 : -1;
+    int most = 0;
     for (const hd_post_heard *h = p->heard; h; h = h->next) {
-        const int worth = h->note.check > p->now            ? 0
-                          : h->note.what == HD_POST_REFUSED ? 2
-                          : h->note.what == HD_POST_GAVE_UP ? 1
-                                                            : -1;
-        if (worth > most || (worth == most && best && h->by < best->by)) {
+        const int worth = h->note.check != p->now           ? 0
+                          : h->note.what == HD_POST_REFUSED ? 3
+                          : h->note.text[0]                 ? 2
+                                                            : 1;
+        if (worth > most || (worth == most && best && h->note.by < best->note.by)) {
             most = worth;
             best = h;
         }
     }
     return best;
+}
+
+/* A rank gave the check up or refused; or it is in a later check, which it cannot have reached
+ * through an outcome of this one as long as this rank has not said yes. */
+int hd_post_abandoned(const hd_post *p)
+{
+    int later = hd_here_later(&p->here, p->now);
+    if (hd_post_reason(p))
+        return 1;
+    for (const hd_post_heard *h = p->heard; h; h = h->next)
+        later |= h->note.check > p->now;
+    return later && !(p->ballot->voted && p->ballot->seen);
 }
 
 void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *out)
@@ -166,7 +217,7 @@ void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *ou
     for (const hd_post_heard *h = p->heard; h; h = h->next)
         if (h->note.what == HD_POST_REFUSED && h->note.check == p->now &&
             strcmp(h->note.text, out->text) == 0)
-            hd_refused_by(out, h->by);
+            hd_refused_by(out, h->note.by);
 }
 
 /* ---- the end ---- */
@@ -194,7 +245,8 @@ int hd_post_close(hd_comm *c, int together)
     if (clean) {
         hd_post_forget(p, 0);
         free(p->ballot);
-        free(p->others);
+        hd_here_close(&p->here);
+        free(p->to);
         free(p);
         c->post = NULL;
     }

@@ -1,32 +1,41 @@
 /* The post of a group that spans nodes: what its entry check sends through MPI, on a communicator
  * of its own. See hd_check_mpi.c for the protocol. A *ballot* is the memory of a check's rounds, a
- * *note* a message from one rank to all others that no rank waits for. */
+ * *note* a message to all other ranks that no rank waits for: why a check is abandoned. In a group
+ * of up to HD_POST_STAR ranks its author sends it to all. In a larger one it goes to the ranks 1,
+ * 2, 4, 8 and so on behind, and whoever leaves a check because of a note passes it on likewise: so
+ * a rank sends O(log N) notes, and they reach every rank that waits, as long as those on the way
+ * read them. */
 #ifndef HD_POST_H
 #define HD_POST_H
 
 #include <mpi.h>
 #include <stdint.h>
 
+#include "hd_here.h"
 #include "hd_job.h"
 #include "hd_outbox.h"
+
+#ifndef HD_POST_STAR
+#define HD_POST_STAR 33
+#endif
 
 /* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
  */
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
-enum { HD_POST_HERE = 1, HD_POST_GAVE_UP, HD_POST_REFUSED };
+enum { HD_POST_GAVE_UP = 1, HD_POST_REFUSED };
 
 typedef struct hd_post_note {
     int32_t what, code; /* code: the error code of the others' calls */
+    int32_t by;         /* its author */
     uint64_t check;
-    double after; /* seconds, of HD_POST_GAVE_UP */
-    char text[HD_DESC];
+    double after;       /* seconds, of HD_POST_GAVE_UP */
+    char text[HD_DESC]; /* empty: the author does not know why */
 } hd_post_note;
 
 /* A received note, of this check or a later one. */
 typedef struct hd_post_heard {
     struct hd_post_heard *next;
-    int by;
     hd_post_note note;
 } hd_post_heard;
 
@@ -47,8 +56,9 @@ typedef struct hd_post {
     hd_ballot *ballot, *left; /* the one in use; those left behind */
     hd_outbox sent;
     hd_post_heard *heard;
-    int *others; /* the ranks but this one */
-    int announced;
+    hd_here here;
+    int *to, n_to;  /* the ranks that this one writes to */
+    int passes_on;  /* these are not all others: notes have to be passed on */
     int64_t waited; /* ns: in the first round of the last check */
 } hd_post;
 
@@ -64,12 +74,17 @@ void hd_post_send(hd_comm *c, int what, int code, double after, const char *text
 /* Waits until MPI has taken this rank's notes: outside hpcdist it may be long before MPI can send
  * them. */
 void hd_post_flush(hd_comm *c);
-void hd_post_read(hd_comm *c); /* receives all notes that are there */
+/* For a rank that leaves a check because of this note, or without one (NULL). */
+void hd_post_pass_on(hd_comm *c, const hd_post_heard *h);
+/* Sends what is due about the ranks that are here; `announce`: this one is, from now on. */
+void hd_post_tell(hd_comm *c, int announce);
+void hd_post_read(hd_comm *c); /* receives all that is there */
 /* Drops the notes of checks before `before`; all notes if it is 0. */
 void hd_post_forget(hd_post *p, uint64_t before);
-int hd_post_is_here(const hd_post *p, int rank); /* it has said so */
-/* The note with the best reason that shows that the present check is abandoned; NULL: none. */
+/* The note with the best reason why the present check is abandoned; NULL: none. */
 const hd_post_heard *hd_post_reason(const hd_post *p);
+int hd_post_abandoned(
+    const hd_post *p); /* the present check is, whether there is a reason or not */
 /* The ranks that refused the present check for the same reason as that note. */
 void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *out);
 

@@ -18,6 +18,7 @@ enum { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD
 enum { MPI_COMM_NULL = 0, MPI_COMM_WORLD = 1, MPI_DATATYPE_NULL = 0, MPI_OP_NULL = 0, MPI_INFO_NULL = 0 };
 enum { MPI_BYTE = 1, MPI_CHAR, MPI_INT, MPI_INT32_T, MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_DOUBLE };
 enum { MPI_MIN = 1, MPI_MAX, MPI_SUM, MPI_BOR };
+enum { MPI_ERRORS_RETURN = 1 };
 #define MPI_ANY_SOURCE (-1)
 #define MPI_ANY_TAG (-1)
 #define MPI_MAX_ERROR_STRING 256
@@ -32,6 +33,11 @@ int MPI_Error_string(int rc, char *text, int *length);
 
 int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
 int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req);
+int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
+                   MPI_Request *req);
+int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *copy);
+int MPI_Comm_free(MPI_Comm *comm);
+int MPI_Comm_set_errhandler(MPI_Comm comm, int handler);
 int MPI_Isend(const void *data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *req);
 int MPI_Irecv(void *data, int n, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *req);
 int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *flag, MPI_Status *st);

@@ -1,0 +1,349 @@
+/* The entry check of ranks on several nodes (hd_check_mpi.c, hd_post.c, hd_here.c), with ranks that are late, stop
+ * anywhere, time out, retry, disagree and refuse.
+ *
+ *   post SEED RANKS CHECKS       by chance
+ *   post late RANKS              one call for which rank 1 is late: the messages of one rank
+ *   post absent RANKS            one call without rank 1: whom do the others name, at what cost
+ *
+ * A round is an all-reduce: a rank learns that it has ended some time after all have taken part; or never, if one of
+ * them has left it behind. For each check either all ranks that return a result return the right one, or every rank
+ * returns an error; a rank whose signal handler raised returns neither. */
+#include <pthread.h>
+#include <string.h>
+
+#include "hd_check_mpi.h"
+#include "hd_comm.h"
+#include "hd_data.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_post.h"
+#include "hd_report.h"
+#include "hd_threads.h"
+#include "mail.h"
+
+enum { ROUNDS = 512, BETWEEN = 50, STUCK_S = 25 };
+enum { NOTHING, RESULT, ERROR, RAISED };
+
+static int ranks;
+static uint64_t seed, wanted, done, failed, raised, wrong;
+static uint8_t outcome[BETWEEN][MOST], must_fail[BETWEEN][MOST];
+static meeting between;
+static int over;
+
+/* ---- rounds ---- */
+
+typedef struct round {
+    pthread_mutex_t mu;
+    uint64_t number; /* counted from 1 */
+    int came, crippled;
+    uint64_t votes[VOTE];
+    char *texts;
+} round_;
+
+struct stub_request {
+    uint64_t number;
+    uint64_t *votes;
+    char *texts;
+    int n;
+    int64_t told; /* ns: when its rank learns that all have taken part; 0: they have not */
+};
+
+static round_ rounds[ROUNDS];
+static uint64_t released; /* the rounds up to this one end for all */
+static __thread uint64_t made;
+static __thread MPI_Request open_[8 * BETWEEN];
+static __thread int opened;
+
+/* This rank's next round, locked; whatever it has begun and not seen the end of is left behind. */
+static round_ *next_round(MPI_Request *req)
+{
+    const uint64_t number = ++made;
+    round_ *r = &rounds[number % ROUNDS];
+    for (int i = 0; i < opened; i++)
+        __atomic_store_n(&rounds[open_[i]->number % ROUNDS].crippled, 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&r->mu);
+    if (r->number != number) {
+        free(r->texts);
+        r->texts = NULL;
+        r->number = number;
+        r->came = 0;
+        __atomic_store_n(&r->crippled, 0, __ATOMIC_RELEASE);
+        memset(r->votes, 0, sizeof r->votes);
+    }
+    *req = calloc(1, sizeof **req);
+    (*req)->number = number;
+    open_[opened++] = *req;
+    return r;
+}
+
+int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req)
+{
+    round_ *r = next_round(req);
+    uint64_t *votes = out;
+    (void)in, (void)type, (void)comm;
+    (*req)->votes = votes;
+    (*req)->n = n;
+    for (int i = 0; i < n; i++)
+        if (!r->came || (op == MPI_MAX ? votes[i] > r->votes[i] : votes[i] < r->votes[i]))
+            r->votes[i] = votes[i];
+    r->came++;
+    pthread_mutex_unlock(&r->mu);
+    return MPI_SUCCESS;
+}
+
+int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
+                   MPI_Request *req)
+{
+    round_ *r = next_round(req);
+    (void)type, (void)m, (void)of, (void)comm;
+    (*req)->texts = out;
+    (*req)->n = n;
+    if (!r->texts)
+        r->texts = malloc((size_t)n * (size_t)ranks);
+    memcpy(r->texts + (size_t)me * (size_t)n, in, (size_t)n);
+    r->came++;
+    pthread_mutex_unlock(&r->mu);
+    return MPI_SUCCESS;
+}
+
+static int has_ended(struct stub_request *q)
+{
+    round_ *r = &rounds[q->number % ROUNDS];
+    int ended;
+    if (q->number <= __atomic_load_n(&released, __ATOMIC_ACQUIRE))
+        return 1;
+    pthread_mutex_lock(&r->mu);
+    ended = r->came == ranks && !__atomic_load_n(&r->crippled, __ATOMIC_ACQUIRE);
+    pthread_mutex_unlock(&r->mu);
+    if (ended && !q->told)
+        q->told = hd_now() + (int64_t)(slow_post && !draw(&luck, 8) ? draw(&luck, 8000000) : 0);
+    return ended && hd_now() >= q->told;
+}
+
+static void finish(MPI_Request *req)
+{
+    struct stub_request *q = *req;
+    round_ *r = &rounds[q->number % ROUNDS];
+    pthread_mutex_lock(&r->mu);
+    if (r->number == q->number && q->texts)
+        memcpy(q->texts, r->texts, (size_t)q->n * (size_t)ranks);
+    if (r->number == q->number && q->votes)
+        memcpy(q->votes, r->votes, (size_t)q->n * sizeof *q->votes);
+    pthread_mutex_unlock(&r->mu);
+    for (int i = 0; i < opened; i++)
+        if (open_[i] == q)
+            open_[i] = open_[--opened];
+    free(q);
+    *req = MPI_REQUEST_NULL;
+}
+
+int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st)
+{
+    (void)st;
+    *flag = 1;
+    for (int i = 0; i < n; i++)
+        *flag &= req[i] == MPI_REQUEST_NULL || has_ended(req[i]);
+    for (int i = 0; i < n && *flag; i++)
+        if (req[i] != MPI_REQUEST_NULL)
+            finish(&req[i]);
+    return MPI_SUCCESS;
+}
+
+int MPI_Test(MPI_Request *req, int *flag, MPI_Status *st) { return MPI_Testall(1, req, flag, st); }
+int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *copy) { return *copy = comm, MPI_SUCCESS; }
+int MPI_Comm_free(MPI_Comm *comm) { return (void)comm, MPI_SUCCESS; }
+int MPI_Comm_set_errhandler(MPI_Comm comm, int handler) { return (void)comm, (void)handler, MPI_SUCCESS; }
+
+/* ---- what the engine asks for ---- */
+
+void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
+void hd_data_end(hd_comm *c) { (void)c; }
+
+/* A handler that raises, now and then; looked at after 50 ms. */
+static int raises(hd_job *j) { return (void)j, slow_post && draw(&luck, 20) == 0; }
+
+/* ---- a rank ---- */
+
+/* The fingerprint and `patience` are the same on all ranks; what is drawn from `luck` is not. */
+static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
+{
+    uint64_t hash = hd_mix(op, 7);
+    hd_job j;
+    int rc;
+    hd_job_init(&j, c, HD_ALL_REDUCE, "a call");
+    j.dtype = HD_INT64;
+    j.timeout = patience;
+    j.inline_ = 1;
+    j.seq = (uint32_t)op;
+    if (slow_post && draw(&luck, 400) == 0)
+        j.refusal = "ValueError: this rank does not like it";
+    else if (slow_post && draw(&luck, 400) == 0)
+        hash += 1 + (uint64_t)me;
+    if (j.refusal || hash != hd_mix(op, 7))
+        must_fail[at][me] = 1;
+    rc = hd_check_mpi(c, &j, hash);
+    if (text)
+        snprintf(text, 400, "%s", j.text ? j.text : "");
+    rc = j.code == HD_ERR_INTERRUPT ? RAISED : rc || j.refusal ? ERROR : RESULT;
+    hd_job_clear(&j);
+    return rc;
+}
+
+static void compare(void)
+{
+    static const char *const names[] = {"nothing", "a result", "an error", "an exception"};
+    for (int at = 0; at < BETWEEN; at++) {
+        int seen = 0, must = 0;
+        for (int r = 0; r < ranks; r++) {
+            seen |= 1 << outcome[at][r];
+            must |= must_fail[at][r];
+            raised += outcome[at][r] == RAISED;
+        }
+        failed += (seen & 1 << ERROR) != 0;
+        if (!(seen & 1 << NOTHING) && !(seen & 1 << RESULT && (seen & 1 << ERROR || must)))
+            continue;
+        fprintf(stderr, "check %llu:%s", (unsigned long long)done + (unsigned)at, must ? " (must fail)" : "");
+        for (int r = 0; r < ranks; r++)
+            fprintf(stderr, "%s rank %d got %s", r ? "," : "", r, names[outcome[at][r]]);
+        fprintf(stderr, "\n");
+        wrong++;
+        return;
+    }
+}
+
+static void enter(hd_comm *c)
+{
+    if (hd_post_open(c)) {
+        fprintf(stderr, "rank %d: no post\n", me);
+        exit(2);
+    }
+}
+
+static void *by_chance(void *arg)
+{
+    static int slots[MOST];
+    hd_comm c = {.name = "stress", .check = 1, .size = ranks, .node_slot = slots};
+    chance all = chance_of(seed, 100);
+    uint64_t op = 0;
+    me = c.rank = (int)(intptr_t)arg;
+    luck = chance_of(seed, (uint64_t)me);
+    enter(&c);
+    while (!__atomic_load_n(&over, __ATOMIC_ACQUIRE)) {
+        for (int at = 0; at < BETWEEN; at++, op++) {
+            const uint64_t ms = draw(&all, 3) ? 10000 : 1 + draw(&all, draw(&all, 4) ? 20 : 200);
+            const double patience = 1e-3 * (double)ms;
+            if (draw(&luck, 50) == 0) /* much too late, or almost */
+                nap_us(draw(&luck, 3) && ms < 1000 ? (long)(1000 * ms + draw(&luck, 2000)) - 1000
+                                                   : (long)draw(&luck, 150000));
+            outcome[at][me] = (uint8_t)check(&c, op, at, patience, NULL);
+        }
+        meet(&between, (uint32_t)ranks);
+        __atomic_store_n(&released, made, __ATOMIC_RELEASE); /* the same on all */
+        if (me == 0) {
+            compare();
+            __atomic_store_n(&done, done + BETWEEN, __ATOMIC_RELAXED);
+            memset(outcome, 0, sizeof outcome);
+            memset(must_fail, 0, sizeof must_fail);
+            __atomic_store_n(&over, done >= wanted || wrong, __ATOMIC_RELEASE);
+        }
+        meet(&between, (uint32_t)ranks);
+        hd_post_tidy(c.post);
+        if (c.post->left || opened) {
+            fprintf(stderr, "rank %d: requests are left\n", me);
+            __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+        }
+        meet(&between, (uint32_t)ranks);
+    }
+    hd_post_read(&c);
+    hd_post_close(&c, 1);
+    return NULL;
+}
+
+/* Ends the run if a rank waits for ever. */
+static void *watch(void *arg)
+{
+    uint64_t before = 0;
+    (void)arg;
+    for (int64_t until = hd_until(STUCK_S); hd_now() < until; nap_us(100000))
+        if (__atomic_load_n(&done, __ATOMIC_RELAXED) != before) {
+            before = __atomic_load_n(&done, __ATOMIC_RELAXED);
+            until = hd_until(STUCK_S);
+        }
+    printf("%d ranks, %llu checks, and then some rank waits for ever\n", ranks, (unsigned long long)before);
+    fflush(stdout);
+    _Exit(1);
+}
+
+static char texts[MOST][400];
+static int code_of[MOST];
+static int late, absent;
+
+static void *once(void *arg)
+{
+    static int slots[MOST];
+    hd_comm c = {.name = "stress", .check = 1, .size = ranks, .node_slot = slots};
+    me = c.rank = (int)(intptr_t)arg;
+    luck = chance_of(1, (uint64_t)me);
+    enter(&c);
+    if (me == 1 && late)
+        nap_us(9000000);
+    if (me != 1 || !absent)
+        code_of[me] = check(&c, 0, 0, 10, texts[me]);
+    return NULL;
+}
+
+static void run(void *(*rank_main)(void *))
+{
+    static pthread_t all[MOST], watching;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 1 << 18);
+    for (int i = 0; i < ranks; i++)
+        if (pthread_create(&all[i], &attr, rank_main, (void *)(intptr_t)i)) {
+            perror("pthread_create");
+            exit(2);
+        }
+    pthread_create(&watching, &attr, watch, NULL);
+    for (int i = 0; i < ranks; i++)
+        pthread_join(all[i], NULL);
+}
+
+/* Every rank must name rank 1, and no other. */
+static int count(void)
+{
+    run(once);
+    report(ranks);
+    for (int i = 0; i < ranks; i++) {
+        const int right = absent ? strstr(texts[i], "no word from rank 1.") || strstr(texts[i], "rank 1 has not") ||
+                                       strstr(texts[i], "gave up")
+                                 : code_of[i] == RESULT;
+        if (!(i == 1 && absent) && !right && wrong++ < 3)
+            printf("\nrank %d: %s\n", i, texts[i]);
+    }
+    printf("; %llu wrong%s%.150s\n", (unsigned long long)wrong, absent ? "; rank 0: " : "", texts[0]);
+    return wrong ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 3 || (ranks = atoi(argv[2])) < 2 || ranks > MOST) {
+        fprintf(stderr, "usage: post SEED RANKS CHECKS | post late RANKS | post absent RANKS\n");
+        return 2;
+    }
+    open_boxes(ranks);
+    for (int i = 0; i < ROUNDS; i++)
+        pthread_mutex_init(&rounds[i].mu, NULL);
+    hd_py.slow = raises;
+    if (argc == 3) {
+        slow_post = 0;
+        late = strcmp(argv[1], "late") == 0;
+        absent = !late;
+        return count();
+    }
+    seed = strtoull(argv[1], NULL, 10);
+    wanted = strtoull(argv[3], NULL, 10);
+    run(by_chance);
+    printf("%d ranks, %llu checks, %llu failed, %llu exceptions, %llu wrong or mixed\n", ranks,
+           (unsigned long long)done, (unsigned long long)failed, (unsigned long long)raised, (unsigned long long)wrong);
+    return wrong ? 1 : 0;
+}
