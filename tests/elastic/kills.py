@@ -15,6 +15,7 @@ import argparse
 import random
 import statistics
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -30,11 +31,18 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=50, help="jobs to run (50)")
     parser.add_argument("--victims", type=int, default=1, choices=(1, 2, 3), help="ranks to kill")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="begin no job later than that (60)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
     rng = random.Random(f"{options.seed} {options.victims}")
-    endings, bad = [], 0
+    endings, bad, jobs = [], 0, 0
+    until = time.monotonic() + 60 * options.minutes
     for number in range(options.jobs):
+        if time.monotonic() > until:
+            break
+        jobs += 1
         kind, deaths = KINDS[number % len(KINDS)], draw(rng, options.victims)
         try:
             endings.append(train(kind, deaths))
@@ -45,14 +53,14 @@ def main() -> int:
     for each in differing(endings, 600) if endings else []:
         bad += 1
         print(f"{each.kind} {each.sizes}: DIFFERS\n{each.text}", flush=True)
-    print(f"{options.jobs - bad} of {options.jobs} ended as the runs without the lost steps")
+    print(f"{jobs - bad} of {jobs} ended as the runs without the lost steps")
     if endings:
         again = sorted(each.again for each in endings)
         print(
             f"{sum(each.died for each in endings)} ranks killed; training again after: median "
             f"{statistics.median(again):.3f} s, at most {again[-1]:.3f} s"
         )
-    return bool(bad)
+    return bool(bad) or not jobs
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ DistributedSampler follows.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,12 @@ def test_a_job_that_was_not_asked_to_go_on_ends_with_the_rank():
     assert ended.seconds < 10 and not ended.orphans, (ended.seconds, ended.orphans, ended.text)
     assert "died without leaving its process group" in ended.text, ended.text
     assert "will end this job" not in ended.text, ended.text
+
+
+@only_ulfm
+def test_a_rank_that_is_stopped_in_a_recovery_is_named():
+    ended = run_job(4, str(Path(__file__).with_name("stops_in_recovery.py")), env=FT, ft=True)
+    # It may stop a little too early, or too late: then a call of the others times out. Once it runs
+    # again it ends, which may take longer than `orphans` waits.
+    assert ended.seconds < 25, (ended.seconds, ended.text)
+    assert re.search(r"rank 1\b.{0,40} shows no sign of life", ended.text), ended.text
