@@ -208,9 +208,12 @@ class GroupBackend:
         """Memory for a tensor that all ranks of the node map; None: there is none."""
         return None
 
-    def shares(self, tensor: Any) -> bool:
-        """Whether a tensor lies in such memory."""
-        return False
+    def place(self, tensor: Any) -> tuple[int, int] | None:
+        """Where a tensor lies in such memory, or None."""
+        return None
+
+    #: Whether groups over it have windows.
+    supports_window = False
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
         """Wait until all ranks have called."""

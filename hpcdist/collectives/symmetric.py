@@ -238,4 +238,4 @@ def is_symmetric(tensor: Any, group: ProcessGroup | None = None) -> bool:
     Source: hpcdist's own.
     """
     comm = _world.comm if group is None else _comm_of(group)
-    return comm.rank >= 0 and bool(agreeing(comm).shares(tensor))
+    return comm.rank >= 0 and agreeing(comm).place(tensor) is not None

@@ -13,6 +13,7 @@ from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.methods import Collectives
 from hpcdist.groups.reconfigure import Reconfigurable
+from hpcdist.groups.window import Window
 
 __all__ = ["ProcessGroup"]
 
@@ -216,6 +217,44 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         except Exception as error:
             dispatch.agreeing(self._comm, tensor).refuse(error, api=api)
             raise
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether :meth:`new_window` works: all ranks are on one node."""
+        return bool(dispatch.agreeing(self._comm).supports_window)
+
+    def new_window(self, tensor: Any = None) -> Window:
+        """Make a window: memory of each rank that the others write and read without its help.
+
+        All ranks of the group must call it, in the same order as their other calls.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor, optional
+            Registered with the window; a symmetric tensor of this group, see
+            :meth:`Window.tensor_register`. None, on all ranks: register one later.
+
+        Returns
+        -------
+        Window
+
+        Raises
+        ------
+        DistBackendError
+            If the group has no windows: see :attr:`supports_window`.
+        ValueError
+            If the group was destroyed.
+        ValueError, TypeError, DistError
+            As :meth:`Window.tensor_register`.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.new_window`` of torch 2.15.
+        """
+        window = Window(self)
+        if tensor is not None:
+            window.tensor_register(tensor)
+        return window
 
     def isend(self, tensor: Any, group_dst: int, tag: int = 0) -> Work:
         """Begin to send to one rank.

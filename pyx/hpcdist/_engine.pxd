@@ -53,13 +53,25 @@ cdef extern from "hd_comm.h" nogil:
         int64_t node_limit
         int on_device
 
+cdef extern from "hd_kernels.h" nogil:
+    void* hd_reduce_kernel(int, int)
+
+cdef extern from "hd_node.h" nogil:
+    ctypedef struct hd_spot:
+        uint64_t block
+        int64_t at
+
 cdef extern from "hd_block.h" nogil:
     ctypedef struct hd_block:
         pass
 
     void hd_block_return(hd_block*)
     char* hd_block_part(const hd_block*, int)
-    int hd_block_holds(hd_comm*, const char*, int64_t)
+    int hd_block_holds(hd_comm*, const char*, int64_t, hd_spot*)
+    hd_block* hd_block_ref(hd_comm*, uint64_t)
+    void hd_block_unref(hd_block*)
+    int hd_block_whole(const hd_block*, int)
+    int hd_block_accumulate(hd_comm*, hd_job*, hd_block*, int, const char*, char*, int64_t)
 
 cdef extern from "hd_job.h" nogil:
     enum:
@@ -67,7 +79,7 @@ cdef extern from "hd_job.h" nogil:
         HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
         HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
         HD_QUEUED, HD_RUNNING, HD_DONE
-        HD_ANNOUNCEMENT, HD_PIECE
+        HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE
 
     ctypedef struct hd_seg:
         char* ptr

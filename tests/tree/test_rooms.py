@@ -33,6 +33,8 @@ SHARED = {
     "cli/launch": "launchers/test_commands.py",
     "cli/top": "recordings/test_top.py",
     "codec": "codec/test_codec.py",
+    "groups/window_memory": "groups/test_window.py",
+    "groups/window_options": "groups/test_window.py",
     "collectives/deprecated": "collectives/test_reduce.py",
     "collectives/objects_p2p": "collectives/test_objects.py",
     "debug/server": "debug/test_server.py",

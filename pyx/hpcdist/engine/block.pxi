@@ -47,9 +47,84 @@ cdef object share_block(Comm comm, int64_t nbytes, object api):
     return block if block.b != NULL else None
 
 
-cdef bint holds(Comm comm, object tensor) except -1:
-    """See Comm.shares."""
+cdef object place_of(Comm comm, object tensor):
+    """See Comm.place."""
     cdef hd_buf b
+    cdef hd_spot spot
     check_alive(comm)
     keep = fill(tensor, &b, False, "tensor")
-    return hd_block_holds(comm.c, b.ptr, b.n * <int64_t> hd_itemsize(b.dtype))
+    if not hd_block_holds(comm.c, b.ptr, b.n * <int64_t> hd_itemsize(b.dtype), &spot):
+        return None
+    return spot.block, spot.at
+
+
+cdef class Part:
+    """Bytes of a rank's part of a block, as a buffer; made by :meth:`Comm.part`. It keeps the memory mapped."""
+
+    cdef hd_block* b
+    cdef int rank
+    cdef int64_t at
+    cdef readonly int64_t nbytes
+
+    def __init__(self):
+        raise TypeError("use Comm.part")
+
+    def __dealloc__(self):
+        if self.b != NULL:
+            hd_block_unref(self.b)
+
+    def __len__(self):
+        return self.nbytes
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, hd_block_part(self.b, self.rank) + self.at, self.nbytes, 0, flags)
+
+    @property
+    def whole(self):
+        """bool: whether the rank still has its tensor there; not after an operation on it that failed."""
+        return bool(hd_block_whole(self.b, self.rank))
+
+
+cdef Part part_of(Comm comm, int rank, uint64_t block, int64_t at, int64_t nbytes):
+    """See Comm.part."""
+    cdef Part part = Part.__new__(Part)
+    check_alive(comm)
+    root_in_range(comm, rank, "rank")
+    part.b = hd_block_ref(comm.c, block)
+    if part.b == NULL:
+        raise DistBackendError(f"there is no block {block} in group '{comm.name}'")
+    part.rank, part.at, part.nbytes = rank, at, nbytes
+    return part
+
+
+cdef int accumulate_into(Comm comm, Part part, object target, object source, object op, object seconds) except -1:
+    """See Comm.accumulate."""
+    cdef hd_job j
+    cdef hd_buf to, from_
+    cdef int code, rank = -1
+    cdef hd_block* block = NULL
+    begin(&j, comm, HD_BARRIER, ACCUMULATE)
+    keep = fill(target, &to, True, "target"), fill(source, &from_, False, "tensor")
+    subject(&j, &from_, False)
+    reduces(&j, as_reduce_op(op))
+    if j.redop in (HD_AVG, HD_PREMUL_SUM) or hd_reduce_kernel(j.redop, j.dtype) == NULL:
+        raise TypeError(f"accumulate has no {op!r} of {hd_dtype_name(j.dtype).decode()}")
+    if seconds is not None:
+        j.timeout = seconds_of(seconds)
+    if from_.n == 0:
+        return 0
+    j.inline_ = 1
+    if part is not None:
+        block, rank = part.b, part.rank
+    enter(comm.c, True)
+    with nogil:
+        code = hd_block_accumulate(comm.c, &j, block, rank, from_.ptr, to.ptr, from_.n)
+        hd_comm_exit(comm.c)
+    if code == HD_OK:
+        return 0
+    error = None if code == HD_ERR_INTERRUPT else error_of_job(&j)
+    hd_job_clear(&j)
+    if error is None:
+        propagate()
+        raise KeyboardInterrupt
+    raise error

@@ -229,6 +229,11 @@ cdef class Comm:
         return "shared memory" if self.c.page != NULL else "MPI"
 
     @property
+    def supports_window(self):
+        """bool: whether all ranks can map each other's memory."""
+        return self.c.page != NULL or self.c.size == 1
+
+    @property
     def node_ranks(self):
         """tuple of int: the ranks of this group that share this node."""
         ranks = tuple(r for r in range(self.c.size) if self.c.node_slot[r] >= 0)
@@ -336,30 +341,7 @@ cdef class Comm:
 
     def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
-        cdef hd_job j
-        cdef hd_buf b, o
-        begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
-        try:
-            keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-            same_dtype(b.dtype, o.dtype, "output", "input")
-            if b.n != o.n * self.c.size:
-                raise ValueError(
-                    f"input has {b.n} elements; it must have {self.c.size} (the group's size) times output's {o.n}"
-                )
-            contiguous(&b, "input")
-            contiguous(&o, "output")
-            subject(&j, &b, True)
-            reduces(&j, as_reduce_op(op))
-            j.nin = j.nout = 1
-            j.in1.ptr = b.ptr
-            j.in1.n = b.n
-            j.out1.ptr = o.ptr
-            j.out1.n = o.n
-            kept_apart(&j)
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        return run(self, &j, async_op, keep, [output])
+        return reduce_blocks(self, output, input, op, async_op)
 
     # ---- one to all, all to one ----
 
@@ -468,22 +450,36 @@ cdef class Comm:
         """Memory that all ranks of the node map: a :class:`Block`, or None: there is none. See :func:`hpcdist.empty`."""
         return share_block(self, nbytes, api)
 
-    def shares(self, tensor):
-        """Whether a tensor lies in such memory of this group, on this rank."""
-        return holds(self, tensor)
+    def place(self, tensor):
+        """Where a tensor lies in such memory of this group: the block and the bytes before it; or None."""
+        return place_of(self, tensor)
+
+    def part(self, int rank, uint64_t block, int64_t at, int64_t nbytes):
+        """A :class:`Part`: the bytes at such a place of a rank."""
+        return part_of(self, rank, block, at, nbytes)
+
+    def accumulate(self, Part part, target, source, op, seconds=None):
+        """Combines source into target, which lies in the part, if it is not None, one rank at a time."""
+        accumulate_into(self, part, target, source, op, seconds)
+
+    def finished(self, list outputs):
+        """A :class:`Work` that is complete."""
+        return finished_work(self, outputs)
 
     # ---- point to point ----
 
     def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):
         """Starts a send; on_device: from an address in device memory. See :func:`hpcdist.isend`.
 
-        A tag_kind of ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
+        A tag_kind of SIGNAL, ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
         """
-        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, ISEND, on_device, tag_kind)
+        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, SIGNALS if tag_kind == HD_SIGNAL else ISEND, on_device,
+                    tag_kind)
 
     def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False, int tag_kind=0):
         """Starts a receive; src -1 is any rank; on_device as for isend. See :func:`hpcdist.irecv`."""
-        return post(self, tensor, src, tag_of(self, tag), HD_RECV, IRECV, on_device, tag_kind)
+        return post(self, tensor, src, tag_of(self, tag), HD_RECV, WAIT_SIGNAL if tag_kind == HD_SIGNAL else IRECV,
+                    on_device, tag_kind)
 
     def send(self, tensor, int dst, tag=0):
         """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""

@@ -15,7 +15,10 @@
 #include "hd_block.h"
 #include "hd_comm.h"
 #include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_report.h"
 #include "hd_shared.h"
+#include "hd_status.h"
 #include "hd_threads.h"
 
 #define PAGE 4096
@@ -25,6 +28,7 @@
 typedef struct owner {
     int32_t returned __attribute__((aligned(HD_LINE))); /* atomic: its tensor is gone */
     int32_t detached;                                   /* atomic: it no longer maps its part */
+    int32_t held; /* atomic: 1 + the rank that accumulates into its part, or 0 */
 } owner;
 
 struct hd_block {
@@ -56,7 +60,7 @@ static hd_block *by_id(const hd_comm *c, uint64_t id)
     return b;
 }
 
-static void unref(hd_block *b)
+void hd_block_unref(hd_block *b)
 {
     if (__atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
         return;
@@ -69,7 +73,7 @@ void hd_block_return(hd_block *b)
     if (b->pid != getpid())
         return;
     __atomic_store_n(&b->owners[b->rank].returned, 1, __ATOMIC_RELEASE);
-    unref(b);
+    hd_block_unref(b);
 }
 
 void hd_blocks_close(hd_comm *c)
@@ -82,7 +86,7 @@ void hd_blocks_close(hd_comm *c)
     while (list) {
         hd_block *b = list;
         list = b->next;
-        unref(b);
+        hd_block_unref(b);
     }
 }
 
@@ -133,7 +137,7 @@ static void drop(hd_comm *c, const choice *pick)
                 pthread_mutex_lock(&c->mu);
                 *at = b->next;
                 pthread_mutex_unlock(&c->mu);
-                unref(b);
+                hd_block_unref(b);
                 break;
             }
 }
@@ -214,12 +218,11 @@ int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out)
     return 0;
 }
 
-int hd_block_holds(hd_comm *c, const char *at, int64_t bytes)
+int hd_block_holds(hd_comm *c, const char *at, int64_t bytes, hd_spot *out)
 {
-    hd_spot place;
     int found;
     pthread_mutex_lock(&c->mu);
-    found = hd_block_find(c, at, bytes, &place);
+    found = hd_block_find(c, at, bytes, out);
     pthread_mutex_unlock(&c->mu);
     return found;
 }
@@ -250,4 +253,63 @@ void hd_block_detach(hd_comm *c, hd_spot place)
         return;
     }
     __atomic_store_n(&b->owners[b->rank].detached, 1, __ATOMIC_RELEASE);
+}
+
+/* ---- windows ---- */
+
+hd_block *hd_block_ref(hd_comm *c, uint64_t id)
+{
+    hd_block *b;
+    pthread_mutex_lock(&c->mu);
+    b = by_id(c, id);
+    if (b)
+        __atomic_add_fetch(&b->refs, 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&c->mu);
+    return b;
+}
+
+int hd_block_whole(const hd_block *b, int rank)
+{
+    return !__atomic_load_n(&b->owners[rank].detached, __ATOMIC_ACQUIRE);
+}
+
+/* A rank that dies while it holds the part ends the job, by the watchdog. */
+static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
+{
+    int32_t *held = &b->owners[rank].held;
+    hd_waiter w;
+    hd_waiter_init(&w, hd_session_spin(c->session, 0), j->timeout);
+    for (;;) {
+        int32_t by = 0;
+        int ev, how;
+        if (__atomic_compare_exchange_n(held, &by, c->rank + 1, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED))
+            return HD_OK;
+        ev = hd_waiter_step(&w);
+        if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(j))
+            return j->code = HD_ERR_INTERRUPT;
+        how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : 0;
+        if (how)
+            return hd_fail_gone(c, j, by - 1, how);
+        if (ev & HD_WAIT_EXPIRED) {
+            hd_fail(j, HD_ERR_TIMEOUT,
+                    "timeout after %.3g s in accumulate of group '%s' (this is rank %d of %d): "
+                    "rank "
+                    "%d has held the memory of rank %d",
+                    hd_waiter_elapsed(&w), c->name, c->rank, c->size, by - 1, rank);
+            return HD_ERR_TIMEOUT;
+        }
+    }
+}
+
+int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char *from, char *to,
+                        int64_t n)
+{
+    const int code = b ? hold(c, j, b, rank) : HD_OK;
+    if (code)
+        return code;
+    hd_reduce_kernel(j->redop, j->dtype)(from, to, n);
+    if (b)
+        __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
+    return HD_OK;
 }

@@ -18,12 +18,20 @@ void hd_block_return(hd_block *b);
 void hd_blocks_close(hd_comm *c); /* tensors keep their memory */
 
 /* By a thread that does not run an operation. */
-int hd_block_holds(hd_comm *c, const char *at, int64_t bytes);
+int hd_block_holds(hd_comm *c, const char *at, int64_t bytes, hd_spot *out);
 
 /* Whether these bytes lie in this rank's part of a block that others map as well. */
 int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out);
 /* A place in another rank's part. */
 char *hd_block_at(const hd_comm *c, int rank, hd_spot place);
+/* For windows: a block that is kept until hd_block_unref(), or NULL; whether a rank still maps its
+ * part; n elements combined into a place in its part, one rank at a time. */
+hd_block *hd_block_ref(hd_comm *c, uint64_t id);
+void hd_block_unref(hd_block *b);
+int hd_block_whole(const hd_block *b, int rank);
+int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char *from, char *to,
+                        int64_t n);
+
 /* From now on this rank's part is its own, with a copy of what it contains. */
 void hd_block_detach(hd_comm *c, hd_spot place);
 

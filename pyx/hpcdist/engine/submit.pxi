@@ -36,7 +36,7 @@ cdef object either = EITHER
 cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory up to this size go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
-ANNOUNCEMENT, PIECE = HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
+SIGNAL, ANNOUNCEMENT, PIECE = HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
 
 
 cdef Api api_named(object name, Api default):
@@ -67,6 +67,9 @@ cdef Api RECV = Api("recv")
 cdef Api ISEND = Api("isend")
 cdef Api IRECV = Api("irecv")
 cdef Api SHARE = Api("empty")
+cdef Api SIGNALS = Api("signal")
+cdef Api WAIT_SIGNAL = Api("wait_signal")
+cdef Api ACCUMULATE = Api("accumulate")
 cdef Api DESTROY = Api("destroy_process_group")
 
 

@@ -275,3 +275,31 @@ cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) exce
     if at != rows:
         raise ValueError(f"{role}_split_sizes add up to {at}, but {role}'s first dimension is {rows}")
     return 0
+
+
+cdef object reduce_blocks(Comm comm, object output, object input, object op, object async_op):
+    """See Comm.reduce_scatter_tensor."""
+    cdef hd_job j
+    cdef hd_buf b, o
+    begin(&j, comm, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
+    try:
+        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
+        same_dtype(b.dtype, o.dtype, "output", "input")
+        if b.n != o.n * comm.c.size:
+            raise ValueError(
+                f"input has {b.n} elements; it must have {comm.c.size} (the group's size) times output's {o.n}"
+            )
+        contiguous(&b, "input")
+        contiguous(&o, "output")
+        subject(&j, &b, True)
+        reduces(&j, as_reduce_op(op))
+        j.nin = j.nout = 1
+        j.in1.ptr = b.ptr
+        j.in1.n = b.n
+        j.out1.ptr = o.ptr
+        j.out1.n = o.n
+        kept_apart(&j)
+    except BaseException as error:
+        refused(comm, &j, error, False)
+        raise
+    return run(comm, &j, async_op, keep, [output])

@@ -1,0 +1,303 @@
+"""Windows: memory of each rank that the others write and read without its help.
+
+A window registers a symmetric tensor of each rank (:func:`hpcdist.empty`). ``put``, ``get`` and
+``accumulate`` then are copies within the node's memory. A signal is an empty message of MPI, so a
+wait for one ends as every other wait does: by the timeout, by Ctrl-C, by the death of the peer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcdist import _engine
+from hpcdist._engine import Work
+from hpcdist._ops import ReduceOp
+from hpcdist.errors import DistTimeoutError
+from hpcdist.groups.window_memory import WindowMemory
+from hpcdist.groups.window_options import (
+    PutOptions,
+    SignalOptions,
+    WaitSignalOptions,
+    WindowAttr,
+    seconds_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Window"]
+
+
+class Window(WindowMemory):
+    """Memory of each rank of a group that the others write and read without its help.
+
+    Made by :meth:`hpcdist.ProcessGroup.new_window`. Peers are named by their rank in the group.
+    What one rank writes and another reads must be ordered by the program: the writer calls
+    :meth:`signal` after its puts, and the reader :meth:`wait_signal` before it reads, or all call
+    :func:`hpcdist.barrier`.
+
+    Notes
+    -----
+    Source: ``torch.distributed.Window`` of torch 2.15, which has neither ``get`` nor
+    ``accumulate``.
+    """
+
+    # ---- data ----
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        dst_rank: int,
+        target_offset_nelems: int = 0,
+        async_op: bool = False,
+        opts: PutOptions | None = None,
+    ) -> Work:
+        """Write a tensor into a rank's window memory. Local to this process.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Of the window's dtype, on the host; may be non-contiguous or empty. It may be changed
+            when the call returns.
+        dst_rank : int
+            Rank in the group; also this rank.
+        target_offset_nelems : int
+            Where to begin, in elements.
+        async_op : bool
+            Accepted; within a node the data are in place when the call returns.
+        opts : PutOptions, optional
+            Accepted.
+
+        Returns
+        -------
+        Work
+            Complete.
+
+        Raises
+        ------
+        ValueError
+            If the rank is not in the group, or the elements do not fit.
+        TypeError
+            If the dtype or the device is another one.
+        DistError
+            If no tensor is registered, or the group was destroyed.
+        DistBackendError
+            If the peer's tensor is no longer symmetric: an operation on it has failed.
+        """
+        there = self._range(tensor, dst_rank, target_offset_nelems, "put")
+        there.copy_(tensor.detach().reshape(-1))
+        return self._comm.finished([tensor])
+
+    def get(
+        self,
+        tensor: torch.Tensor,
+        src_rank: int,
+        target_offset_nelems: int = 0,
+        async_op: bool = False,
+        opts: PutOptions | None = None,
+    ) -> Work:
+        """Read from a rank's window memory into a tensor. Local to this process.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Takes the elements; as many as it has are read. Of the window's dtype, on the host.
+        src_rank : int
+            Rank in the group; also this rank.
+        target_offset_nelems : int
+            Where to begin there, in elements.
+        async_op, opts
+            As for :meth:`put`.
+
+        Returns
+        -------
+        Work
+            Complete.
+
+        Raises
+        ------
+        ValueError, TypeError, DistError, DistBackendError
+            As :meth:`put`.
+        """
+        there = self._range(tensor, src_rank, target_offset_nelems, "get")
+        tensor.detach().copy_(there.view(tensor.shape))
+        return self._comm.finished([tensor])
+
+    def accumulate(
+        self,
+        tensor: torch.Tensor,
+        dst_rank: int,
+        target_offset_nelems: int = 0,
+        async_op: bool = False,
+        op: Any = ReduceOp.SUM,
+        opts: PutOptions | None = None,
+    ) -> Work:
+        """Combine a tensor with a rank's window memory, in place there. Local to this process.
+
+        Accumulates of several ranks do not mix. The order in which they come is not defined, and
+        with it the last bits of sums of floats.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            As for :meth:`put`.
+        dst_rank, target_offset_nelems, async_op
+            As for :meth:`put`.
+        op : ReduceOp
+            SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the dtype has it.
+        opts : PutOptions, optional
+            `timeout`: how long to wait for another rank that accumulates there.
+
+        Returns
+        -------
+        Work
+            Complete.
+
+        Raises
+        ------
+        DistTimeoutError
+            If another rank held the memory for that long.
+        RankFailedError
+            If a rank died while it held the memory.
+        ValueError, TypeError, DistError, DistBackendError
+            As :meth:`put`; TypeError also if the dtype does not have the operation.
+        """
+        there = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
+        source = tensor.detach().contiguous().view(-1)
+        with self._alone:  # of this rank's threads; the others are kept out by the memory's lock
+            self._comm.accumulate(self._keepers[dst_rank], there, source, op, seconds_of(opts))
+        return self._comm.finished([tensor])
+
+    def map_remote_tensor(self, rank: int) -> torch.Tensor:
+        """A rank's window memory as a tensor of this process. Local to this process.
+
+        Parameters
+        ----------
+        rank : int
+            Rank in the group; also this rank.
+
+        Returns
+        -------
+        torch.Tensor
+            One dimension. The memory stays valid as long as the tensor lives, and belongs to the
+            rank's tensor as long as that one does.
+
+        Raises
+        ------
+        ValueError, DistError, DistBackendError
+            As :meth:`put`.
+        """
+        return self._part(rank, "map_remote_tensor").view(-1)
+
+    # ---- signals ----
+
+    def signal(
+        self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None
+    ) -> Work:
+        """Signal a rank. It sees everything that this rank has put before.
+
+        The peer must call :meth:`wait_signal` once per signal.
+
+        Parameters
+        ----------
+        peer_rank : int
+            Rank in the group; also this rank.
+        async_op : bool
+            Whether to return before the signal is on its way.
+        opts : SignalOptions, optional
+            Accepted.
+
+        Returns
+        -------
+        Work
+            Complete unless `async_op` is true, or the peer is this rank.
+
+        Raises
+        ------
+        ValueError
+            If the rank is not in the group.
+        DistError
+            If no tensor is registered, or the group was destroyed.
+        RankFailedError
+            If the peer has left the job.
+        """
+        comm = self._live()
+        self._part(peer_rank, "signal")
+        work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
+        # MPICH completes a message to oneself only with its receive
+        if not async_op and peer_rank != comm.rank:
+            work.wait(seconds_of(opts))
+        return work
+
+    def wait_signal(
+        self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
+    ) -> Work:
+        """Wait for one signal of a rank.
+
+        Signals of a rank are counted: each wait takes one.
+
+        Parameters
+        ----------
+        peer_rank : int
+            Rank in the group; also this rank.
+        async_op : bool
+            Whether to return at once.
+        opts : WaitSignalOptions, optional
+            `timeout`, instead of the group's. A wait that times out takes no signal.
+
+        Returns
+        -------
+        Work
+            Complete unless `async_op` is true.
+
+        Raises
+        ------
+        ValueError, DistError
+            As :meth:`signal`.
+        DistTimeoutError
+            If there was no signal in time.
+        RankFailedError
+            If the peer has left the job.
+        """
+        comm = self._live()
+        self._part(peer_rank, "wait_signal")
+        work = comm.irecv(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
+        if async_op:
+            return work
+        try:
+            work.wait(seconds_of(opts))
+        except DistTimeoutError:
+            if work.is_completed() or work.cancel():
+                raise
+        except BaseException:  # a signal handler's
+            if not work.is_completed():
+                work.cancel()
+            raise
+        return work
+
+    def get_attr(self, peer_rank: int) -> WindowAttr:
+        """What a rank's window memory is like.
+
+        Parameters
+        ----------
+        peer_rank : int
+            Rank in the group.
+
+        Returns
+        -------
+        WindowAttr
+            UNIFIED.
+
+        Raises
+        ------
+        ValueError
+            If the rank is not in the group.
+        """
+        self._group._check_rank(peer_rank, "peer_rank")
+        return WindowAttr()
+
+
+def _nothing() -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,180 @@
+"""The memory of a window: which tensor of each rank the others may write and read."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import refusing
+from hpcdist.errors import DistBackendError, DistError, DistMismatchError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WindowMemory"]
+
+#: Windows made so far in each communicator: the tags of their signals. The ranks count the same.
+_numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+class WindowMemory:
+    """The part of :class:`hpcdist.Window` that registers tensors and finds those of other ranks."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._comm = agreeing(group._comm)
+        if not self._comm.supports_window:
+            raise DistBackendError(
+                f"the process group {group._name!r} has no windows (supports_window is False): "
+                "they need all its ranks on one node, and the entry check through its memory"
+            )
+        counter = _numbers.setdefault(self._comm, itertools.count())
+        self._tag = next(counter) % 1024
+        self._parts: list[torch.Tensor] | None = None
+        self._keepers: list[Any] = []
+        self._tensor: Any = None
+        self._alone = threading.Lock()
+
+    # ---- registration ----
+
+    def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
+        """Make a tensor of each rank accessible to the others.
+
+        All ranks of the group must call it.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Symmetric in this group: from :func:`hpcdist.empty`, or a contiguous view of such a
+            tensor. The same dtype on all ranks; the number of elements may differ, and be 0.
+        owning : bool
+            Whether the window keeps the tensor alive. If not, the caller does so on all ranks until
+            :meth:`tensor_deregister`.
+
+        Raises
+        ------
+        ValueError
+            If a tensor is registered already, or is not contiguous; on all ranks, if some rank's
+            tensor is not symmetric.
+        TypeError
+            If it is not a tensor on the host.
+        DistMismatchError
+            On all ranks, if the dtypes differ.
+        DistError
+            If the group was destroyed.
+        """
+        import torch
+
+        comm = self._live()
+        with refusing(comm, "tensor_register"):
+            if self._parts is not None:
+                raise ValueError("a tensor is registered with this window already")
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"a window takes a torch.Tensor, not {type(tensor).__name__}")
+            if tensor.device.type != "cpu":
+                raise TypeError(f"a window takes tensors on the host, not on {tensor.device}")
+            if not tensor.is_contiguous():
+                raise ValueError("a window takes contiguous tensors only")
+            flat = tensor.detach().view(-1)
+            place = comm.place(flat) if flat.numel() else None
+            block, at = place or (0, 0)
+            kind = zlib.crc32(str(tensor.dtype).encode())
+            mine = torch.tensor([block, at, flat.numel(), kind])
+        rows = torch.empty(comm.size * 4, dtype=torch.int64)
+        comm.all_gather_into_tensor(rows, mine, api="tensor_register")
+        table = rows.view(-1, 4).tolist()
+        self._refuse_bad(table, tensor.dtype)
+        self._parts, self._keepers = [], []
+        for rank, (block, at, n, _) in enumerate(table):
+            if n == 0 or comm.size == 1:
+                self._parts.append(flat if n else flat[:0])
+                self._keepers.append(None)
+                continue
+            part = comm.part(rank, block, at, n * tensor.itemsize)
+            self._keepers.append(part)
+            self._parts.append(torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype))
+        self._tensor = tensor if owning else None
+
+    def _refuse_bad(self, table: list[list[int]], dtype: Any) -> None:
+        """Raise what all ranks find in the table that all have."""
+        kinds = {row[3] for row in table}
+        if len(kinds) > 1:
+            same = [rank for rank, row in enumerate(table) if row[3] == table[self._comm.rank][3]]
+            raise DistMismatchError(
+                f"tensor_register: the ranks' tensors have {len(kinds)} different dtypes; {dtype} "
+                f"on ranks {same}"
+            )
+        plain = [rank for rank, row in enumerate(table) if row[2] and not row[0]]
+        if plain and self._comm.size > 1:
+            raise ValueError(
+                f"tensor_register: the tensors of ranks {plain} are not symmetric in the group "
+                f"{self._group._name!r}: create them by hpcdist.empty(..., group=group) "
+                "(hpcdist.is_symmetric tells whether there was room)"
+            )
+
+    def tensor_deregister(self) -> None:
+        """End the access to the ranks' tensors. The window can register others.
+
+        All ranks of the group must call it; no rank returns before all have called.
+
+        Raises
+        ------
+        DistError
+            If no tensor is registered, or the group was destroyed.
+        """
+        comm = self._live()
+        with refusing(comm, "tensor_deregister"):
+            self._all()
+        comm.barrier(api="tensor_deregister")
+        self._parts, self._keepers, self._tensor = None, [], None
+
+    # ---- checks ----
+
+    def _live(self) -> Any:
+        if self._comm.freed:
+            raise DistError(
+                f"the process group {self._group._name!r} of this window has been destroyed"
+            )
+        return self._comm
+
+    def _all(self) -> list[torch.Tensor]:
+        if self._parts is None:
+            raise DistError("no tensor is registered with this window: call tensor_register")
+        return self._parts
+
+    def _part(self, rank: int, what: str) -> torch.Tensor:
+        self._live()
+        parts = self._all()
+        rank = self._group._check_rank(rank, "rank")
+        keeper = self._keepers[rank]
+        if keeper is not None and not keeper.whole:
+            raise DistBackendError(
+                f"{what}: the tensor of rank {rank} is no longer symmetric, because an operation "
+                "on it failed while data moved; register another"
+            )
+        return parts[rank]
+
+    def _range(self, tensor: Any, rank: int, offset: int, what: str) -> torch.Tensor:
+        """The elements of a rank's memory that a tensor is for."""
+        import torch
+
+        part = self._part(rank, what)
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}")
+        if tensor.device.type != "cpu":
+            raise TypeError(f"{what} takes tensors on the host, not on {tensor.device}")
+        if tensor.dtype != part.dtype:
+            raise TypeError(f"{what}: a tensor of {tensor.dtype} for a window of {part.dtype}")
+        offset, n = operator.index(offset), tensor.numel()
+        if offset < 0 or offset + n > part.numel():
+            raise ValueError(
+                f"{what}: {n} elements at {offset} do not fit into the window of rank {rank}, "
+                f"which has {part.numel()}"
+            )
+        return part[offset : offset + n]

@@ -1,0 +1,108 @@
+"""Options of the calls of a :class:`hpcdist.Window`, under torch's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+
+__all__ = ["PutOptions", "SignalOptions", "WaitSignalOptions", "WindowAccessType", "WindowAttr"]
+
+
+@dataclass
+class PutOptions:
+    """Options of ``put``, ``get`` and ``accumulate`` of a :class:`hpcdist.Window`.
+
+    Parameters
+    ----------
+    timeout : datetime.timedelta, optional
+        For a wait for the peer's memory, which only ``accumulate`` has. None means the group's.
+    hints : dict
+        Not used.
+
+    Notes
+    -----
+    Source: torch 2.15.
+    """
+
+    timeout: timedelta | None = None
+    hints: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class SignalOptions(PutOptions):
+    """Options of ``signal`` of a :class:`hpcdist.Window`.
+
+    Parameters
+    ----------
+    timeout : datetime.timedelta, optional
+        For the signal to be on its way. None means the group's.
+    hints : dict
+        Not used.
+
+    Notes
+    -----
+    Source: torch 2.15.
+    """
+
+
+@dataclass
+class WaitSignalOptions(PutOptions):
+    """Options of ``wait_signal`` of a :class:`hpcdist.Window`.
+
+    Parameters
+    ----------
+    timeout : datetime.timedelta, optional
+        After this long without a signal the wait is an error. None means the group's.
+    hints : dict
+        Not used.
+
+    Notes
+    -----
+    Source: torch 2.15.
+    """
+
+
+class WindowAccessType(Enum):
+    """Whether a rank sees what others write at once (UNIFIED), or after a call (SEPARATE).
+
+    Parameters
+    ----------
+    value : int
+        0 or 1.
+
+    Notes
+    -----
+    Source: torch 2.15.
+    """
+
+    UNIFIED = 0
+    SEPARATE = 1
+
+
+@dataclass(frozen=True)
+class WindowAttr:
+    """What a peer's window memory is like.
+
+    Parameters
+    ----------
+    access_type : WindowAccessType
+        UNIFIED for memory of this node.
+
+    Notes
+    -----
+    Source: torch 2.15.
+    """
+
+    access_type: WindowAccessType = WindowAccessType.UNIFIED
+
+
+def seconds_of(options: PutOptions | None) -> float | None:
+    """Seconds that options name, or None.
+
+    Parameters
+    ----------
+    options : PutOptions, optional
+        Of any call.
+    """
+    return None if options is None or options.timeout is None else options.timeout.total_seconds()
