@@ -33,8 +33,10 @@ def line_of(mark: str) -> int:
 @pytest.fixture(scope="module")
 def job(cluster) -> Iterator[tuple[str, str, int]]:
     """A job whose rank 1, on the second node, is late: its number, the page, the reports' port."""
-    with socket.create_server(("", 0)) as probe:
-        port = probe.getsockname()[1]
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as probe:
+        port = probe.getsockname()[1]  # free for IPv4 and for IPv6: the server takes both
     command = ["srun", f"--mpi={cluster.plugin}", "-N2", "-n2", sys.executable, str(PROGRAM)]
     process = subprocess.Popen(
         [CLUSTER, "run", "--dir", str(cluster.folder), "--", *command, "hang", str(SECONDS)],

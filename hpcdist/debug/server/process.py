@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from typing import Any
 
@@ -88,7 +89,7 @@ async def _serve(node: Node, orders: dict[str, Any]) -> None:
 async def _listen(
     app: web.Application, host: str | None, port: int, room: int
 ) -> tuple[int, Limits]:
-    """Open a listening socket; its port, and the bounds of its connections."""
+    """Listen, at all addresses if `host` is None; the port, and the bounds of its connections."""
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -99,7 +100,13 @@ async def _listen(
     await runner.setup()
     assert runner.server is not None
     limits = Limits(runner.server, room)
-    listening = await asyncio.get_running_loop().create_server(limits, host, port, backlog=64)
+    loop = asyncio.get_running_loop()
+    if host is None and socket.has_dualstack_ipv6():
+        # one socket for both: any free port would be another one for each
+        both = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        listening = await loop.create_server(limits, sock=both, backlog=64)
+    else:
+        listening = await loop.create_server(limits, host, port, backlog=64)
     bound: int = listening.sockets[0].getsockname()[1]
     return bound, limits
 
