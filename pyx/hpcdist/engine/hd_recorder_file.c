@@ -75,15 +75,16 @@ typedef struct leftover {
 static int is_leftover(int dir, const char *name, leftover *out)
 {
     const int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    const size_t length = strlen(name) + 1;
     hd_rec_head h;
     struct stat st;
     int gone;
     if (fd < 0)
         return 0;
     gone = !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-           strlen(name) < sizeof out->name && flock(fd, LOCK_EX | LOCK_NB) == 0;
+           length <= sizeof out->name && flock(fd, LOCK_EX | LOCK_NB) == 0;
     if (gone) {
-        snprintf(out->name, sizeof out->name, "%s", name);
+        memcpy(out->name, name, length);
         out->bytes = st.st_size;
         out->seen = st.st_mtim.tv_sec * 1000000000LL;
         if (pread(fd, &h, sizeof h, 0) == sizeof h && h.last[h.turn & 1].real > out->seen)
