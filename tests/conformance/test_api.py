@@ -114,3 +114,11 @@ def test_the_table_names_rows_versions_and_reasons():
 def test_a_table_without_reasons_is_refused(text):
     with pytest.raises(ValueError, match="line"):
         table(text)
+
+
+def test_a_missing_name_of_another_torch_is_needless_once_hpcdist_has_it():
+    row = "torch.distributed.ProcessGroup.{}: missing [from 2.14]"
+    lines = "\n".join(["why: a reason", *(f"  {row.format(name)}" for name in ("rank", "nothing"))])
+    assert wrong([], table(lines), (2, 13)) == [
+        "needless: torch.distributed.ProcessGroup.rank: missing"
+    ]
