@@ -2,11 +2,13 @@
 
     HPCDIST_FT=1 mpirun --with-ft ulfm -n 4 python examples/train_digits_elastic.py
     HPCDIST_FT=1 mpirun --with-ft ulfm -n 4 python examples/train_digits_elastic.py --kill 1 2
+    python -m hpcdist launch -n 4 --max-restarts 2 examples/train_digits_elastic.py --kill 1 2
 
 The same training as train_digits.py: the same model, data, batches and learning rates. At chosen
 moments ranks kill themselves with SIGKILL. The others go on from the last step that all had
 finished, in the same batches, and the program prints what was lost. Without Open MPI's fault
-tolerance the job ends with the rank; start it without --kill there.
+tolerance the job ends with the rank; the third command starts it again then, with any MPI, and
+it goes on from the last step as well.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def main() -> None:
                 group["lr"] = arguments.lr * DECAY**epoch
             optimizer.zero_grad()
             loss = F.cross_entropy(parallel(images[mine]), labels[mine])
-            if step.index == deaths.get(me):
+            if step.index == deaths.get(me) and step.index > state.began:
                 os.kill(os.getpid(), signal.SIGKILL)
             loss.backward()
             optimizer.step()
@@ -78,6 +80,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         left = dist.get_world_size()
         print(f"{ranks} ranks began, {left} ended; {state.step} steps in {seconds:.1f} s")
+        if state.began:
+            print(f"the last start of the job went on from step {state.began}")
         for lost in state.lost:
             print(f"lost: rank {', '.join(map(str, lost))} of the ranks there were then")
         print(f"steps begun and repeated: {state.repeated}; recovery took {state.seconds:.3f} s")

@@ -213,6 +213,16 @@ register(
 )
 register(
     Option(
+        "commit_job",
+        "str",
+        "",
+        "Name under which hpcdist.elastic keeps this job's commits in the memory of its nodes, so "
+        "that the next start under the same name goes on from them. Set by 'python -m hpcdist "
+        "launch --max-restarts'; torchrun's restarts need none.",
+    )
+)
+register(
+    Option(
         "check_transport",
         "choice",
         "auto",
@@ -227,8 +237,8 @@ register(
         "node_memory",
         "bytes",
         16 << 20,
-        "Memory in /dev/shm that the ranks of a group on one node share, for its long all_reduces; "
-        "taken at the first of them, at most that much for each group. The least value of the "
+        "Memory in /dev/shm that the ranks of a group on one node share, for its collectives; "
+        "taken at the first long one, at most that much for each group. The least value of the "
         "ranks counts. 0, or where there is no room for it: they go through MPI.",
     )
 )

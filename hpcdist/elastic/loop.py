@@ -67,7 +67,8 @@ def elastic(state: State, steps: int, *, every: int = 1) -> Iterator[Step]:
     state : State
         What the body changes.
     steps : int
-        Steps to commit in all; ``state.step`` of them are done already.
+        Steps to commit in all; ``state.step`` of them are done already, in an earlier start of the
+        job for example (:meth:`State.resume`).
     every : int
         Steps from one commit to the next. A commit copies the state.
 
@@ -86,6 +87,8 @@ def elastic(state: State, steps: int, *, every: int = 1) -> Iterator[Step]:
     """
     if every < 1:
         raise ValueError(f"every must be at least 1, not {every}")
+    if not state.looked:
+        state.resume()
     state.commit()
     index = state.step
     while state.step < steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
-__all__ = ["Shards", "StateLostError"]
+__all__ = ["Shards", "StateLostError", "swap"]
 
 
 #: Of the messages to neighbours.
@@ -50,32 +51,72 @@ class Shards:
         self._zero = zero
         self._copies = copies
 
-    def take(self) -> dict[str, Any]:
-        """Return this rank's shard and its neighbours', by rank; all ranks must call it."""
+    def take(self, alone: bool = False) -> dict[str, Any]:
+        """Return this rank's shard and its neighbours', by rank; all ranks must call it.
+
+        Parameters
+        ----------
+        alone : bool
+            Return this rank's only.
+        """
         rank, size = world.comm.rank, world.comm.size
         mine = copy.deepcopy(self._zero.shard_state())
         held = {rank: mine}
         packed = _pack(mine)
-        for distance in range(1, min(self._copies, size - 1) + 1):
+        for distance in range(1, 1 if alone else min(self._copies, size - 1) + 1):
             to, source = (rank + distance) % size, (rank - distance) % size
-            held[source] = _unpack(_exchange(packed, to, source))
+            held[source] = _unpack(swap(packed, to, [source])[source])
         return {
             "held": held,
             "size": size,
             "groups": copy.deepcopy(self._zero.shard_options()),
         }
 
-    def restore(self, taken: dict[str, Any]) -> None:
+    @staticmethod
+    def own(taken: dict[str, Any]) -> dict[str, Any]:
+        """Return what this rank alone has of what :meth:`take` returned."""
+        return {"shard": taken["held"][world.comm.rank], "groups": taken["groups"]}
+
+    def resume(self, size: int, shards: dict[int, dict[str, Any]], same: bool) -> None:
+        """Put back what :meth:`own` returned in an earlier start of the job.
+
+        All ranks must call it.
+
+        Parameters
+        ----------
+        size : int
+            Ranks there were.
+        shards : dict
+            By former rank, those that this rank has; together the ranks have all.
+        same : bool
+            Whether every rank has exactly its own.
+        """
+        held = {rank: each["shard"] for rank, each in shards.items()}
+        groups = next((each["groups"] for each in shards.values()), None)
+        everyone: list[Any] = [None] * world.comm.size
+        if not same:
+            all_gather_object(everyone, groups)
+            groups = next(each for each in everyone if each is not None)
+        self.restore({"held": held, "size": size, "groups": groups}, whole=not same)
+
+    def restore(self, taken: dict[str, Any], whole: bool = False) -> None:
         """Put the shards back; after a death the ranks that are left divide all of them anew.
 
         All ranks must call it.
+
+        Parameters
+        ----------
+        taken : dict
+            From :meth:`take`.
+        whole : bool
+            Divide anew although the number of ranks is the same.
 
         Raises
         ------
         StateLostError
             On all ranks, if a shard and all its copies are lost.
         """
-        if taken["size"] == world.comm.size:
+        if taken["size"] == world.comm.size and not whole:
             own = taken["held"][world.comm.rank]
             self._zero.load_shard(copy.deepcopy(own), copy.deepcopy(taken["groups"]))
             return
@@ -91,20 +132,41 @@ class Shards:
                 f"{self._copies + 1} ranks that had them died. Load a checkpoint from disk, or "
                 "give State more copies"
             )
-        whole: dict[int, Any] = {}
+        state: dict[int, Any] = {}
         for shard in found.values():
-            whole.update(shard)
-        self._zero.reshard(whole, copy.deepcopy(taken["groups"]))
+            state.update(shard)
+        self._zero.reshard(state, copy.deepcopy(taken["groups"]))
 
 
-def _exchange(packed: torch.Tensor, to: int, source: int) -> torch.Tensor:
-    """Send bytes to one rank and receive those of another."""
-    size = torch.zeros(1, dtype=torch.int64)
-    work = world.comm.irecv(size, source, TAG)
-    world.comm.send(torch.tensor([packed.numel()]), to, TAG)
-    work.wait()
-    received = torch.empty(int(size), dtype=torch.uint8)
-    work = world.comm.irecv(received, source, TAG)
-    world.comm.send(packed, to, TAG)
-    work.wait()
+def swap(
+    packed: torch.Tensor | None, to: int | None, sources: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """Send bytes to one rank, or none, and receive those of others.
+
+    Parameters
+    ----------
+    packed : torch.Tensor or None
+        Bytes, for `to`.
+    to : int or None
+        Rank of the default group.
+    sources : sequence of int
+        Ranks that send to this one.
+
+    Returns
+    -------
+    dict
+        What each of them sent.
+    """
+    sizes = {source: torch.zeros(1, dtype=torch.int64) for source in sources}
+    works = [world.comm.irecv(size, source, TAG) for source, size in sizes.items()]
+    if packed is not None and to is not None:
+        world.comm.send(torch.tensor([packed.numel()]), to, TAG)
+    for work in works:
+        work.wait()
+    received = {s: torch.empty(int(size), dtype=torch.uint8) for s, size in sizes.items()}
+    works = [world.comm.irecv(data, source, TAG) for source, data in received.items()]
+    if packed is not None and to is not None:
+        world.comm.send(packed, to, TAG)
+    for work in works:
+        work.wait()
     return received

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
 
-from hpcdist import _engine
+from hpcdist import _engine, log
+from hpcdist.elastic.disk import Disk
+from hpcdist.elastic.keep import Found, Keeper, gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
 from hpcdist.groups.reconfigure import agree
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
+from hpcdist.startup.commits import job_of_this_process
 
 __all__ = ["State", "is_death"]
 
+_log = log.get_logger("elastic")
 #: Bits of a vote: the state may be committed; no rank is known to have died.
 STATE, ALIVE = 1, 2
 
@@ -46,6 +51,16 @@ class State:
     copies : int
         Copies of each shard of a :class:`~hpcdist.optim.ZeroRedundancyOptimizer`'s state, in the
         memory of the next ranks: so many ranks may die at the same time.
+    memory_every : int
+        Every how many commits one is kept in the nodes' memory, for the next start of the job:
+        under ``python -m hpcdist launch --max-restarts``, under torchrun with restarts, and where
+        ``HPCDIST_COMMIT_JOB`` is set. Each rank then keeps its last two there.
+    folder : path-like, optional
+        Folder on a disk that all ranks can reach, for commits as well: the last two of those kept.
+        The loop goes on from there if no newer commit is in the nodes' memory; give another run
+        another folder.
+    folder_every : int
+        Every how many commits one is kept there.
     **parts : object
         Modules (also DistributedDataParallel), optimizers, tensors, and anything with
         ``state_dict()`` and ``load_state_dict()``. They must be the same on all ranks.
@@ -54,8 +69,12 @@ class State:
     ----------
     step : int
         Steps committed so far.
+    began : int
+        Steps that an earlier start of the job had committed.
     values : types.SimpleNamespace
         Other values of the program, such as numbers and lists; copied and rolled back, too.
+    looked : bool
+        Whether :meth:`resume` was called.
     lost : list of tuple of int
         For each recovery, the ranks that died, as they were numbered then.
     repeated : int
@@ -66,14 +85,24 @@ class State:
     Notes
     -----
     torch's random numbers are rolled back as well. Where the job ends when a rank dies
-    (``supports_reconfigure`` is False), nothing is copied. Source: ``State`` of Horovod's elastic
-    mode, with its ``commit`` and ``restore``.
+    (``supports_reconfigure`` is False) and is not started again, nothing is copied. Source:
+    ``State`` of Horovod's elastic mode, with its ``commit`` and ``restore``.
     """
 
-    def __init__(self, *, copies: int = 1, **parts: Any) -> None:
-        if copies < 1:
-            raise ValueError(f"copies must be at least 1, not {copies}")
-        self.step = 0
+    def __init__(
+        self,
+        *,
+        copies: int = 1,
+        memory_every: int = 1,
+        folder: str | os.PathLike[str] | None = None,
+        folder_every: int = 100,
+        **parts: Any,
+    ) -> None:
+        numbers = {"copies": copies, "memory_every": memory_every, "folder_every": folder_every}
+        for name, value in numbers.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.step = self.began = 0
         self.values = SimpleNamespace()
         self.lost: list[tuple[int, ...]] = []
         self.repeated = 0
@@ -87,6 +116,10 @@ class State:
         self._random = RandomNumbers()
         self._committed: Any = None
         self._ready: Any = None
+        self._keeper: Keeper | None = None
+        self.looked = False
+        self._disk = Disk(folder, self._agreed) if folder is not None else None
+        self._commits, self._every, self._folder_every = 0, memory_every, folder_every
 
     @property
     def survives(self) -> bool:
@@ -120,6 +153,7 @@ class State:
         """
         if not self.survives:
             self.step += steps
+            self._keep()
             return True
         vote = self._vote(yes)
         if vote & STATE:
@@ -129,7 +163,97 @@ class State:
             self.repeated += steps + (not yes)
         if vote != STATE | ALIVE:
             self._recover()
+        if vote & STATE:
+            self._keep()
         return bool(vote & STATE)
+
+    def resume(self) -> bool:
+        """Go on from the newest commit that an earlier start of this job has left.
+
+        All ranks must call it; :func:`elastic` does. The number of ranks may differ from then.
+        Commits are kept for the next start from then on.
+
+        Returns
+        -------
+        bool
+            Whether there was one. It is in place then, and ``step`` and ``began`` are its steps.
+
+        Raises
+        ------
+        StateLostError
+            A shard of an optimizer is in none of the files.
+        """
+        self.looked = True
+        job = job_of_this_process()
+        if not job and self._disk is None:
+            return False
+        if world.pg is None:
+            raise ValueError(NOT_INITIALIZED)
+        began = time.monotonic()
+        found, where = None, "the nodes' memory"
+        if job:
+            self._keeper = self._keeper or Keeper(job, self._agreed, is_death)
+            found = self._keeper.find()
+        if self._disk is not None:
+            newer = self._disk.find(-1 if found is None else found.step)
+            found, where = (newer, "disk") if newer is not None else (found, where)
+        if found is None:
+            return False
+        self._put(found)
+        self.seconds += time.monotonic() - began
+        if world.comm.rank == 0:
+            _log.warning(
+                "training goes on from step %d, which %d ranks had committed to %s, with %d ranks; "
+                "found after %.3f s",
+                *(self.step, found.size, where, world.comm.size, time.monotonic() - began),
+            )
+        return True
+
+    def _put(self, found: Found) -> None:
+        """Put a commit of an earlier start in place."""
+        own = found.own
+        for name, part in self._parts.items():
+            if isinstance(part, Shards):
+                shards = {rank: each[name] for rank, each in found.shards.items()}
+                part.resume(found.size, shards, found.same)
+            else:
+                part.restore(own["parts"][name])
+        self.values.__dict__.clear()
+        self.values.__dict__.update(own["values"])
+        if world.comm.rank < found.size:  # no two ranks draw the same numbers
+            self._random.restore(own["random"])
+        self.lost, self.repeated = [tuple(ranks) for ranks in own["lost"]], own["repeated"]
+        self.step = self.began = found.step
+
+    def _keep(self) -> None:
+        """Keep this commit for the next start of the job, if it is its turn."""
+        number, self._commits = self._commits, self._commits + 1
+        to_memory = self._keeper is not None and number % self._every == 0
+        to_disk = self._disk is not None and number and number % self._folder_every == 0
+        if not (to_memory or to_disk):
+            return
+        if self._committed is None:
+            self._take(alone=True)
+            parts, values, random = self._ready
+            self._ready = None
+        else:
+            parts, values, random, _ = self._committed
+        shards = {n: p.own(parts[n]) for n, p in self._parts.items() if isinstance(p, Shards)}
+        own = {
+            "parts": {name: parts[name] for name in parts if name not in shards},
+            "values": values,
+            "random": random,
+            "lost": self.lost,
+            "repeated": self.repeated,
+        }
+        if self._keeper is not None and to_memory:
+            self._keeper.keep(self.step, own, shards)
+        if self._disk is not None and to_disk:
+            self._disk.keep(self.step, own, shards)
+
+    def _agreed(self, flag: bool) -> bool:
+        """Whether all ranks gave a true flag."""
+        return bool(agree(flag)) if self.survives else all(gathered(flag))
 
     def rollback(self) -> None:
         """Return to the last commit; all ranks must call it.
@@ -148,8 +272,11 @@ class State:
         self.values.__dict__.update(copy.deepcopy(values))
         self._random.restore(random)
 
-    def _take(self) -> None:
-        parts = {name: part.take() for name, part in self._parts.items()}
+    def _take(self, alone: bool = False) -> None:
+        parts = {
+            name: part.take(alone) if isinstance(part, Shards) else part.take()
+            for name, part in self._parts.items()
+        }
         self._ready = parts, copy.deepcopy(self.values.__dict__), self._random.take()
 
     def _accept(self) -> None:

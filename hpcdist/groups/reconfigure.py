@@ -263,6 +263,7 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
     world.comm = pg._comm
     world.counts.clear()
     log.set_rank(made.rank, made.size)
+    _engine.mark_end("", made.rank, len(made.node_ranks))
     _free(old)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdist import _loader
+from hpcdist import _loader, config
 from hpcdist.errors import DistBackendError
 from hpcdist.hardware import allowed_cpus
 
@@ -31,6 +31,8 @@ __all__ = [
     "instead",
 ]
 
+#: Where Cray's systems have their software.
+_CRAY = "/opt/cray"
 _FAMILY = {"openmpi": "Open MPI", "mpich": "MPICH"}
 #: Environment variables that ranks on other hosts need; Open MPI sends only what it is told to.
 _SENT = re.compile(
@@ -139,6 +141,7 @@ class OpenMpi(Starter):
     def options(self, layout: Layout) -> list[str]:
         """It counts a core as a slot, and refuses more ranks than slots unless it is told."""
         options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        options += ["--with-ft", "ulfm"] if config.get("ft", layout.environ) else []
         here = layout.here
         if layout.hosts:
             options += ["--host", ",".join(f"{host}:{here}" for host in layout.hosts)]
@@ -339,7 +342,9 @@ def _plugin(srun: str, wanted: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     there = set(re.findall(r"[\w]+", done.stdout + done.stderr))
-    names = {"openmpi": ("pmix",), "mpich": ("cray_shasta", "pmi2")}.get(wanted, ())
+    # Slurm's packages contain Cray's plugin everywhere; elsewhere each rank would be alone with it.
+    mpich = ("cray_shasta", "pmi2") if os.path.isdir(_CRAY) else ("pmi2",)
+    names = {"openmpi": ("pmix",), "mpich": mpich}.get(wanted, ())
     return next((name for name in names if name in there), None)
 
 

@@ -152,6 +152,16 @@ def test_srun_inside_a_slurm_job_if_it_has_the_plugin(programs):
         commands.find("srun", env)
 
 
+@pytest.mark.parametrize(("cray", "plugin"), [(False, "pmi2"), (True, "cray_shasta")])
+def test_crays_plugin_is_for_crays(programs, tmp_path, cray, plugin):
+    """Slurm's packages have it everywhere."""
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(commands, "family", lambda: "mpich")
+    monkeypatch.setattr(commands, "_CRAY", str(tmp_path if cray else tmp_path / "none"))
+    srun = make("srun", "MPI plugin types are... cray_shasta none pmi2 pmix")
+    assert commands.find("auto", {**env, "SLURM_JOB_ID": "7"}) == Srun(srun, plugin)
+
+
 def test_cores_of_this_process():
     assert 1 <= commands.cores() <= len(os.sched_getaffinity(0))
 

@@ -80,6 +80,17 @@ def test_a_killed_rank_of_the_other_node_ends_the_job(cluster: Cluster, alone: b
         assert "died without leaving" in ended.text, ended.text
 
 
+def test_a_killed_job_is_started_again(cluster: Cluster, tmp_path: Path) -> None:
+    """By srun, on the nodes of the allocation; each has the other's commits as well."""
+    program = str(Path(__file__).parents[1] / "elastic" / "restarts.py")
+    launch = [sys.executable, "-m", "hpcdist", "launch", "--no-label", "--max-restarts", "1"]
+    what = [program, "zero", "6", str(tmp_path), "1=begin3"]
+    ended = cluster.command("salloc", "-N2", "--ntasks-per-node=1", *launch, "-n", "2", *what)
+    assert ended.code == 0 and "began 3 " in ended.text, ended.text
+    line = r"restart 1 of 1: .*; now 2 ranks on hpc1, hpc2$"
+    assert re.search(line, ended.text, re.MULTILINE), ended.text
+
+
 # --- the cluster's own script --------------------------------------------------------------------
 
 

@@ -1,8 +1,11 @@
 /* The end of the process: libc's exit handler, which sees the exit status. */
 #define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -11,6 +14,7 @@
 #include "hd_comm.h"
 #include "hd_exit.h"
 #include "hd_exit_page.h"
+#include "hd_hydra.h"
 #include "hd_lane.h"
 #include "hd_pmi.h"
 #include "hd_poller.h"
@@ -18,7 +22,11 @@
 
 static int armed, armed_owner;
 static pid_t armed_pid;
-static int poisoned;
+static int poisoned, unmet;
+
+/* The folder of the job's commits, which outlive its processes; "": there is none. */
+static char commits[256];
+static int commits_rank, commits_here;
 
 int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
 
@@ -42,6 +50,7 @@ static int threads_out_of_mpi(void)
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
+    hd_hydra_leave();
     if (!hd_in_child() && !threads_out_of_mpi())
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
                     "the job");
@@ -54,6 +63,56 @@ void hd_session_poisoned(hd_session *s)
     poisoned = 1;
 }
 
+void hd_exit_mark(const char *folder, int rank, int here)
+{
+    if (folder[0] && strlen(folder) < sizeof commits)
+        memcpy(commits, folder, strlen(folder) + 1);
+    commits_rank = rank;
+    commits_here = here;
+}
+
+/* Removes what is in the folder; with `marks_only` counts the ranks of the node that ended well. */
+static int visit_commits(int dir, int marks_only)
+{
+    int marks = 0;
+    const int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        marks += !strncmp(e->d_name, "ended.", 6);
+        if (!marks_only && e->d_name[0] != '.')
+            unlinkat(dir, e->d_name, 0);
+    }
+    if (d)
+        closedir(d);
+    else if (fd >= 0)
+        close(fd);
+    return marks;
+}
+
+/* This rank ended well. The last one of the node removes the job's commits: nobody needs them, and
+ * whoever started the job sees by that how it ended where the launcher's status does not say it. */
+static void mark_ended(void)
+{
+    char name[32];
+    int fd, dir;
+    if (!commits[0])
+        return;
+    dir = open(commits, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir < 0)
+        return;
+    snprintf(name, sizeof name, "ended.%d", commits_rank);
+    fd = openat(dir, name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 && visit_commits(dir, 1) >= commits_here) {
+        visit_commits(dir, 0);
+        rmdir(commits);
+    }
+    close(dir);
+}
+
+void hd_exit_unmet(int is) { unmet = is; }
+
 /* Runs inside libc's exit(), after Python has gone, with the exit status: the only place that sees
  * the status of `sys.exit(3)`. MPI_Finalize would wait for ranks that are waiting for this one. */
 static void at_exit(int status, void *arg)
@@ -64,9 +123,11 @@ static void at_exit(int status, void *arg)
         return;
     hd_rec_close(status & 0xff);
     MPI_Finalized(&down);
+    status &= 0xff;
+    if (down && status == 0)
+        mark_ended();
     if (down)
         return;
-    status &= 0xff;
     if (status != 0 && hd_exit_rank() >= 0) {
         /* If all ranks end with an error, the job ends by itself: give the others a moment. */
         for (int k = 0; k < 100; k++) {
@@ -84,8 +145,11 @@ static void at_exit(int status, void *arg)
             hd_abort(status, buffer);
         }
     }
-    if (!armed_owner)
+    if (!armed_owner) {
+        if (status == 0)
+            mark_ended();
         return;
+    }
     if (hd_pmi_active()) {
         if (status != 0)
             return; /* the others will not arrive, and there is no launcher to tell */
@@ -93,9 +157,14 @@ static void at_exit(int status, void *arg)
         /* Replaces the process manager's barrier, which hd_pmi.c does not have. */
         MPI_Barrier(MPI_COMM_WORLD);
     }
-    if (poisoned) /* MPI_Finalize may wait for messages that never arrive */
+    if (status == 0 && poisoned)
+        mark_ended();
+    /* MPI_Finalize may wait for messages that never arrive, or for ranks that cannot be reached */
+    if (poisoned || unmet)
         hd_end_process_soon(status);
     MPI_Finalize();
+    if (status == 0 && !poisoned)
+        mark_ended();
 }
 
 void hd_arm_exit(int owns_mpi)

@@ -6,8 +6,13 @@
 
 /* Installs the libc exit handler, which finalizes or aborts by exit status. */
 void hd_arm_exit(int owns_mpi);
+/* The folder of the job's commits ("": as before), this rank, and how many ranks the node has: the
+ * last of them that ends well removes the folder. */
+void hd_exit_mark(const char *folder, int rank, int here);
 int hd_in_child(void); /* 1 in a process forked after MPI started */
 /* Notes that requests are left that no rank will match. */
 void hd_session_poisoned(hd_session *s);
+/* Whether ranks did not arrive when all were last to meet. */
+void hd_exit_unmet(int is);
 
 #endif

@@ -1,0 +1,58 @@
+"""Where a job keeps commits that outlive its processes: hpcdist.elastic writes them there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdist import _engine, config
+from hpcdist.recordings.read import folder_of_user
+
+__all__ = ["expect_end", "folder_of_job", "job_of_this_process"]
+
+#: HPCDIST_COMMIT_JOB of this process, once it is in a process group.
+_named = ""
+
+
+def job_of_this_process(environ: Mapping[str, str] | None = None) -> str:
+    """Return the name under which this process's job keeps commits; "" if it keeps none.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+    """
+    env = os.environ if environ is None else environ
+    named = str(config.get("commit_job", env)) or (_named if environ is None else "")
+    if named:
+        return re.sub(r"[^\w.-]", "_", named)[:100]
+    restarts = env.get("TORCHELASTIC_MAX_RESTARTS", "")
+    if not (restarts.isdecimal() and int(restarts)):
+        return ""
+    # The agent lives as long as the job does on this node, and a run's id may be used again.
+    agent, began = os.getppid(), "0"
+    with contextlib.suppress(OSError, IndexError):
+        began = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"torchrun-{agent}-{began}"
+
+
+def folder_of_job(job: str) -> Path:
+    """Return a job's folder on this node."""
+    return folder_of_user() / f"commits-{job}"
+
+
+def expect_end(backends: Iterable[Any]) -> None:
+    """Let the last rank of the node that ends well remove the job's folder; local.
+
+    A job that this process starts is another one: it does not inherit the name.
+    """
+    global _named
+    _named = os.environ.pop(config.option("commit_job").variable, "") or _named
+    job = job_of_this_process()
+    comm = next((each for each in backends if isinstance(each, _engine.Comm)), None)
+    if job and comm is not None:
+        _engine.mark_end(str(folder_of_job(job)), comm.rank, len(comm.node_ranks))

@@ -1,0 +1,77 @@
+"""Where a job that failed is started again, and what its status means."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdist.cli import main, restarts
+from hpcdist.cli.restarts import Pool, lost_a_rank
+from hpcdist.launchers.commands import Hydra, Srun
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+def test_a_killed_rank_costs_a_slot_of_the_machine():
+    pool = Pool(4, 1)
+    assert pool.now() == (4, ())
+    sizes = []
+    for lost in (False, True, True, True, True, True):
+        pool.shrink(lost, [])
+        sizes.append(pool.now()[0])
+    assert sizes == [4, 4, 3, 2, 1, 0]
+
+
+def test_hosts_that_are_gone_are_left_out():
+    pool = Pool(4, 1, ["a", "b", "c"])
+    assert pool.now() == (4, ("a", "b"))
+    pool.shrink(True, [])
+    assert pool.now() == (4, ("a", "b"))
+    pool.shrink(True, ["a"])
+    assert pool.now() == (4, ("b", "c"))
+    pool.shrink(True, ["c"])
+    assert pool.now() == (2, ("b",))
+    pool.shrink(True, ["b"])
+    assert pool.now()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"), [(71, True), (137, True), (9, True), (1, False), (3, False)]
+)
+def test_what_a_status_says(status, lost):
+    assert lost_a_rank(status) is lost
+
+
+def test_nodes_of_slurm_that_are_down(monkeypatch):
+    said = "a idle\nb down*\nc mixed\nd allocated\ne drained\n"
+    monkeypatch.setattr(restarts, "_ask", lambda command: said)
+    assert restarts._dead(list("abcdef"), Srun("/bin/srun", "pmix")) == ["b", "e"]
+    assert restarts.hosts_of_allocation({"SLURM_JOB_NODELIST": "x"}) == said.split()
+    monkeypatch.setattr(restarts, "_ask", lambda command: None)
+    assert restarts._dead(["a"], Srun("/bin/srun", "pmix")) == []
+    assert restarts.hosts_of_allocation({}) == []
+
+
+def test_hosts_that_ssh_cannot_reach(monkeypatch, tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\ncase "$*" in *good*) exit 3;; esac\nexit 255\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert restarts._dead(["good", "bad", "localhost"], Hydra("/bin/run")) == ["bad"]
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert restarts._dead(["good", "bad"], Hydra("/bin/run")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--standby", "1"], "--standby needs --max-restarts"),
+        (
+            ["--standby", "2", "--max-restarts", "1", "--hosts", "a,b"],
+            "none of the 2 hosts is left",
+        ),
+        (["--max-restarts", "1", "--hosts", "a,b,c"], "4 ranks cannot be divided among 3 hosts"),
+    ],
+)
+def test_options_that_contradict(options, said, capfd):
+    assert main(["launch", "-n", "4", *options, __file__]) == 2
+    assert said in capfd.readouterr().err

@@ -1,0 +1,111 @@
+"""Commits on disk: written by all ranks, readable with torch alone, read by any number of ranks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch.distributed import checkpoint
+
+import hpcdist as dist
+from hpcdist.elastic import State, elastic
+from hpcdist.elastic.disk import Disk, _load, _save
+from hpcdist.elastic.keep import gathered
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.testing import parallel_assert
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.filterwarnings("ignore:.*assuming the intent is to load in a single process"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    names = [str(tmp_path_factory.mktemp("commits"))]
+    dist.broadcast_object_list(names, 0)
+    yield names[0]
+    dist.barrier()
+
+
+def agreed(flag: bool) -> bool:
+    return all(gathered(flag))
+
+
+def trained(folder, steps: int, stop: int = -1):
+    """Train, and stop without an end after some steps."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.5)
+    state = State(model=model, zero=zero, plain=plain, folder=folder, folder_every=2)
+    state.values.seen = []
+    for step in elastic(state, steps):
+        if step.index == stop:
+            return state, None
+        with step:
+            state.values.seen.append(step.index)
+            zero.zero_grad()
+            (model(torch.rand(4, 5)).sum() * (1 + step.index)).backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            zero.step()
+            plain.param_groups[0]["params"][0].grad = torch.full((2,), 1.0 + step.index)
+            plain.step()
+    ended = zero.shard_state(), plain.state_dict(), [p.detach() for p in model.parameters()]
+    return state, (ended, torch.rand(3))
+
+
+def same(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_it_goes_on_bit_for_bit(folder, tmp_path):
+    _, wanted = trained(None, 9)
+    trained(folder, 9, stop=7)
+    parallel_assert(sorted(os.listdir(folder)) == ["step-4", "step-6"], os.listdir(folder))
+    state, found = trained(folder, 9)
+    parallel_assert(state.began == 6 and state.values.seen == list(range(9)))
+    parallel_assert(same(found, wanted))
+    # by torch alone
+    rank = f"{folder}/step-6/rank-0"
+    weight = {"own/parts/model/0": torch.zeros(7, 5)}
+    checkpoint.load(weight, checkpoint_id=rank, no_dist=True)
+    parallel_assert(bool(weight["own/parts/model/0"].any()))
+
+
+def test_a_damaged_commit_is_not_used(folder, caplog):
+    trained(folder, 7, stop=5)
+    if dist.get_rank() == 0:
+        (file,) = [name for name in os.listdir(f"{folder}/step-4/rank-0") if "distcp" in name]
+        os.truncate(f"{folder}/step-4/rank-0/{file}", 100)
+    state, _ = trained(folder, 7)
+    parallel_assert(state.began == 2)
+    parallel_assert("step-4 is not used" in caplog.text or dist.get_rank() > 0)
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(folder, caplog):
+    blocked = f"{folder}/file"
+    if dist.get_rank() == 0:
+        open(blocked, "w").close()
+    dist.barrier()
+    disk = Disk(blocked, agreed)
+    parallel_assert(disk.find() is None)
+    parallel_assert(not disk.keep(2, {"parts": {}}, {}))
+    parallel_assert("is not kept in" in caplog.text)
+
+
+def test_what_comes_back(tmp_path):
+    thing = {
+        "a": torch.arange(3.0).to(torch.bfloat16), 1: torch.tensor(True), "1": torch.zeros(0, 2),
+        "hpcdist": torch.ones(1), "list": [None, 1.5, (torch.ones(2, 3).t(), "x")],
+    }  # fmt: skip
+    _save(thing, tmp_path / "one")
+    parallel_assert(same(_load(tmp_path / "one"), thing))

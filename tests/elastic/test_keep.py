@@ -1,0 +1,159 @@
+"""Commits in the nodes' memory: all ranks write, find and read them together, or none does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.elastic import keep, memory
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes keepers of one job, as its starts do; with nodes=2 half of the ranks are elsewhere."""
+    name = [secrets.token_hex(6)]
+    dist.broadcast_object_list(name, 0)
+    keepers = []
+
+    def make(nodes: int = 1):
+        node = dist.get_rank() * nodes // dist.get_world_size()
+        monkeypatch.setattr(keep, "node_of_this_process", lambda: f"node {node}")
+        keepers.append(keep.Keeper(f"test-{name[0]}-{node}", agreed, lambda error: False))
+        parallel_assert(keepers[-1]._memory is not None)
+        return keepers[-1]
+
+    yield make
+    dist.barrier()
+    for each in keepers:
+        each.close()
+        each._memory.remove()
+    parallel_assert(not any(each._memory.folder.exists() for each in keepers))
+
+
+def agreed(flag: bool) -> bool:
+    return all(keep.gathered(flag))
+
+
+def own(step: int) -> dict:
+    return {"values": torch.arange(300) * (step + dist.get_rank()), "step": step}
+
+
+def write(keeper: keep.Keeper, step: int) -> bool:
+    return keeper.keep(step, own(step), ["shard", dist.get_rank(), step])
+
+
+def check(found: keep.Found | None, step: int) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parallel_assert(found is not None and (found.step, found.size) == (step, size))
+    parallel_assert(torch.equal(found.own["values"], own(step)["values"]))
+    together = {old: shard for each in keep.gathered(found.shards) for old, shard in each.items()}
+    parallel_assert(together == {old: ["shard", old, step] for old in range(size)}, rank)
+
+
+def newest(keeper: keep.Keeper):
+    files = keeper._memory.folder.glob(f"[01].{dist.get_rank()}")
+    return max(files, key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_the_newest_of_two_is_found(made):
+    keeper = made()
+    parallel_assert(keeper.find() is None)
+    for step in (3, 4, 5):
+        parallel_assert(write(keeper, step))
+    again = made()
+    check(again.find(), 5)
+    parallel_assert(len(list(again._memory.folder.glob("[01].*"))) == 2 * dist.get_world_size())
+    parallel_assert(write(again, 6))
+    check(made().find(), 6)
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "gone", "no commit"])
+def test_a_damaged_file_is_refused_and_the_older_commit_taken(made, how):
+    keeper = made()
+    keeper.find()
+    for step in (1, 2):
+        parallel_assert(write(keeper, step))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        path = newest(keeper)
+        data = bytearray(path.read_bytes())
+        if how == "flipped":
+            data[-200] ^= 4
+        elif how == "truncated":
+            del data[-5:]
+        elif how == "no commit":
+            data[:8] = b"whatever"
+        path.unlink() if how == "gone" else path.write_bytes(data)
+    again = made()
+    check(again.find(), 1)
+    parallel_assert(write(again, 2))
+    check(made().find(), 2)
+    if dist.get_rank() == 0:
+        for path in again._memory.folder.glob("[01].0"):
+            os.truncate(path, 3)
+    parallel_assert(made().find() is None)
+
+
+def test_without_room_the_commit_before_stays(made, monkeypatch, caplog):
+    keeper = made()
+    keeper.find()
+    parallel_assert(write(keeper, 1))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    with monkeypatch.context() as patch:
+        if last:
+            patch.setattr(memory, "SPARE", 2.0)
+        parallel_assert(not write(keeper, 2))
+        parallel_assert(not write(keeper, 3))
+    said = [
+        record.message for record in caplog.records if "is not kept in the node's" in record.message
+    ]
+    parallel_assert(len(said) == last and all("do not fit into /dev/shm" in text for text in said))
+    check(made().find(), 1)
+    parallel_assert(write(keeper, 4))
+    check(made().find(), 4)
+
+
+def test_two_starts_do_not_mix(made):
+    """The first died with half of commit 2 written, and the second with the other half."""
+    keeper = made()
+    keeper.find()
+    parallel_assert(write(keeper, 1))
+    for half in (0, 1):
+        again = made()
+        check(again.find(), 2 if half and dist.get_world_size() == 1 else 1)
+        if dist.get_rank() % 2 == half:
+            again._write(2, own(2), ["shard", dist.get_rank(), 2])
+        dist.barrier()
+    # one rank is whole in one of them
+    check(made().find(), 2 if dist.get_world_size() == 1 else 1)
+
+
+def test_a_node_is_lost(made):
+    """The other one has copies of its ranks' files."""
+    if dist.get_world_size() == 1:
+        keeper = made(2)
+        keeper.find()
+        parallel_assert(write(keeper, 1))
+        keeper._memory.remove()
+        parallel_assert(made(2).find() is None)
+        return
+    keeper = made(2)
+    keeper.find()
+    for step in (1, 2, 3):
+        parallel_assert(write(keeper, step))
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        keeper._memory.remove()
+    dist.barrier()
+    again = made(2)
+    found = again.find()
+    check(found, 3)
+    parallel_assert(not found.same)
+    parallel_assert(write(again, 4))
+    check(made(2).find(), 4)
