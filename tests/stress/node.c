@@ -1,8 +1,8 @@
-/* The all_reduce through a node's memory (hd_node.c), and of tensors that lie in it (hd_direct.c), with ranks that stop anywhere and time out.
+/* The all_reduce through a node's memory (hd_node.c), and of tensors that lie in it (hd_direct.c), and the moves of blocks through its slots (hd_slots.c), with ranks that stop anywhere and time out.
  *
  *   node SEED processes|threads RANKS OPERATIONS
  *
- * The ranks reduce tensors of random lengths in rounds; a round ends when the memory is given up, and begins with
+ * The ranks reduce and move tensors of random lengths in rounds; a round ends when the memory is given up, and begins with
  * new memory. Ranks are delayed inside of an operation: processes by SIGSTOP, threads by naps in the middle of a
  * piece. In half of the rounds they meet before each operation, as the entry check makes them; in the others, as
  * without the check, they do not.
@@ -20,12 +20,14 @@
 #include "hd_page.h"
 #include "hd_scale.h"
 #include "hd_shared.h"
+#include "hd_slots.h"
 #include "hd_threads.h"
 #include "ranks.h"
 #include "sums.h"
 
 enum { PER_ROUND = 400, LONGEST = 8192, ROOM = LONGEST + 64 * RANKS, SEGMENT = 8 << 20 };
 enum { NOTHING, RIGHT, ERROR, BY_MPI };
+enum { SLOTS = 2048 }; /* numbers: shorter ones do not go through hd_slots.c where ranks take turns */
 
 typedef struct world {
     meeting between, before;
@@ -137,6 +139,71 @@ static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, in
     return takes ? RIGHT : BY_MPI;
 }
 
+/* What a rank must have of number i of its output, which has m numbers of each rank. */
+static int64_t expected(int kind, int op, int64_t m, int64_t i)
+{
+    int64_t sum = 0;
+    switch (kind) {
+    case HD_ALL_GATHER: return part(op, (int)(i / m), i % m);
+    case HD_ALL_TO_ALL: return part(op, (int)(i / m), self * m + i % m);
+    case HD_BROADCAST: return part(op, op % w->ranks, i);
+    default:
+        for (int r = 0; r < w->ranks; r++)
+            sum += part(op, r, self * m + i);
+        return sum;
+    }
+}
+
+/* One operation of hd_slots.c, on n numbers in all. */
+static int move(hd_comm *c, int kind, int op, int64_t n, double timeout, int64_t *data, int64_t *out)
+{
+    static const char *const names[] = {
+        [HD_REDUCE_SCATTER] = "reduce_scatter", [HD_BROADCAST] = "broadcast",
+        [HD_ALL_GATHER] = "all_gather", [HD_ALL_TO_ALL] = "all_to_all"};
+    const int64_t m = n / w->ranks, given = kind == HD_ALL_GATHER ? m : m * w->ranks,
+                  taken = kind == HD_REDUCE_SCATTER ? m : m * w->ranks;
+    hd_seg blocks[2][RANKS];
+    int outcome = BY_MPI;
+    hd_job j;
+    hd_job_init(&j, c, kind, names[kind]);
+    j.dtype = HD_INT64;
+    j.redop = HD_SUM;
+    j.count = n;
+    j.timeout = timeout;
+    j.inline_ = 1;
+    j.seq = (uint32_t)op + 1;
+    j.root = op % w->ranks;
+    j.nin = j.nout = 1;
+    contribute(data, op, self, given);
+    memset(out, 0xa5, sizeof *out * (size_t)taken);
+    if (kind == HD_BROADCAST && self == j.root)
+        memcpy(out, data, sizeof *out * (size_t)taken);
+    j.in[0] = (hd_seg){.ptr = (char *)data, .n = given};
+    j.out[0] = (hd_seg){.ptr = (char *)out, .n = taken};
+    if (kind == HD_ALL_TO_ALL) {
+        for (int q = 0; q < w->ranks; q++) {
+            blocks[0][q] = (hd_seg){.ptr = (char *)(data + q * m), .n = m};
+            blocks[1][q] = (hd_seg){.ptr = (char *)(out + q * m), .n = m};
+        }
+        j.in = blocks[0];
+        j.out = blocks[1];
+        j.nin = j.nout = w->ranks;
+    }
+    if (hd_slots(c, &j))
+        outcome = j.text ? ERROR : RIGHT;
+    j.in = &j.in1;
+    j.out = &j.out1;
+    hd_job_clear(&j);
+    for (int64_t i = 0; i < taken && outcome == RIGHT; i++)
+        if (out[i] != expected(kind, op, m, i)) {
+            __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
+            fprintf(stderr, "rank %d: %s %d of %lld numbers is wrong at %lld\n", self, names[kind], op,
+                    (long long)n, (long long)i);
+            break;
+        }
+    return outcome;
+}
+
 static void compare(int rounds)
 {
     for (int op = 0; op < PER_ROUND; op++)
@@ -152,6 +219,7 @@ static void compare(int rounds)
 
 static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
 {
+    static const int moves[8] = {HD_REDUCE_SCATTER, HD_ALL_GATHER, HD_ALL_TO_ALL, HD_BROADCAST};
     const int checked = (int)draw(all, 2), patient = draw(all, 60) == 0;
     const int64_t piece = 4096 * (w->ranks + (int64_t)draw(all, 4));
     int op;
@@ -160,9 +228,12 @@ static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
         const int64_t n = 512 + (int64_t)draw(all, draw(all, 8) ? 512 : LONGEST - 512);
         const int direct = (int)draw(all, 4); /* 2, 3: at another place on each rank */
         const double timeout = patient ? 0.15 : 0.0005 * (double)(1 + draw(all, 5));
+        const int kind = moves[draw(all, 8)]; /* in half of the cases none */
         if (checked)
             meet(&w->before, (uint32_t)w->ranks);
-        w->outcome[op][self] = (uint8_t)operate(c, op, n, direct, timeout, data);
+        w->outcome[op][self] =
+            (uint8_t)(kind ? move(c, kind, op, n < SLOTS ? n + SLOTS : n, timeout, data, data + LONGEST)
+                           : operate(c, op, n, direct, timeout, data));
         if (w->outcome[op][self] == BY_MPI)
             break;
     }
@@ -185,7 +256,7 @@ static void *rank_main(void *arg)
 {
     static int slots[RANKS];
     hd_comm c = {.name = "stress", .check = 1, .size = w->ranks, .node_slot = slots, .page = (void *)segment};
-    int64_t *data = malloc(sizeof(int64_t) * LONGEST);
+    int64_t *data = malloc(sizeof(int64_t) * 2 * LONGEST);
     chance all = chance_of(w->seed, 100);
 
     self = c.rank = (int)(intptr_t)arg;

@@ -67,7 +67,7 @@ BASE = tuple(
     )
 ) + ("tests/stress/stub/stub.c",)
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-NODE = (*BASE, "pyx/hpcdist/engine/hd_node.c", "pyx/hpcdist/engine/hd_direct.c")
+NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("node", "direct", "slots")))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
 ROLL = (
@@ -146,6 +146,14 @@ PROGRAMS = (
         short=("threads", "3", "10000"),
         long=("threads", "3", "200000"),
         slow=("threads", "3", "2000"),
+    ),
+    Program(
+        name="node-halves",
+        sources=("tests/stress/node.c", *NODE),
+        variants=("plain",),
+        short=("processes", "3", "20000"),
+        long=("processes", "3", "20000"),
+        mutation=("pyx/hpcdist/engine/hd_node.c", "(int64_t)(r->node->given & 1)", "0"),
     ),
     *(
         Program(
@@ -238,6 +246,7 @@ PROGRAMS = (
         )
         for name, variant, old, new in (
             ("left", "plain", "__ATOMIC_ACQUIRE) != LEAVING", "__ATOMIC_ACQUIRE)"),
+            ("order", "plain", "if (ends)\n        mourn", "s->dead[slot] = 1;\n    mourn"),
             ("race", "tsan", "__atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE)", "c->cur_seq"),
         )
     ),

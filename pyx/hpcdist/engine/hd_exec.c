@@ -18,6 +18,7 @@
 #include "hd_reductions.h"
 #include "hd_report.h"
 #include "hd_ring.h"
+#include "hd_slots.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_types.h"
@@ -54,6 +55,8 @@ static int barrier(hd_comm *c, hd_job *j)
 static int data(hd_comm *c, hd_job *j)
 {
     if (j->direct && hd_direct(c, j))
+        return j->text ? j->code : HD_OK;
+    if (hd_slots(c, j))
         return j->text ? j->code : HD_OK;
     switch (j->kind) {
     /* The check was the barrier. */

@@ -53,7 +53,8 @@
 typedef struct line {
     uint64_t in __attribute__((aligned(HD_LINE)));  /* pieces */
     hd_spot place;                                  /* written before `in`: see hd_direct.c */
-    uint64_t out __attribute__((aligned(HD_LINE))); /* pieces and veto */
+    uint64_t out __attribute__((aligned(HD_LINE))); /* pieces, or operations of hd_slots.c, and
+                                                     * veto */
     double after __attribute__((aligned(HD_LINE))); /* seconds, when this rank gave up */
     uint64_t at;                                    /* in the piece after so many */
     int interrupted;                                /* whether it gave up because of a signal */
@@ -72,7 +73,8 @@ struct hd_node {
     char *slots;
     size_t bytes;
     int64_t piece;   /* bytes of one half of a slot */
-    uint64_t done;   /* pieces so far, the same on all ranks */
+    uint64_t given;  /* `in` so far, and */
+    uint64_t done;   /* `out`, the same on all ranks */
     int failed_here; /* an operation of this rank has failed here */
 };
 
@@ -324,10 +326,14 @@ static int wait_all(run *r, int out, uint64_t n)
 
 /* ---- meeting ---- */
 
-static void announce_in(run *r)
+void hd_node_give(hd_node_run *r)
 {
-    __atomic_store_n(&r->node->at->lines[r->c->rank].in, r->node->done + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&r->node->at->lines[r->c->rank].in, r->node->given + 1, __ATOMIC_RELEASE);
 }
+
+int hd_node_wait(hd_node_run *r) { return wait_all(r, 0, r->node->given + 1); }
+
+void hd_node_next(hd_node_run *r) { r->node->given++; }
 
 static int announce_out(run *r)
 {
@@ -340,9 +346,12 @@ static int announce_out(run *r)
 
 int hd_node_meet(hd_node_run *r, hd_spot mine)
 {
+    int code;
     r->node->at->lines[r->c->rank].place = mine;
-    announce_in(r);
-    return wait_all(r, 0, r->node->done + 1);
+    hd_node_give(r);
+    code = hd_node_wait(r);
+    hd_node_next(r);
+    return code;
 }
 
 hd_spot hd_node_place(const hd_node_run *r, int rank) { return r->node->at->lines[rank].place; }
@@ -357,9 +366,9 @@ int hd_node_part(hd_node_run *r)
 
 /* ---- moving ---- */
 
-static char *slot(const run *r, int rank)
+char *hd_node_slot(const hd_node_run *r, int rank)
 {
-    return r->node->slots + (2 * rank + (int64_t)(r->node->done & 1)) * r->node->piece;
+    return r->node->slots + (2 * rank + (int64_t)(r->node->given & 1)) * r->node->piece;
 }
 
 int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
@@ -381,18 +390,18 @@ static int piece(run *r, char *data, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
     const int64_t item = r->item, a = hd_node_slice(r, n, me), b = hd_node_slice(r, n, me + 1);
-    char *own = slot(r, me);
+    char *own = hd_node_slot(r, me);
     int code;
 
     give(r, own, data, a);
     give(r, own + b * item, data + b * item, n - b);
-    announce_in(r);
+    hd_node_give(r);
     if (r->first)
         hd_scale_mul(data + a * item, data + a * item, b - a, r->j->dtype, r->factor);
-    if ((code = wait_all(r, 0, r->node->done + 1)))
+    if ((code = hd_node_wait(r)))
         return code;
     for (int i = 1; i < size; i++)
-        r->reduce(slot(r, (me + i) % size) + a * item, data + a * item, b - a);
+        r->reduce(hd_node_slot(r, (me + i) % size) + a * item, data + a * item, b - a);
     hd_scale_after(r->c, r->j, data + a * item, b - a);
     memcpy(own + a * item, data + a * item, (size_t)((b - a) * item));
     if ((code = announce_out(r)))
@@ -400,8 +409,9 @@ static int piece(run *r, char *data, int64_t n)
     for (int i = 1; i < size; i++) {
         const int q = (me + i) % size;
         const int64_t from = hd_node_slice(r, n, q), to = hd_node_slice(r, n, q + 1);
-        memcpy(data + from * item, slot(r, q) + from * item, (size_t)((to - from) * item));
+        memcpy(data + from * item, hd_node_slot(r, q) + from * item, (size_t)((to - from) * item));
     }
+    hd_node_next(r);
     r->node->done++;
     return HD_OK;
 }
@@ -421,12 +431,16 @@ int hd_node_ready(hd_comm *c, hd_job *j)
     return 1;
 }
 
+/* Where each rank has a core, which the ranks agree on, it beats MPI for short tensors, too; where
+ * ranks take turns it does not. */
+int64_t hd_node_least(const hd_comm *c)
+{
+    return c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
+}
+
 int hd_node_takes(hd_comm *c, hd_job *j)
 {
-    const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    /* Where each rank has a core, which the ranks agree on, it beats MPI for short tensors, too;
-     * where ranks take turns it does not. */
-    const int64_t least = c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), least = hd_node_least(c);
     int any = 0;
     if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
         return 0;

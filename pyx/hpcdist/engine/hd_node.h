@@ -34,6 +34,7 @@ typedef struct hd_spot {
     int64_t at; /* bytes from where the rank's part begins */
 } hd_spot;
 
+int64_t hd_node_least(const hd_comm *c);  /* bytes: shorter operations go another way */
 int hd_node_ready(hd_comm *c, hd_job *j); /* 1: there is the memory; 0: not; -1: failed */
 void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j);
 /* Where rank's slice of n elements begins; all but the last are whole cache lines. */
@@ -43,5 +44,13 @@ int hd_node_meet(hd_node_run *r, hd_spot mine);
 hd_spot hd_node_place(const hd_node_run *r, int rank);
 /* All ranks have read and written what they are to. */
 int hd_node_part(hd_node_run *r);
+
+/* And for hd_slots.c: an operation is a row of pieces with one hd_node_part() at its end. A piece
+ * is hd_node_give(), hd_node_wait() and, when the others' slots are read, hd_node_next(). */
+
+char *hd_node_slot(const hd_node_run *r, int rank); /* of this piece: r->step elements */
+void hd_node_give(hd_node_run *r);                  /* what this rank has for the others is there */
+int hd_node_wait(hd_node_run *r);                   /* what they have is there */
+void hd_node_next(hd_node_run *r);
 
 #endif

@@ -1,0 +1,336 @@
+"""Operations that move blocks through memory that the ranks of a node share.
+
+What they give for every dtype and size is tested with each operation in tests/collectives; the kill
+in the middle of one is in test_endings.py.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from cases import OPS, Check, draw, finish, here, poison, reference
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+#: Bytes from which a group takes the memory; the same where ranks take turns; bytes of a piece.
+LEAST, TURNS, PIECE = 4 << 10, 16 << 10, 128 << 10
+LONG = 100_003  # elements
+GUARD = 3  # elements on both sides of an output
+
+
+@pytest.fixture
+def group():
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+def shared(group) -> bool:
+    return group._comm.node_memory > 0
+
+
+class Guarded:
+    """A poisoned output at an odd address, and what lies beside it."""
+
+    def __init__(self, dtype, n):
+        self.whole = poison(dtype, n + 2 * GUARD)
+        self.tensor = self.whole[GUARD : GUARD + n]
+        self.beside = poison(dtype, GUARD)
+
+    def look(self, check, label):
+        check.equal(self.whole[:GUARD], self.beside, f"{label}: before")
+        check.equal(self.whole[len(self.whole) - GUARD :], self.beside, f"{label}: behind")
+
+
+def uneven(n: int, size: int) -> list[int]:
+    """Lengths about n, one of them 0 if there are several."""
+    return [0 if r == 1 else n + 7 * r for r in range(size)]
+
+
+# Each of these makes the call with n elements per block, and notes what is wrong.
+
+
+def reduce_scatter_tensor(check, rng, group, dtype, n, async_op, op="SUM", name="", own=False):
+    rank, size = here()
+    parts = [draw(rng, dtype, n * size + 1)[1:] for _ in range(size)]
+    want = reference(op, [part[rank * n : (rank + 1) * n] for part in parts])
+    source, out = parts[rank].clone(), Guarded(dtype, n)
+    target = source[rank * n : (rank + 1) * n] if own else out.tensor
+    call = dist.reduce_scatter_tensor
+    finish(call(target, source, OPS[op], group=group, async_op=async_op), async_op)
+    check.near(target, *want, name)
+    others = torch.arange(n * size) // max(n, 1) != rank
+    check.equal(source[others] if own else source, parts[rank][others] if own else parts[rank],
+                f"{name}: the input")  # fmt: skip
+    out.look(check, name)
+
+
+def reduce_scatter(check, rng, group, dtype, n, async_op, op="SUM", name=""):
+    rank, size = here()
+    lengths = uneven(n, size)
+    parts = [[draw(rng, dtype, m) for m in lengths] for _ in range(size)]
+    out = Guarded(dtype, lengths[rank])
+    call = dist.reduce_scatter
+    finish(call(out.tensor, parts[rank], OPS[op], group=group, async_op=async_op), async_op)
+    check.near(out.tensor, *reference(op, [part[rank] for part in parts]), name)
+    out.look(check, name)
+
+
+def all_gather_into_tensor(check, rng, group, dtype, n, async_op, name="", at=None):
+    """at: where in the output the input lies, in elements; None: elsewhere."""
+    rank, size = here()
+    parts = [draw(rng, dtype, n) for _ in range(size)]
+    out, source = Guarded(dtype, n * size), parts[rank].clone()
+    if at is not None:
+        source = out.tensor[at : at + n].copy_(source)
+    finish(
+        dist.all_gather_into_tensor(out.tensor, source, group=group, async_op=async_op), async_op
+    )
+    check.equal(out.tensor, torch.cat(parts), name)
+    check.everywhere(out.tensor, name)
+    out.look(check, name)
+
+
+def all_gather(check, rng, group, dtype, n, async_op, name=""):
+    rank, size = here()
+    parts = [draw(rng, dtype, m) for m in uneven(n, size)]
+    outs = [Guarded(dtype, len(part)) for part in parts]
+    tensors = [out.tensor for out in outs]
+    finish(dist.all_gather(tensors, parts[rank].clone(), group=group, async_op=async_op), async_op)
+    for r, out in enumerate(outs):
+        check.equal(out.tensor, parts[r], f"{name}: of {r}")
+        out.look(check, f"{name}: of {r}")
+
+
+def all_to_all_single(check, rng, group, dtype, n, async_op, name=""):
+    rank, size = here()
+    parts = [draw(rng, dtype, n * size) for _ in range(size)]
+    out = Guarded(dtype, n * size)
+    call = dist.all_to_all_single
+    finish(call(out.tensor, parts[rank].clone(), group=group, async_op=async_op), async_op)
+    check.equal(out.tensor, torch.cat([p[rank * n : (rank + 1) * n] for p in parts]), name)
+    out.look(check, name)
+
+
+def all_to_all(check, rng, group, dtype, n, async_op, name="", sizes=None):
+    rank, size = here()
+    parts = [[draw(rng, dtype, n + (sizes or 0) * (r + q)) for q in range(size)]
+             for r in range(size)]  # fmt: skip
+    outs = [Guarded(dtype, len(parts[r][rank])) for r in range(size)]
+    tensors = [out.tensor for out in outs]
+    sent = [part.clone() for part in parts[rank]]
+    finish(dist.all_to_all(tensors, sent, group=group, async_op=async_op), async_op)
+    for r, out in enumerate(outs):
+        check.equal(out.tensor, parts[r][rank], f"{name}: of {r}")
+        out.look(check, f"{name}: of {r}")
+
+
+def broadcast(check, rng, group, dtype, n, async_op, name="", root=None):
+    rank, size = here()
+    root = n % size if root is None else root
+    value, out = draw(rng, dtype, n), Guarded(dtype, n)
+    if rank == root:
+        out.tensor.copy_(value)
+    call = dist.broadcast
+    finish(call(out.tensor, group_src=root, group=group, async_op=async_op), async_op)
+    check.equal(out.tensor, value, f"{name} from {root}")
+    out.look(check, name)
+
+
+OPERATIONS = [
+    reduce_scatter_tensor, reduce_scatter, all_gather_into_tensor, all_gather, all_to_all_single,
+    all_to_all, broadcast,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", OPERATIONS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128], ids=str)
+def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
+    check, (_, size) = Check(), here()
+    blocks = 1 if call is broadcast else size
+    shares = 1 if call in (broadcast, all_gather, all_gather_into_tensor) else max(size - 1, 1)
+    piece = PIECE // shares // dtype.itemsize
+    least = [bytes_ // blocks // dtype.itemsize for bytes_ in (LEAST, TURNS)]
+    sizes = (0, *(n + k for n in least for k in (-1, 0, 1)), piece - 1, piece, piece + 1,
+             2 * piece, 3 * piece + 5)  # fmt: skip
+    for i, n in enumerate(sizes):
+        async_op = i % 2 == 1
+        name = f"{call.__name__} {dtype} n={n} async={async_op}"
+        call(check, rng, group, dtype, n, async_op, name=name)
+    check.that(shared(group) == (size > 1), f"memory of {group._comm.node_memory} bytes")
+    check.done()
+
+
+@pytest.mark.parametrize("op, dtype", [
+    ("AVG", torch.float16), ("AVG", torch.int32), ("PREMUL_SUM", torch.bfloat16),
+    ("MAX", torch.bool), ("BXOR", torch.uint8), ("MIN", torch.float64),
+])  # fmt: skip
+def test_reductions(rng, group, op, dtype):
+    """Into another tensor, and into the own block of the input."""
+    check, n = Check(), PIECE // dtype.itemsize + 77
+    for own in (False, True):
+        reduce_scatter_tensor(check, rng, group, dtype, n, False, op, f"{op} {dtype} {own}", own)
+    reduce_scatter(check, rng, group, dtype, n, True, op, f"{op} {dtype} of a list")
+    check.done()
+
+
+def test_an_input_that_lies_in_the_output(rng, group):
+    """In its own place, in another one, and across two of them."""
+    check, (rank, size) = Check(), here()
+    n = LONG
+    for at in (rank * n, (rank + 1) % size * n, n // 2 if size > 1 else 0):
+        all_gather_into_tensor(check, rng, group, torch.float32, n, False, f"at {at}", at)
+    check.done()
+
+
+def test_several_inputs_of_an_all_gather(rng, group):
+    check, (rank, size) = Check(), here()
+    lengths = (LONG, 3, 0, 40_001)
+    parts = [[draw(rng, torch.int16, n) for n in lengths] for _ in range(size)]
+    outs = [[poison(torch.int16, n) for n in lengths] for _ in range(size)]
+    dist.all_gather_coalesced(outs, [part.clone() for part in parts[rank]], group=group)
+    for r in range(size):
+        for i, n in enumerate(lengths):
+            check.equal(outs[r][i], parts[r][i], f"input {i} of {r}, {n}")
+    check.done()
+
+
+def test_sizes_that_differ_between_ranks_go_through_mpi(rng, group):
+    """No rank knows the longest of them."""
+    check = Check()
+    for n in (LEAST, LONG):
+        all_to_all(check, rng, group, torch.float32, n, False, f"n={n}", sizes=11)
+    check.that(not shared(group), f"memory of {group._comm.node_memory} bytes")
+    check.done()
+
+
+def test_any_order_in_several_groups(rng, group):
+    """The halves of the slots are used in turn by all operations, also by all_reduce."""
+    check, (rank, size) = Check(), here()
+    other = dist.new_group()
+    for turn in range(60):
+        made = (group, other)[int(rng.integers(2))]
+        n = int(rng.choice([1, 700, 5000, 33_000, LONG]))
+        which = int(rng.integers(len(OPERATIONS) + 1))
+        name = f"turn {turn}, n={n}"
+        if which < len(OPERATIONS):
+            call = OPERATIONS[which]
+            call(check, rng, made, torch.float32, n, bool(rng.integers(2)),
+                 name=f"{call.__name__}, {name}")  # fmt: skip
+            continue
+        parts = [draw(rng, torch.float32, n) for _ in range(size)]
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor, group=made)
+        check.near(tensor, *reference("SUM", parts), f"all_reduce, {name}")
+    dist.destroy_process_group(other)
+    check.done()
+
+
+def test_without_the_entry_check(rng, group):
+    """No rank waits for the others before it writes into its slot."""
+    check, (rank, _) = Check(), here()
+    group._comm.check = 0
+    for turn in range(30):
+        if turn % 10 == rank:
+            time.sleep(0.01)
+        for call in OPERATIONS:
+            name = f"{call.__name__} {turn}"
+            call(check, rng, group, torch.int32, 20_000 + turn, False, name=name)
+    group._comm.check = 1
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_without_the_memory_they_go_through_mpi(rng, group):
+    rank, size = here()
+    check = Check()
+    if rank == size - 1:
+        group._comm.node_limit = 0
+    for _ in range(2):
+        for call in OPERATIONS:
+            call(check, rng, group, torch.float32, LONG, False, name=call.__name__)
+    check.that(not shared(group), f"memory of {group._comm.node_memory} bytes")
+    check.done()
+
+
+def start(name: str, group, async_op: bool):
+    """The call with LONG elements in all, of which nobody looks at the result."""
+    _, size = here()
+    whole = torch.ones(LONG // size * size)
+    part, out = torch.ones(LONG // size), torch.empty(LONG // size * size)
+    return {
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(
+            part, whole, group=group, async_op=async_op),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(
+            out, part, group=group, async_op=async_op),
+        "all_to_all_single": lambda: dist.all_to_all_single(
+            out, whole, group=group, async_op=async_op),
+        "broadcast": lambda: dist.broadcast(whole, group_src=0, group=group, async_op=async_op),
+    }[name]()  # fmt: skip
+
+
+NAMES = ("reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single", "broadcast")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("first, async_op", [(False, True), (True, False)],
+                         ids=["last, async", "first, sync"])  # fmt: skip
+def test_a_rank_that_does_not_come_is_named(rng, group, name, async_op, first):
+    """Without the entry check, which would have noticed. Nobody is ended; it goes on over MPI."""
+    rank, size = here()
+    start(name, group, False)
+    parallel_assert(shared(group))
+    native, late = group._comm, 0 if first else size - 1
+    native.check, native.timeout = 0, 0.2
+    dist.barrier()
+    if rank == late:
+        dist.recv(torch.empty(1))
+    text = ""
+    try:
+        finish(start(name, group, async_op), async_op)
+    except dist.DistTimeoutError as error:
+        text = str(error)
+    if rank == (late + 1) % size:
+        dist.send(torch.zeros(1), late)
+    native.check, native.timeout = 1, 20.0
+    expected = ["gave up after 0."] + [f"no data from rank {late}"] * (rank != late)
+    parallel_assert(any(part in text for part in expected) and name in text, text)
+    dist.barrier()
+    check = Check()
+    for call in OPERATIONS:
+        call(check, rng, group, torch.float32, LONG, False, name=f"{call.__name__} afterwards")
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["reduce_scatter_tensor", "broadcast"])
+def test_ctrl_c_while_data_moves(group, name):
+    rank, size = here()
+    start(name, group, False)
+    parallel_assert(shared(group))
+    native, text = group._comm, ""
+    native.check = 0
+    dist.barrier()
+    if rank == 0:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        dist.recv(torch.empty(1), 0)
+    try:
+        start(name, group, False)
+    except KeyboardInterrupt:
+        text = "KeyboardInterrupt"
+    except dist.DistTimeoutError as error:
+        text = str(error)
+    for other in range(1, size if rank == 0 else 1):
+        dist.send(torch.zeros(1), other)
+    native.check = 1
+    expected = "KeyboardInterrupt" if rank == 0 else "rank 0 was interrupted while data moved in"
+    parallel_assert(expected in text, text)
+    start(name, group, False)
