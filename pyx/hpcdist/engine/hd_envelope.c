@@ -178,8 +178,10 @@ void hd_message_free(hd_job *j)
 {
     if (j->big != MPI_DATATYPE_NULL)
         MPI_Type_free(&j->big);
-    free(j->envelope);
-    free(j->spill);
+    if (!hd_p2p_unfinished(j)) { /* else it ended with an error, and MPI may still touch them */
+        free(j->envelope);
+        free(j->spill);
+    }
     j->envelope = NULL;
     j->spill = NULL;
 }

@@ -2,9 +2,11 @@
  *
  * Python's frames change while its threads run, so a helper thread first asks for the GIL, and
  * reads them while it has it. A thread that computes gives the GIL away every 5 ms. One that does
- * not within a second waits in C code, so that the frames stand still: then they are read without
- * the GIL, in the way in which faulthandler reads them at a crash. For that this thread sends
- * itself a signal that faulthandler answers; no other thread is interrupted. */
+ * not within a second may wait in C code, so that the frames stand still: then they are read
+ * without the GIL, in the way in which faulthandler reads them at a crash. For that this thread
+ * sends itself a signal that faulthandler answers; no other thread is interrupted. But the second
+ * may also be over because the cores are busy, or that thread goes on just now: frames that are
+ * read while they change are a crash. So this is done only while all threads sleep. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <execinfo.h>
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,8 +26,11 @@
 #include "hd_stacks.h"
 
 #define PATIENCE 1000000000 /* ns to wait for the GIL */
+#define LOOKS 5             /* at all threads, which must sleep each time */
+#define TRIES 8             /* to find them so */
 
 #define FRAMES 64
+#define HELPER "hpcdist-stacks" /* the thread's name */
 
 static int own_fd = -1, own_signal, native_signal;
 static void *frames[FRAMES];
@@ -61,6 +67,7 @@ static void *help(void *arg)
 {
     int (*python)(int) = __atomic_load_n(&write_python, __ATOMIC_ACQUIRE);
     (void)arg;
+    prctl(PR_SET_NAME, HELPER);
     __atomic_store_n(&helped, python ? python(own_fd) : 1, __ATOMIC_RELEASE);
     __atomic_store_n(&helping, 0, __ATOMIC_RELEASE);
     return NULL;
@@ -87,15 +94,78 @@ static int with_the_gil(void)
     return __atomic_load_n(&helped, __ATOMIC_ACQUIRE) == 0;
 }
 
-static void without_the_gil(void)
+/* ---- without the GIL ---- */
+
+static void read_line(const char *tid, const char *file, char *to, size_t room)
+{
+    char name[64];
+    ssize_t n = -1;
+    int fd;
+    snprintf(name, sizeof name, "/proc/self/task/%.16s/%s", tid, file);
+    if ((fd = open(name, O_RDONLY | O_CLOEXEC)) >= 0) {
+        n = read(fd, to, room - 1);
+        close(fd);
+    }
+    to[n > 0 ? n : 0] = 0;
+    to[strcspn(to, "\n")] = 0;
+}
+
+/* Whether a thread runs, or wants to, that may have the GIL: of hpcdist's only the helper. */
+static int any_runs(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    struct dirent *task;
+    char comm[32], stat[256];
+    int found = !tasks;
+    while (tasks && !found && (task = readdir(tasks))) {
+        const char *state;
+        if (task->d_name[0] == '.' || atoi(task->d_name) == (int)syscall(SYS_gettid))
+            continue;
+        read_line(task->d_name, "comm", comm, sizeof comm);
+        if (strncmp(comm, "hpcdist-", 8) == 0 && strcmp(comm, HELPER) != 0)
+            continue;
+        read_line(task->d_name, "stat", stat, sizeof stat);
+        state = strrchr(stat, ')');
+        found = state && state[1] && (state[2] == 'R' || state[2] == 'D');
+    }
+    if (tasks)
+        closedir(tasks);
+    return found;
+}
+
+static int all_sleep(void)
+{
+    const struct timespec nap = {0, 4000000};
+    for (int look = 0; look < LOOKS; look++) {
+        if (any_runs())
+            return 0;
+        nanosleep(&nap, NULL);
+    }
+    return !any_runs();
+}
+
+/* 1: the Python stacks are in the file; -1: by the helper, after all. */
+static int without_the_gil(void)
 {
     sigset_t one;
+    int tries = TRIES;
     if (!own_signal)
-        return;
+        return 0;
+    while (!all_sleep()) {
+        const struct timespec nap = {0, 10000000};
+        if (__atomic_load_n(&helped, __ATOMIC_ACQUIRE) == 0)
+            return -1;
+        if (!--tries)
+            return 0;
+        nanosleep(&nap, NULL);
+    }
+    if (__atomic_load_n(&helped, __ATOMIC_ACQUIRE) == 0)
+        return -1;
     sigemptyset(&one);
     sigaddset(&one, own_signal);
     pthread_sigmask(SIG_UNBLOCK, &one, NULL);
     pthread_kill(pthread_self(), own_signal); /* returns after the handler */
+    return 1;
 }
 
 /* The main thread's native stack: it is interrupted for some microseconds. */
@@ -116,20 +186,6 @@ static void write_native(void)
 }
 
 /* ---- the threads, as the kernel sees them ---- */
-
-static void read_line(const char *tid, const char *file, char *to, size_t room)
-{
-    char name[64];
-    ssize_t n = -1;
-    int fd;
-    snprintf(name, sizeof name, "/proc/self/task/%.16s/%s", tid, file);
-    if ((fd = open(name, O_RDONLY | O_CLOEXEC)) >= 0) {
-        n = read(fd, to, room - 1);
-        close(fd);
-    }
-    to[n > 0 ? n : 0] = 0;
-    to[strcspn(to, "\n")] = 0;
-}
 
 static void say_threads(hd_text *t)
 {
@@ -187,18 +243,17 @@ static void gather(hd_rec_head *h)
         /* The kernel keeps one position for both ends. */
         if (ftruncate(own_fd, 0) == 0)
             lseek(own_fd, 0, SEEK_SET);
-        how = with_the_gil();
-        if (!how)
-            without_the_gil();
+        how = with_the_gil() ? -1 : without_the_gil();
         if (native_signal && __atomic_exchange_n(&h->native, 0, __ATOMIC_ACQ_REL))
             write_native();
         n = pread(own_fd, buffer, sizeof buffer - 4096, 0);
         t.used = n > 0 ? (size_t)n : 0;
         buffer[t.used] = 0;
-        if (how)
+        if (how < 0)
             leave_out_helper(&t);
-        if (!how)
-            hd_say(&t, "(A thread of this process keeps Python's lock.)\n");
+        else
+            hd_say(&t, "(A thread of this process keeps Python's lock%s.)\n",
+                   how ? "" : " and runs: the stacks cannot be read");
     }
     say_threads(&t);
     clock_gettime(CLOCK_REALTIME, &now);
