@@ -489,5 +489,9 @@ cdef class Comm:
         """Receives; src -1 is any rank; returns the sender. See :func:`hpcdist.recv`."""
         return transfer(self, tensor, src, tag_of(self, tag), HD_RECV, RECV)
 
+    def batch_isend_irecv(self, operations):
+        """Starts messages, all receives before the first send. See :func:`hpcdist.backends.dispatch.batch`."""
+        return post_all(self, list(operations))
+
     def __repr__(self):
         return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"

@@ -53,6 +53,46 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     return work
 
 
+cdef struct Message:
+    hd_buf b
+    int peer, tag, kind
+
+
+cdef list post_all(Comm comm, list operations):
+    """A batch: nothing is posted unless all of it is valid."""
+    cdef Py_ssize_t i, n = len(operations)
+    cdef Message* m
+    cdef Message* all = <Message*> malloc((n if n else 1) * sizeof(Message))
+    cdef list keeps = [], works = [None] * n
+    cdef int kind
+    if all == NULL:
+        raise MemoryError(f"no memory for a batch of {n} messages")
+    try:
+        check_alive(comm)
+        for i in range(n):
+            m = &all[i]
+            sends, tensor, m.peer, tag = operations[i]
+            m.kind = HD_SEND if sends else HD_RECV
+            m.tag = tag_of(comm, tag)
+            keeps.append(fill(tensor, &m.b, m.kind == HD_RECV, "tensor"))
+            if m.b.strides != 0:
+                raise disordered(m.kind == HD_SEND)
+            route(comm, m.peer, m.kind, True)
+        enter(comm.c, True)
+        try:
+            for kind in (HD_RECV, HD_SEND):
+                for i in range(n):
+                    m = &all[i]
+                    if m.kind == kind:
+                        works[i] = post_now(comm, keeps[i], operations[i][1], &m.b, m.peer, m.tag, kind,
+                                            ISEND if kind == HD_SEND else IRECV, False, 0)
+        finally:
+            hd_comm_exit(comm.c)
+    finally:
+        free(all)
+    return works
+
+
 cdef int tag_of(Comm comm, object tag) except -1:
     n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
     if n < 0 or n > comm.c.tag_limit:
