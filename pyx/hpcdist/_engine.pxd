@@ -158,6 +158,14 @@ cdef extern from "hd_recorder.h" nogil:
     uint16_t hd_rec_name(const char*)
     uint32_t hd_rec_site(int line, const char* function, const char* file)
 
+cdef extern from "hd_beside.h" nogil:
+    ctypedef struct hd_beside:
+        void (*put)(hd_beside*) noexcept
+    void hd_beside_part(hd_beside*)
+
+cdef extern from "hd_beside.h":
+    hd_beside* hd_beside_new(hd_comm*, const char*, const int*, uint32_t (*site)() noexcept)
+
 cdef extern from "hd_late.h" nogil:
     void hd_late_wish(double share, double seconds)
 
@@ -211,6 +219,8 @@ cdef extern from "hd_cpus.h":
 
 cdef extern from "hd_session_life.h" nogil:
     int hd_session_open(MPI_Comm, double, hd_quota, hd_session**, char*, size_t)
+    int hd_session_opening()
+    void hd_session_opened()
     void hd_session_unref(hd_session*)
     int hd_session_size(const hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
@@ -277,8 +287,10 @@ cdef extern from "hd_abort.h" nogil:
 
 cdef extern from "hd_exit.h" nogil:
     void hd_arm_exit(int)
+    void hd_exit_mark(const char*, int, int)
     int hd_in_child()
     void hd_session_poisoned(hd_session*)
+    void hd_exit_unmet(int)
 
 cdef extern from "hd_comm_life.h" nogil:
     enum: HD_KEEP, HD_TOGETHER, HD_LATER

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from hpcdist._buffer cimport call_limit, fill_device, hd_buf
@@ -34,6 +34,18 @@ cdef extern from "hd_types.h":
     const char* hd_dtype_name(int) nogil
     const char* hd_op_name(int) nogil
 
+cdef extern from "hd_beside.h" nogil:
+    ctypedef struct hd_beside_call:
+        unsigned seq
+        int peer
+        int64_t count, in_n, out_n
+        signed char kind, dtype, redop
+        unsigned short name
+    ctypedef struct hd_beside:
+        uint64_t (*begin)(hd_beside*, const hd_beside_call*) noexcept
+        void (*end)(uint64_t, int) noexcept
+        unsigned short (*name)(const char*) noexcept
+
 cdef extern from "hd_nccl_watch.h" nogil:
     enum:
         HD_WATCH_LATE, HD_WATCH_CUDA, HD_WATCH_ABORTED, HD_WATCH_RUNS, HD_WATCH_DONE, HD_WATCH_FAILED, HD_WATCH_CAPTURED
@@ -46,6 +58,7 @@ cdef extern from "hd_nccl_watch.h" nogil:
         char* where
         char* what
         char* text
+        hd_beside* beside
     ctypedef struct hd_cuda:
         int (*create)(void**, unsigned) noexcept nogil
         int (*record)(void*, void*) noexcept nogil
@@ -63,6 +76,8 @@ cdef extern from "hd_nccl_watch.h" nogil:
         const char* api
         unsigned long long number
         void* keep
+        uint64_t record
+        unsigned records
         int state
     hd_guard* hd_guard_new(const hd_nccl*, ncclComm_t)
     void hd_guard_put(hd_guard*)
@@ -74,6 +89,8 @@ cdef extern from "hd_nccl_watch.h" nogil:
     int hd_guard_empty(hd_guard*)
     void hd_guard_lose(hd_guard*, int, const char*, const char*)
     void hd_guard_name(hd_guard*, const char*)
+    void hd_guard_beside(hd_guard*, hd_beside*)
+    void hd_watched_explain(const hd_watched*, char*, size_t)
     hd_gpu* hd_gpu_of(const hd_cuda*, void*, int)
     int hd_start(hd_gpu*, hd_guard*, void*, void*, hd_watched**, const char**)
     int hd_started(hd_watched*, void*, double, const char**)
@@ -262,6 +279,7 @@ class Group:
             settle_group(self.comms, max([comm.timeout for comm in self.comms], default=1800.0))
 
 
+include "nccl/noting.pxi"
 include "nccl/stream_queue.pxi"
 include "nccl/single_calls.pxi"
 include "nccl/work.pxi"

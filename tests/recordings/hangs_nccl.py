@@ -1,9 +1,8 @@
 """As hangs.py, over the stand-in for NCCL: the groups' CUDA tensors go over it.
 
-    HPCDIST_NCCL_CHECK=1 mpirun -n 2 python hangs_nccl.py KIND...
+    mpirun -n 2 python hangs_nccl.py KIND...
 
-Without the check the errors have the operation, its number and, for a mismatch, what both ranks
-called, but no line: operations over NCCL are not in the native recorder.
+Each kind has a group of its own, because an error over NCCL ends the group.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ from torch import Tensor
 import hpcdist as dist
 from hpcdist.backends import cuda
 
+OWN: list[dist.ProcessGroup] = []  #: the group of the kind that runs
+
 
 def late_all_reduce(rank: int, data: Tensor) -> None:
     if rank == 1:
         time.sleep(LONGER)  # hung: late_all_reduce
     else:
-        dist.all_reduce(data, async_op=True).wait(10.0)  # here: late_all_reduce
+        dist.all_reduce(data, group=OWN[0], async_op=True).wait(10.0)  # here: late_all_reduce
 
 
 def late_broadcast(rank: int, data: Tensor) -> None:
     if rank == 1:
         time.sleep(LONGER)  # hung: late_broadcast
     else:
-        dist.broadcast(data, 0, async_op=True).wait(10.0)  # here: late_broadcast
+        dist.broadcast(data, 0, group=OWN[0], async_op=True).wait(10.0)  # here: late_broadcast
 
 
 def late_gathered(rank: int, data: Tensor) -> None:
@@ -44,43 +45,44 @@ def late_gathered(rank: int, data: Tensor) -> None:
     if rank == 1:
         time.sleep(LONGER)  # hung: late_gathered
     else:
-        dist.all_gather_into_tensor(out, data, async_op=True).wait(10.0)  # here: late_gathered
+        dist.all_gather_into_tensor(out, data, OWN[0], True).wait(10.0)  # here: late_gathered
 
 
 def other_operation(rank: int, data: Tensor) -> None:
     if rank == 1:
-        dist.broadcast(data, 0, async_op=True).wait(10.0)  # hung: other_operation
+        dist.broadcast(data, 0, group=OWN[0], async_op=True).wait(10.0)  # hung: other_operation
     else:
-        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_operation
+        dist.all_reduce(data, group=OWN[0], async_op=True).wait(10.0)  # here: other_operation
 
 
 def other_size(rank: int, data: Tensor) -> None:
     if rank == 1:
-        dist.all_reduce(gpu(torch.ones(2)), async_op=True).wait(10.0)  # hung: other_size
+        two = gpu(torch.ones(2))
+        dist.all_reduce(two, group=OWN[0], async_op=True).wait(10.0)  # hung: other_size
     else:
-        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_size
+        dist.all_reduce(data, group=OWN[0], async_op=True).wait(10.0)  # here: other_size
 
 
 def other_dtype(rank: int, data: Tensor) -> None:
     if rank == 1:
         odd = gpu(torch.ones(6, dtype=torch.float64))
-        dist.all_reduce(odd, async_op=True).wait(10.0)  # hung: other_dtype
+        dist.all_reduce(odd, group=OWN[0], async_op=True).wait(10.0)  # hung: other_dtype
     else:
-        dist.all_reduce(data, async_op=True).wait(10.0)  # here: other_dtype
+        dist.all_reduce(data, group=OWN[0], async_op=True).wait(10.0)  # here: other_dtype
 
 
 def other_reduction(rank: int, data: Tensor) -> None:
     if rank == 1:
-        dist.all_reduce(data, dist.ReduceOp.MAX)  # hung: other_reduction
+        dist.all_reduce(data, dist.ReduceOp.MAX, OWN[0], True).wait(10.0)  # hung: other_reduction
     else:
-        dist.all_reduce(data)  # here: other_reduction
+        dist.all_reduce(data, group=OWN[0], async_op=True).wait(10.0)  # here: other_reduction
 
 
 def other_root(rank: int, data: Tensor) -> None:
     if rank == 1:
-        dist.broadcast(data, 1, async_op=True).wait(10.0)  # hung: other_root
+        dist.broadcast(data, 1, group=OWN[0], async_op=True).wait(10.0)  # hung: other_root
     else:
-        dist.broadcast(data, 0, async_op=True).wait(10.0)  # here: other_root
+        dist.broadcast(data, 0, group=OWN[0], async_op=True).wait(10.0)  # here: other_root
 
 
 KINDS = by_name(
@@ -89,29 +91,19 @@ KINDS = by_name(
 )  # fmt: skip
 
 
-def catch_up() -> None:
-    """Make the call that the other rank has given up."""
-    try:
-        dist.all_reduce(gpu(torch.ones(6)), async_op=True).wait(10.0)
-    except dist.DistError:
-        return
-
-
 def main() -> None:
     standin.load()
     cuda.use(standin.Runtime())
     dist.init_process_group("cpu:mpi,cuda:nccl", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     for name in sys.argv[1:]:
-        dist.all_reduce(gpu(torch.ones(1)))
+        OWN[:] = [dist.new_group(timeout=timedelta(seconds=20))]
+        dist.all_reduce(gpu(torch.ones(1)), group=OWN[0])
         standin.Stream(0).synchronize()
         dist.monitored_barrier()
         # from here on: making the communicator is not what is tried
-        dist.group.WORLD._comm.timeout = SECONDS
+        OWN[0]._comm.timeout = SECONDS
         run(KINDS[name], rank, gpu(torch.ones(6)), (dist.DistError, ValueError))
-        if rank == 1 and name.startswith("late"):
-            catch_up()
-        dist.group.WORLD._comm.timeout = 20.0
         time.sleep(0.3)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from long_form import LONG, deadline
 from recorded_jobs import SLEEPER, pids_of, start
 
 from hpcdist.recordings import find, folder_of_user, read
@@ -53,24 +54,39 @@ def names_everything(text: str, kind: str, program: Path = PROGRAM) -> None:
                    for line in lines_of("hung", kind, program)), (kind, text)  # fmt: skip
 
 
-#: Programs for stock torch, and for NCCL with its entry check: in short some kinds, in one job.
+#: Programs for stock torch, and for NCCL: in short some kinds, in one job.
 OTHERS = {
-    "bridge": ("late_asynchronous", "no_send", "other_operation", "other_root"),
+    "bridge": ("late_gathered", "late_asynchronous", "no_send", "other_operation", "other_root"),
     "nccl": ("late_all_reduce", "other_size", "other_root"),
 }
 
 
+def every_kind(program: Path) -> tuple[str, ...]:
+    """All kinds of a program, in its order."""
+    return tuple(re.findall(r"^def (\w+)\(rank: int", program.read_text(), re.MULTILINE))
+
+
+@deadline(150, long=300)
 @pytest.mark.parametrize("over", OTHERS)
 def test_a_hang_over_something_else_is_explained(over, count):
     program = PROGRAM.with_name(f"hangs_{over}.py")
-    ended = run_job(2, str(program), *OTHERS[over], env={"HPCDIST_NCCL_CHECK": "1"})
+    kinds = every_kind(program) if LONG else OTHERS[over]
+    ended = run_job(2, str(program), *kinds, limit=140)
     assert ended.code == 0, ended.text
-    for kind in OTHERS[over]:
+    for kind in kinds:
         names_everything(ended.text, kind, program)
         count(1)
 
 
-@pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
+def all_jobs() -> list[tuple[str, ...]]:
+    """Every kind, each job with one that hangs first."""
+    every = every_kind(PROGRAM)
+    quick = [kind for kind in every if kind.startswith(("other", "refused"))]
+    hangs = [kind for kind in every if kind not in quick]
+    return [(kind, *quick[i : i + 1]) for i, kind in enumerate(hangs)]
+
+
+@pytest.mark.parametrize("kinds", all_jobs() if LONG else JOBS, ids=lambda kinds: kinds[0])
 def test_a_hang_is_explained(kinds, count):
     ended = run_job(2, str(PROGRAM), *kinds)
     assert ended.code == 0, ended.text

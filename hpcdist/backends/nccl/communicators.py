@@ -40,6 +40,8 @@ class Communicators:
         Index of a device -> communicator of all ranks.
     pairs : dict
         Rank -> communicator of that rank and this one, for messages outside a batch.
+    beside : hpcdist._engine.Beside or None
+        The group's place in the flight recorder; set it before the first communicator is made.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Communicators:
     ) -> None:
         self.whole: dict[int, Communicator] = {}
         self.pairs: dict[int, Communicator] = {}
+        self.beside: Any = None
         self.timeout = timeout
         self._channel = channel
         self._rank, self._size = channel.rank, channel.size
@@ -127,6 +130,7 @@ class Communicators:
     def _label(self, comm: Communicator) -> Communicator:
         comm.timeout = self.timeout
         comm.named(f"of the group {self._name!r} on rank {self._rank}")
+        comm.noted(self.beside)
         return comm
 
     def _call(self, index: int, call: Callable[[], Any], what: str) -> Any:

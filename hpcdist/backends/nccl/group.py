@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist import _nccl, config
+from hpcdist import _engine, _nccl, config
 from hpcdist._nccl import Communicator, SingleCalls, StreamQueue
 from hpcdist.backends import cuda
 from hpcdist.backends.base import BackendOptions, GroupBackend
@@ -65,6 +65,7 @@ class NcclGroup(GroupBackend):
         self.check = int(compare is not None)
         runtime, seconds = cuda.runtime(), options.timeout.total_seconds()
         self.communicators = Communicators(channel, chosen, runtime, self.name, seconds)
+        self.communicators.beside = self._beside(options)
         self.queue = StreamQueue(
             self.name,
             self.rank,
@@ -89,6 +90,13 @@ class NcclGroup(GroupBackend):
             return None
         ranks = list(options.global_ranks_in_group) or list(range(self.size))
         return Recording(kept, Where(self.name, self.name, ranks, ranks[self.rank]), self.rank)
+
+    def _beside(self, options: BackendOptions) -> _engine.Beside | None:
+        """The group's place in the native flight recorder, which is the job's over MPI."""
+        if not isinstance(self.channel, MpiChannel):
+            return None
+        ranks = list(options.global_ranks_in_group) or list(range(self.size))
+        return _engine.Beside(self.channel.comm, f"{self.name} (NCCL)", ranks)
 
     @property
     def timeout(self) -> float:
@@ -267,6 +275,8 @@ class NcclGroup(GroupBackend):
             if late is None:
                 self.queue.forget_all()
             self.communicators.forget()
+            if self.communicators.beside is not None:
+                self.communicators.beside.part()
             self.channel.free()
         if late is not None:
             raise DistTimeoutError(

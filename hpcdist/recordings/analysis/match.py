@@ -130,11 +130,20 @@ def divergences(recordings: list[Recording]) -> list[Divergence]:
     """
     found: dict[int, Divergence] = {}
     for one in collectives(recordings):
-        if one.group.uid in found:
+        before = found.get(one.group.uid)
+        # over NCCL an error ends all that is in flight, also what was called before its cause
+        lost = before and before.kind == "failed" and _in_flight(before.collective)
+        if before and not lost:
             continue
-        if kind := _judge(one):
+        kind = _judge(one)
+        if kind and (not before or kind != "failed"):
             found[one.group.uid] = Divergence(one.first, kind, one)
     return sorted(found.values(), key=lambda divergence: divergence.at)
+
+
+def _in_flight(one: Collective) -> bool:
+    """Whether no rank waited for it."""
+    return all(call.queued for call in one.calls.values())
 
 
 def _judge(one: Collective) -> str:

@@ -61,18 +61,25 @@ cdef int enter(hd_comm* c, bint begins) except -1:
 # ---- the calling line ----
 
 cdef str PACKAGE = __file__.rpartition("/")[0] + "/"
+#: Where the function is that stands before a deprecated one, as torch's all_gather_into_tensor.
+cdef tuple DEPRECATED = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py")
 
 
 cdef object calling_frame():
     """The innermost frame of the program's own, or None."""
     cdef object frame = sys._getframe()
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        # Inside backward() torch's own frames stand between the user's line and ours.
-        if not filename.startswith((PACKAGE, "<frozen")) and "/site-packages/torch/" not in filename:
-            break
+    while frame is not None and is_between(frame.f_code):
         frame = frame.f_back
     return frame
+
+
+cdef bint is_between(object code) except -1:
+    """Whether the code stands between the program's line and the engine."""
+    filename = code.co_filename
+    # torch's own: inside backward(), and over the bridge.
+    if filename.startswith((PACKAGE, "<frozen")) or "/site-packages/torch/" in filename:
+        return True
+    return code.co_name == "wrapper" and filename.endswith(DEPRECATED)
 
 
 cdef object line_of(object frame):

@@ -179,7 +179,7 @@ static void say_ranks(hd_text *t, const int32_t *ranks, int n)
     }
 }
 
-uint16_t hd_rec_group(const hd_comm *c, const int32_t *world)
+uint16_t hd_rec_group_of(int rank, int size, uint64_t uid, const char *name, const int32_t *world)
 {
     char buffer[4096];
     uint16_t id = 0, next;
@@ -190,9 +190,9 @@ uint16_t hd_rec_group(const hd_comm *c, const int32_t *world)
         next++;
     while ((!next || lives[next]) && next != groups);
     hd_text_init(&t, buffer, sizeof buffer - 1);
-    hd_say(&t, "g %u %d %d %llu %s\t", next, c->rank, c->size, (unsigned long long)c->uid, c->name);
+    hd_say(&t, "g %u %d %d %llu %s\t", next, rank, size, (unsigned long long)uid, name);
     if (world)
-        say_ranks(&t, world, c->size);
+        say_ranks(&t, world, size);
     if (t.used >= t.room - 1) /* cut: the list is too long */
         t.used = (size_t)(strchr(buffer, '\t') + 1 - buffer);
     buffer[t.used++] = '\n';
@@ -202,6 +202,11 @@ uint16_t hd_rec_group(const hd_comm *c, const int32_t *world)
     }
     pthread_mutex_unlock(&mu);
     return id;
+}
+
+uint16_t hd_rec_group(const hd_comm *c, const int32_t *world)
+{
+    return hd_rec_group_of(c->rank, c->size, c->uid, c->name, world);
 }
 
 void hd_rec_forget(uint16_t group)

@@ -108,6 +108,7 @@ void hd_rec_beat(void); /* by the watchdog: this process lives, and how its cloc
 /* What records refer to by number: written once. 0: there is no room for more, or it is off. */
 uint16_t hd_rec_name(const char *api);
 uint16_t hd_rec_group(const hd_comm *c, const int32_t *world); /* world: the members' ranks */
+uint16_t hd_rec_group_of(int rank, int size, uint64_t uid, const char *name, const int32_t *world);
 void hd_rec_forget(uint16_t group); /* it is gone: where room is needed, so is its name */
 /* With the GIL. It may drop older lines: see `drops`. */
 uint32_t hd_rec_site(int line, const char *function, const char *file);

@@ -199,6 +199,66 @@ void hd_view_operations(const hd_view *v, hd_text *t)
     }
 }
 
+/* ---- one group's ---- */
+
+void hd_view_name(const hd_view *v, unsigned number, char *out, size_t room)
+{
+    int length;
+    const char *at = look_up(v, 'n', number, &length);
+    snprintf(out, room, "%.*s", length, at);
+}
+
+unsigned hd_view_group(const hd_view *v, uint64_t uid)
+{
+    const char *at = v->log, *end = at + __atomic_load_n(&v->head->log_used, __ATOMIC_ACQUIRE);
+    unsigned found = 0; /* the last one: an earlier one may be of a group that is gone */
+    while (at < end) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        char *rest;
+        if (!stop)
+            break;
+        if (at[0] == 'g') {
+            const unsigned number = (unsigned)strtoul(at + 2, &rest, 10);
+            (void)strtol(rest, &rest, 10); /* rank and size */
+            (void)strtol(rest, &rest, 10);
+            if (strtoull(rest, &rest, 10) == uid)
+                found = number;
+        }
+        at = stop + 1;
+    }
+    return found;
+}
+
+int hd_view_find(const hd_view *v, unsigned group, uint32_t seq, hd_record *at, hd_record *last)
+{
+    int found = 0;
+    hd_record r;
+    memset(last, 0, sizeof *last);
+    for (uint32_t i = 0; group && i < v->head->records; i++) {
+        if (!copy(&v->ring[i], &r) || r.group != group || r.kind == HD_SEND || r.kind == HD_RECV)
+            continue;
+        if (r.id > last->id)
+            *last = r;
+        if (r.seq == seq) {
+            *at = r;
+            found = 1;
+        }
+    }
+    return found;
+}
+
+int hd_view_next(const hd_view *v, unsigned group, uint64_t after, uint64_t id, hd_record *at)
+{
+    hd_record r;
+    at->id = 0;
+    for (uint32_t i = 0; i < v->head->records; i++)
+        if (copy(&v->ring[i], &r) && r.group == group && r.id > after &&
+            (r.id == id || (r.id < id && goes_on(&r) && r.kind != HD_SEND && r.kind != HD_RECV)) &&
+            (!at->id || r.id < at->id))
+            *at = r;
+    return at->id != 0;
+}
+
 /* ---- stacks ---- */
 
 /* faulthandler writes the main thread last. */

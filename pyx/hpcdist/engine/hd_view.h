@@ -19,6 +19,13 @@ void hd_view_close(hd_view *v);
 void hd_view_say(const hd_view *v, const hd_record *r, hd_text *t);
 /* The operations that have not ended, and the last one; "" if there is none. */
 void hd_view_operations(const hd_view *v, hd_text *t);
+void hd_view_name(const hd_view *v, unsigned number, char *out, size_t room); /* "all_reduce" */
+/* The number that a group has in this file, 0: it does not know it. */
+unsigned hd_view_group(const hd_view *v, uint64_t uid);
+/* A group's collective with that number, and its last one; 0: it is not there. */
+int hd_view_find(const hd_view *v, unsigned group, uint32_t seq, hd_record *at, hd_record *last);
+/* The group's oldest collective after number `after` that has not ended; at last operation `id`. */
+int hd_view_next(const hd_view *v, unsigned group, uint64_t after, uint64_t id, hd_record *at);
 /* The innermost frames of the main thread: "load.py:12 in read < train.py:50 in main". */
 void hd_view_where(const hd_view *v, hd_text *t);
 

@@ -96,3 +96,56 @@ def report_hang(str why="the program asks for it"):
             with nogil:
                 hd_hang_report(comm.c.session, text, 0)
             return
+
+
+cdef class Beside:
+    """A group's operations that another library than MPI moves, for the flight recorder and error texts.
+
+    Parameters
+    ----------
+    comm : Comm
+        The same ranks in the same order.
+    name : str
+        Name in the recorder.
+    ranks : sequence of int
+        Their ranks in the world.
+    """
+
+    cdef hd_beside* at
+    cdef Comm comm  # keeps the communicator's memory
+
+    def __init__(self, Comm comm not None, str name, ranks):
+        cdef bytes text = name.encode()
+        cdef int* known
+        cdef int i, size = len(ranks)
+        check_alive(comm)
+        if self.at != NULL or size != comm.c.size:
+            raise ValueError(f"{size} ranks for a group of {comm.c.size}")
+        known = <int*> malloc(size * sizeof(int))
+        if known == NULL:
+            raise MemoryError("there is no memory for a group's name")
+        try:
+            for i in range(size):
+                known[i] = ranks[i]
+            self.at = hd_beside_new(comm.c, text, known, site_here)
+        finally:
+            free(known)
+        if self.at == NULL:
+            raise MemoryError("there is no memory for a group's name")
+        self.comm = comm
+
+    def __dealloc__(self):
+        if self.at != NULL and not hd_forked:
+            self.part()
+            self.at.put(self.at)
+
+    cpdef part(self):
+        """Use the group over MPI no more: it is about to be freed."""
+        if self.at != NULL and not hd_forked:
+            with nogil:
+                hd_beside_part(self.at)
+
+    @property
+    def address(self):
+        """int: the ``hd_beside`` for the other library's module."""
+        return <size_t> self.at

@@ -87,6 +87,17 @@ cdef class Communicator(Operations):
         cdef bytes text = where.encode()
         hd_guard_name(self.guard, text)
 
+    def noted(self, beside):
+        """Note its operations in the flight recorder; before its first one.
+
+        Parameters
+        ----------
+        beside : hpcdist._engine.Beside or None
+            The group's place there; None: they are not noted.
+        """
+        if beside is not None:
+            hd_guard_beside(self.guard, <hd_beside*> <uintptr_t> beside.address)
+
     def split(self, int color, int key, double timeout=1800.0):
         """Divide the communicator; all its ranks call it.
 

@@ -13,8 +13,9 @@
 #define IDLE_NS 100000000
 /* Seconds that calls inside NCCL have to return before NCCL is aborted under them. */
 #define PATIENCE 1.0
-#define CAPTURE_RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
-#define EVENT_FLAGS 2u    /* CU_EVENT_DISABLE_TIMING */
+#define AHEAD_NS 600000000 /* before a timeout it asks the ranks for their stacks */
+#define CAPTURE_RELAXED 2  /* CU_STREAM_CAPTURE_MODE_RELAXED */
+#define EVENT_FLAGS 2u     /* CU_EVENT_DISABLE_TIMING */
 
 /* Protects the list, the devices and their spare events. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -50,13 +51,24 @@ hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm)
 
 void hd_guard_put(hd_guard *guard)
 {
-    if (guard && __atomic_sub_fetch(&guard->refs, 1, __ATOMIC_ACQ_REL) == 0)
-        free(guard);
+    if (!guard || __atomic_sub_fetch(&guard->refs, 1, __ATOMIC_ACQ_REL))
+        return;
+    if (guard->beside)
+        guard->beside->put(guard->beside);
+    free(guard);
 }
 
 void hd_guard_name(hd_guard *guard, const char *where)
 {
     snprintf(guard->where, sizeof guard->where, "%s", where);
+}
+
+void hd_guard_beside(hd_guard *guard, hd_beside *beside)
+{
+    if (guard->beside)
+        return;
+    __atomic_add_fetch(&beside->refs, 1, __ATOMIC_ACQ_REL);
+    guard->beside = beside;
 }
 
 void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text)
@@ -136,10 +148,43 @@ void hd_watched_name(const hd_watched *w, char *text, size_t size)
     snprintf(text, size, "%s #%llu %s", w->api, (unsigned long long)w->number, w->guard->where);
 }
 
+void hd_watched_explain(const hd_watched *w, char *text, size_t size)
+{
+    hd_beside *b = w->guard->beside;
+    const uint64_t record = __atomic_load_n(&w->record, __ATOMIC_ACQUIRE);
+    if (b && record)
+        b->explain(b, record, text, size);
+}
+
+/* The recorder's codes, see hd_base.h: 1 backend, 2 mismatch, 3 timeout, 4 failed, 7 closed. */
+static int code_of(int failed)
+{
+    switch (failed) {
+    case HD_WATCH_LATE: return 3;
+    case HD_WATCH_ABORTED: return 7;
+    case HD_NCCL_REMOTE: return 4;
+    case HD_NCCL_USAGE:
+    case HD_NCCL_ARGUMENT: return 2;
+    }
+    return 1;
+}
+
+void hd_watched_end(hd_watched *w, int state)
+{
+    hd_beside *b = w->guard->beside;
+    const int good = state == HD_WATCH_DONE || state == HD_WATCH_CAPTURED;
+    uint64_t record = __atomic_load_n(&w->record, __ATOMIC_RELAXED);
+    if (!b || !record) /* without a locked instruction: most calls end here */
+        return;
+    record = __atomic_exchange_n(&w->record, 0, __ATOMIC_ACQ_REL);
+    for (uint32_t i = 0; record && i < w->records; i++)
+        b->end(record + i, good ? 0 : code_of(load(&w->guard->failed)));
+}
+
 /* The current state of one operation. */
 static int look(hd_watched *w)
 {
-    char said[512], name[192];
+    char said[2048], name[192];
     int state = load(&w->state), rc, code;
     if (state != HD_WATCH_RUNS)
         return state;
@@ -149,6 +194,7 @@ static int look(hd_watched *w)
     /* also if it has ended: after an error it may end without a result */
     if ((rc == 0 || rc == HD_CUDA_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0) {
         hd_watched_name(w, name, sizeof name);
+        hd_watched_explain(w, said, sizeof said);
         hd_guard_fail(w->guard, code, name, said);
     }
     if (load(&w->guard->failed))
@@ -162,23 +208,31 @@ static int look(hd_watched *w)
 
 static void settle(hd_watched *w, int state)
 {
+    hd_watched_end(w, state);
     __atomic_store_n(&w->state, state, __ATOMIC_RELEASE);
 }
 
 static void examine(hd_watched *w)
 {
-    char text[512], name[192];
+    char text[2048], name[192];
     int state = look(w);
+    hd_beside *b = w->guard->beside;
 
+    if (b && state == HD_WATCH_RUNS && w->deadline - now() < AHEAD_NS)
+        b->expect(b, 0.0);
     if (state == HD_WATCH_RUNS && now() > w->deadline) {
         hd_watched_name(w, name, sizeof name);
         snprintf(text, sizeof text, "%s was not done after %g s", name, w->limit);
+        hd_watched_explain(w, text, sizeof text);
+        if (b)
+            b->report(b, text);
         hd_guard_fail(w->guard, HD_WATCH_LATE, name, text);
         state = HD_WATCH_FAILED;
     }
     if (state == HD_WATCH_CUDA) {
         hd_watched_name(w, name, sizeof name);
         snprintf(text, sizeof text, "CUDA reports an error while %s was in flight", name);
+        hd_watched_explain(w, text, sizeof text);
         hd_guard_fail(w->guard, HD_WATCH_CUDA, name, text);
         state = HD_WATCH_FAILED;
     }
@@ -335,6 +389,8 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
     w->after = NULL;
     w->refs = 1;
     w->listed = 0;
+    w->record = 0;
+    w->records = 0;
     w->apart = stream != current;
     captured = hd_captures(gpu, current);
     w->state = captured ? HD_WATCH_CAPTURED : HD_WATCH_RUNS;
@@ -408,6 +464,7 @@ void hd_watch_put(hd_watched *w)
 {
     if (!w || __atomic_sub_fetch(&w->refs, 1, __ATOMIC_ACQ_REL) != 0)
         return;
+    hd_watched_end(w, w->state); /* if it was not enqueued, or captured */
     hd_guard_put(w->guard);
     pthread_mutex_lock(&lock);
     w->next = w->gpu->spare;

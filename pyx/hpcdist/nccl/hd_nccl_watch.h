@@ -6,6 +6,7 @@
 
 #include <stdint.h>
 
+#include "hd_beside.h"
 #include "hd_nccl.h"
 
 /* One communicator. The thread that sets `taken` may abort or destroy it, once, after giving
@@ -20,7 +21,8 @@ typedef struct {
     int raised; /* an exception has been made of it; accessed with the GIL held */
     char where[128]; /* "of the group 'world' on rank 0" */
     char what[192];  /* the operation that was in flight */
-    char text[512];
+    char text[2048];
+    hd_beside *beside; /* the flight recorder; NULL: there is none */
 } hd_guard;
 
 /* An operation exceeded its time; CUDA reports an error; this process has aborted the communicator
@@ -65,6 +67,8 @@ typedef struct hd_watched {
     int64_t deadline;        /* ns, monotonic */
     double limit;            /* seconds it had, for the message */
     void *keep;              /* for the owner of the queue */
+    uint64_t record;         /* atomic: the number of its first record; 0: none, or it has ended */
+    uint32_t records;        /* of messages that start together: how many */
     int apart;               /* on a stream other than the caller's */
     int refs, state, listed; /* atomic */
 } hd_watched;
@@ -73,6 +77,8 @@ hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
 void hd_guard_put(hd_guard *guard);
 /* The owner, for messages; set it before its first operation. */
 void hd_guard_name(hd_guard *guard, const char *where);
+/* Its operations' flight recorder, of which it becomes one of the owners; likewise. */
+void hd_guard_beside(hd_guard *guard, hd_beside *beside);
 static inline int hd_guard_failed(hd_guard *guard)
 {
     return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE);
@@ -129,6 +135,10 @@ int hd_order(hd_watched *w, void *stream);
 int hd_captures(hd_gpu *gpu, void *stream);
 /* "all_reduce #3 of the group 'world' on rank 0" */
 void hd_watched_name(const hd_watched *w, char *text, size_t size);
+/* Notes in the flight recorder that it has ended. */
+void hd_watched_end(hd_watched *w, int state);
+/* Adds to a text what all ranks called in its place. */
+void hd_watched_explain(const hd_watched *w, char *text, size_t size);
 /* Checks the event for at most `seconds`; returns the state. */
 int hd_watch_wait(hd_watched *w, double seconds);
 void hd_watch_put(hd_watched *w);

@@ -8,13 +8,13 @@ cdef struct one_call:
     size_t count
     int dtype
     int how  # operation of a reduction, or root of a broadcast
+    hd_beside_call about
 
 cdef enum:
     ALL_REDUCE_CALL, BROADCAST_CALL, ALL_GATHER_CALL, REDUCE_SCATTER_CALL
 
 cdef tuple CALLS = ("ncclAllReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter")
 cdef tuple KINDS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
-cdef dict names = {}  # name of an operation -> its bytes, which operations in flight point to; never emptied
 
 
 cdef int call(Communicator comm, one_call* c, hd_stream stream) noexcept nogil:
@@ -87,6 +87,7 @@ cdef class StreamQueue:
     cdef readonly int rank
     cdef readonly int size
     cdef readonly unsigned long long seq
+    cdef unsigned collectives    # of these, which have numbers of their own
     cdef readonly object runtime
     cdef readonly object lock
     cdef object communicators
@@ -275,11 +276,20 @@ cdef class StreamQueue:
                 found = self.communicators.connect_pair(place.number, peer)
         return found
 
+    cdef unsigned next_number(self, const hd_beside_call* about):
+        """Collectives have numbers of their own, which are the same on all ranks."""
+        self.seq += 1
+        if about.kind >= REC_SEND:
+            return self.seq
+        self.collectives += 1
+        return self.collectives
+
     cdef hd_watched* start(self, str api, Place place, Communicator comm, uintptr_t current, bint async_op,
-                           one_call* c, object enqueue, object keep) except NULL:
+                           one_call* c, object enqueue, object keep, hd_beside_call* about, int abouts) except NULL:
         """Enqueue an operation, and add it to the watchdog's list and the queue; with the lock.
 
-        The caller gets the operation; if it is captured into a graph, the caller owns it.
+        `about` describes it, or the messages that it is, for the flight recorder. The caller gets the operation; if it
+        is captured into a graph, the caller owns it.
         """
         cdef uintptr_t stream = self.stream_of(place) if async_op else current
         cdef hd_watched* w = NULL
@@ -289,18 +299,19 @@ cdef class StreamQueue:
         cdef bint over = False
         cdef double limit = call_limit() or self.limit
         cdef unsigned long long number
-        text = names.get(api)
-        if text is None:
-            text = names[api] = api.encode()
-        name = <bytes> text
+        cdef uint64_t record
+        cdef ApiName known = name_of_api(api)
+        name = known.text
         comm.alive()
-        self.seq += 1
-        number = self.seq
+        number = self.next_number(about)
+        record = note_calls(comm.guard.beside, known, about, abouts, number)
         with nogil:
             rc = hd_start(place.gpu, comm.guard, <void*> current, <void*> stream, &w, &said)
             if rc == 0:
                 w.api = name
                 w.number = number
+                w.record = record
+                w.records = abouts
                 if c != NULL:
                     code = call(comm, c, <hd_stream> stream)
                     if code == HD_NCCL_SUCCESS:
@@ -314,8 +325,9 @@ cdef class StreamQueue:
                     enqueue(comm, stream)
             except DistError as error:  # NCCL's own text contains neither the group nor the number
                 what = name_of(w)
+                error = type(error)(f"{what} could not start: {error}{explained(w)}")
                 hd_watch_put(w)
-                raise type(error)(f"{what} could not start: {error}") from None
+                raise error from None
             except BaseException:
                 hd_watch_put(w)
                 raise
@@ -323,6 +335,8 @@ cdef class StreamQueue:
                 rc = hd_started(w, <void*> stream, limit, &said)
         if rc:
             what = f"{api} #{number} {comm.guard.where.decode('utf-8', 'replace')}"
+            if w == NULL and record:
+                end_calls(comm.guard.beside, record, abouts)
             hd_watch_put(w)
             raise cuda_error(rc, said, what)
         if w.state != HD_WATCH_CAPTURED:
@@ -372,9 +386,10 @@ cdef class StreamQueue:
                 entry = self.recording.note(KINDS[c.kind], [ins], [outs], -1, self.limit)
             if later:
                 held = [outs] if ins is outs else [outs, ins]
-                w = self.start(api, place, comm, current, True, c, None, held)
+                w = self.start(api, place, comm, current, True, c, None, held, &c.about, 1)
             else:
-                w = self.start(api, place, comm, current, False, c, None, outs if ins is outs else (outs, ins))
+                w = self.start(api, place, comm, current, False, c, None, outs if ins is outs else (outs, ins),
+                               &c.about, 1)
             if entry is not None:
                 entry.follow(self.work_of(w, place, None, (), False, -1))
             if later or self.blocking_wait:
@@ -431,6 +446,8 @@ cdef class StreamQueue:
         cdef Communicator comm
         cdef hd_watched* w
         cdef NcclWork work = None
+        cdef hd_beside_call[MOST_TOGETHER] about
+        cdef int abouts
         entry = None
         unforked()
         for region in regions:
@@ -439,6 +456,8 @@ cdef class StreamQueue:
         place = self.place(index)
         blocks = blocks or self.blocking_wait
         held = list(tensors)
+        batch = shown[0] if api == "batch_isend_irecv" and shown is not None else tensors
+        abouts = describe_any(about, api, regions, peer, facts, batch)
         with self.lock:
             try:
                 self.ready(api, facts)
@@ -447,7 +466,7 @@ cdef class StreamQueue:
                 if self.recording is not None and not hd_captures(place.gpu, <void*> current):
                     ins, outs = (tensors, tensors) if shown is None else shown
                     entry = self.recording.note(api, ins, outs, peer, self.limit)
-                w = self.start(api, place, comm, current, later, NULL, enqueue, held)
+                w = self.start(api, place, comm, current, later, NULL, enqueue, held, about, abouts)
                 if entry is not None:
                     entry.follow(self.work_of(w, place, None, (), False, -1))
                 work = self.work_of(w, place, held, tensors, blocks, source)

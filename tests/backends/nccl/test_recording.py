@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 from datetime import timedelta
 
 import pytest
@@ -19,7 +20,8 @@ from torch.distributed.flight_recorder.components import utils
 
 import hpcdist as dist
 import hpcdist.torch
-from hpcdist import flight_recorder
+from hpcdist import _engine, flight_recorder
+from hpcdist.recordings import read
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("runtime")]
@@ -129,3 +131,40 @@ def test_a_failure_writes_a_dump(folder):
         assert last["profiling_name"] == "nccl:all_reduce" and last["state"] == "started"
     with contextlib.suppress(dist.DistError):
         dist.destroy_process_group(group)
+
+
+def test_the_native_recorder_has_them_without_a_setting():
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:mpi,cuda:nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group()
+    dist.all_reduce(gpu(torch.ones(6)), dist.ReduceOp.MAX, group)
+    dist.broadcast(gpu(torch.ones(3)), 0, group, async_op=True).wait()
+    peers = [(rank + 1) % size, (rank - 1) % size]
+    batch = [
+        dist.P2POp(dist.isend, gpu(torch.ones(5)), group=group, group_peer=peers[0]),
+        dist.P2POp(dist.irecv, gpu(torch.ones(5)), group=group, group_peer=peers[1]),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait(10.0)
+    name = f"{group.group_name} (NCCL)"
+    until = time.monotonic() + 30
+    while True:  # the watchdog notes the ends
+        kept = read(_engine.recorder_path()).operations
+        named = [one for one in kept if one.group is not None and one.group.name == name]
+        mine = [one for one in named if one.group.uid == named[-1].group.uid]  # others are gone
+        if all(one.finished for one in mine) or time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    found = [(one.name, one.kind, one.seq, one.peer, one.elements, one.state) for one in mine]
+    wanted = [
+        ("all_reduce", "all_reduce", 1, -1, 6, "done"),
+        ("broadcast", "broadcast", 2, 0, 3, "done"),
+        ("batch_isend_irecv", "send", 0, peers[0], 5, "done"),
+        ("batch_isend_irecv", "recv", 0, peers[1], 5, "done"),
+    ]
+    parallel_assert(found == wanted, lambda: str(found))
+    sites = {one.site.function for one in mine if one.site}
+    parallel_assert(sites == {"test_the_native_recorder_has_them_without_a_setting"})
+    parallel_assert([mine[0].op, mine[0].dtype] == ["MAX", "float32"], lambda: str(mine[0]))
+    dist.destroy_process_group(group)

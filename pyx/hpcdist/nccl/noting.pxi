@@ -1,0 +1,96 @@
+# What the native flight recorder learns of an operation.
+
+# Kinds of the flight recorder, as enum hd_kind of engine/hd_job.h; an operation that is not listed is named alone.
+cdef enum:
+    REC_ALL_REDUCE = 1, REC_REDUCE_SCATTER = 3, REC_BROADCAST = 4, REC_ALL_GATHER = 5, REC_SEND = 9, REC_RECV = 10
+
+cdef dict REC_KINDS = {
+    "barrier": 0, "all_reduce_coalesced": 1, "reduce": 2, "reduce_scatter": 3, "all_gather": 5, "gather": 6, "scatter": 7,
+    "all_to_all": 8, "all_to_all_single": 8, "isend": REC_SEND, "irecv": REC_RECV,
+}
+
+cdef enum:
+    MOST_TOGETHER = 64  # messages of one batch that are noted
+
+cdef dict names = {}  # name of an operation -> ApiName, whose bytes operations in flight point to; never emptied
+
+
+@cython.final
+cdef class ApiName:
+    cdef bytes text
+    cdef unsigned short number  # the flight recorder's; 0: it has none so far
+
+
+cdef void describe(hd_beside_call* c, int kind, int dtype, int redop, int root, int64_t ins, int64_t outs) noexcept:
+    """One call for the flight recorder."""
+    c.kind = kind
+    c.dtype = dtype
+    c.redop = redop
+    c.peer = root
+    c.count = ins
+    c.in_n = ins
+    c.out_n = outs
+
+
+cdef int describe_any(hd_beside_call* out, str api, regions, int peer, facts, list tensors) except -1:
+    """Calls for the flight recorder; returns how many: each message of a batch is one."""
+    cdef int i, n, kind = REC_KINDS.get(api, -1)
+    cdef int64_t elements = 0
+    cdef int redop = -1, root = peer
+    if api == "batch_isend_irecv":
+        n = min(len(tensors), MOST_TOGETHER)
+        for i in range(n):
+            sends, _, other, _ = tensors[i]
+            describe(&out[i], REC_SEND if sends else REC_RECV, regions[i].dtype, -1, other, regions[i].elements,
+                     regions[i].elements)
+        return n
+    for region in regions:
+        elements += region.elements
+    if facts and isinstance(facts[0], ReduceOp):
+        redop = facts[0].code
+        if kind == 2:
+            root = facts[3]
+    describe(out, kind, regions[0].dtype if regions else -1, redop, root, elements, elements)
+    return 1
+
+
+cdef ApiName name_of_api(str api):
+    cdef ApiName known = names.get(api)
+    if known is None:
+        known = ApiName.__new__(ApiName)
+        known.text = api.encode()
+        names[api] = known
+    return known
+
+
+cdef uint64_t note_calls(hd_beside* to, ApiName name, hd_beside_call* about, int abouts, unsigned number) except? 0:
+    """Note calls in the flight recorder; returns the number of the first, 0: there is none."""
+    cdef uint64_t first = 0, one
+    cdef int i
+    if to == NULL:
+        return 0
+    if name.number == 0:
+        name.number = to.name(name.text)
+    for i in range(abouts):
+        about[i].name = name.number
+        about[i].seq = number if about[i].kind < REC_SEND else 0
+        one = to.begin(to, &about[i])
+        if i == 0:
+            first = one
+    return first
+
+
+cdef void end_calls(hd_beside* to, uint64_t record, int abouts) noexcept:
+    """Note that calls could not be started."""
+    cdef int i
+    for i in range(abouts):
+        to.end(record + i, 1)
+
+
+cdef str explained(hd_watched* w):
+    """Lines about what all ranks called in its place, or nothing."""
+    cdef char[2048] text
+    text[0] = 0
+    with nogil:
+        hd_watched_explain(w, text, sizeof(text))
+    return text.decode("utf-8", "replace")
