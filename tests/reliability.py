@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,9 @@ class Row:
         Cases that the long form must have run.
     cases, failed, slowest, seconds
         What came of it. `slowest` is the worst single case, in seconds.
-    problems, grown : list of str
-        What failed; by how much the processes grew, where that is what is tried.
+    problems, grown, left_out : list of str
+        What failed; by how much the processes grew, where that is what is tried; the tests that
+        this MPI leaves out, and why.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Row:
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
     grown: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def rows() -> list[Row]:
@@ -102,8 +105,12 @@ def rows() -> list[Row]:
             [f"{nccl}/test_faults.py", f"{nccl}/test_without_mpi.py"], (1, 2, 3, 4), 350),
         Row("survive", "ranks killed: the others train on, bit for bit; or a warning at the start",
             ["groups/test_reconfigure.py", "elastic/test_elastic.py"], (), 1),
+        Row("restart", "killed jobs start again and end bit for bit as undisturbed ones",
+            ["elastic/test_restarts.py:killed_jobs"], (), 10),
+        Row("nodes", "2 nodes: kill, stop, cut link: named at timeout + <= 1 s, nothing left",
+            ["engine/test_node_faults.py"], (), 90),
         Row("hangs", "late, absent, mismatched: rank, op, number and line are named",
-            ["recordings/test_reports.py:explained"], (), 15),
+            ["recordings/test_reports.py:explained"], (), 39),
         Row("server", "debug server attacked, killed, rank killed: job undisturbed",
             ["debug/test_server.py"], (), 300),
     ]  # fmt: skip
@@ -185,7 +192,11 @@ def run(row: Row, launch: list[str], env: dict[str, str], limit: float) -> None:
             text = output.read_text(errors="replace") if ended else f"not done after {limit:g} s"
             done = json.loads(report.read_text()) if report.exists() else {}
             row.failed += done.get("failed", 0)
-            if job.returncode or not done.get("passed"):
+            if not job.returncode and not done.get("passed") and done.get("skipped"):
+                why = re.findall(r"^SKIPPED \[\d+\] \S+ (.+)$", text, re.M)
+                file = Path(where.split()[1]).relative_to(TESTS)
+                row.left_out.append(f"{file}: {'; '.join(dict.fromkeys(why))}")
+            elif job.returncode or not done.get("passed"):
                 row.problems.append(f"{ranks} {where}\n{text[-3000:]}")
             reported = counts.read_text().splitlines() if counts.exists() else []
             for found in map(json.loads, reported):
@@ -216,6 +227,7 @@ def line(row: Row, long: bool) -> str:
         f"{row.name:<9} {row.what:<68} {ranks:<6}{row.cases:>9}{row.slowest:>9.3f}"
         f"{row.seconds:>8.0f}  {'passed' if good(row, long) else 'FAILED'}"
         + "".join(f"\n{'':<9} grown: {each}" for each in row.grown)
+        + "".join(f"\n{'':<9} not run: {each}" for each in row.left_out)
     )
 
 

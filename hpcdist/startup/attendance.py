@@ -33,6 +33,8 @@ _TICK = 0.25
 #: Seconds for which a process must be missing before it counts as ended: a launcher on a busy node
 #: may take long from one process to the next.
 _PATIENCE = 5.0
+#: Ranks on other nodes that an error names.
+_NAMED = 16
 #: Seconds after the deadline, so that calls that can raise do so first.
 _GRACE = 0.5
 
@@ -102,8 +104,9 @@ class Watch:
         missing = ""
         while not self._over.wait(_TICK):
             if _engine.mpi_state() != "none":
-                # from here on calls can raise; this ends a call that blocks nevertheless
-                if time.monotonic() > end + 4 * _GRACE:
+                # calls that can raise get long for it, also on a busy node
+                grace = _GRACE if _engine.start_blocks() else 4 * _GRACE
+                if time.monotonic() > end + grace:
                     self._end_job(f"timeout after {self.seconds:.3g} s. {self._missing()}")
                 continue
             before, ended = ended, self._ended()
@@ -136,6 +139,8 @@ class Watch:
             return "Some rank has not called it."
         here = self._ranks_here()
         if launch.local_size != launch.size:
+            if len(here) == launch.local_size:
+                return _elsewhere([rank for rank in range(launch.size) if rank not in here])
             there = ", ".join(map(str, sorted(here)))
             size = launch.local_size or "?"
             return f"Of {size} processes on this node, rank {there} has arrived."
@@ -176,6 +181,16 @@ class Watch:
         if launch.local_size != launch.size:
             return []
         return [rank for rank in range(launch.size) if rank not in alive]
+
+
+def _elsewhere(ranks: list[int]) -> str:
+    """Return the sentence where all ranks of this node have arrived."""
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    plural = "s" if len(ranks) > 1 else ""
+    return (
+        "All ranks of this node have arrived; some on other nodes have not, or the network fails: "
+        f"rank{plural} {', '.join(map(str, ranks[:_NAMED]))}{more}."
+    )
 
 
 def _comm(pid: int) -> str:

@@ -18,7 +18,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
 from hpcdist.groups.queries import get_default_backend_for_device, is_backend_available
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.startup import attendance, checks, steps, variables
+from hpcdist.startup import attendance, checks, commits, steps, variables
 from hpcdist.startup.rendezvous import rendezvous
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
@@ -128,6 +128,7 @@ def init_process_group(
         _engine.want_fault_tolerance(tolerant)
         backends = _make(request, place)
     _open(request, place, backends)
+    commits.expect_end(backends.values())
     if tolerant:
         checks.report_fault_tolerance(next(iter(backends.values())))
 

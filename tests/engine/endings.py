@@ -68,7 +68,7 @@ def ended_while_sharing(rank: int) -> None:
 
 
 def killed_at_work(rank: int, victim: str, after: str) -> None:
-    """All ranks reduce tensors of all sizes without a pause; one is killed at some moment."""
+    """All ranks move tensors of all sizes without a pause; one is killed at some moment."""
     if rank == int(victim):
 
         def kill() -> None:
@@ -76,10 +76,16 @@ def killed_at_work(rank: int, victim: str, after: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=kill, daemon=True).start()
-    tensors = [np.zeros(n, np.float32) for n in (1, 3, 1000, 100_000, 4_000_000)]
+    size = dist.get_world_size()
+    wholes = [np.zeros(n * size, np.float32) for n in (1, 3, 1000, 100_000, 1_000_000)]
+    parts = [np.zeros(len(whole) // size, np.float32) for whole in wholes]
     while True:
-        for tensor in tensors:
-            dist.all_reduce(tensor)
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_reduce(whole)
+            dist.reduce_scatter_tensor(part, whole)
+            dist.all_gather_into_tensor(whole, part)
+            dist.all_to_all_single(np.empty_like(whole), whole)
+            dist.broadcast(part, size - 1)
 
 
 def unhandled_ctrl_c(rank: int, where: str) -> None:
@@ -193,9 +199,9 @@ def in_backward(rank: int, how: str) -> None:
         raise ValueError("boom")
 
     loss = model(x).sum()
-    dist.barrier()
     if rank == 0:
         say(f"began {time.time():.3f}")
+    dist.barrier()
     if rank == 1:
         layers[1].weight.register_hook(fail)
     try:
@@ -372,6 +378,8 @@ def main() -> None:
         say(f"shm {file}")
     if dist.get_rank() == 0 and name != "in_backward":  # which begins once torch is there
         say(f"began {time.time():.3f}")
+    # MPICH's launcher looks for dead ranks, and kills the others, when a line arrives.
+    dist.barrier()
     PROGRAMS[name](dist.get_rank(), *how)
 
 

@@ -8,7 +8,8 @@
  * rounds the watchdogs do not sleep between two looks.
  *
  * A watchdog ends the job exactly if a rank has ended without leaving, or if an operation moves data for longer than
- * its timeout and half a second; it names that rank or operation. What the page says of a rank belongs together. */
+ * its timeout and half a second; it names that rank or operation, before the rank's other threads see the death. What
+ * the page says of a rank belongs together. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
@@ -64,6 +65,8 @@ void hd_abort(int code, const char *why)
     if (code == 71 && sscanf(why, " rank %d", &other) == 1) {
         if (load(&all[other].ended) != 2)
             fail("that rank has not died", why);
+        else if (load(&me->dead[other]))
+            fail("waiting threads could print before this", why);
     } else if (code == 70) {
         const int64_t since = __atomic_load_n(&me->hangs, __ATOMIC_ACQUIRE);
         if (!since || !strstr(why, "broadcast #77 of group") || hd_now() - since < (int64_t)((HANG + 0.5) * 1e9))
@@ -91,12 +94,16 @@ static void forget(hd_session *s)
     c = s->comms;
     s->comms = c->next;
     pthread_mutex_unlock(&s->mu);
+    free(c->node_slot);
     free(c);
 }
 
 static void make_group(rank *me)
 {
     hd_comm *c = calloc(1, sizeof *c);
+    c->node_slot = calloc((size_t)ranks, sizeof *c->node_slot); /* all are on this node */
+    for (int r = 0; r < ranks; r++)
+        c->node_slot[r] = r;
     snprintf(c->name, sizeof c->name, "stress");
     c->session = &me->s;
     c->rank = me->s.rank;

@@ -22,6 +22,8 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
         if code == HD_OK:
             code = hd_comm_open(from_, session, cname, timeout, check, &made, text, sizeof(text))
             hd_session_unref(session)  # the communicator owns it now
+        hd_session_opened()
+        hd_exit_unmet(code == HD_ERR_TIMEOUT)
     if code:
         propagate()
         raise error_of(code, text)

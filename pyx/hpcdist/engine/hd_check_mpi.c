@@ -79,8 +79,7 @@ static void give_up(hd_comm *c, hd_job *j, double after)
     char here[HD_DESC];
     leave_behind(c);
     hd_describe_here(here, j);
-    if (j->monitored)
-        hd_say_awaited(here, c, has_arrived, c->post);
+    hd_say_awaited(here, c, has_arrived, c->post);
     hd_post_send(c, HD_POST_GAVE_UP, HD_ERR_TIMEOUT, after, here);
     hd_post_flush(c);
 }

@@ -4,16 +4,25 @@
  * do not, hydra does when the copies close with their holder. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "hd_hydra.h"
 #include "hd_session.h"
+
+static struct {
+    int fd; /* 0: none is known */
+    dev_t device;
+    ino_t inode; /* the number may become another file's */
+} own_end;
+static int leaves;
 
 static int own_connection(void)
 {
@@ -58,11 +67,17 @@ static void pack(parcel *p)
 void hd_hydra_copy(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HELD])
 {
     const int own[HD_HELD] = {own_connection(), STDOUT_FILENO, STDERR_FILENO};
+    struct stat st;
     int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct sockaddr_un a;
     parcel p;
     socklen_t len = address(&a, node, slot);
 
+    if (own[0] >= 0 && !fstat(own[0], &st) && S_ISSOCK(st.st_mode)) {
+        own_end.device = st.st_dev;
+        own_end.inode = st.st_ino;
+        own_end.fd = own[0];
+    }
     if (s >= 0 && bind(s, (struct sockaddr *)&a, len)) {
         close(s);
         s = -1;
@@ -90,3 +105,18 @@ void hd_hydra_copy(MPI_Comm comm, uint64_t node, int slot, int n, int held[HD_HE
     if (s >= 0)
         close(s);
 }
+
+/* Hydra does not notice the death of its process on another node, and MPI does not read the
+ * connection before it ends: the ranks there would run for ever, and the others wait for them. */
+int hd_hydra_gone(void)
+{
+    struct pollfd end = {own_end.fd, 0, 0};
+    struct stat st;
+    if (!own_end.fd || __atomic_load_n(&leaves, __ATOMIC_ACQUIRE) || poll(&end, 1, 0) <= 0 ||
+        !(end.revents & POLLHUP) || fstat(own_end.fd, &st) || st.st_dev != own_end.device ||
+        st.st_ino != own_end.inode)
+        return 0;
+    return !__atomic_load_n(&leaves, __ATOMIC_ACQUIRE); /* it may have begun to meanwhile */
+}
+
+void hd_hydra_leave(void) { __atomic_store_n(&leaves, 1, __ATOMIC_RELEASE); }

@@ -135,6 +135,10 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
     return HD_OK;
 }
 
+static int opening;
+int hd_session_opening(void) { return __atomic_load_n(&opening, __ATOMIC_ACQUIRE); }
+void hd_session_opened(void) { __atomic_store_n(&opening, 0, __ATOMIC_RELEASE); }
+
 int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
                     size_t room)
 {
@@ -154,6 +158,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
             hd_say(&t, "init_process_group: ");
         hd_say(&t, "%s. All ranks must call it; it may be called again.", why);
     } else {
+        __atomic_store_n(&opening, 1, __ATOMIC_RELEASE);
         rc = furnish(s, quota, &t);
     }
     if (rc)

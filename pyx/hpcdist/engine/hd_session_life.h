@@ -12,6 +12,10 @@
 /* Collective over all ranks of a communicator; they have `timeout` seconds to arrive. */
 int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **out, char *text,
                     size_t room);
+/* 1: from the arrival of all ranks to hd_session_opened(), which the caller of hd_session_open()
+ * calls when it has made its group too. The calls in between block, and cannot time out. */
+int hd_session_opening(void);
+void hd_session_opened(void);
 /* The same of ranks that are all here, on a communicator that the session then owns. */
 int hd_session_reopen(MPI_Comm ctl, hd_quota quota, hd_session **out, char *text, size_t room);
 void hd_session_ref(hd_session *s);

@@ -16,6 +16,7 @@
 #include "hd_comm.h"
 #include "hd_ft.h"
 #include "hd_hang.h"
+#include "hd_hydra.h"
 #include "hd_job.h"
 #include "hd_late.h"
 #include "hd_recorder.h"
@@ -28,6 +29,7 @@
 #define TICK_MS 100
 /* ns after the deadline: waits that can end by themselves get a chance to end first. */
 #define GRACE 500000000
+#define NAMED 16 /* ranks on other nodes that a message names */
 /* ns: if this thread did not run for so long, the process was stopped. */
 #define STOPPED 1000000000
 
@@ -79,6 +81,19 @@ static void say_prefix(hd_text *t, const hd_session *s)
     hd_say(t, "[hpcdist rank %d of %d, %s pid %d] ", s->rank, s->size, host, (int)getpid());
 }
 
+/* The members of which this node knows nothing. */
+static void say_elsewhere(hd_text *t, const hd_comm *c)
+{
+    int n = 0;
+    for (int r = 0; r < c->size; r++)
+        if (c->node_slot[r] < 0 && n++ < NAMED)
+            hd_say(t, "%s%d", n > 1 ? ", " : " On other nodes: rank ", r);
+    if (n > NAMED)
+        hd_say(t, " and %d more", n - NAMED);
+    if (n)
+        hd_say(t, ".");
+}
+
 static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after)
 {
     char buffer[HD_TEXT];
@@ -90,6 +105,7 @@ static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after
            "than its timeout. All ranks had entered it, so a peer died, was stopped, or the "
            "network fails; the call cannot be cancelled: aborting the job.",
            m->api, m->seq, c->name, c->rank, c->size, after);
+    say_elsewhere(&t, c);
     for (int i = 0; i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {
             hd_say(&t, "\n  rank %u ", s->page ? s->page[i].world_rank : 0);
@@ -122,14 +138,35 @@ static void mourn(hd_session *s, int slot)
     hd_abort(71, buffer); /* EX_OSERR */
 }
 
+/* Nobody would end this rank, nor the job for what happens to it. */
+static void orphaned(hd_session *s)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    const char *api = __atomic_load_n(&s->last_api, __ATOMIC_RELAXED);
+    hd_text_init(&t, buffer, sizeof buffer);
+    say_prefix(&t, s);
+    hd_say(&t, "the launcher's process on this node has died");
+    if (api)
+        hd_say(&t, "; this rank's last operation was %s #%u", api,
+               __atomic_load_n(&s->last_seq, __ATOMIC_RELAXED));
+    hd_say(&t, ": aborting the job");
+    hd_abort(71, buffer); /* EX_OSERR */
+}
+
 /* A rank of this node has died. One that failed ends the job, also where the others could go on:
  * what it ran into waits for them, too. */
 static void lose(hd_session *s, int slot)
 {
-    if (!hd_ft_on(s) || __atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING) {
+    const int ends =
+        !hd_ft_on(s) || __atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING;
+    /* Before waiting threads see the death: MPICH's launcher looks for dead ranks whenever a rank
+     * prints, and kills the rest. So the first line has to be the one that names the rank. */
+    if (ends)
         mourn(s, slot);
+    __atomic_store_n(&s->dead[slot], 1, __ATOMIC_RELEASE);
+    if (ends)
         return;
-    }
     hd_ft_lose(s, (int)s->page[slot].world_rank);
     hd_ft_break(s);
 }
@@ -246,14 +283,17 @@ static void *watchdog_main(void *arg)
                 continue;
             if (s->dead[i] || !process_gone(&s->page[i], s->pidfd[i], fds[i].revents))
                 continue;
-            __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
             /* At once: a launcher ends the job too, but names no operation, and MPICH's takes a
              * rank that vanished with status 0 for success unless another rank reports otherwise
              * first. */
             if (__atomic_load_n(&s->page[i].state, __ATOMIC_ACQUIRE) != LEAVING &&
                 __atomic_load_n(&s->page[s->slot].state, __ATOMIC_ACQUIRE) == RUNNING)
                 lose(s, i);
+            else
+                __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
         }
+        if (hd_hydra_gone())
+            orphaned(s);
         if (hd_ft_on(s) && look_further(s) && superseded(s, now, slept))
             continue;
         hd_rec_beat();

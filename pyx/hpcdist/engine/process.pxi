@@ -134,6 +134,20 @@ def pmi_answer(int fd):
         raise DistBackendError("the thread that answers MPI's process-manager requests cannot be started")
 
 
+def mark_end(str folder, int rank, int here):
+    """Says where the job keeps commits: the last rank of the node that exits with status 0 removes them.
+
+    Parameters
+    ----------
+    folder : str
+        The folder; empty: the one said before.
+    rank, here : int
+        This rank, and the number of ranks on its node.
+    """
+    path = os.fsencode(folder)
+    hd_exit_mark(<const char*> path, rank, here)
+
+
 def _fail(kind, value, traceback):
     """sys.excepthook: an unhandled exception on one rank ends the job, after the traceback."""
     global failed
@@ -252,6 +266,16 @@ def mpi_state():
     libmpi.MPI_Initialized(&up)
     libmpi.MPI_Finalized(&down)
     return "finalized" if down else "up" if up else "none"
+
+
+def start_blocks():
+    """Whether a start is in calls of MPI that cannot time out.
+
+    Returns
+    -------
+    bool
+    """
+    return bool(hd_session_opening())
 
 
 def owns_mpi():

@@ -5,6 +5,7 @@
 
 #include "hd_ft.h"
 #include "hd_hang.h"
+#include "hd_hydra.h"
 #include "hd_late.h"
 #include "hd_pairs.h"
 #include "hd_recorder_file.h"
@@ -28,6 +29,7 @@ STUB void hd_late_waited(hd_comm *c, const hd_job *j, int rank, int64_t ns, int 
 {
     (void)c, (void)j, (void)rank, (void)ns, (void)more;
 }
+STUB int hd_hydra_gone(void) { return 0; }
 STUB void hd_rec_dump_failed(void) {}
 STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
