@@ -153,12 +153,26 @@ def pytest_collection_modifyitems(config, items):
             )
         if kinds & _WITH_MPI:
             item.add_marker("mpi")
+    _leave_rare_out(config, items)
     if ranks.size > 1:
         # The others start mpirun themselves, or need no ranks: run.py runs them without it.
         other = [item for item in items if not _is_mpi(item)]
         if other:
             config.hook.pytest_deselected(items=other)
             items[:] = [item for item in items if _is_mpi(item)]
+
+
+def _leave_rare_out(config, items):
+    """Leave the rare tests out that tests/run.py does not want; a pytest by hand runs them all."""
+    rare = [item for item in items if item.get_closest_marker("rare")]
+    wanted = os.environ.get("HPCDIST_TEST_RARE")
+    if rare and wanted:
+        import kinds
+
+        part = kinds.Rare.parse(wanted)
+        other = [item for item in rare if not part.takes(item.path)]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in other]
 
 
 def pytest_collection_finish(session):

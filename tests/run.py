@@ -4,7 +4,8 @@
 A file's mark says in which stage it is. Stages run side by side as far as each rank has a core of
 its own; a file that starts jobs itself is a stage and counts as one core.
 
-    python tests/run.py                  everything
+    python tests/run.py                  all but the rare tests
+    python tests/run.py --all            the rare tests as well: those that take as long again
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
@@ -36,6 +37,7 @@ TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS / "support"))
 
 import kinds  # noqa: E402
+from turns import Turns  # noqa: E402
 
 #: The stages of jobs that take minutes, in the order of their starts.
 LONGEST = {
@@ -125,7 +127,9 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
         except ValueError as error:
             sys.exit(f"tests/run.py: {error}")
         # A file that is left out as a whole is not even imported.
-        left_out = options.mpi_part and "any_mpi" in kinds.marks(path)
+        marks = kinds.marks(path)
+        left_out = options.mpi_part and "any_mpi" in marks
+        left_out |= "rare" in marks and not options.rare.takes(path)
         if kind in options.kinds and not left_out:
             found[kind].append(path)
     return found
@@ -134,6 +138,7 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    base["HPCDIST_TEST_RARE"] = str(options.rare)
     files = chosen_files(options)
     found = []
 
@@ -175,50 +180,19 @@ def shares(paths: list[Path]) -> dict[str, list[Path]]:
     return dict(sorted(found.items(), key=lambda item: LONGEST.get(item[0], last)))
 
 
-class Terminal:
-    """Standard output of stages side by side: the first one writes, the others' text waits."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._texts: dict[str, list[bytes]] = {}  # in the order of the stages' starts
-
-    def open(self, stage: Stage) -> None:
-        with self._lock:
-            self._texts[stage.name] = []
-
-    def write(self, stage: Stage, text: bytes) -> None:
-        with self._lock:
-            if stage.name == next(iter(self._texts), None):
-                sys.stdout.buffer.write(text)
-                sys.stdout.buffer.flush()
-            elif stage.name in self._texts:  # else what it left behind writes
-                self._texts[stage.name].append(text)
-
-    def close(self, running: list[Stage]) -> None:
-        """Forget the first stages that have ended, and write what waited for that."""
-        names = {stage.name for stage in running}
-        with self._lock:
-            while self._texts and next(iter(self._texts)) not in names:
-                del self._texts[next(iter(self._texts))]
-                waiting = next(iter(self._texts.values()), [])
-                sys.stdout.buffer.write(b"".join(waiting))
-                sys.stdout.buffer.flush()
-                waiting.clear()
-
-
 def run_all(stages: list[Stage], timeout: float) -> None:
     """Run stages in their order, side by side as far as there are cores."""
     cores = len(os.sched_getaffinity(0))
-    terminal, change = Terminal(), threading.Condition()
+    turns, change = Turns(), threading.Condition()
     running: list[Stage] = []
 
     def work(stage: Stage) -> None:
         try:
-            run(stage, timeout, terminal)
+            run(stage, timeout, turns)
         finally:
             with change:
                 running.remove(stage)
-                terminal.close(running)
+                turns.close(other.name for other in running)
                 change.notify()
 
     def free(stage: Stage) -> bool:
@@ -229,7 +203,7 @@ def run_all(stages: list[Stage], timeout: float) -> None:
             for stage in stages:
                 change.wait_for(lambda stage=stage: free(stage))
                 running.append(stage)
-                terminal.open(stage)
+                turns.open(stage.name)
                 threading.Thread(target=work, args=(stage,), daemon=True).start()
             change.wait_for(lambda: not running)
     except BaseException:
@@ -239,11 +213,11 @@ def run_all(stages: list[Stage], timeout: float) -> None:
         raise
 
 
-def run(stage: Stage, timeout: float, terminal: Terminal) -> None:
+def run(stage: Stage, timeout: float, turns: Turns) -> None:
     """Run one stage and fill in what came of it."""
     # Chosen here, so that it is known when a crash takes the ranks' own output along.
     seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
-    terminal.write(stage, f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
+    turns.write(stage.name, f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -260,7 +234,7 @@ def run(stage: Stage, timeout: float, terminal: Terminal) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        echo = threading.Thread(target=show, args=(process.stdout, stage, terminal), daemon=True)
+        echo = threading.Thread(target=show, args=(process.stdout, stage, turns), daemon=True)
         echo.start()
         try:
             code = process.wait(timeout)
@@ -279,11 +253,11 @@ def run(stage: Stage, timeout: float, terminal: Terminal) -> None:
         stage.problem = f"ended with exit code {code}"
 
 
-def show(output: BinaryIO, stage: Stage, terminal: Terminal) -> None:
+def show(output: BinaryIO, stage: Stage, turns: Turns) -> None:
     """Copy a stage's output to this terminal as it comes; remember failures and the last lines."""
     line = b""
     while text := os.read(output.fileno(), 1 << 16):
-        terminal.write(stage, text)
+        turns.write(stage.name, text)
         *lines, line = (line + text).split(b"\n")
         stage.last.extend(lines)
         stage.failures += [found for found in lines if b"FAILED" in found[:12]]
@@ -342,7 +316,8 @@ def summarise(done: list[Stage], chosen: bool) -> int:
     return 1 if failed or not passed else 0
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="tests/run.py",
         description=__doc__,
@@ -363,6 +338,20 @@ def main() -> int:
         help="only files of these marks",
     )
     parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
+    rare = parser.add_mutually_exclusive_group()
+    rare.add_argument(
+        "--all",
+        dest="rare",
+        action="store_const",
+        const=kinds.Rare(1, 1),
+        help="the rare tests as well (default: only of files that are named)",
+    )
+    rare.add_argument(
+        "--rare",
+        type=kinds.Rare.parse,
+        metavar="K/N",
+        help="of the rare tests those in part K of N of the files (or HPCDIST_TEST_RARE)",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
     )
@@ -377,12 +366,29 @@ def main() -> int:
     )
     options = parser.parse_args()
     options.np = options.np or ([2] if options.quick else [1, 2, 4])
+    try:
+        options.rare = options.rare or rare_by_default(options.files)
+    except ValueError as error:
+        parser.error(f"HPCDIST_TEST_RARE: {error}")
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     options.files = [path.resolve() for path in options.files]
     for path in options.files:
         if not path.exists() or not path.is_relative_to(TESTS) or path == TESTS:
             parser.error(f"{path} is no file and no folder of tests in {TESTS}")
+    return options
+
+
+def rare_by_default(files: list[Path]) -> kinds.Rare:
+    """Return which rare tests are run unless the command line says: those of files it names."""
+    wanted = os.environ.get("HPCDIST_TEST_RARE")
+    return kinds.Rare.parse(wanted) if wanted else kinds.Rare(int(bool(files)), 1)
+
+
+def main() -> int:
+    options = parse()
+    # Its stages end with it, and the ranks with them.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     done = stages(options)
     run_all(done, options.timeout)
     return summarise(done, bool(options.k or options.quick or options.mpi_part))

@@ -35,6 +35,7 @@ NATIVE = (
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.deadline(600)
 @pytest.mark.parametrize(("side", "match"), [("bridge", ""), ("native", NATIVE)])
 def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) -> None:

@@ -16,6 +16,7 @@ LEAST = {"gloo": 65, "bridge": 67, "native": 45}
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.deadline(200)
 def test_every_case_gives_what_it_gives_over_gloo() -> None:
     ended = run_job(4, PROGRAM)

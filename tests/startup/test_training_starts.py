@@ -51,6 +51,7 @@ def end(text: str) -> str:
     return f"loss {row[1]}, {last[1]}"
 
 
+@pytest.mark.rare
 @pytest.mark.deadline(200)
 def test_a_training_ends_the_same_however_it_is_started(cluster: Cluster, tmp_path: Path) -> None:
     """mpirun, srun over two nodes, hpcdist.spawn, torchrun with MPICH: the same bits.
