@@ -126,7 +126,7 @@ static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, in
     j.out[0].n = n;
     if (takes > 0)
         contribute(data, op, self, n);
-    rc = takes <= 0 ? 0 : direct ? (hd_direct(c, &j), j.text != NULL) : hd_node_all_reduce(c, &j, (char *)data, n);
+    rc = takes <= 0 ? 0 : direct ? hd_direct(c, &j) : hd_node_all_reduce(c, &j, (char *)data, n);
     if (takes < 0 || rc) {
         hd_job_clear(&j);
         return ERROR;
@@ -163,7 +163,7 @@ static int move(hd_comm *c, int kind, int op, int64_t n, double timeout, int64_t
     const int64_t m = n / w->ranks, given = kind == HD_ALL_GATHER ? m : m * w->ranks,
                   taken = kind == HD_REDUCE_SCATTER ? m : m * w->ranks;
     hd_seg blocks[2][RANKS];
-    int outcome = BY_MPI;
+    int outcome = BY_MPI, takes;
     hd_job j;
     hd_job_init(&j, c, kind, names[kind]);
     j.dtype = HD_INT64;
@@ -189,8 +189,8 @@ static int move(hd_comm *c, int kind, int op, int64_t n, double timeout, int64_t
         j.out = blocks[1];
         j.nin = j.nout = w->ranks;
     }
-    if (hd_slots(c, &j))
-        outcome = j.text ? ERROR : RIGHT;
+    if ((takes = hd_slots_takes(c, &j)))
+        outcome = takes < 0 || hd_slots(c, &j) ? ERROR : RIGHT;
     j.in = &j.in1;
     j.out = &j.out1;
     hd_job_clear(&j);

@@ -176,28 +176,34 @@ static void detach(hd_comm *c, hd_job *j)
             hd_block_detach(c, place);
 }
 
-int hd_direct(hd_comm *c, hd_job *j)
+static int reduces(const hd_job *j) { return j->kind != HD_ALL_GATHER; }
+
+int hd_direct_takes(hd_comm *c, hd_job *j)
 {
-    const int reduces = j->kind != HD_ALL_GATHER;
     int64_t most = 0;
     double factor;
-    int ready, failed;
+    int ready;
 
     for (int i = 0; i < j->nout; i++)
         most = j->out[i].n > most ? j->out[i].n : most;
-    if (most * item_of(j) < LEAST || (reduces && !hd_reduce_kernel(j->redop, j->dtype)) ||
+    if (most * item_of(j) < LEAST || (reduces(j) && !hd_reduce_kernel(j->redop, j->dtype)) ||
         (j->kind == HD_REDUCE_SCATTER && hd_scales_first(c, j, &factor)))
         return 0; /* as on all ranks */
     ready = hd_node_ready(c, j);
-    if (!ready)
-        return 0;
-    if (j->kind == HD_ALL_GATHER)
-        failed = ready < 0 || all_gather(c, j);
-    else if (j->kind == HD_REDUCE_SCATTER)
-        failed = ready < 0 || reduce_scatter(c, j);
-    else
-        failed = ready < 0 || all_reduce_all(c, j);
-    if (failed && j->kind == HD_ALL_REDUCE)
+    if (ready < 0 && j->kind == HD_ALL_REDUCE)
         detach(c, j);
-    return 1;
+    return ready;
+}
+
+int hd_direct(hd_comm *c, hd_job *j)
+{
+    int code;
+    if (j->kind == HD_ALL_GATHER)
+        return all_gather(c, j);
+    if (j->kind == HD_REDUCE_SCATTER)
+        return reduce_scatter(c, j);
+    code = all_reduce_all(c, j);
+    if (code)
+        detach(c, j);
+    return code;
 }

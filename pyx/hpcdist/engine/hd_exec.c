@@ -54,10 +54,12 @@ static int barrier(hd_comm *c, hd_job *j)
 
 static int data(hd_comm *c, hd_job *j)
 {
-    if (j->direct && hd_direct(c, j))
-        return j->text ? j->code : HD_OK;
-    if (hd_slots(c, j))
-        return j->text ? j->code : HD_OK;
+    int takes = j->direct ? hd_direct_takes(c, j) : 0;
+    if (takes)
+        return takes < 0 ? j->code : hd_direct(c, j);
+    takes = hd_slots_takes(c, j);
+    if (takes)
+        return takes < 0 ? j->code : hd_slots(c, j);
     switch (j->kind) {
     /* The check was the barrier. */
     case HD_BARRIER:

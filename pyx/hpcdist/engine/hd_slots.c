@@ -253,18 +253,20 @@ static int64_t least(const hd_comm *c)
     return hd_session_spin(c->session, 0) ? hd_node_least(c) : TURNS;
 }
 
-int hd_slots(hd_comm *c, hd_job *j)
+int hd_slots_takes(hd_comm *c, hd_job *j)
 {
     int64_t n;
-    int ready, code;
-    run r;
-
     if (!c->page || c->on_device || c->size < 2 || c->size > RANKS || (n = elements(c, j)) < 0 ||
         n * (int64_t)hd_itemsize(j->dtype) < least(c))
         return 0;
-    ready = hd_node_ready(c, j);
-    if (ready <= 0)
-        return ready < 0;
+    return hd_node_ready(c, j);
+}
+
+int hd_slots(hd_comm *c, hd_job *j)
+{
+    int code;
+    run r;
+
     begin(&r, c, j, j->kind == HD_REDUCE_SCATTER || j->kind == HD_ALL_TO_ALL ? c->size - 1 : 1);
     switch (j->kind) {
     case HD_REDUCE_SCATTER: code = reduced(&r, j->apart ? j->apart : j->out[0].ptr); break;
@@ -272,7 +274,9 @@ int hd_slots(hd_comm *c, hd_job *j)
     case HD_ALL_TO_ALL: code = all_to_all(&r, j->in, j->out); break;
     default: code = broadcast(&r, j->out[0], j->root); break;
     }
-    if (!code && !hd_node_part(&r) && j->apart)
+    if (code || (code = hd_node_part(&r)))
+        return code;
+    if (j->apart)
         copy(&r, j->out[0].ptr, j->apart, j->out[0].n);
-    return 1;
+    return HD_OK;
 }

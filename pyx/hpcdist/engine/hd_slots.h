@@ -4,7 +4,9 @@
 
 #include "hd_job.h"
 
-/* 1: done or failed, see j->text; 0: it goes another way, as on all ranks. */
+/* 1: this way; 0: another way, as on all ranks; -1: failed. */
+int hd_slots_takes(hd_comm *c, hd_job *j);
+/* Returns HD_OK also where j->code says that a signal handler has raised meanwhile. */
 int hd_slots(hd_comm *c, hd_job *j);
 
 #endif
