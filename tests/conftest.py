@@ -94,6 +94,7 @@ _null = None
 _seed = 0
 _counts = {"passed": 0, "failed": 0, "skipped": 0}
 _slowest: list[tuple[float, str]] = []
+_failures: dict[str, str] = {}
 
 
 def say(text: str) -> None:
@@ -163,16 +164,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _leave_rare_out(config, items):
-    """Leave the rare tests out that tests/run.py does not want; a pytest by hand runs them all."""
+    """Leave the rare tests out where tests/run.py says so; a pytest by hand runs them all."""
     rare = [item for item in items if item.get_closest_marker("rare")]
-    wanted = os.environ.get("HPCDIST_TEST_RARE")
-    if rare and wanted:
-        import kinds
-
-        part = kinds.Rare.parse(wanted)
-        other = [item for item in rare if not part.takes(item.path)]
-        config.hook.pytest_deselected(items=other)
-        items[:] = [item for item in items if item not in other]
+    if rare and os.environ.get("HPCDIST_TEST_RARE") == "0":
+        config.hook.pytest_deselected(items=rare)
+        items[:] = [item for item in items if item not in rare]
 
 
 def pytest_collection_finish(session):
@@ -192,7 +188,11 @@ def pytest_sessionfinish(session, exitstatus):
         report = os.environ.get("HPCDIST_TEST_REPORT")
         if report and ranks.rank == 0:
             slowest = sorted(_slowest, reverse=True)[:5]
-            Path(report).write_text(json.dumps({**_counts, "slowest": slowest}))
+            failures = [
+                [f"{session.config.rootpath}/{name}", _failures[name]] for name in _failures
+            ]
+            found = {**_counts, "slowest": slowest, "failures": failures}
+            Path(report).write_text(json.dumps(found))
 
 
 def pytest_unconfigure(config):
@@ -278,6 +278,8 @@ def pytest_runtest_logreport(report):
     if report.when == "call" or not report.passed:
         _counts[report.outcome] += 1
         _slowest.append((report.duration, report.nodeid))
+    if report.failed:
+        _failures[report.nodeid] = _failures.get(report.nodeid, "") + report.longreprtext
     if report.failed and report.when == "teardown" and ranks.rank:
         say(f"ERROR after {report.nodeid}\n{report.longreprtext}")
 

@@ -5,38 +5,35 @@ A file's mark says in which stage it is. Stages run side by side as far as each 
 its own; a file that starts jobs itself is a stage and counts as one core.
 
     python tests/run.py                  all but the rare tests
-    python tests/run.py --all            the rare tests as well: those that take as long again
+    python tests/run.py --all            the rare tests as well, which take longer than all others
     python tests/run.py --quick          without the slow tests, 2 ranks only
     python tests/run.py --np 2 -k gather MPI tests whose name has "gather", on 2 ranks
     python tests/run.py --mpi-part       without what another MPI's run has tested already
     python tests/run.py tests/mesh tests/startup/test_starts.py --np 2    these files and folders
 
-mpirun is the one beside this Python, else the one on PATH. Exits with 0 only if tests ran in every
-stage and none failed.
+mpirun is the one beside this Python, else the one on PATH. A test that fails is run once more,
+alone and with the same data, when all others are done. If it passes then, it is reported as FLAKY;
+a wrong number or a crash is never pardoned so. Exits with 0 only if tests ran in every stage and
+none failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS / "support"))
 
 import kinds  # noqa: E402
+from closing import again, summarise  # noqa: E402
+from stage import Stage, end, run  # noqa: E402
 from turns import Turns  # noqa: E402
 
 #: The stages of jobs that take minutes, in the order of their starts.
@@ -49,27 +46,6 @@ LONGEST = {
         )
     )
 }  # fmt: skip
-#: Lines that a stage wrote last which are repeated at the end when it broke down.
-LAST_LINES = 60
-
-
-@dataclass
-class Stage:
-    """One pytest run, the number of cores that it keeps busy, and what came of it."""
-
-    name: str
-    command: list[str]
-    env: dict[str, str]
-    cores: int
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    problem: str = ""
-    slowest: list[list] = field(default_factory=list)
-    failures: list[bytes] = field(default_factory=list)
-    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    process: subprocess.Popen | None = None
 
 
 def find_mpirun(given: str | None) -> str:
@@ -105,8 +81,8 @@ def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
     return ("MPICH" if "HYDRA" in text.upper() else "MPI"), [], {}
 
 
-def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) -> list[str]:
-    """Return one pytest call on some files."""
+def pytest_command(options: argparse.Namespace, *extra: str) -> list[str]:
+    """Return one pytest call, without the files."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *extra]
     if sys.stdout.isatty():
         command.append("--color=yes")  # it writes into a pipe
@@ -115,7 +91,7 @@ def pytest_command(options: argparse.Namespace, paths: list[Path], *extra: str) 
     unwanted = ["slow"] * options.quick + ["any_mpi"] * options.mpi_part
     if unwanted:
         command += ["-m", " and ".join(f"not {mark}" for mark in unwanted)]
-    return [*command, *map(str, paths)]
+    return command
 
 
 def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
@@ -129,7 +105,7 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
         # A file that is left out as a whole is not even imported.
         marks = kinds.marks(path)
         left_out = options.mpi_part and "any_mpi" in marks
-        left_out |= "rare" in marks and not options.rare.takes(path)
+        left_out |= "rare" in marks and not options.rare
         if kind in options.kinds and not left_out:
             found[kind].append(path)
     return found
@@ -138,15 +114,16 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    base["HPCDIST_TEST_RARE"] = str(options.rare)
+    base["HPCDIST_TEST_RARE"] = str(int(options.rare))
     files = chosen_files(options)
     found = []
 
     def add(kind: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
         if files[kind]:
             more = ["--with-mpi"] if before else []
-            command = [*before, *pytest_command(options, files[kind], *more)]
-            found.append(Stage(name, command, env, cores))
+            command = [*before, *pytest_command(options, *more)]
+            # its own dict: each stage adds its seed
+            found.append(Stage(name, command, [*map(str, files[kind])], dict(env), cores))
 
     add("local", "local", base, 1)
     if options.unit_only:
@@ -163,7 +140,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     # Their processes wait most of the time: for the ranks' imports, for timeouts, for ends.
     for name, paths in shares(files["jobs"]).items():
         job_env = {**base, **env, "HPCDIST_TEST_MPIRUN": mpirun}
-        found.append(Stage(f"jobs, {name}", pytest_command(options, paths), job_env, 1))
+        command = pytest_command(options)
+        found.append(Stage(f"jobs, {name}", command, [*map(str, paths)], job_env, 1))
     return found
 
 
@@ -213,109 +191,6 @@ def run_all(stages: list[Stage], timeout: float) -> None:
         raise
 
 
-def run(stage: Stage, timeout: float, turns: Turns) -> None:
-    """Run one stage and fill in what came of it."""
-    # Chosen here, so that it is known when a crash takes the ranks' own output along.
-    seed = stage.env.setdefault("HPCDIST_TEST_SEED", str(random.randrange(1 << 31)))
-    turns.write(stage.name, f"\n=== {stage.name} (HPCDIST_TEST_SEED={seed})\n".encode())
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        env = {**stage.env, "HPCDIST_TEST_REPORT": str(report)}
-        # A session of its own, so that a timeout can end mpirun with all it started.
-        # Not from the repository's root: `-m` puts the working directory in front of sys.path, and
-        # the unbuilt source tree would hide the installed package.
-        process = stage.process = subprocess.Popen(
-            stage.command,
-            env=env,
-            cwd=TESTS,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        echo = threading.Thread(target=show, args=(process.stdout, stage, turns), daemon=True)
-        echo.start()
-        try:
-            code = process.wait(timeout)
-            echo.join(10)  # what a test left running may hold the pipe open
-        except subprocess.TimeoutExpired:
-            stage.problem = f"not done after {timeout:g} s"
-            end(process)
-            code = -1
-        stage.seconds = time.monotonic() - began
-        if report.exists():
-            for name, value in json.loads(report.read_text()).items():
-                setattr(stage, name, value)
-    if stage.problem:
-        return
-    if code not in (0, 1, 5) or (code == 1 and not stage.failed):
-        stage.problem = f"ended with exit code {code}"
-
-
-def show(output: BinaryIO, stage: Stage, turns: Turns) -> None:
-    """Copy a stage's output to this terminal as it comes; remember failures and the last lines."""
-    line = b""
-    while text := os.read(output.fileno(), 1 << 16):
-        turns.write(stage.name, text)
-        *lines, line = (line + text).split(b"\n")
-        stage.last.extend(lines)
-        stage.failures += [found for found in lines if b"FAILED" in found[:12]]
-
-
-def end(process: subprocess.Popen) -> None:
-    """End an mpirun and its ranks: ask it first, it knows them all."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-def summarise(done: list[Stage], chosen: bool) -> int:
-    """Print the closing table; return the exit code.
-
-    Parameters
-    ----------
-    done : list of Stage
-        All of them.
-    chosen : bool
-        Whether the command line chose among the tests: then a stage may hold none of them, but not
-        all stages.
-    """
-    ran = sum(stage.passed + stage.failed for stage in done)
-    for stage in done:
-        if not stage.problem and not stage.passed + stage.failed and not (chosen and ran):
-            stage.problem = "no test ran"
-    for stage in done:
-        if stage.problem and stage.last:
-            print(f"\n=== {stage.name}: {stage.problem}; its last lines:")
-            print(b"\n".join(stage.last).decode(errors="replace"))
-        elif stage.failures:
-            print(f"\n=== {stage.name}:")
-            print(b"\n".join(stage.failures).decode(errors="replace"))
-    width = max(len(stage.name) for stage in done) + 1
-    print(f"\n{'stage':<{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
-    for stage in done:
-        print(
-            f"{stage.name:<{width}}{stage.passed:>8}{stage.failed:>8}{stage.skipped:>9}"
-            f"{stage.seconds:>9.1f}  {stage.problem}".rstrip()
-        )
-    slowest = sorted(((row[0], row[1], s.name) for s in done for row in s.slowest), reverse=True)
-    for seconds, test, name in slowest[:5]:
-        print(f"  slowest: {seconds:6.1f} s  {test}  ({name})")
-    passed = sum(stage.passed for stage in done)
-    # A stage that broke down without a failing test still counts.
-    failed = sum(stage.failed or bool(stage.problem) for stage in done)
-    print(f"{passed} passed, {failed} failed", flush=True)
-    return 1 if failed or not passed else 0
-
-
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -338,19 +213,11 @@ def parse() -> argparse.Namespace:
         help="only files of these marks",
     )
     parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
-    rare = parser.add_mutually_exclusive_group()
-    rare.add_argument(
+    parser.add_argument(
         "--all",
         dest="rare",
-        action="store_const",
-        const=kinds.Rare(1, 1),
+        action="store_true",
         help="the rare tests as well (default: only of files that are named)",
-    )
-    rare.add_argument(
-        "--rare",
-        type=kinds.Rare.parse,
-        metavar="K/N",
-        help="of the rare tests those in part K of N of the files (or HPCDIST_TEST_RARE)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
@@ -366,10 +233,7 @@ def parse() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.np = options.np or ([2] if options.quick else [1, 2, 4])
-    try:
-        options.rare = options.rare or rare_by_default(options.files)
-    except ValueError as error:
-        parser.error(f"HPCDIST_TEST_RARE: {error}")
+    options.rare = options.rare or bool(options.files)
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     options.files = [path.resolve() for path in options.files]
@@ -379,19 +243,14 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def rare_by_default(files: list[Path]) -> kinds.Rare:
-    """Return which rare tests are run unless the command line says: those of files it names."""
-    wanted = os.environ.get("HPCDIST_TEST_RARE")
-    return kinds.Rare.parse(wanted) if wanted else kinds.Rare(int(bool(files)), 1)
-
-
 def main() -> int:
     options = parse()
     # Its stages end with it, and the ranks with them.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     done = stages(options)
     run_all(done, options.timeout)
-    return summarise(done, bool(options.k or options.quick or options.mpi_part))
+    flaky = again(done, options.timeout)
+    return summarise(done, flaky, bool(options.k or options.quick or options.mpi_part))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ Read from the source text, because tests/run.py has to know it before anything i
 from __future__ import annotations
 
 import ast
-import re
-import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -45,33 +42,3 @@ def find(places: Iterable[Path] = ()) -> list[Path]:
     for place in places or [TESTS]:
         found += [place] if place.is_file() else sorted(place.rglob("test_*.py"))
     return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True)
-class Rare:
-    """Which of the tests marked ``rare`` are run: the files whose turn it is.
-
-    Attributes
-    ----------
-    part, of : int
-        Part 2 of 3 is a third of the files, 1 of 1 all of them, 0 of 1 none.
-    """
-
-    part: int
-    of: int
-
-    @classmethod
-    def parse(cls, text: str) -> Rare:
-        """Read ``2/3``; raise ValueError for what is no such thing."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        if not found or not 0 <= int(found[1]) <= int(found[2]) or not int(found[2]):
-            raise ValueError(f"{text!r} is no part of the rare tests: write 1/3, 2/3 or 3/3")
-        return cls(int(found[1]), int(found[2]))
-
-    def __str__(self) -> str:
-        return f"{self.part}/{self.of}"
-
-    def takes(self, path: Path) -> bool:
-        """Whether it is a file's turn; the same on all machines."""
-        number = zlib.crc32(path.resolve().relative_to(TESTS).as_posix().encode())
-        return number % self.of == self.part - 1

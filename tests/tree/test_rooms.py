@@ -145,18 +145,6 @@ def test_a_file_without_a_kind_is_refused(tmp_path, monkeypatch):
             kinds.kind(file)
 
 
-def test_each_file_is_in_one_part_of_the_rare_tests():
-    files = kinds.find()
-    parts = [{file for file in files if kinds.Rare(part, 3).takes(file)} for part in (1, 2, 3)]
-    assert sum(map(len, parts)) == len(files) and set.union(*parts) == set(files)
-    assert min(map(len, parts)) > len(files) / 5
-    assert all(map(kinds.Rare(1, 1).takes, files)) and not any(map(kinds.Rare(0, 1).takes, files))
-    assert kinds.Rare.parse("2/3") == kinds.Rare(2, 3) and str(kinds.Rare(2, 3)) == "2/3"
-    for text in ("", "2", "4/3", "0/0", "-1/3", "a/b"):
-        with pytest.raises(ValueError, match="is no part of the rare tests"):
-            kinds.Rare.parse(text)
-
-
 @pytest.mark.parametrize("program", ["run.py", "reliability.py", "chaos.py", "matrix.py"])
 def test_a_program_of_the_tests_starts(program):
     command = [sys.executable, str(TESTS / program), "--help"]
