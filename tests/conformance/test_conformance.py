@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # importlib mode leaves it out
@@ -35,7 +35,6 @@ NATIVE = (
 
 
 @pytest.mark.slow
-@pytest.mark.rare
 @pytest.mark.deadline(600)
 @pytest.mark.parametrize(("side", "match"), [("bridge", ""), ("native", NATIVE)])
 def test_what_does_not_pass_stands_in_the_table(side: str, match: str, capfd) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).parent / "suites" / "compared.py")
 #: Cases that a side passes at least, so that suites that shrank tell.
@@ -16,7 +16,6 @@ LEAST = {"gloo": 65, "bridge": 67, "native": 45}
 
 
 @pytest.mark.slow
-@pytest.mark.rare
 @pytest.mark.deadline(200)
 def test_every_case_gives_what_it_gives_over_gloo() -> None:
     ended = run_job(4, PROGRAM)

@@ -20,7 +20,7 @@ from long_form import deadline, size
 from hpcdist import _engine
 from hpcdist.recordings.read import folder_of_user
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("restarts.py"))
 OPEN_MPI = "Open MPI" in _engine.library_version()

@@ -10,7 +10,7 @@ import pytest
 from jobs import Ended, run_job
 from long_form import LONG, deadline, size
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAMS = str(Path(__file__).with_name("endings.py"))
 

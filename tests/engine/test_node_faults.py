@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "nodes"))
 from faults import FAULTS, OPERATIONS, Case, run  # noqa: E402
 from link import pair  # noqa: E402
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 #: The short form: what depends on the engine and not on MPI, and one that passes.
 SHORT = [

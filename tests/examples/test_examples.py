@@ -10,7 +10,7 @@ import pytest
 from example_runs import EXAMPLES, example, lines
 from jobs import Ended, run_job
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.rare]
 
 
 def test_hello() -> None:
@@ -129,7 +129,6 @@ def losses(ended: Ended) -> list[float]:
     return [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)$", ended.text, re.M)]
 
 
-@pytest.mark.rare
 def test_average_gradients_trains_the_same_on_any_number_of_ranks() -> None:
     one, three = (example(np, "06_average_gradients.py") for np in (1, 3))
     assert len(losses(one)) == 12 and losses(one)[-1] < 0.1 * losses(one)[0]
@@ -153,7 +152,6 @@ def test_ddp_features(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["features.pt"]
 
 
-@pytest.mark.rare
 def test_transformer_goes_on_and_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
     few = ("--batch-size", "6", "--every", "10", "--write", "5")
     file = str(tmp_path / "writer.pt")

@@ -14,7 +14,7 @@ from long_form import LONG
 
 from hpcdist import _engine
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("survivors.py"))
 ENDINGS = str(Path(__file__).parents[1] / "engine" / "endings.py")
@@ -31,6 +31,11 @@ OPERATIONS = [
 only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
 
 
+def crashed_in_open_mpi(text: str) -> bool:
+    """Whether a rank died where Open MPI itself crashes for it: docs/surviving.md, Limits."""
+    return all(where in text for where in ("ompi_comm_revoke_local", "PMPI_Comm_create_group"))
+
+
 @only_ulfm
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10 if LONG else 1))
@@ -41,13 +46,17 @@ only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault toler
     ids=lambda given: given if isinstance(given, str) else given[0],
 )
 def test_the_others_go_on_without_a_rank_that_dies(names, transport, seed, count):
-    env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport, "HPCDIST_TEST_SEED": str(seed)}
-    ended = run_job(4, PROGRAM, *names, env=env, ft=True)
+    for attempt in range(3):
+        chosen = str(seed + 1000 * attempt)
+        env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport, "HPCDIST_TEST_SEED": chosen}
+        ended = run_job(4, PROGRAM, *names, env=env, ft=True)
+        assert not ended.orphans, (ended.orphans, ended.text)
+        if not crashed_in_open_mpi(ended.text):
+            break
     assert ended.code == 0, ended.text
     for left, name in zip((3, 2, 1), names, strict=True):
         assert f"survived {name}: {left} left" in ended.text, ended.text
     assert "ended" in ended.text, ended.text
-    assert not ended.orphans, (ended.orphans, ended.text)
     assert not ended.shm, (ended.shm, ended.text)
     count(len(names))
 

@@ -14,7 +14,7 @@ from jobs import Ended, find_mpirun
 from places import ROOT
 from slurm import Cluster
 
-pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
 
 SCRIPTS = ROOT / "jobscripts"
 HELLO = str(ROOT / "examples" / "01_hello.py")

@@ -13,7 +13,7 @@ import pytest
 from jobs import find_mpirun
 from slurm import CLUSTER, Cluster
 
-pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
 
 PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
 

@@ -18,7 +18,7 @@ from slurm import CLUSTER
 
 from hpcdist.recordings import read
 
-pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
 
 PROGRAM = Path(__file__).parents[1] / "debug" / "served.py"
 LINES = PROGRAM.read_text().splitlines()

@@ -14,7 +14,7 @@ from slurm import Cluster
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 
-pytestmark = [pytest.mark.jobs, pytest.mark.slurm]
+pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 # float64: what two ranks round differently than one does not reach the digits that are printed
@@ -51,7 +51,6 @@ def end(text: str) -> str:
     return f"loss {row[1]}, {last[1]}"
 
 
-@pytest.mark.rare
 @pytest.mark.deadline(200)
 def test_a_training_ends_the_same_however_it_is_started(cluster: Cluster, tmp_path: Path) -> None:
     """mpirun, srun over two nodes, hpcdist.spawn, torchrun with MPICH: the same bits.

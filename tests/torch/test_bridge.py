@@ -19,7 +19,7 @@ from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 from hpcdist.torch import compat
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 HERE = Path(__file__).parent
 PROGRAM, SAME, RECORDER, ELASTIC = (
@@ -115,7 +115,7 @@ def all_cases() -> set[str]:
 
 
 @pytest.mark.deadline(310)
-@pytest.mark.parametrize("np", [2, pytest.param(4, marks=pytest.mark.rare)])
+@pytest.mark.parametrize("np", [2, 4])
 def test_torchs_own_programs_get_the_results_that_gloo_gives(np: int, tmp_path: Path) -> None:
     wanted = all_cases() - (FOUR if np < 4 else DEFAULT_COMPILER)
     if not OPEN_MPI:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 from hpcdist.startup.variables import free_port
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 SCRIPTS = Path(__file__).with_name("scripts")
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
@@ -27,15 +26,8 @@ TAKE_OVER = {"HPCDIST_TAKE_OVER": "gloo,mpi"}
 ALL = sorted(path.name for path in SCRIPTS.glob("*.py"))
 #: Those that start their processes themselves, as torch's tutorials do.
 STARTING = [name for name in ALL if "multiprocessing" in (SCRIPTS / name).read_text()]
-#: One of each kind; the others are rare.
-USUAL = {"ddp_toy.py", "fsdp2.py", "tutorial_send.py"}
 #: Lines that a script may need changed.
 MOST = 2
-
-
-def each(names: Iterable[str]) -> list[object]:
-    """Scripts as parameters of a test."""
-    return [pytest.param(name, marks=[] if name in USUAL else pytest.mark.rare) for name in names]
 
 
 def changed(script: str) -> tuple[str, list[str]]:
@@ -54,12 +46,12 @@ def numbers(text: str) -> list[str]:
 
 
 def test_there_are_twelve_and_they_know_nothing_of_hpcdist() -> None:
-    assert len(ALL) >= 12 and len(STARTING) == 5 and set(ALL) > USUAL
+    assert len(ALL) >= 12 and len(STARTING) == 5
     assert not [name for name in ALL if "hpcdist" in (SCRIPTS / name).read_text()]
 
 
 @pytest.mark.deadline(160)
-@pytest.mark.parametrize("name", each(name for name in ALL if name not in STARTING))
+@pytest.mark.parametrize("name", [name for name in ALL if name not in STARTING])
 def test_a_script_for_torchrun_runs_unchanged(name: str) -> None:
     ended = run_job(2, str(SCRIPTS / name), env=TAKE_OVER)
     assert ended.code == 0 and numbers(ended.text), ended.text
@@ -67,7 +59,7 @@ def test_a_script_for_torchrun_runs_unchanged(name: str) -> None:
 
 
 @pytest.mark.deadline(160)
-@pytest.mark.parametrize("name", each(STARTING))
+@pytest.mark.parametrize("name", STARTING)
 def test_a_script_that_starts_its_processes(name: str, tmp_path: Path) -> None:
     """MPICH runs it unchanged; Open MPI, which needs its launcher, with a line changed."""
     text = (SCRIPTS / name).read_text()

@@ -11,7 +11,7 @@ from jobs import find_mpirun
 from long_form import LONG, deadline, size
 from places import TESTS
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 #: The short form runs rows in which nothing is known to fail; docs/reliability.md has the rest.
 ROWS = [] if LONG else ["--rows", "calm", "late", "threads", "queue"]

@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""The long stages of CI: what each runs, the files it depends on, and which have passed on them.
+
+    .ci/stages.py list                    every stage, with what passed.json says of it
+    .ci/stages.py due                     those that have not passed on these files, a line each
+    .ci/stages.py show NAME [--seed N]    three lines: environment, seconds at most, command
+    .ci/stages.py passed NAME --seconds S --seed N    note that a stage has passed on these files
+
+A stage that has passed on the very files it depends on need not run again: `.ci/long` notes that in
+.ci/passed.json, and `.ci/run` runs what is due. It needs git and Python, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fnmatch
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSED = ROOT / ".ci" / "passed.json"
+
+#: What every stage depends on that has an environment: how it is made, and what builds hpcdist.
+BUILD = (".ci/common", ".ci/stages.py", "setup.py", "pyproject.toml", "MANIFEST.in", "_build/*")
+#: What hpcdist is made of.
+PACKAGE = (*BUILD, "hpcdist/*", "pyx/*")
+#: What every run of tests/run.py depends on.
+RUNNER = ("tests/run.py", "tests/conftest.py", "tests/support/*")
+#: The C files without the Cython on top.
+ENGINE = ("pyx/hpcdist/engine/*.[ch]", "pyx/hpcdist/kernels/*", "pyx/hpcdist/store/*")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes
+    ----------
+    environment : str
+        ``tools`` (Debian's packages), ``openmpi``, ``mpich`` or ``newest``; `.ci/common` makes it.
+    command : str
+        For bash, in the repository's root; ``{seed}`` is a number below 2^31.
+    limit : int
+        Seconds.
+    files : tuple of str
+        Patterns of files from the root; ``*`` matches slashes too.
+    """
+
+    name: str
+    environment: str
+    command: str
+    limit: int
+    files: tuple[str, ...]
+
+
+def tests(*files: str, options: str = "--all") -> str:
+    """Return the call of tests/run.py on some files."""
+    return f"HPCDIST_TEST_SEED={{seed}} python tests/run.py {options} {' '.join(files)}"
+
+
+SUITES = ("tests/conformance/test_conformance.py", "tests/conformance/test_suites.py")
+BRIDGE = ("tests/torch/test_bridge.py", "tests/torch/test_scripts.py")
+SLURM = (
+    "tests/launchers/test_jobscripts.py",
+    "tests/launchers/test_slurm.py",
+    "tests/recordings/test_nodes.py",
+    "tests/startup/test_training_starts.py",
+)
+SLURM_FOLDERS = ("tests/launchers", "tests/startup", "tests/elastic", "jobscripts", "examples")
+ENDINGS = (
+    "tests/engine/test_endings.py",
+    "tests/engine/test_node_faults.py",
+    "tests/elastic/test_restarts.py",
+    "tests/groups/test_reconfigure.py",
+)
+#: The rooms of tests that .ci/sanitized runs.
+SANITIZED = ("backends", "collectives", "engine", "kernels", "launchers", "startup", "store")
+#: With MPICH after Open MPI: not what takes minutes and has nothing of the MPI in it.
+NOT_WITH_MPICH = (
+    "test_bridge or test_conformance or test_suites or test_chaos or test_training_starts"
+)
+#: What a newer torch can break.
+NEWEST = (
+    "tests/torch/test_compat.py",
+    "tests/torch/test_bridge.py",
+    "tests/conformance",
+    "tests/backends/nccl",
+    "tests/backends/cuda_over_mpi",
+)
+
+STAGES = (
+    Stage(
+        "models",
+        "tools",
+        "python3 tests/model/run.py",
+        900,
+        ("tests/model/*", "pyx/hpcdist/engine/*.[ch]"),
+    ),
+    Stage(
+        "stress",
+        "tools",
+        "python3 tests/stress/run.py --seed {seed}",
+        900,
+        ("tests/stress/*", *ENGINE),
+    ),
+    Stage(
+        "scale",
+        "openmpi",
+        "python tests/scale/run.py --short",
+        300,
+        ("tests/scale/*", "pyx/hpcdist/engine/*.[ch]"),
+    ),
+    Stage(
+        "aarch64",
+        "openmpi",
+        "python tests/stress/cross.py",
+        600,
+        (*BUILD, "pyx/*", "tests/stress/cross.py"),
+    ),
+    Stage(
+        "sanitized",
+        "openmpi",
+        ".ci/sanitized",
+        1200,
+        (*BUILD, "pyx/*", ".ci/sanitized", *RUNNER, *(f"tests/{room}/*" for room in SANITIZED)),
+    ),
+    Stage(
+        "suites",
+        "openmpi",
+        tests(*SUITES),
+        1800,
+        (*PACKAGE, *RUNNER, "tests/conformance/*"),
+    ),
+    Stage(
+        "bridge",
+        "openmpi",
+        tests(*BRIDGE),
+        1200,
+        (*PACKAGE, *RUNNER, "tests/torch/*", "examples/*"),
+    ),
+    Stage(
+        "slurm",
+        "openmpi",
+        tests(*SLURM),
+        1200,
+        (*PACKAGE, *RUNNER, *SLURM, *(f"{folder}/*" for folder in SLURM_FOLDERS)),
+    ),
+    Stage(
+        "endings",
+        "openmpi",
+        tests(*ENDINGS),
+        1200,
+        (*PACKAGE, *RUNNER, "tests/engine/*", "tests/elastic/*", "tests/groups/*", "tests/nodes/*"),
+    ),
+    Stage(
+        "chaos",
+        "openmpi",
+        tests("tests/tree/test_chaos.py", "tests/examples/test_examples.py"),
+        1200,
+        (*PACKAGE, *RUNNER, "tests/chaos*", "tests/tree/*", "tests/examples/*", "examples/*"),
+    ),
+    Stage(
+        "mpich",
+        "mpich",
+        tests(options=f'--all --mpi-part --kinds jobs -k "not ({NOT_WITH_MPICH})"'),
+        1800,
+        (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
+    ),
+    Stage(
+        "impi",
+        "openmpi",
+        "python tests/matrix.py --torch 2.13 --mpi impi --parts training short",
+        1200,
+        (*PACKAGE, *RUNNER, "tests/matrix.py", "tests/collectives/*", "tests/groups/*"),
+    ),
+    Stage(
+        "newest",
+        "newest",
+        tests(*NEWEST, options='--all --np 2 -k "not test_without_mpi and not test_endings"'),
+        1800,
+        (*PACKAGE, *RUNNER, ".ci/newest.txt", *NEWEST, "tests/*/*.py"),
+    ),
+)  # fmt: skip
+
+
+def tracked() -> list[str]:
+    """Return the files of the repository, those that are not committed yet among them."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(name for name in set(done.stdout.split("\0")) if (ROOT / name).is_file())
+
+
+def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the names that one of the patterns matches."""
+    return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+
+
+def digest(stage: Stage, names: list[str] | None = None) -> str:
+    """Return a number for the command and the text of all files that a stage depends on."""
+    found = hashlib.sha256(f"{stage.environment}\n{stage.command}\n".encode())
+    for name in matching(stage.files, tracked() if names is None else names):
+        found.update(name.encode() + b"\0" + hashlib.sha256((ROOT / name).read_bytes()).digest())
+    return found.hexdigest()[:32]
+
+
+def read() -> dict[str, dict]:
+    """Return what passed.json says, by stage."""
+    return json.loads(PASSED.read_text()) if PASSED.exists() else {}
+
+
+def write(passed: dict[str, dict]) -> None:
+    """Write passed.json: a line for each stage, so that two changes seldom meet."""
+    lines = [f"{json.dumps(name)}: {json.dumps(passed[name])}" for name in sorted(passed)]
+    PASSED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def has_passed(stage: Stage, names: list[str]) -> bool:
+    return read().get(stage.name, {}).get("files") == digest(stage, names)
+
+
+def stage_of(name: str) -> Stage:
+    for stage in STAGES:
+        if stage.name == name:
+            return stage
+    raise argparse.ArgumentTypeError(
+        f"no stage {name!r}; there are {', '.join(s.name for s in STAGES)}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog=".ci/stages.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    commands.add_parser("list")
+    commands.add_parser("due")
+    show = commands.add_parser("show")
+    passed = commands.add_parser("passed")
+    for command in (show, passed):
+        command.add_argument("stage", type=stage_of)
+        command.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    passed.add_argument("--seconds", type=int, required=True)
+    options = parser.parse_args()
+    names = tracked()
+    if options.what == "show":
+        stage = options.stage
+        print(stage.environment, stage.limit, stage.command.format(seed=options.seed), sep="\n")
+    elif options.what == "passed":
+        noted = {
+            "files": digest(options.stage, names),
+            "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
+            "seconds": options.seconds,
+            "seed": options.seed,
+        }
+        write({**read(), options.stage.name: noted})
+    elif options.what == "due":
+        for stage in STAGES:
+            if not has_passed(stage, names):
+                print(stage.name)
+    else:
+        for stage in STAGES:
+            noted = read().get(stage.name)
+            state = "due" if not has_passed(stage, names) else "passed on these files"
+            last = f", last passed {noted['date']} in {noted['seconds']} s" if noted else ""
+            print(f"{stage.name:<10} {len(matching(stage.files, names)):4} files  {state}{last}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The long stages of CI: every file is in one, and a change makes due what depends on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / ".ci"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import kinds  # noqa: E402
+import stages  # noqa: E402
+
+pytestmark = pytest.mark.local
+
+
+def files(*folders: str) -> list[str]:
+    """All source files of some folders, from the root."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    left_out = {"__pycache__", "build", ".mypy_cache", ".ruff_cache"}
+    return sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in found
+        if not left_out & set(path.parts) and path.suffix not in (".so", ".pyc")
+    )
+
+
+def due_after(name: str) -> set[str]:
+    """The stages that a change of a file makes due."""
+    return {stage.name for stage in stages.STAGES if stages.matching(stage.files, [name])}
+
+
+def test_every_file_is_in_a_stage():
+    lost = [name for name in files("hpcdist", "pyx", "tests") if not due_after(name)]
+    assert not lost, lost
+
+
+def test_every_pattern_matches_and_every_named_file_exists():
+    every = files("hpcdist", "pyx", "tests", "examples", "jobscripts", "_build", ".ci") + [
+        name.name for name in ROOT.iterdir() if name.is_file()
+    ]
+    for stage in stages.STAGES:
+        for pattern in stage.files:
+            inside = (ROOT / pattern).is_dir()
+            assert inside or stages.matching([pattern], every), f"{stage.name}: {pattern}"
+        for word in stage.command.split():
+            if word.startswith(("tests/", ".ci/")):
+                assert (ROOT / word).exists(), f"{stage.name}: {word}"
+
+
+@pytest.mark.parametrize(
+    ("name", "due"),
+    [
+        ("pyx/hpcdist/engine/hd_check.c", {"models", "stress", "scale", "sanitized", "aarch64"}),
+        ("pyx/hpcdist/store/hd_requests.c", {"stress", "sanitized"}),
+        ("hpcdist/parallel/reducer/reducer.py", {"suites", "bridge", "chaos", "mpich", "newest"}),
+        ("hpcdist/codec/_reader.py", {"suites", "endings", "slurm", "mpich", "impi"}),
+        ("tests/stress/node.c", {"stress"}),
+        ("tests/model/run.py", {"models"}),
+        (".ci/common", {"sanitized", "suites", "newest"}),
+    ],
+)
+def test_a_change_makes_due_what_depends_on_it(name, due):
+    assert (ROOT / name).is_file()
+    assert due <= due_after(name)
+
+
+@pytest.mark.parametrize("name", ["docs/index.md", "README.md", "CHANGELOG.md", ".ci/passed.json"])
+def test_a_change_of_the_documentation_makes_nothing_due(name):
+    assert due_after(name) == set()
+
+
+def test_every_rare_test_is_in_a_stage():
+    """tests/run.py leaves them out, so nothing else in CI runs them."""
+    named = {
+        path
+        for stage in stages.STAGES
+        for word in stage.command.split()
+        if word.startswith("tests/") and "tests/run.py" in stage.command and "--np" not in word
+        for path in kinds.find([ROOT / word] if (ROOT / word).name != "run.py" else [ROOT / word])
+    }
+    for path in kinds.find():
+        if "pytest.mark.rare" in path.read_text() and path != Path(__file__).resolve():
+            assert path in named, f"{path.relative_to(ROOT)}: no stage of .ci/stages.py names it"
+
+
+def test_what_has_passed_is_due_again_after_a_change(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(stages, "PASSED", tmp_path / "passed.json")
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "file.c"
+    file.write_text("1")
+    (tmp_path / "other").write_text("1")
+    stage = stages.Stage("one", "tools", "true {seed}", 1, ("a/*",))
+    monkeypatch.setattr(stages, "STAGES", (stage,))
+
+    def due() -> bool:
+        return not stages.has_passed(stage, stages.tracked())
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["stages.py", *arguments])
+        return stages.main()
+
+    assert due()
+    assert call("passed", "one", "--seconds", "7", "--seed", "5") == 0
+    assert not due()
+    assert stages.read()["one"]["seconds"] == 7 and stages.read()["one"]["seed"] == 5
+    (tmp_path / "other").write_text("2")
+    assert not due()
+    file.write_text("2")
+    assert due()
+    file.write_text("1")
+    assert not due()
+    (tmp_path / "a" / "more.c").write_text("")
+    assert due()
