@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-#: Seconds a test may take, unless marked ``deadline(seconds)``.
+#: Seconds a test may take, unless marked ``deadline(seconds)``; more where cores are shared.
 DEADLINE = 60.0
 #: The same for one that starts jobs, whose ranks all import torch, on busy cores.
 JOBS_DEADLINE = 150.0
@@ -209,11 +209,13 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    from patience import patience
+
     from hpcdist.testing import deadline
 
     marker = item.get_closest_marker("deadline")
     usual = JOBS_DEADLINE if item.get_closest_marker("jobs") else DEADLINE
-    seconds = marker.args[0] if marker else usual
+    seconds = (marker.args[0] if marker else usual) * patience()
     if "jobs" in sys.modules:  # which a test that starts jobs has imported
         sys.modules["jobs"].until = time.monotonic() + seconds
     with deadline(seconds, item.nodeid, _stderr):

@@ -16,6 +16,7 @@ from jobs import plain_environment, run_job
 from kill_jobs import END
 from kill_jobs import PROGRAM as TRAINING
 from long_form import deadline, size
+from patience import patience
 
 from hpcdist import _engine
 from hpcdist.recordings.read import folder_of_user
@@ -32,7 +33,7 @@ RESTART = re.compile(r"hpcdist launch: restart (\d) of \d: the job .*; now (\d) 
 
 def run(*command: str, limit: float = 100, **more: str) -> tuple[int, str]:
     """Run a command that leaves no commit behind."""
-    limit = max(min(limit, jobs.until - jobs.SPARE - time.monotonic()), 1.0)
+    limit = max(min(limit * patience(), jobs.until - jobs.SPARE - time.monotonic()), 1.0)
     job = subprocess.Popen(
         command, env=plain_environment(**more), text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

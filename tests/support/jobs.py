@@ -14,6 +14,8 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import patience
+
 #: When the running test's deadline passes, of ``time.monotonic``; conftest.py sets it.
 until = math.inf
 #: Seconds before it at which a job is ended, so that the test can still show what it printed.
@@ -129,8 +131,8 @@ def run_job(
     *command : str
         The program and its arguments.
     limit : float
-        Seconds, at most until shortly before the test's deadline; a job that takes longer is killed
-        and the test fails with what it printed.
+        Seconds, more where cores are shared, at most until shortly before the test's deadline; a
+        job that takes longer is killed and the test fails with what it printed.
     env : dict, optional
         Added to the environment.
     ft : bool
@@ -139,7 +141,7 @@ def run_job(
     mpirun, full = mpirun_command(np, env, ft)
     marker = f"HPCDIST_TEST_JOB={uuid.uuid4()}"
     full["HPCDIST_TEST_JOB"] = marker.partition("=")[2]
-    limit = max(min(limit, until - SPARE - time.monotonic()), 1.0)
+    limit = max(min(limit * patience(), until - SPARE - time.monotonic()), 1.0)
     began = time.time()
     job = subprocess.Popen(
         [*mpirun, sys.executable, *command],

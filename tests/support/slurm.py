@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Ended, find_mpirun
+from patience import patience
 from places import ROOT
 
 CLUSTER = str(ROOT / "jobscripts" / "ci" / "slurm-cluster")
@@ -97,7 +98,7 @@ class Cluster:
             stderr=subprocess.STDOUT,
         )
         try:
-            text, _ = job.communicate(timeout=limit)
+            text, _ = job.communicate(timeout=limit * patience())
         except subprocess.TimeoutExpired:
             job.kill()
             self.cancel()
@@ -135,7 +136,7 @@ class Cluster:
                 assert state and status, shown
                 if state[1] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
                     break
-                if time.time() - began > limit:
+                if time.time() - began > limit * patience():
                     self.cancel()
                     printed = Path(out.name).read_text(errors="replace")
                     raise AssertionError(f"not ended after {limit:g} s: {shown}\n{printed}")

@@ -59,7 +59,8 @@ def stage(tmp_path: Path) -> Stage:
     file = tmp_path / "test_cases.py"
     file.write_text(CASES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    return Stage("cases", command, [str(file)], {"PATH": "/usr/bin:/bin"}, 1)
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TESTS / "support")}
+    return Stage("cases", command, [str(file)], env, 1)
 
 
 def begin(stage: Stage) -> None:
