@@ -80,6 +80,11 @@ ENDINGS = (
     "tests/elastic/test_restarts.py",
     "tests/groups/test_reconfigure.py",
 )
+#: Examples from the first to the last epoch, and the whole benchmark.
+PROGRAMS = (
+    *(f"tests/examples/test_{name}.py" for name in ("digits", "examples", "howto", "torch")),
+    "tests/cli/bench/test_job.py",
+)
 #: The rooms of tests that .ci/sanitized runs.
 SANITIZED = ("backends", "collectives", "engine", "kernels", "launchers", "startup", "store")
 #: With MPICH after Open MPI: not what takes minutes and has nothing of the MPI in it.
@@ -160,11 +165,18 @@ STAGES = (
         (*PACKAGE, *RUNNER, "tests/engine/*", "tests/elastic/*", "tests/groups/*", "tests/nodes/*"),
     ),
     Stage(
+        "programs",
+        "openmpi",
+        tests(*PROGRAMS),
+        1500,
+        (*PACKAGE, *RUNNER, "tests/examples/*", "tests/cli/*", "examples/*"),
+    ),
+    Stage(
         "chaos",
         "openmpi",
-        tests("tests/tree/test_chaos.py", "tests/examples/test_examples.py"),
-        1200,
-        (*PACKAGE, *RUNNER, "tests/chaos*", "tests/tree/*", "tests/examples/*", "examples/*"),
+        tests("tests/tree/test_chaos.py"),
+        600,
+        (*PACKAGE, *RUNNER, "tests/chaos*", "tests/tree/test_chaos.py"),
     ),
     Stage(
         "mpich",

@@ -13,7 +13,7 @@ from example_runs import EXAMPLES, example, fingerprint
 from jobs import mpirun_command, run_job
 from terminals import Terminal
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.rare]
 
 TRAIN = str(EXAMPLES / "train_digits.py")
 ROW = re.compile(r"^ +(\d+) +([\d.]+) +([\d.]+)% +(\d+) +([\d.]+)%$", re.MULTILINE)

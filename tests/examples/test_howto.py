@@ -11,7 +11,7 @@ import pytest
 from jobs import plain_environment, run_job
 from places import ROOT
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.rare]
 
 
 def blocks(page: str, language: str = "python") -> list[str]:

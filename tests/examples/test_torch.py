@@ -12,7 +12,7 @@ import pytest
 from jobs import run_job
 from places import ROOT
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.rare]
 
 EXAMPLES = ROOT / "examples" / "torch"
 

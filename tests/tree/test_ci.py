@@ -57,7 +57,10 @@ def test_every_pattern_matches_and_every_named_file_exists():
     [
         ("pyx/hpcdist/engine/hd_check.c", {"models", "stress", "scale", "sanitized", "aarch64"}),
         ("pyx/hpcdist/store/hd_requests.c", {"stress", "sanitized"}),
-        ("hpcdist/parallel/reducer/reducer.py", {"suites", "bridge", "chaos", "mpich", "newest"}),
+        (
+            "hpcdist/parallel/reducer/reducer.py",
+            {"suites", "bridge", "chaos", "programs", "newest"},
+        ),
         ("hpcdist/codec/_reader.py", {"suites", "endings", "slurm", "mpich", "impi"}),
         ("tests/stress/node.c", {"stress"}),
         ("tests/model/run.py", {"models"}),

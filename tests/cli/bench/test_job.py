@@ -15,7 +15,7 @@ from jobs import run_job
 PROGRAM = Path(__file__).with_name("benches.py")
 OURS = {"hpcdist", "hpcdist-off"}
 # one job runs all benches
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.deadline(300)]
+pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi, pytest.mark.rare, pytest.mark.deadline(300)]
 
 EVERY = OURS | {"c", "mpi4py", "gloo"}
 
