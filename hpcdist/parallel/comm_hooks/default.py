@@ -10,6 +10,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = [
@@ -140,7 +141,7 @@ def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
         inner = bucket._bounded(hook(state, bucket))
 
         def decompress() -> torch.Tensor:
-            buffer.copy_(inner.wait())
+            deliver(inner.wait(), buffer)
             bucket.set_buffer(buffer)
             return buffer
 

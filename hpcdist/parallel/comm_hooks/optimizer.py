@@ -12,6 +12,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["OptimizerHookState", "OptimizerInBackward", "hook_then_optimizer",
@@ -274,8 +275,7 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
         def step() -> torch.Tensor:
             result = future.wait()
             buffer = bucket.buffer()
-            if result.data_ptr() != buffer.data_ptr():
-                buffer.copy_(result)
+            deliver(result, buffer)
             chosen = optimizer_state.params_to_optimize
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 if chosen is None or parameter in chosen:

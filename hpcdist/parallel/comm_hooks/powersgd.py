@@ -169,9 +169,14 @@ def _batches(state: PowerSGDState, matrices: list[torch.Tensor]) -> list[list[to
     return [[matrix] for same in by_shape.values() for matrix in same]
 
 
-def _worth_it(state: PowerSGDState, gradient: torch.Tensor) -> bool:
+def _real(bucket: GradBucket) -> list[torch.Tensor]:
+    """The gradients; complex ones as real numbers, with a last dimension of size 2."""
+    return [torch.view_as_real(g) if g.is_complex() else g for g in bucket.gradients()]
+
+
+def _worth_it(state: PowerSGDState, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
     """Return whether a gradient is a matrix that compression makes small enough."""
-    if gradient.dim() < 2 or not gradient.numel():
+    if parameter.dim() < 2 or not gradient.numel():
         return False
     rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
     rank = min(rows, columns, state.matrix_approximation_rank)
@@ -183,8 +188,8 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     kept = _with_error(state, index, buffer)
     small: list[torch.Tensor] = []
     large: list[torch.Tensor] = []
-    for gradient in bucket.gradients():
-        (large if _worth_it(state, gradient) else small).append(gradient)
+    for parameter, gradient in zip(bucket.parameters(), _real(bucket), strict=True):
+        (large if _worth_it(state, parameter, gradient) else small).append(gradient)
     # A gradient that is not C-contiguous (channels last) is compressed from, and to, a copy.
     matrices = [gradient.reshape(gradient.shape[0], -1) for gradient in large]
     groups = _batches(state, matrices)

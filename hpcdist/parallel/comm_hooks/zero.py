@@ -8,6 +8,7 @@ import torch
 
 from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.reducer.copies import copy_each, deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.zero import API, ZeroRedundancyOptimizer
 
@@ -41,7 +42,7 @@ class _Stepper:
                     work.wait()
                     parts = flat.split([p.numel() for p in members])
                     views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
-                    torch._foreach_copy_(members, views)
+                    copy_each(members, views)
             self._sent = []
         return bucket.buffer()
 
@@ -50,9 +51,7 @@ class _Stepper:
             return
         while self._waiting:
             bucket, future = self._waiting.pop(0)
-            result = future.wait()
-            if result.data_ptr() != bucket.buffer().data_ptr():
-                bucket.buffer().copy_(result)
+            deliver(future.wait(), bucket.buffer())
             self._step(bucket)
             if bucket is last:
                 return

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hpcdist._ops import ReduceOp
+from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 __all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense", "wholes"]
 
@@ -17,6 +18,9 @@ MIB = 1 << 20
 
 #: Bytes from which NumPy asks for huge pages.
 HUGE = 4 * MIB
+
+#: Dtypes whose pairs torch takes for complex numbers without a warning.
+_PARTS = (torch.float32, torch.float64)
 
 Allocator = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 
@@ -220,20 +224,33 @@ class Bucket:
         Parameters
         ----------
         flat : torch.Tensor
-            As many elements as the buffer, contiguous.
+            As many elements as the buffer, contiguous. Of complex parameters also the real numbers
+            of :func:`reals`.
 
         Returns
         -------
         list of torch.Tensor
-            One per parameter.
+            One per parameter. Where `flat` contains real numbers of a dtype that has no complex
+            numbers, those of complex parameters have one more dimension, of size 2.
         """
+        width = 1
+        if self.parameters[0].is_complex() and not flat.is_complex():
+            if flat.dtype in _PARTS and flat.storage_offset() % 2 == 0:
+                flat = torch.view_as_complex(flat.view(-1, 2))
+            else:
+                width = 2
+        pair = () if width == 1 else (2,)
         views = []
         offset = 0
         for p in self.parameters:
-            part = flat[offset : offset + p.numel()]
-            dense = p.numel() > 0 and is_dense(p)
-            views.append(part.as_strided(p.shape, p.stride()) if dense else part.view(p.shape))
-            offset += p.numel()
+            part = flat[offset : offset + width * p.numel()]
+            shape = (*p.shape, *pair)
+            if p.numel() > 0 and is_dense(p):
+                strides = [width * stride for stride in p.stride()] + [1] * len(pair)
+                views.append(part.as_strided(shape, strides))
+            else:
+                views.append(part.view(shape))
+            offset += width * p.numel()
         return views
 
     def reset(self) -> None:
@@ -258,7 +275,7 @@ class Bucket:
             elif grad is not view:
                 targets.append(view)
                 sources.append(grad)
-        if targets and _copy(targets, sources):
+        if targets and copy_each(targets, sources):
             for parameter in self.parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     parameter.grad = None  # the average is dense
@@ -297,7 +314,7 @@ class Bucket:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
         parameter, view = self.parameters[place], self.views[place]
         if parameter.grad is not None and parameter.grad is not view:
-            _copy([view], [parameter.grad])
+            copy_each([view], [parameter.grad])
             parameter.grad = view
 
     def reduce(self, comm: Any, divisor: int | None, extra: int, wait: bool = False) -> Any:
@@ -335,9 +352,7 @@ class Bucket:
             Divide by this first.
         """
         if result is not None:
-            same = result.data_ptr() == self.buffer.data_ptr()
-            if not same or result.dtype != self.buffer.dtype:
-                self.buffer.copy_(result.view(-1))
+            deliver(result, self.buffer)
         if divisor is not None:
             self.buffer.div_(divisor)
         if self.as_view:
@@ -358,7 +373,7 @@ class Bucket:
                 targets.append(grad)
                 sources.append(view)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            copy_each(targets, sources)
 
 
 def wholes(buckets: Sequence[Any]) -> list[list[Any]]:
@@ -381,16 +396,3 @@ def wholes(buckets: Sequence[Any]) -> list[list[Any]]:
         else:
             found.append([bucket])
     return found
-
-
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> bool:
-    """Copy gradients; also unexpected sparse ones, of which it warns."""
-    try:
-        torch._foreach_copy_(targets, sources)
-    except RuntimeError:
-        if not any(source.is_sparse for source in sources):
-            raise
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source.to_dense() if source.is_sparse else source)
-        return True
-    return False

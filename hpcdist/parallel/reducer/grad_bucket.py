@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcdist.parallel.reducer.bounded import bounded
+from hpcdist.parallel.reducer.copies import reals
 
 if TYPE_CHECKING:
     from hpcdist.parallel.reducer.bucket import Bucket
@@ -51,8 +52,13 @@ class GradBucket:
         self._bucket = bucket
         self._index = index
         self._is_last = is_last
-        self._buffer = bucket.buffer if buffer is None else buffer
+        # As torch's: no hook then loses imaginary parts in a conversion to another real dtype.
+        self._buffer = buffer if buffer is not None else self._own()
         self._comm = comm
+
+    def _own(self) -> torch.Tensor:
+        buffer = self._bucket.buffer
+        return buffer if buffer.is_sparse else reals(buffer)
 
     def _bounded(self, future: Any) -> Any:
         """Return a hook's result for this bucket, with the group's timeout."""
@@ -79,8 +85,9 @@ class GradBucket:
         Returns
         -------
         torch.Tensor
-            Flat. Changing it in place is allowed. For a bucket of one sparse parameter: its
-            gradient, a sparse COO tensor.
+            Flat. Changing it in place is allowed. Complex gradients are real numbers here, real
+            and imaginary parts in turn. For a bucket of one sparse parameter: its gradient, a
+            sparse COO tensor.
         """
         return self._buffer
 
@@ -100,7 +107,9 @@ class GradBucket:
         Returns
         -------
         list of torch.Tensor
-            Views of :meth:`buffer` in the shapes of :meth:`parameters`.
+            Views of :meth:`buffer` in the shapes of :meth:`parameters`. Those of complex parameters
+            are complex; if a wrapper has set a buffer of half precision, they are real with one
+            more dimension, of size 2.
         """
         if self._buffer.is_sparse:
             return [self._buffer]

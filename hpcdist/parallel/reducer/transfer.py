@@ -108,13 +108,18 @@ class Transfer:
         if isinstance(result, (list, tuple)) and len(result) == 1:
             (result,) = result
         if not isinstance(result, torch.Tensor) or (
-            not result.is_sparse and result.numel() != bucket.buffer.numel()
+            not result.is_sparse and _numbers(result) != _numbers(bucket.buffer)
         ):
             raise TypeError(
                 "the future of a communication hook must hold one tensor of as many elements as "
                 f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
             )
         bucket.take(result, keep, None)
+
+
+def _numbers(tensor: torch.Tensor) -> int:
+    """Count real numbers."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
 def _shape(result: Any) -> str:
