@@ -82,6 +82,11 @@ def average_parameters(
     process_group : ProcessGroup, optional
         None means the default group.
 
+    Raises
+    ------
+    TypeError
+        On all ranks, if a parameter is of integers, whose average is none.
+
     Notes
     -----
     Source: ``torch.distributed.algorithms.model_averaging.utils.average_parameters``.
@@ -93,6 +98,12 @@ def average_parameters(
     for parameter in params:
         by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
     with torch.no_grad(), parts(agreeing(group._comm), API, len(by_kind)):
+        for dtype, _ in by_kind:
+            if not (dtype.is_floating_point or dtype.is_complex):
+                raise TypeError(
+                    f"average_parameters takes floating point or complex numbers, not {dtype}: an "
+                    "average of integers is not an integer"
+                )
         for tensors in by_kind.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             group._comm.all_reduce(flat, ReduceOp.AVG, api=API)

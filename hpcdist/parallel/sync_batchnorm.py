@@ -49,6 +49,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     ------
     ValueError
         In forward, if the input has fewer than two dimensions or no channels.
+    TypeError
+        In forward, if the input, the weight or the bias is complex or contains integers.
 
     Notes
     -----
@@ -95,10 +97,13 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         ------
         ValueError
             If the input has fewer than two dimensions or no channels.
+        TypeError
+            If the input, the weight or the bias does not contain floating point numbers.
         """
         self._check_input_dim(input)
         if input.size(1) == 0:
             raise ValueError("SyncBatchNorm needs at least one channel; the input has none")
+        _check_real(input=input, weight=self.weight, bias=self.bias)
         tracked = self.training and self.track_running_stats
         factor = 0.0 if self.momentum is None else self.momentum
         if tracked and self.num_batches_tracked is not None:
@@ -203,6 +208,15 @@ class TorchLayers:
             for name, child in children.items()
             if isinstance(child, torch.nn.modules.batchnorm._BatchNorm)
         ]
+
+
+def _check_real(**tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise TypeError(
+                f"SyncBatchNorm normalises floating point numbers, but its {name} is of "
+                f"{tensor.dtype}; of complex numbers normalise torch.view_as_real(x) instead"
+            )
 
 
 def _take_over(name: str, layer: torch.nn.SyncBatchNorm) -> None:

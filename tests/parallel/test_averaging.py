@@ -142,3 +142,17 @@ def test_wrong_use():
         averaging.HierarchicalModelAverager({4: 1, 2: size})
     with parallel_raises(TypeError, match="not int"):
         averaging.get_params_to_average([1])
+
+
+def test_dtypes():
+    size = dist.get_world_size()
+    for dtype in (torch.complex64, torch.complex128, torch.float64, torch.bfloat16):
+        one = 1 + 2j if dtype.is_complex else 1
+        parameter = nn.Parameter((torch.full((3,), dist.get_rank()) * one).to(dtype))
+        averaging.average_parameters([parameter])
+        parallel_assert(parameter.tolist() == [(size - 1) / 2 * one] * 3)
+    if size > 1:
+        for dtype in (torch.int64, torch.bool):
+            counts = nn.Parameter(torch.ones(2).to(dtype), requires_grad=False)
+            with parallel_raises(TypeError, match=f"not {dtype}"):
+                averaging.average_parameters([nn.Parameter(torch.ones(1)), counts])

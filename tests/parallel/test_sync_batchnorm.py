@@ -161,6 +161,11 @@ def test_wrong_use():
         SyncBatchNorm(0)(torch.ones(2, 0, 3))
     with parallel_raises(ValueError, match="at least 2D"):
         SyncBatchNorm(2)(torch.ones(2))
+    for wrong in (torch.complex64, torch.int64):
+        with parallel_raises(TypeError, match=f"its input is of {wrong}"):
+            SyncBatchNorm(3)(torch.ones(2, 3, 4).to(wrong))
+    with parallel_raises(TypeError, match=r"its weight is of torch\.complex64"):
+        SyncBatchNorm(3, dtype=torch.complex64)(torch.ones(2, 3, 4))
 
 
 @pytest.mark.mpi(min_size=2)

@@ -46,6 +46,16 @@ class MixedPrecision:
     buffer_dtype: torch.dtype | None = None
 
 
+def _check(settings: Any) -> None:
+    for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+        dtype = getattr(settings, name)
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(
+                f"{name} of mixed_precision must be a floating point dtype, not {dtype}: only "
+                "floating point tensors are converted"
+            )
+
+
 class Precision:
     """Puts low precision copies into a module, and removes them again.
 
@@ -60,6 +70,7 @@ class Precision:
     """
 
     def __init__(self, module: torch.nn.Module, settings: Any, ignored: Collection[str]) -> None:
+        _check(settings)
         self.dtype: torch.dtype | None = settings.param_dtype
         skipped = {id(t) for n, t in module.named_parameters() if n in ignored}
         # The places of each parameter; a shared one has several and is converted once.

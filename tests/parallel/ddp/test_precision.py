@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
 from hpcdist.parallel import MixedPrecision, comm_hooks
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -260,3 +260,30 @@ def test_compiled(outside: bool) -> None:
     parallel_assert(found[0] <= 1e-6, f"off by {found[0]}")
     # torch divides the graph where buckets end, so that their reductions overlap.
     parallel_assert(found[1] >= 2, f"{found[1]} graphs")
+
+
+def test_complex_parameters_and_other_numbers_are_not_converted() -> None:
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+            for dtype in (torch.complex64, torch.int64, torch.bool, torch.float64):
+                self.register_buffer(str(dtype)[6:], torch.ones(2, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.phase * (1 - 2j) * x.double()).sum().real + (self.scale * x).sum()
+
+    for low in (torch.bfloat16, torch.float16):
+        model = DDP(Mixture(), mixed_precision=MixedPrecision(low, None, low))
+        model(torch.full((3,), dist.get_rank() + 1.0)).backward()
+        mean = (dist.get_world_size() + 1) / 2
+        parallel_assert(model.module.phase.grad.tolist() == [mean * (1 + 2j)] * 3)
+        parallel_assert(model.module.scale.grad.tolist() == [mean] * 3)
+        found = {name: str(buffer.dtype)[6:] for name, buffer in model.module.named_buffers()}
+        kept = {name: name for name in found} | {"float64": str(low)[6:]}
+        parallel_assert(found == kept, str(found))
+    for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+        for wrong in (torch.complex64, torch.int64):
+            with parallel_raises(ValueError, match=f"{name} of mixed_precision must be"):
+                DDP(Mixture(), mixed_precision=MixedPrecision(**{name: wrong}))
