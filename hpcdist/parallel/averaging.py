@@ -15,6 +15,7 @@ from hpcdist.backends.refusal import parts
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
+from hpcdist.parallel.reducer.copies import unseen
 
 API = "average_parameters"
 
@@ -95,8 +96,12 @@ def average_parameters(
     if group.size() == 1:
         return
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    untrained = set()
     for parameter in params:
-        by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
+        tensor = parameter.detach()
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        if not parameter.requires_grad:
+            untrained.add(id(tensor))
     with torch.no_grad(), parts(agreeing(group._comm), API, len(by_kind)):
         for dtype, _ in by_kind:
             if not (dtype.is_floating_point or dtype.is_complex):
@@ -109,7 +114,9 @@ def average_parameters(
             group._comm.all_reduce(flat, ReduceOp.AVG, api=API)
             pieces = flat.split([tensor.numel() for tensor in tensors])
             views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
-            torch._foreach_copy_(tensors, views)
+            # those that are not trained are buffers, whose changes DDP does not count either
+            with unseen(t for t in tensors if id(t) in untrained):
+                torch._foreach_copy_(tensors, views)
 
 
 def average_parameters_or_parameter_groups(

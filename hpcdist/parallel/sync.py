@@ -7,40 +7,14 @@ from typing import Any
 
 import torch
 
-from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
 
-__all__ = ["broadcast_tensors", "packed", "send"]
+__all__ = ["packed", "send"]
 
 # A tensor of at least this size is sent alone: packing it would cost more than its own call.
 _LARGE = MIB
 # The size limit of flat buffers, so that packing one overlaps with sending the previous one.
 _FLAT = 16 * MIB
-
-
-def broadcast_tensors(
-    group: Any, tensors: Iterable[torch.Tensor], root: int = 0, api: str = "broadcast"
-) -> None:
-    """Overwrite `tensors` on every rank with those of one rank.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-        All of its ranks must call, with tensors of the same shapes, strides and dtypes.
-    tensors : iterable of torch.Tensor
-        Changed in place where they differ, except on the root. Packed tensors that are equal are
-        not written to, so that autograd does not take them for modified.
-    root : int
-        The group rank whose values are copied.
-    api : str
-        Name of the operation in error messages.
-    """
-    if group.size() == 1:
-        return
-    packs = packed(tensors)
-    with parts(agreeing(group._comm), api, len(packs), waits=0):
-        send(group, packs, root, api)
 
 
 def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -64,7 +38,10 @@ def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
-    """Broadcast each of the lists from :func:`packed`; start all of them at once."""
+    """Broadcast each of the lists from :func:`packed`; start all of them at once.
+
+    Packed tensors that are equal to the root's are not written to.
+    """
     comm = group._comm
     works: list[Any] = []
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []

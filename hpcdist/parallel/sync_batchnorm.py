@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
+from hpcdist.parallel.reducer.copies import unseen
 
 __all__ = ["SyncBatchNorm", "TorchLayers"]
 
@@ -268,8 +269,10 @@ class _Normalize(Function):
         var = ((variances + (means - mean).square()) * counts).sum(0) / count
         if running_mean is not None and running_var is not None:
             unbiased = var * (count / (count - 1).clamp_(min=1))
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+            # an evaluation may have saved them for its backward pass, as with torch's layers
+            with unseen((running_mean, running_var)):
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(var + eps), count)
         ctx.group, ctx.axes = group, axes
         same = [None if p is None else p.to(kind) for p in (weight, bias)]

@@ -61,7 +61,6 @@ SHARED = {
     "parallel/comm_hooks": "parallel/test_comm_hooks.py",
     "parallel/ddp": "parallel/ddp/test_features.py",
     "parallel/ddp/arguments": "parallel/ddp/test_faults.py",
-    "parallel/ddp/buffers": "parallel/ddp/test_module.py",
     "parallel/ddp/delayed": "parallel/ddp/test_extras.py",
     "parallel/ddp/settings": "parallel/ddp/test_extras.py",
     "parallel/ddp/verify": "parallel/ddp/test_faults.py",

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import parts
 from hpcdist.parallel.reducer.bounded import bounded
-from hpcdist.parallel.sync import broadcast_tensors
+from hpcdist.parallel.reducer.copies import unseen
+from hpcdist.parallel.sync import packed, send
 
 __all__ = ["BufferCommHookLocation", "Buffers"]
 
@@ -91,19 +94,28 @@ class Buffers:
         """
         if self._hook is None:
             if when == "PRE_FORWARD":
-                broadcast_tensors(self._group, self.named().values(), root, api=API)
+                self._copy(root)
             return []
         state, hook, location = self._hook
         if when != location:
             return []
-        with torch.no_grad():
+        named = self.named()
+        with torch.no_grad(), unseen(named.values()):
             what = "DistributedDataParallel's buffer hook"
             futures = [
-                bounded(future, self._group._comm, what)
-                for future in hook(state, self.named()) or ()
+                bounded(future, self._group._comm, what) for future in hook(state, named) or ()
             ]
-        if when == "POST_FORWARD":
-            return futures
-        for future in futures:  # forward is about to use them
-            future.wait()
+            if when == "POST_FORWARD":
+                return futures
+            for future in futures:  # forward is about to use them
+                future.wait()
         return []
+
+    def _copy(self, root: int) -> None:
+        """Copy the buffers of one rank to the others."""
+        if self._group.size() == 1:
+            return
+        comm, buffers = self._group._comm, self.named().values()
+        packs = packed(buffers)
+        with parts(agreeing(comm), API, len(packs), waits=0), unseen(buffers):
+            send(self._group, packs, root, API)

@@ -17,6 +17,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
 from hpcdist.parallel.join import Join, Joinable, JoinHook
+from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ class DDPJoinHook(JoinHook):
             self._ddp._the_reducer("join").restore(self._own)
             self._own = None
         root = np.array([group.rank() if is_last_joiner else -1], np.int64)
-        named = self._ddp._synced(self._ddp.forward_sync_buffers)
-        packs = packed(t for _, t in named)
-        with parts(agreeing(group._comm), API, 1 + len(packs), waits=1):
+        tensors = [t for _, t in self._ddp._synced(self._ddp.forward_sync_buffers)]
+        packs, buffers = packed(tensors), tensors[len(self._ddp._synced(False)) :]
+        with parts(agreeing(group._comm), API, 1 + len(packs), waits=1), unseen(buffers):
             group._comm.all_reduce(root, ReduceOp.MAX, api=API)
             if group.size() > 1:
                 send(group, packs, int(root[0]), API)

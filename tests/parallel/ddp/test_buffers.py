@@ -1,0 +1,150 @@
+"""Buffers between ranks: copies that autograd does not count, and transforms of torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ddp_cases import DDP, TorchDDP
+from gloo import gloo_world
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.parallel import BufferCommHookLocation, MixedPrecision, SyncBatchNorm, averaging
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+
+class Masked(nn.Module):
+    """A constant that backward needs, beside a statistic that changes, small or large."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.tensor([1.0, 0, 2, 1]))
+        self.register_buffer("seen", torch.zeros(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(dist.get_rank() + 1)
+        return self.layer(x) * self.mask
+
+
+def normed(norm: Callable[[int], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 4), norm(4), nn.Tanh(), nn.Linear(4, 2))
+
+
+MODULES = {
+    "BatchNorm": lambda: normed(nn.BatchNorm1d),
+    "SyncBatchNorm": lambda: normed(SyncBatchNorm),
+    "a mask": Masked,
+    "a large statistic": lambda: Masked(300_000),
+}
+
+
+def batch(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * dist.get_rank() + step)
+    return torch.randn(8, 4, generator=generator)
+
+
+def two_forwards(model: nn.Module) -> None:
+    (model(batch(0)).square().sum() + model(batch(1)).square().sum()).backward()
+
+
+def two_backwards(model: nn.Module) -> None:
+    """As in a GAN: the graph of the first forward is used when the second has copied buffers."""
+    with model.no_sync():
+        first = model(batch(0)).square().sum()
+        second = model(batch(1)).square().sum()
+    second.backward()
+    model(batch(2)).square().sum().backward()
+    first.backward()
+
+
+def evaluation_between(model: nn.Module) -> None:
+    first = model(batch(0)).square().sum()
+    model.eval()
+    second = model(batch(1)).square().sum()
+    model.train()
+    (first + second + model(batch(2)).square().sum()).backward()
+
+
+@pytest.mark.parametrize("use", [two_forwards, two_backwards, evaluation_between])
+@pytest.mark.parametrize("name", list(MODULES))
+def test_copies_of_buffers_do_not_count_as_changes(name: str, use: Callable) -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+        model = DDP(MODULES[name](), **options)
+        for _ in range(2):
+            use(model)
+        parallel_assert(all(p.grad.isfinite().all() for p in model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "a mask"])
+def test_two_forwards_give_the_gradients_of_torch(name: str) -> None:
+    gloo_world()
+    models = DDP(MODULES[name]()), TorchDDP(MODULES[name]())
+    for model in models:
+        for _ in range(3):
+            two_forwards(model)
+    for ours, theirs in zip(*(m.parameters() for m in models), strict=True):
+        parallel_assert(torch.allclose(ours.grad, theirs.grad, atol=1e-5))
+    for ours, theirs in zip(*(m.buffers() for m in models), strict=True):
+        parallel_assert(torch.allclose(ours, theirs, atol=1e-5))
+
+
+def test_with_mixed_precision() -> None:
+    settings = MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
+    model = DDP(Masked(), mixed_precision=settings)
+    two_forwards(model)
+    parallel_assert(model.module.layer.weight.grad.isfinite().all())
+
+
+def test_with_a_hook_and_in_join() -> None:
+    model = DDP(Masked())
+
+    def scaled(state: None, buffers: dict[str, torch.Tensor]) -> None:
+        for buffer in buffers.values():
+            dist.broadcast(buffer, 0)
+            buffer.mul_(1)
+
+    model._register_buffer_comm_hook(None, scaled, BufferCommHookLocation.PRE_FORWARD)
+    two_forwards(model)
+
+    model, weight = DDP(Masked()), torch.ones(4, requires_grad=True)
+    with model.join():
+        for _ in range(1 + dist.get_rank()):
+            with model.no_sync():
+                first = model(batch(0)).square().sum()
+            (first + model(batch(1)).square().sum()).backward()
+        kept = (weight * model.module.mask).sum()
+    kept.backward()  # buffers were copied at the end of join
+
+
+def test_averaging_buffers_does_not_count_either() -> None:
+    module = normed(nn.BatchNorm1d).eval()
+    result = module(batch(0)).square().sum()
+    averaging.average_parameters(b for b in module.buffers() if b.is_floating_point())
+    result.backward()
+    parallel_assert(module[0].weight.grad.isfinite().all())
+
+
+def test_a_change_by_the_module_itself_still_counts() -> None:
+    class Changing(Masked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = super().forward(x)
+            self.mask.add_(1)
+            return result
+
+    with parallel_raises(RuntimeError, match="modified by an inplace operation"):
+        DDP(Changing())(batch(0)).sum().backward()
+
+
+def test_a_buffer_made_in_inference_mode() -> None:
+    module = Masked()
+    with torch.inference_mode():
+        module.register_buffer("offset", torch.full((2,), float(dist.get_rank())))
+    DDP(module)(batch(0)).sum().backward()
+    parallel_assert(module.offset.tolist() == [0, 0])
