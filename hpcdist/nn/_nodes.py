@@ -34,6 +34,7 @@ __all__ = [
     "Scatter",
     "collective",
     "one_per_rank",
+    "plain",
     "scale_of",
 ]
 
@@ -63,9 +64,16 @@ def _scaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
     return gradient if scale == 1 else gradient * scale
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in memory that the engine can read, without a copy where they are."""
+    # Contiguous: gradients arrive expanded, and layouts must be the same on all ranks. They also
+    # arrive lazily conjugated or negated, which contiguous() keeps.
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    # Contiguous: gradients arrive expanded, and layouts must be the same on all ranks.
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    return resolved.clone(memory_format=torch.contiguous_format)
 
 
 def _filled(into: Any, like: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
@@ -192,7 +200,7 @@ class Gather(Function):
         here = group.rank() == root
         make = tensor.new_empty if here else tensor.new_zeros
         parts = [make(tensor.shape) for _ in range(group.size())]
-        group._comm.gather(tensor.detach().contiguous(), parts if here else None, root)
+        group._comm.gather(plain(tensor), parts if here else None, root)
         return tuple(parts)
 
     @staticmethod
@@ -208,7 +216,7 @@ class Scatter(Function):
         ctx.root, ctx.group = root, group
         here = group.rank() == root
         out = tensors[0].new_empty(tensors[0].shape)
-        parts = [tensor.detach().contiguous() for tensor in tensors] if here else None
+        parts = [plain(tensor) for tensor in tensors] if here else None
         group._comm.scatter(out, parts, root)
         return out
 
@@ -224,7 +232,7 @@ class AllGather(Function):
     def forward(ctx: Any, tensor: torch.Tensor, into: Any, shapes: Shapes, group: Any) -> Any:
         ctx.group = group
         ctx.single = into is not None
-        tensor = tensor.detach().contiguous()
+        tensor = plain(tensor)
         if into is not None:
             ctx.shape = tensor.shape
             (out,) = _filled(into, tensor, ())
@@ -256,7 +264,7 @@ class ReduceScatter(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shapes = [tensor.shape for tensor in tensors]
         (out,) = _filled(into, tensors[0], [ctx.shapes[group.rank()]])
-        group._comm.reduce_scatter(out, [t.detach().contiguous() for t in tensors], op)
+        group._comm.reduce_scatter(out, [plain(t) for t in tensors], op)
         _changed(into)
         return out
 
@@ -276,7 +284,7 @@ class ReduceScatterSingle(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shape = tensor.shape
         (out,) = _filled(into, tensor, [shape])
-        group._comm.reduce_scatter_tensor(out, tensor.detach().contiguous(), op)
+        group._comm.reduce_scatter_tensor(out, plain(tensor), op)
         _changed(into)
         return out
 
@@ -295,7 +303,7 @@ class AllToAll(Function):
         ctx.group = group
         ctx.shapes = [tensor.shape for tensor in tensors]
         out = _filled(into, tensors[0], shapes)
-        group._comm.all_to_all(out, [tensor.detach().contiguous() for tensor in tensors])
+        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors])
         _changed(into)
         return tuple(out)
 
@@ -318,7 +326,7 @@ class AllToAllSingle(Function):
     ) -> torch.Tensor:
         ctx.shape, ctx.splits, ctx.group = tensor.shape, splits, group
         (out,) = _filled(into, tensor, [shape])
-        group._comm.all_to_all_single(out, tensor.detach().contiguous(), *splits)
+        group._comm.all_to_all_single(out, plain(tensor), *splits)
         _changed(into)
         return out
 

@@ -255,7 +255,7 @@ def _exchanged(
 ) -> torch.Tensor:
     """reduce_scatter with an operation that is not linear: exchange the parts, reduce here."""
     if op.name in ("BAND", "BOR", "BXOR"):
-        group._comm.reduce_scatter(output, [part.contiguous() for part in inputs], op)
+        group._comm.reduce_scatter(output, [nodes.plain(part) for part in inputs], op)
         return output
     mine = inputs[group.rank()]
     if output.shape != mine.shape or output.dtype != mine.dtype:

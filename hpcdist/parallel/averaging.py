@@ -15,7 +15,7 @@ from hpcdist.backends.refusal import parts
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.reducer.copies import unseen
+from hpcdist.parallel.reducer.copies import copy_each, unseen
 
 API = "average_parameters"
 
@@ -116,7 +116,7 @@ def average_parameters(
             views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
             # those that are not trained are buffers, whose changes DDP does not count either
             with unseen(t for t in tensors if id(t) in untrained):
-                torch._foreach_copy_(tensors, views)
+                copy_each(tensors, views)
 
 
 def average_parameters_or_parameter_groups(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
+from hpcdist.parallel.reducer.copies import copy_each
 
 __all__ = ["packed", "send"]
 
@@ -44,12 +45,16 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
     """
     comm = group._comm
     works: list[Any] = []
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of lazily conjugated tensors
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []
     with torch.no_grad():
         for members in packs:
             first = members[0]
             if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
-                works.append(comm.broadcast(first, root, True, api=api))
+                plain = first.resolve_conj().resolve_neg()
+                works.append(comm.broadcast(plain, root, True, api=api))
+                if plain is not first and comm.rank != root:
+                    copies.append((first, plain))
                 continue
             flat = torch.cat([member.reshape(-1) for member in members])
             if comm.rank != root:
@@ -61,4 +66,6 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
             if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
                 pieces = after.split([member.numel() for member in members])
                 views = [piece.view(m.shape) for piece, m in zip(pieces, members, strict=True)]
-                torch._foreach_copy_(members, views)
+                copy_each(members, views)
+        for target, source in copies:
+            target.copy_(source)

@@ -332,3 +332,38 @@ def test_a_rank_whose_input_needs_no_gradient_is_an_error_not_a_hang():
         problem = str(error)
     parallel_assert(dist.get_rank() == 0 or "rank 0" in str(problem), lambda: f"{problem}")
     dist.destroy_process_group(group)
+
+
+CONJUGATED = {
+    "all_reduce": lambda x: F.all_reduce(x),
+    "reduce": lambda x: F.reduce(x, 0),
+    "reduce_scatter": lambda x: F.reduce_scatter(torch.empty_like(x[0]), [*x]),
+    "reduce_scatter_single": lambda x: F.reduce_scatter_single(torch.empty_like(x[0]), x),
+    "broadcast": lambda x: F.broadcast(x, 0),
+    "gather": lambda x: torch.stack(F.gather(x)),
+    "scatter": lambda x: F.scatter([*x]),
+    "all_gather": lambda x: torch.stack(F.all_gather(x)),
+    "all_gather_single": lambda x: F.all_gather_single(empty(len(x), *x.shape, dtype=x.dtype), x),
+    "all_to_all": lambda x: torch.stack(F.all_to_all([torch.empty_like(y) for y in x], [*x])),
+    "all_to_all_single": lambda x: F.all_to_all_single(torch.empty_like(x), x),
+}
+
+
+@pytest.mark.parametrize("name", CONJUGATED)
+def test_lazily_conjugated_and_negated_views(rng, name):
+    """Autograd hands such gradients to backward, where no caller can resolve them."""
+    rows, call = dist.get_world_size(), CONJUGATED[name]
+    numbers = torch.from_numpy(rng.standard_normal((3, 64))).view(torch.complex128)
+    drawn = numbers.reshape(-1)[: 3 * rows].view(rows, 3) + dist.get_rank()
+    for lazy in (lambda t: t.conj(), lambda t: t.conj().imag):
+        found = []
+        for resolve in (False, True):
+            x = drawn.clone().requires_grad_()
+            given = lazy(x).resolve_conj().resolve_neg() if resolve else lazy(x)
+            result = call(given)
+            seed = torch.full(result.shape, 2 + 3j, dtype=torch.complex128)
+            gradient = lazy(seed).resolve_conj().resolve_neg() if resolve else lazy(seed)
+            result.backward(gradient)
+            found.append((result.detach(), x.grad))
+        same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        parallel_assert(same, lambda found=found: f"{found}")

@@ -1,0 +1,102 @@
+"""Gradients, parameters and buffers that are lazily conjugated or negated views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ddp_cases import DDP
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import averaging
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+
+class Net(nn.Module):
+    """Each way to use a parameter gives it a gradient of another kind."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        make = lambda: nn.Parameter(torch.randn(size, size, dtype=torch.complex64))  # noqa: E731
+        self.plain, self.conj, self.adjoint = make(), make(), make()
+        self.real = nn.Parameter(torch.randn(size, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        negated = torch.complex(self.real, self.real).conj().imag
+        return ((self.plain + self.conj.conj() + self.adjoint.mH + negated) * x).sum().real
+
+
+def batch(rank: int, size: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(size, size, dtype=torch.complex64, generator=generator)
+
+
+def test_the_gradients_are_of_these_kinds() -> None:
+    net = Net()
+    net(batch(0)).backward()
+    kinds = [p.grad.is_conj() for p in (net.plain, net.conj, net.adjoint)]
+    parallel_assert(any(kinds), "torch resolves them now: is there another way to make them?")
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"static_graph": True},
+     {"find_unused_parameters": True}],
+    ids=["copies", "views", "static", "unused"],
+)  # fmt: skip
+def test_gradients(options: dict[str, bool], size: int) -> None:
+    model, alone = DDP(Net(size), **options), Net(size)
+    for step in range(3):
+        model.zero_grad(set_to_none=step != 1), alone.zero_grad()
+        model(batch(dist.get_rank(), size)).backward()
+        for rank in range(dist.get_world_size()):
+            (alone(batch(rank, size)) / dist.get_world_size()).backward()
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            parallel_assert(torch.allclose(mine.grad, theirs.grad, atol=1e-5))
+
+
+@pytest.mark.parametrize("size", [3, 600], ids=["small", "alone in its message"])
+def test_parameters_and_buffers(size: int) -> None:
+    """The values of rank 0 arrive, and the view stays one."""
+
+    class Conjugated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mine = complex(dist.get_rank() + 1, 2)
+            self.weight = nn.Parameter(torch.full((size, size), mine).conj())
+            self.register_buffer("shift", torch.full((size, size), mine).conj())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.shift.add_(dist.get_rank())
+            return (self.weight * x + self.shift).sum().real
+
+    model = DDP(Conjugated())
+    parallel_assert(model.module.weight.is_conj() and model.module.shift.is_conj())
+    for step in range(2):
+        # rank 0 adds nothing, and the copy comes before this rank's own addition
+        parallel_assert(model.module.weight[0, 0].item() == 1 - 2j)
+        model(torch.ones(size, size)).backward()
+        shift = model.module.shift[0, 0].item()
+        parallel_assert(shift == 1 - 2j + dist.get_rank(), f"step {step}: {shift}")
+
+
+def test_averages_and_zero() -> None:
+    size = dist.get_world_size()
+    lazy = nn.Parameter(torch.full((3,), complex(dist.get_rank(), 1)).conj())
+    plain = nn.Parameter(torch.full((2,), complex(dist.get_rank(), 1)))
+    averaging.average_parameters([lazy, plain])
+    wanted = (size - 1) / 2
+    parallel_assert(lazy.tolist() == [wanted - 1j] * 3 and plain.tolist() == [wanted + 1j] * 2)
+
+    weights = [nn.Parameter(torch.full((3,), 1 + 1j).conj()) for _ in range(3)]
+    optimizer = ZeroRedundancyOptimizer(weights, torch.optim.SGD, lr=0.5)
+    for weight in weights:
+        weight.grad = torch.full((3,), 1 + 1j).conj()
+    optimizer.step()
+    parallel_assert(all(weight.tolist() == [0.5 - 0.5j] * 3 for weight in weights))
