@@ -187,8 +187,6 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
     # numbers.
     if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return refuse(obj, role)
-    if writable and b.dtype >= HD_FLOAT16 and obj.requires_grad:
-        leaf(obj, role)
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
@@ -248,8 +246,6 @@ cdef object fill_attributes(object obj, hd_buf* b, bint writable, str role):
     for i in range(ndim):
         shape[i] = obj.shape[i]
         strides[i] = obj.stride(i)
-    if writable and obj.requires_grad:
-        leaf(obj, role)
     b.ptr = <char*> <uintptr_t> obj.data_ptr()
     if layout_of(b, ndim, shape, strides, 1) < 0:
         raise gaps(role, obj)
@@ -327,8 +323,7 @@ cdef int fill_plain(object obj, hd_buf* b, bint writable, int kind) except -2:
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
     if t.device.device_type != kind or b.dtype < 0:
         return -1
-    if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())
-                                  or (writable and obj.requires_grad)):
+    if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return -1
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0 or (<uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b)):
@@ -361,8 +356,6 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     if obj.device.type != name:
         raise ValueError(f"{role} is on {obj.device}; this process group moves tensors on {name} only, pass "
                          f"{role}.to({name!r})")
-    if writable and obj.requires_grad:
-        leaf(obj, role)
     if tp not in functions:
         functions[tp] = find_function(tp)
     address = functions[tp]

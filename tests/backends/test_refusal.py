@@ -106,8 +106,8 @@ def refused_tensors(rank: int) -> dict[str, Kind]:
     """What no operation takes, or not this one."""
     t, SUM = torch.ones(4), ReduceOp.SUM
 
-    def leaf_or_gaps() -> torch.Tensor:
-        return torch.ones(4, requires_grad=True) if rank == 0 else torch.ones(3)[::2]
+    def read_only_or_gaps() -> Any:
+        return read_only() if rank == 0 else torch.ones(3)[::2]
 
     def reduced(make: Callable[[], Any], op: Any = SUM) -> Callable[..., Any]:
         return lambda w, a, g: dist.all_reduce(make() if w else t, op, g, a)
@@ -116,8 +116,8 @@ def refused_tensors(rank: int) -> dict[str, Kind]:
         "gaps": Kind(reduced(lambda: torch.ones(8)[::2]), ValueError),
         "no tensor": Kind(lambda w, a, g: dist.broadcast(None if w else t, 0, g, a), TypeError),
         "read-only": Kind(reduced(read_only), ValueError),
-        "leaf": Kind(
-            lambda w, a, g: dist.reduce(leaf_or_gaps() if w else t, 0, SUM, g, a), ValueError
+        "one of two": Kind(
+            lambda w, a, g: dist.reduce(read_only_or_gaps() if w else t, 0, SUM, g, a), ValueError
         ),
         "freed memory": Kind(reduced(freed), TypeError),
         "sparse with MAX": Kind(reduced(t.to_sparse, ReduceOp.MAX), ValueError),

@@ -32,8 +32,6 @@ def bad_tensors():
         "sparse COO": (torch.zeros(GOOD).to_sparse(), TypeError, "to_dense()", True),
         "sparse CSR": (torch.zeros(GOOD).to_sparse_csr(), TypeError, "to_dense()", True),
         "meta": (torch.zeros(GOOD, device="meta"), TypeError, "no data", True),
-        "leaf": (torch.zeros(GOOD, requires_grad=True), ValueError, "detach()", False),
-        "parameter": (torch.nn.Parameter(torch.zeros(GOOD)), ValueError, "no_grad()", False),
         "conjugate": (torch.zeros(GOOD, dtype=torch.cfloat).conj(), ValueError, "resolve", True),
         "None": (None, TypeError, "NoneType", True),
         "list of numbers": ([1.0] * 24, TypeError, "list", True),

@@ -288,6 +288,54 @@ def test_describe_agrees_with_torch():
         assert tuple(seen["shape"]) == (2, 3) and seen["contiguous"]
 
 
+def test_parameters_are_written_to_while_autograd_records():
+    """As by torch's operations: ``for p in model.parameters(): broadcast(p, 0)``."""
+    check, (rank, size) = Check(), here()
+    ones = torch.ones(4)
+    each, whole = [torch.ones(4) for _ in range(size)], torch.ones(4 * size)
+    peer, source = (rank + 1) % size, (rank - 1) % size
+
+    def message(p):
+        sent = dist.isend(ones, peer)
+        dist.irecv(p, source).wait()
+        sent.wait()
+
+    def reduce(p):
+        dist.reduce(p, 0)
+        dist.broadcast(p, 0)
+
+    def gather(p):
+        dist.gather(ones, [p, *each[1:]] if rank == 0 else None, 0)
+        dist.broadcast(p, 0)
+
+    for name, (call, want) in {
+        "broadcast": (lambda p: dist.broadcast(p, 0), 0),
+        "broadcast, async": (lambda p: dist.broadcast(p, 0, async_op=True).wait(), 0),
+        "all_reduce": (lambda p: dist.all_reduce(p), sum(range(size))),
+        "all_reduce_coalesced": (lambda p: dist.all_reduce_coalesced([p]), sum(range(size))),
+        "reduce": (reduce, sum(range(size))),
+        "all_gather": (lambda p: dist.all_gather([p, *each[1:]], ones), 1),
+        "gather": (gather, 1),
+        "scatter": (lambda p: dist.scatter(p, each if rank == 0 else None, 0), 1),
+        "reduce_scatter": (lambda p: dist.reduce_scatter(p, each), size),
+        "reduce_scatter_tensor": (lambda p: dist.reduce_scatter_tensor(p, whole), size),
+        "all_to_all": (lambda p: dist.all_to_all([p, *torch.ones(size, 4)[1:]], each), 1),
+        "message": (message, 1),
+    }.items():  # fmt: skip
+        parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
+        before = parameter.data_ptr()
+        call(parameter)
+        check.that(parameter.tolist() == [want] * 4, f"{name}: {parameter}")
+        fine = parameter.is_leaf and parameter.requires_grad and parameter.data_ptr() == before
+        check.that(fine, f"{name}: it is no parameter any more")
+        parameter.sum().backward()
+        check.that(parameter.grad.tolist() == [1] * 4, f"{name}: gradient {parameter.grad}")
+    sparse = torch.sparse_coo_tensor([[1]], [1.0], (3,)).requires_grad_()
+    dist.all_reduce(sparse)
+    check.that(sparse.to_dense().tolist() == [0, size, 0], f"sparse: {sparse}")
+    check.done()
+
+
 def free_bytes() -> int:
     """Memory that this machine can still give, in bytes."""
     with open("/proc/meminfo") as lines:

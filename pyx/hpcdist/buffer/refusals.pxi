@@ -10,16 +10,6 @@ cdef object gaps(str role, object obj):
     )
 
 
-cdef int leaf(object obj, str role) except -1:
-    torch = sys.modules["torch"]
-    if obj.is_leaf and torch.is_grad_enabled():
-        raise ValueError(
-            f"{role} is a leaf that requires grad: autograd would not see it change. Pass {role}.detach(), or make the "
-            f"call under torch.no_grad()"
-        )
-    return 0
-
-
 cdef bint nowhere(object obj, hd_buf* b) except -1:
     """Whether a tensor at a low address has no memory: then the address is its offset."""
     return <uintptr_t> b.ptr == <uintptr_t> obj.storage_offset() * hd_itemsize(b.dtype)
