@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -117,5 +118,20 @@ class Buffers:
             return
         comm, buffers = self._group._comm, self.named().values()
         packs = packed(buffers)
-        with parts(agreeing(comm), API, len(packs), waits=0), unseen(buffers):
+        with parts(agreeing(comm), API, len(packs), waits=0), _in_transforms(), unseen(buffers):
             send(self._group, packs, root, API)
+
+
+@contextmanager
+def _in_transforms() -> Iterator[None]:
+    """Say how a module inside a transform of torch.func goes without copies of its buffers."""
+    try:
+        yield
+    except TypeError as error:
+        if torch._C._functorch.maybe_current_level() is None:
+            raise
+        raise TypeError(
+            "DistributedDataParallel cannot copy rank 0's buffers inside a transform of torch.func "
+            "(grad, vmap, ...), where tensors have no memory of their own; construct it with "
+            "forward_sync_buffers=False, and broadcast the buffers outside the transform"
+        ) from error

@@ -148,3 +148,19 @@ def test_a_buffer_made_in_inference_mode() -> None:
         module.register_buffer("offset", torch.full((2,), float(dist.get_rank())))
     DDP(module)(batch(0)).sum().backward()
     parallel_assert(module.offset.tolist() == [0, 0])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_inside_a_transform_of_torch_func() -> None:
+    def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+
+        def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(model, (values, buffers), (batch(0),)).sum()
+
+        return torch.func.grad(loss)(parameters)
+
+    with parallel_raises(TypeError, match="forward_sync_buffers=False"):
+        gradients(DDP(normed(nn.BatchNorm1d).eval()))
+    found = gradients(DDP(normed(nn.BatchNorm1d).eval(), forward_sync_buffers=False))
+    parallel_assert(all(gradient.isfinite().all() for gradient in found.values()))
