@@ -114,6 +114,8 @@ def _unknown(obj: Any) -> str:
     name = _registry.type_name(cls)
     text = f"it is of type {name}, which hpcdist's object codec does not carry. "
     if isinstance(obj, np.ndarray):
+        if isinstance(obj, np.ma.MaskedArray):
+            return text + "Send x.filled(...), or x.data and x.mask."
         return text + "numpy.asarray(x) gives a plain array."
     torch = _arrays.torch_if_loaded()
     if torch is not None and isinstance(obj, torch.Tensor):

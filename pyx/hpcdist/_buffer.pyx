@@ -288,6 +288,7 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
         known_function = <dlpack.tensor_from_object> address
         return fill_dlpack(obj, b, writable, known_function, role)
     if PyObject_CheckBuffer(obj):
+        refuse_masked(obj, role)
         return fill_protocol(obj, b, writable, role)
     if hasattr(obj, "__dlpack__"):
         import torch

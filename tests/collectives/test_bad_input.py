@@ -47,6 +47,7 @@ def bad_tensors():
         ),
         "a wrapper": (Wrapper(torch.zeros(GOOD)), TypeError, "__torch_dispatch__", True),
         "nested": (torch.nested.nested_tensor([torch.zeros(6)] * 4), TypeError, "nested", True),
+        "NumPy with a mask": (np.ma.zeros(GOOD), TypeError, "filled(", True),
         "NumPy with a step": (np.zeros((8, 6), "f4")[::2], ValueError, "ascontiguousarray", True),
     }  # fmt: skip
 

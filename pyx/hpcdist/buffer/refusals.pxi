@@ -10,6 +10,17 @@ cdef object gaps(str role, object obj):
     )
 
 
+cdef int refuse_masked(object obj, str role) except -1:
+    """NumPy's masked arrays: their memory contains the elements that the mask takes out."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(obj, masked.MaskedArray):
+        raise TypeError(
+            f"{role} is a NumPy masked array, whose mask no operation moves or respects; pass {role}.filled(...), or "
+            f"{role}.data and the mask one by one"
+        )
+    return 0
+
+
 cdef bint nowhere(object obj, hd_buf* b) except -1:
     """Whether a tensor at a low address has no memory: then the address is its offset."""
     return <uintptr_t> b.ptr == <uintptr_t> obj.storage_offset() * hd_itemsize(b.dtype)
