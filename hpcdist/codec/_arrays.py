@@ -37,7 +37,7 @@ def plain_from_dtype(dtype: np.dtype[Any]) -> Any:
     """Describe a NumPy dtype by str and tuples; raises :class:`Refused` for what cannot travel.
 
     A simple dtype is its ``dtype.str``, a sub-array ``(base, shape)``, a structured dtype
-    ``(names, fields, offsets, itemsize)``. Metadata, titles and the align flag do not travel.
+    ``(names, fields, offsets, itemsize, aligned)``. Metadata and titles do not travel.
     """
     if dtype.hasobject:
         raise Refused(
@@ -57,6 +57,7 @@ def plain_from_dtype(dtype: np.dtype[Any]) -> Any:
             tuple(plain_from_dtype(field[0]) for field in fields),
             tuple(int(field[1]) for field in fields),
             dtype.itemsize,
+            dtype.isalignedstruct,
         )
     text = dtype.str
     if not _DTYPE_TEXT.fullmatch(text) or np.dtype(text) != dtype:
@@ -75,15 +76,16 @@ def dtype_from_plain(plain: Any) -> np.dtype[Any]:
         dtype = np.dtype(plain)
     elif type(plain) is tuple and len(plain) == 2:
         dtype = np.dtype((dtype_from_plain(plain[0]), plain[1]))
-    elif type(plain) is tuple and len(plain) == 4:
-        names, fields, offsets, itemsize = plain
+    elif type(plain) is tuple and len(plain) == 5:
+        names, fields, offsets, itemsize, aligned = plain
         dtype = np.dtype(
             {
                 "names": list(names),
                 "formats": [dtype_from_plain(field) for field in fields],
                 "offsets": list(offsets),
                 "itemsize": itemsize,
-            }
+            },
+            align=aligned is True,
         )
     else:
         raise CodecError("a dtype is described by something else than str and tuples")

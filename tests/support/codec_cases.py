@@ -118,7 +118,8 @@ def equal(a, b):
         return
     assert type(a) is type(b), (type(a), type(b))
     if isinstance(a, (np.ndarray, np.generic)):
-        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        equal(a.dtype, b.dtype)
+        assert a.shape == b.shape and a.tobytes() == b.tobytes()
     elif isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and a.shape == b.shape and a.requires_grad == b.requires_grad
         plain = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b)]
@@ -142,6 +143,10 @@ def equal(a, b):
         assert list(a) == list(b)
         for key in a:
             equal(a[key], b[key])
+    elif isinstance(a, np.dtype):
+        assert a == b and a.isalignedstruct == b.isalignedstruct
+        for name in a.names or ():
+            equal(a[name], b[name])
     elif isinstance(a, slice):
         equal((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     else:
@@ -210,7 +215,10 @@ def numpy_objects():
     record = np.dtype([("a", "<i4"), ("b", ">f8", (2, 2)), ("c", [("d", "U3")])])
     array = np.zeros(3, record)
     array["a"], array["c"]["d"] = [1, 2, 3], "xyz"
-    yield from (array, array[1], record, np.dtype([("a", "u1"), ("b", "<i8")], align=True))
+    yield from (array, array[1], record)
+    aligned = np.dtype([("a", "u1"), ("b", "<i8")], align=True)
+    yield from (aligned, np.ones(2, aligned), np.ones(1, aligned)[0], np.dtype((aligned, (2,))))
+    yield from (np.dtype([("x", aligned), ("y", "u1")]), np.dtype([("x", record)], align=True))
     many = np.dtype([(f"f{i}", "i1") for i in range(40)])
     yield from (np.ones(2, many), np.arange(24).reshape(2, 3, 4)[:, ::-1], np.asfortranarray(raw))
 
