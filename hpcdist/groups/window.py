@@ -13,6 +13,7 @@ from hpcdist import _engine
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistTimeoutError
+from hpcdist.groups.window_data import elements_of, fill_from
 from hpcdist.groups.window_memory import WindowMemory
 from hpcdist.groups.window_options import (
     PutOptions,
@@ -57,8 +58,8 @@ class Window(WindowMemory):
         Parameters
         ----------
         tensor : torch.Tensor
-            Of the window's dtype, on the host; may be non-contiguous or empty. It may be changed
-            when the call returns.
+            Of the window's dtype, on the host; may be non-contiguous or empty, and may overlap the
+            memory that it is written to. It may be changed when the call returns.
         dst_rank : int
             Rank in the group; also this rank.
         target_offset_nelems : int
@@ -85,7 +86,7 @@ class Window(WindowMemory):
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         """
         there = self._range(tensor, dst_rank, target_offset_nelems, "put")
-        there.copy_(tensor.detach().reshape(-1))
+        there.copy_(elements_of(tensor, there))
         return self._comm.finished([tensor])
 
     def get(
@@ -101,7 +102,8 @@ class Window(WindowMemory):
         Parameters
         ----------
         tensor : torch.Tensor
-            Takes the elements; as many as it has are read. Of the window's dtype, on the host.
+            Takes the elements; as many as it has are read. Of the window's dtype, on the host. May
+            be non-contiguous, and overlap the memory that is read.
         src_rank : int
             Rank in the group; also this rank.
         target_offset_nelems : int
@@ -117,10 +119,10 @@ class Window(WindowMemory):
         Raises
         ------
         ValueError, TypeError, DistError, DistBackendError
-            As :meth:`put`.
+            As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
         there = self._range(tensor, src_rank, target_offset_nelems, "get")
-        tensor.detach().copy_(there.view(tensor.shape))
+        fill_from(tensor, there, "get")
         return self._comm.finished([tensor])
 
     def accumulate(
@@ -163,7 +165,7 @@ class Window(WindowMemory):
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
         there = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
-        source = tensor.detach().contiguous().view(-1)
+        source = elements_of(tensor, there)
         with self._alone:  # of this rank's threads; the others are kept out by the memory's lock
             self._comm.accumulate(self._keepers[dst_rank], there, source, op, seconds_of(opts))
         return self._comm.finished([tensor])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
+from hpcdist.groups.window_data import refuse_without_memory
 
 if TYPE_CHECKING:
     import torch
@@ -171,6 +172,7 @@ class WindowMemory:
             raise TypeError(f"{what} takes tensors on the host, not on {tensor.device}")
         if tensor.dtype != part.dtype:
             raise TypeError(f"{what}: a tensor of {tensor.dtype} for a window of {part.dtype}")
+        refuse_without_memory(tensor, what)
         offset, n = operator.index(offset), tensor.numel()
         if offset < 0 or offset + n > part.numel():
             raise ValueError(

@@ -447,3 +447,29 @@ def describe(obj):
         "shape": tuple(b.dims[i] for i in range(min(b.ndim, HD_MAX_DIMS))),
         "contiguous": b.strides == 0,
     }
+
+
+def unreadable(obj):
+    """Why a torch tensor on the host has no memory that could be read.
+
+    Parameters
+    ----------
+    obj : torch.Tensor
+        Of any strides.
+
+    Returns
+    -------
+    str or None
+        The end of a sentence about it; None if it has memory.
+    """
+    torch = sys.modules["torch"]
+    if not (interprets(torch, type(obj)) or obj.is_nested):  # torch warns of the address of a FakeTensor
+        try:
+            if <uintptr_t> obj.data_ptr() >= LOW:
+                return None
+        except RuntimeError:  # it has none
+            pass
+    why = without_memory(torch, obj)
+    if why is None and obj.layout != torch.strided:
+        why = f"is a {obj.layout} tensor; pass a dense one, e.g. its to_dense()"
+    return why
