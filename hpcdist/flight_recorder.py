@@ -127,7 +127,7 @@ class Recorder:
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, list[int]] = {}
         self._next = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write a dump
         self._here = threading.local()
         self._dumped = False
         self._rank = 0

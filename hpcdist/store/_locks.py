@@ -10,13 +10,14 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import time
 
 from hpcdist.errors import DistStoreError, StoreTimeoutError
 
 from ._common import Deadline
 
-__all__ = ["ALIVE", "MAIN", "lock", "try_lock", "unlock"]
+__all__ = ["ALIVE", "MAIN", "ThreadLock", "lock", "try_lock", "unlock"]
 
 #: Locked while a process writes, or reads before it writes: one byte, far behind any contents.
 MAIN = 1 << 62
@@ -26,6 +27,37 @@ ALIVE = MAIN + 1
 _FLOCK = struct.Struct("hhqqi4x")
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _LONGEST_NAP = 0.005
+
+
+class ThreadLock:
+    """A lock between a store's threads; in a signal handler of the thread that has it, an error.
+
+    There the file's contents are half read or half written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Take it within that many seconds, and return whether that was possible."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            raise DistStoreError(
+                f"FileStore {self._path}: a signal handler used it while this thread was in "
+                "another operation of it. Set a flag in the handler and look at it later, or open "
+                "the store once more for the handler"
+            )
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _flock(kind: int, place: int) -> bytes:

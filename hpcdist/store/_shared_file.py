@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +57,7 @@ class SharedFile:
     ) -> None:
         self.path = path
         self.table = Table()
-        self.mutex = threading.RLock()
+        self.mutex = locks.ThreadLock(path)
         self._world_size = world_size
         self._job = job
         self._limit = limit
@@ -205,7 +204,7 @@ class SharedFile:
             last = SharedFile.__new__(SharedFile)
             last.path, last._fd, last._header, last._id = path, fd, header, me
             last._job, last._world_size, last._limit = job, size, 1 << 62
-            last._members, last.mutex = {}, threading.RLock()
+            last._members, last.mutex = {}, locks.ThreadLock(path)
             last._forget()
             last._leave()
 
@@ -241,7 +240,7 @@ class SharedFile:
         if self._fd >= 0:
             self._close_fd()
         self._finalizer.detach()
-        self.mutex = threading.RLock()
+        self.mutex = locks.ThreadLock(self.path)
 
     # --- reading and writing ---------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ _MESSAGE = 30.0
 #: Most connections that have not proved themselves yet.
 _STRANGERS = 4096
 _servers: dict[tuple[str, int], weakref.ref[native.Server]] = {}
-_servers_lock = threading.Lock()
+_servers_lock = threading.RLock()  # a signal handler may open a store too
 
 
 class TCPStore(Store):

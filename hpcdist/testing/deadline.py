@@ -30,7 +30,7 @@ _NATIVE_AFTER = 1.0
 # Frames that every stack under pytest begins with.
 _HIDDEN = (f"{os.sep}_pytest{os.sep}", f"{os.sep}pluggy{os.sep}", "pytest/__main__", "<frozen")
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may set a deadline too
 _running: list[deadline] = []
 
 

@@ -350,3 +350,28 @@ def test_processes_share_it(folder):
         member.join(40)
     assert [member.exitcode for member in members] == [0] * size
     shutil.rmtree(folder / "f", ignore_errors=True)
+
+
+def test_a_signal_handler_in_an_operation(folder):
+    """It is refused while the file is half read; nothing is counted twice or lost."""
+    store, done, refused = hpcdist.FileStore(str(folder / "store"), 1), [], []
+
+    def count(*_):
+        try:
+            store.add("handled", 1)
+        except DistStoreError as error:
+            refused.append(str(error))
+        else:
+            done.append(1)
+
+    before = signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+    try:
+        for turn in range(1000):
+            assert store.add("counted", 1) == turn + 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert store.add("handled", 0) == len(done)
+    assert refused and all("signal handler" in text for text in refused), len(done)
+    store.close()

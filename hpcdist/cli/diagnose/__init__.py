@@ -99,7 +99,7 @@ class _Output:
     def __init__(self, first: bool, form: Callable[[dict[str, Any]], str]) -> None:
         self.first = first
         self._form = form
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._done = False
 
     def report(self, whole: dict[str, Any]) -> int:
