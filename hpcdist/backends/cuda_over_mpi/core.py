@@ -79,7 +79,7 @@ class Core(GroupBackend):
         self._lane = StagingLane("hpcdist-cuda")
         self._lanes = StagingLanes("hpcdist-cuda-p2p")
         self._pool: PinnedPool | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may make an operation too
         self._pid = os.getpid()
         super().__init__(comm.rank, comm.size, comm.name, comm.timeout)
         if not len(_alive):

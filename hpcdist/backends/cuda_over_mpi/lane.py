@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdist import _buffer, log
 from hpcdist._nccl import StreamWork
-from hpcdist.errors import DistTimeoutError, forked_error
+from hpcdist.errors import DistError, DistTimeoutError, forked_error
 
 __all__ = ["StagedJob", "StagingLane", "StagingLanes", "StagedWork", "refuse_forked"]
 
@@ -39,10 +39,11 @@ class StagedJob:
         self.pid = os.getpid()
         self._limit = _buffer.limit()  # the call's, on whatever thread it runs
         self.done = threading.Event()
+        self.lane: StagingLane | None = None  # the one whose thread runs it
         self.event: Any = None
         self.error: BaseException | None = None
         self.seen = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
 
     def run(self) -> None:
@@ -81,20 +82,33 @@ class StagingLane:
         self._changed = threading.Condition()
         self._waiting: deque[StagedJob] = deque()
         self._busy = False
+        self._inline = 0  # the thread that runs a job for itself, or 0
         self._thread: threading.Thread | None = None
 
     def start(self, job: StagedJob) -> None:
         """Append a job to the queue; the lane's thread runs it."""
+        job.lane = self
         with self._changed:
             self._waiting.append(job)
             self._provide()
 
+    def refuse_in_handler(self, what: str) -> None:
+        """Raise in a signal handler that runs while this thread runs a job itself."""
+        if self._inline == threading.get_ident():
+            raise DistError(
+                f"a signal handler called {what} while this thread is in another operation that "
+                "comes first: it could only begin after the handler has returned. Set a flag in "
+                "the handler and look at it after the operation, or use a group of its own in the "
+                "handler"
+            )
+
     def call(self, job: StagedJob) -> None:
         """Run a job after those that are queued, and raise what it raises."""
+        self.refuse_in_handler(job.what)
         with self._changed:
             inline = not self._busy and not self._waiting
             if inline:
-                self._busy = True
+                self._busy, self._inline = True, threading.get_ident()
             else:
                 self._waiting.append(job)
                 self._provide()
@@ -106,7 +120,7 @@ class StagingLane:
                 job.run()
             finally:
                 with self._changed:
-                    self._busy = False
+                    self._busy, self._inline = False, 0
                     if self._waiting:
                         self._provide()
         job.seen = True
@@ -159,7 +173,7 @@ class StagingLanes:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._made: dict[Hashable, StagingLane] = {}
         self._users: Counter[Hashable] = Counter()
         self._most = MANY
@@ -238,6 +252,8 @@ class StagedWork(StreamWork):
     def _wait(self, seconds: float) -> None:
         """Wait for MPI, and let the caller's current stream wait for the last copy."""
         refuse_forked(self._job.pid)
+        if self._job.lane is not None and not self._job.done.is_set():
+            self._job.lane.refuse_in_handler("wait")
         end = None if seconds < 0 else time.monotonic() + seconds
         while not self._job.done.wait(1.0 if end is None else min(1.0, _left(end))):
             if end is not None and time.monotonic() >= end:

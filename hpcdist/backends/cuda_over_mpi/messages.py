@@ -85,8 +85,9 @@ class Messages(Core):
                 if sends:
                     work.wait()
                 else:
-                    _finish(work)
+                    late = _finish(work)
                     source[0] = int(work.source_rank())
+                    _raise(late)
                 return None
             room = min(size, _SHORT) if part.size <= _SHORT else size
             pool = self._buffers()
@@ -169,14 +170,18 @@ class Messages(Core):
         if part.size <= size:
             data = pinned.buffers[0][: part.size]
             work = self._comm.irecv(data.view(kind), peer, tag)
-            _finish(work)
+            late = _finish(work)
             pinned.store(pinned.buffers[0], _copies(part, size))
+            _raise(late)
             return int(work.source_rank())
         facts = np.zeros(4, np.int64)
         work = self._comm.irecv(facts, peer, tag, tag_kind=ANNOUNCEMENT)
-        _finish(work)
+        late = _finish(work)
         source = int(work.source_rank())
         length, code, theirs, number = facts.tolist()
+        if late is not None:
+            self._swallow(source, number, length, theirs)
+            raise late
         if (length, code, theirs) != (part.size, part.dtype.code, size):
             self._swallow(source, number, length, theirs)
             raise DistMismatchError(
@@ -192,8 +197,9 @@ class Messages(Core):
                 pinned.reach(emptied[place % 2])
                 here = buffer[: copy.length]
                 work = self._comm.irecv(here, source, number, tag_kind=PIECE)
-                _finish(work)
+                late = _finish(work)
                 arrived = copy.start + copy.length
+                _raise(late)
                 emptied[place % 2] = pinned.store(buffer, [copy])
         except DistMismatchError:
             raise DistBackendError(
@@ -218,13 +224,23 @@ class Messages(Core):
             length -= len(here)
 
 
-def _finish(work: Any) -> None:
-    """Wait for a receive; after Ctrl-C it must not take a later message."""
+def _finish(work: Any) -> BaseException | None:
+    """Wait for a receive; after Ctrl-C it must not take a later message.
+
+    Returns Ctrl-C's exception if the message has arrived nevertheless.
+    """
     try:
         work.wait()
-    except BaseException:
-        work.cancel()
-        raise
+    except BaseException as error:
+        if work.cancel() or work.exception() is not None:
+            raise
+        return error
+    return None
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _copies(part: DeviceTensor, size: int) -> list[Copy]:

@@ -110,7 +110,7 @@ class PinnedPool:
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may make an operation too
         self._kept: OrderedDict[tuple[int, int, int], PinnedBuffers] = OrderedDict()
         self._idle: dict[tuple[int, int, int], list[PinnedBuffers]] = {}
 

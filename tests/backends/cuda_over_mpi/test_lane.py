@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hpcdist.backends.cuda_over_mpi.lane import MANY, StagedJob, StagingLanes
+from hpcdist.backends.cuda_over_mpi.lane import MANY, StagedJob, StagedWork, StagingLanes
+from hpcdist.errors import DistError
 
 pytestmark = pytest.mark.local
 
@@ -87,3 +88,24 @@ def test_the_order_within_a_key_is_that_of_the_starts(lanes: StagingLanes) -> No
         thread.join(60.0)
     assert not any(thread.is_alive() for thread in threads)
     assert not problems
+
+
+def test_a_signal_handler_inside_a_job_is_refused(lanes: StagingLanes) -> None:
+    """It would wait for a job that goes on only after it; what it begins is run afterwards."""
+    seen: list[str] = []
+    with lanes.use("key") as lane:
+        later = job(lambda: seen.append("later"))
+
+        def as_a_handler() -> None:
+            with lanes.use("key") as same, pytest.raises(DistError, match="signal handler"):
+                same.call(job(lambda: seen.append("never")))
+            lane.start(later)
+            work = StagedWork(None, 0, later, [], [], [])
+            with pytest.raises(DistError, match="signal handler called wait"):
+                work.wait()
+            seen.append("handled")
+
+        lane.call(job(as_a_handler))
+        assert later.done.wait(20.0)
+        lane.call(job(lambda: seen.append("next")))
+    assert seen == ["handled", "later", "next"]

@@ -11,7 +11,8 @@ from over_mpi import CHUNK, empty, equal, sizes
 from standin import cpu, gpu
 
 import hpcdist as dist
-from hpcdist.testing import parallel_assert
+from hpcdist.backends.cuda_over_mpi import messages
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
 
@@ -139,3 +140,55 @@ def test_a_message_that_does_not_fit(runtime):
             dist.recv(out, 0)
             assert bool((cpu(out) == 2).all())
     parallel_assert(rank != 1 or len(said) == 3, lambda: str(said))
+
+
+@pytest.mark.parametrize("n", [9, 3 * CHUNK // 4 + 5])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_ctrl_c_just_as_a_message_arrives(monkeypatch, n, stage):
+    """What has come is received to its end, and nothing of it is taken for the next message."""
+    rank, group = dist.get_rank(), dist.new_group()
+    finish, calls, wrong = messages._finish, itertools.count(), []
+
+    def pressed(work):
+        late = finish(work)
+        return KeyboardInterrupt() if next(calls) == stage else late
+
+    if rank == 1:
+        for value in (1.0, 2.0):
+            dist.send(gpu(torch.full((n,), value)), 0, group, 3)
+    elif rank == 0:
+        monkeypatch.setattr(messages, "_finish", pressed)
+        out = gpu(torch.zeros(n))
+        try:
+            dist.recv(out, 1, group, 3)
+        except KeyboardInterrupt:
+            wrong += [] if n > 9 or (cpu(out) == 1).all() else ["not in the tensor"]
+        else:
+            wrong += ["no exception"] * (n > 9 or stage == 0)
+        monkeypatch.setattr(messages, "_finish", finish)
+        dist.recv(out, 1, group, 3)
+        wrong += [] if (cpu(out) == 2).all() else [str(cpu(out)[:3])]
+    parallel_assert(not wrong, lambda: str(wrong))
+    dist.destroy_process_group(group)
+
+
+def test_a_receive_that_arrives_while_it_is_cancelled():
+    """The handle's cancel() finds it complete: then it counts as received."""
+
+    class Arrived:
+        error = None
+
+        def wait(self):
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            return False
+
+        def exception(self):
+            return self.error
+
+    late, work = messages._finish(Arrived()), Arrived()
+    work.error = dist.DistMismatchError("too long")
+    parallel_assert(isinstance(late, KeyboardInterrupt))
+    with parallel_raises(KeyboardInterrupt):
+        messages._finish(work)
