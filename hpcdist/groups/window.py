@@ -7,6 +7,8 @@ wait for one ends as every other wait does: by the timeout, by Ctrl-C, by the de
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcdist import _engine
@@ -136,8 +138,8 @@ class Window(WindowMemory):
     ) -> Work:
         """Combine a tensor with a rank's window memory, in place there. Local to this process.
 
-        Accumulates of several ranks do not mix. The order in which they come is not defined, and
-        with it the last bits of sums of floats.
+        Accumulates of several ranks and threads do not mix. The order in which they come is not
+        defined, and with it the last bits of sums of floats. A signal handler may call it too.
 
         Parameters
         ----------
@@ -166,8 +168,7 @@ class Window(WindowMemory):
         """
         there = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
-        with self._alone:  # of this rank's threads; the others are kept out by the memory's lock
-            self._comm.accumulate(self._keepers[dst_rank], there, source, op, seconds_of(opts))
+        self._comm.accumulate(self._keepers[dst_rank], there, source, op, seconds_of(opts))
         return self._comm.finished([tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
@@ -245,7 +246,7 @@ class Window(WindowMemory):
         async_op : bool
             Whether to return at once.
         opts : WaitSignalOptions, optional
-            `timeout`, instead of the group's. A wait that times out takes no signal.
+            `timeout`, instead of the group's. A wait that raises takes no signal.
 
         Returns
         -------
@@ -263,19 +264,26 @@ class Window(WindowMemory):
         """
         comm = self._live()
         self._part(peer_rank, "wait_signal")
-        work = comm.irecv(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
-        if async_op:
-            return work
+        seconds = seconds_of(opts)
+        receive = partial(comm.irecv, tag_kind=_engine.SIGNAL)
+        kept = self._kept[peer_rank]
+        works: list[Work] = []
+        # No handler of the process's signals runs inside extend(): what was begun is in the list.
         try:
-            work.wait(seconds_of(opts))
-        except DistTimeoutError:
-            if work.is_completed() or work.cancel():
-                raise
-        except BaseException:  # a signal handler's
-            if not work.is_completed():
-                work.cancel()
+            if kept:
+                with suppress(IndexError):  # another thread took it
+                    works.extend(map(list.pop, (kept,)))
+            if not works:
+                works.extend(map(receive, (_nothing(),), (peer_rank,), (self._tag,)))
+            if not async_op:
+                works[0].wait(seconds)
+            return works[0]
+        except BaseException as error:
+            if works and not works[0].cancel() and works[0].exception() is None:
+                if isinstance(error, DistTimeoutError):  # the signal came when time was up
+                    return works[0]
+                kept.append(works[0])  # the next wait takes it
             raise
-        return work
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """What a rank's window memory is like.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-import threading
 import weakref
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hpcdist._engine import Work, check_usable
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
@@ -40,7 +41,8 @@ class WindowMemory:
         self._parts: list[torch.Tensor] | None = None
         self._keepers: list[Any] = []
         self._tensor: Any = None
-        self._alone = threading.Lock()
+        #: Of each peer: signals that arrived while the wait for them raised something else.
+        self._kept: defaultdict[int, list[Work]] = defaultdict(list)
 
     # ---- registration ----
 
@@ -142,6 +144,7 @@ class WindowMemory:
             raise DistError(
                 f"the process group {self._group._name!r} of this window has been destroyed"
             )
+        check_usable(self._comm)
         return self._comm
 
     def _all(self) -> list[torch.Tensor]:

@@ -308,17 +308,3 @@ def test_a_group_between_nodes_has_none(monkeypatch):
     with parallel_raises(dist.DistBackendError, match="all its ranks on one node"):
         made.new_window()
     dist.destroy_process_group(made)
-
-
-def test_a_child_of_fork_is_refused(group):
-    window, memory = window_of(group)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            window.signal(0)
-        except dist.DistError:
-            code = 0
-        os._exit(code)
-    parallel_assert(os.waitpid(child, 0)[1] == 0)
-    parallel_assert(raw(memory) == bytes(4 * N))

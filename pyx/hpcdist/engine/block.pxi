@@ -103,6 +103,7 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
     cdef hd_buf to, from_
     cdef int code, rank = -1
     cdef hd_block* block = NULL
+    check_alive(comm)
     begin(&j, comm, HD_BARRIER, ACCUMULATE)
     keep = fill(target, &to, True, "target"), fill(source, &from_, False, "tensor")
     subject(&j, &from_, False)

@@ -51,6 +51,11 @@ cdef int check_alive(Comm comm) except -1:
     return 0
 
 
+def check_usable(Comm comm):
+    """Raises DistError if the group was destroyed, or this process is a child of fork."""
+    check_alive(comm)
+
+
 cdef int enter(hd_comm* c, bint begins) except -1:
     """Call before any use of the group's session or MPI outside its lane, and hd_comm_exit() after it."""
     if not hd_comm_enter(c, begins):

@@ -308,8 +308,13 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
     const int code = b ? hold(c, j, b, rank) : HD_OK;
     if (code)
         return code;
+    /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
+    if (!b)
+        pthread_mutex_lock(&c->mu); /* this process has the memory for itself */
     hd_reduce_kernel(j->redop, j->dtype)(from, to, n);
     if (b)
         __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
+    else
+        pthread_mutex_unlock(&c->mu);
     return HD_OK;
 }

@@ -183,9 +183,11 @@ cdef class Work:
         try:
             return self.wait_now(seconds)
         except DistTimeoutError:
-            if hd_job_state(self.j) == HD_DONE:
-                raise
-            return False
+            if hd_job_state(self.j) != HD_DONE:
+                return False
+            if self.j.code != HD_OK:
+                raise self.failure()
+            return True
 
     cdef bint wait_now(self, double limit) except -1:
         cdef double step, waited = 0
@@ -217,6 +219,8 @@ cdef class Work:
                 if 0 <= limit <= waited:
                     rc = -1
                     break
+        if rc == -1 and hd_job_state(j) == HD_DONE:  # it ended when time was up
+            rc = j.code
         if rc == -1:
             raise DistTimeoutError(
                 f"wait({limit:g} s) ended before {j.api.decode()} of group '{j.comm.name.decode()}' did (this is rank "

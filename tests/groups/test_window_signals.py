@@ -1,0 +1,279 @@
+"""Windows beside signals of the system, timeouts, threads and children of fork: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from cases import here, raw, ring
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+two = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+def window_of(group: Any, n: int, dtype: torch.dtype = torch.float32) -> tuple[Any, torch.Tensor]:
+    tensor = dist.zeros(n, dtype=dtype, group=group)
+    return group.new_window(tensor), tensor
+
+
+def within(seconds: float) -> dist.WaitSignalOptions:
+    return dist.WaitSignalOptions(timeout=timedelta(seconds=seconds))
+
+
+@contextmanager
+def alarms(every: float, handler: Callable[..., None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, every, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@two
+def test_a_wait_that_times_out_as_the_signal_comes(group: Any) -> None:
+    """The wait either has the signal, or leaves it to the next one."""
+    rank, size = here()
+    window, _ = window_of(group, 1)
+    count, got, rushed = 1500, 0, random.Random(7)
+    if rank == 0:
+        for _ in range(count):
+            window.signal(1)
+            time.sleep(rushed.uniform(2e-4, 1.6e-3))
+        window.signal(1)
+    elif rank == 1:
+        last = time.monotonic()
+        while got <= count and time.monotonic() < last + 3:
+            try:
+                window.wait_signal(0, opts=within(1e-3))
+            except dist.DistTimeoutError:
+                continue
+            got, last = got + 1, time.monotonic()
+    parallel_assert(rank != 1 or got == count + 1, lambda: f"{got} of {count + 1}")
+
+
+class Stop(Exception):
+    """What a handler raises."""
+
+
+def breaking(call: Callable[[], object], at: int) -> bool:
+    """Make a call in which the line `at` of window.py raises, as a handler could."""
+    left = at
+
+    def look(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("groups/window.py"):
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise Stop
+        return look
+
+    sys.settrace(look)
+    try:
+        call()
+    except Stop:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@two
+@pytest.mark.parametrize("later", [False, True], ids=["wait", "async"])
+def test_an_exception_at_each_line_loses_no_signal(group: Any, later: bool) -> None:
+    rank, _ = here()
+    window, _ = window_of(group, 1)
+    at, lost, goes_on = 0, [], torch.ones(1)
+    while goes_on:
+        if rank == 0:
+            window.signal(1)
+        dist.barrier(group)
+        broke = rank == 1 and breaking(lambda: window.wait_signal(0, async_op=later).wait(), at)
+        if broke:
+            try:
+                window.wait_signal(0, opts=within(2.0))
+            except dist.DistTimeoutError:
+                lost.append(at)
+        goes_on.fill_(broke)
+        dist.all_reduce(goes_on)
+        at += 1
+    parallel_assert(not lost and at > 5, lambda: f"lost at lines {lost} of {at}")
+
+
+@two
+def test_handlers_that_raise_in_waits(group: Any) -> None:
+    """In whatever instruction: all signals are received in the end."""
+    _, _, before, after = ring()
+    window, _ = window_of(group, 1)
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    count, got, broken, turns = 300, [], 0, 0
+    wait = partial(window.wait_signal, opts=within(2.0))
+    old = signal.signal(signal.SIGALRM, stop)
+    dist.barrier(group)
+    try:
+        for _ in range(count):
+            window.signal(after)
+        while len(got) < count:
+            turns += 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + turns % 50 * 1e-6)
+                got.extend(map(wait, (before,)))  # what was received is counted at once
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stop:
+                broken += 1
+            except dist.DistTimeoutError:
+                break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    parallel_assert(len(got) == count, lambda: f"{len(got)} of {count}, {broken} broken")
+
+
+@pytest.mark.parametrize("target", ["own", "other"])
+def test_a_handler_that_accumulates_in_an_accumulate(group: Any, target: str) -> None:
+    rank, size, _, after = ring()
+    window, memory = window_of(group, 1 << 12, torch.int64)
+    ones, handled, count = torch.ones(1 << 12, dtype=torch.int64), 0, 3000
+    to = rank if target == "own" else after
+
+    def handle(*_: object) -> None:
+        nonlocal handled
+        window.accumulate(ones, to)
+        handled += 1
+
+    dist.barrier(group)
+    with alarms(5e-4, handle):
+        for _ in range(count):
+            window.accumulate(ones, to)
+    totals = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(totals, torch.tensor([count + handled]))
+    source = rank if target == "own" else (rank - 1) % size
+    parallel_assert(bool((memory == totals[source]).all()), lambda: f"{memory[0]}, {totals}")
+    parallel_assert(handled > 0, "no handler ran")
+
+
+def test_a_handler_during_a_wait_for_the_memory(group: Any) -> None:
+    """Other threads hold it most of the time; the handler comes between two of them."""
+    rank, size = here()
+    window, memory = window_of(group, 1 << 21, torch.int32)
+    ones = torch.ones(1 << 21, dtype=torch.int32)
+    counts = torch.zeros(1, dtype=torch.int32)
+    go_on = threading.Event()
+
+    def busy() -> None:
+        while not go_on.is_set():
+            window.accumulate(ones, 0)
+            counts.add_(1)
+
+    def handle(*_: object) -> None:
+        window.accumulate(ones, 0)
+        handled.append(1)
+
+    handled: list[int] = []
+    thread = threading.Thread(target=busy)
+    dist.barrier(group)
+    thread.start()
+    with alarms(0.03, handle):
+        for _ in range(10):
+            window.accumulate(ones, 0)
+    go_on.set()
+    thread.join()
+    counts += 10 + len(handled)
+    dist.all_reduce(counts)
+    parallel_assert(rank != 0 or bool((memory == counts).all()), lambda: f"{memory[0]}, {counts}")
+
+
+def test_threads_of_a_rank_do_not_mix(group: Any) -> None:
+    rank, size = here()
+    window, memory = window_of(group, 64, torch.int64)
+    ones = torch.ones(64, dtype=torch.int64)
+
+    def some() -> None:
+        for turn in range(300):
+            window.accumulate(ones, turn % size)
+
+    threads = [threading.Thread(target=some) for _ in range(4)]
+    dist.barrier(group)
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    dist.barrier(group)
+    want = 4 * size * len(range(rank, 300, size))
+    parallel_assert(bool((memory == want).all()), lambda: f"{memory[0]} instead of {want}")
+
+
+def in_child(call: Callable[[], object]) -> str:
+    """Text of the DistError that a call raises in a child of fork."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+            os.write(writes, b"no exception")
+        except dist.DistError as error:
+            os.write(writes, str(error).encode())
+        except BaseException as error:
+            os.write(writes, repr(error).encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_child_of_fork_is_refused(group: Any) -> None:
+    rank, size = here()
+    window, memory = window_of(group, 100)
+    one = torch.ones(1)
+    dist.barrier(group)
+    texts = {
+        name: in_child(call)
+        for name, call in (
+            ("put", lambda: window.put(one, 0)),
+            ("get", lambda: window.get(one, 0)),
+            ("accumulate", lambda: window.accumulate(one, 0)),
+            ("signal", lambda: window.signal(0)),
+            ("wait_signal", lambda: window.wait_signal(0)),
+            ("map", lambda: window.map_remote_tensor(0)),
+            ("deregister", lambda: window.tensor_deregister()),
+        )
+    }
+    wrong = {name: text for name, text in texts.items() if "fork" not in text}
+    parallel_assert(not wrong, lambda: str(wrong))
+    parallel_assert(raw(memory) == bytes(400))
+    window.accumulate(one, 0)
+    dist.barrier(group)
+    parallel_assert(rank != 0 or memory[0] == size)
+    with parallel_raises(dist.DistTimeoutError):
+        window.wait_signal(rank, opts=within(0.01))
