@@ -95,7 +95,12 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             )
         if _known(whole) is None:
             return _bridge(whole, None, options)
-    made = new_group(ranks or None, timeout=options.timeout, pg_options=pg_options)
+    made = new_group(
+        ranks or None,
+        timeout=options.timeout,
+        pg_options=pg_options,
+        sort_ranks=False,  # torch has sorted them, unless the program wants this order
+    )
     return _bridge(made, lambda: _destroy(made), options)
 
 

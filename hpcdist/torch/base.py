@@ -179,13 +179,17 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> BridgeBase | None:
-        """Make a group of some of this one's ranks; None on the others, which need not call it."""
+        """Make a group of some of this one's ranks; None on the others, which need not call it.
+
+        The members keep this group's order, as in torch, whatever the order of `new_ranks`.
+        """
         if self._comm.rank not in new_ranks:
             return None
         made = new_group(
-            [self.native._ranks[rank] for rank in new_ranks],
+            [self.native._ranks[rank] for rank in sorted(new_ranks)],
             timeout=limit_of(timeout),
             group_desc=group_desc,
+            sort_ranks=False,
         )
         part = type(self)(made, lambda: _free(made))
         if self._elsewhere is not None:

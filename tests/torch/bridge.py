@@ -215,6 +215,13 @@ def methods(rank: int, size: int) -> None:
         t = torch.tensor([rank + 1.0])
         ends.allreduce([t]).wait()
         assert t.item() == size + 1 and (ends.group_name, ends.size()) == ("ends", 2)
+    whole = list(range(size))  # members keep their group's order, whatever that of the list
+    turned = hpcdist.torch.to_torch(hpcdist.new_group(whole[::-1], sort_ranks=False))
+    assert turned.rank() == size - 1 - rank
+    for ranks in (whole, whole[::-1]):
+        for parent in (group, turned):
+            part = parent.split_group(ranks)
+            assert (part.rank(), part.native.rank()) == (parent.rank(),) * 2
     late, store = torch.ones(2), td.distributed_c10d._get_default_store()
     if rank:
         store.wait(["rank 0 has waited"])

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import bridge_calls
 import bridge_compiled
 import bridge_hooks
+import bridge_orders
 import bridge_profiled
 import bridge_sharded
 import bridge_training
@@ -35,6 +36,7 @@ warnings.filterwarnings("ignore")
 
 MODULES = (
     bridge_calls,
+    bridge_orders,
     bridge_training,
     bridge_hooks,
     bridge_sharded,

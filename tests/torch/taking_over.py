@@ -7,6 +7,7 @@ Every line of the output says what was checked; a wrong result is an exception.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from datetime import timedelta
@@ -69,6 +70,25 @@ def mesh() -> None:
     grid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
     work(grid.get_group("b"))
     say("mesh is done")
+
+
+def turned() -> None:
+    """A group whose ranks are in another order; torch before 2.13 sorts all."""
+    dist.init_process_group("gloo")
+    kept = "sort_ranks" in inspect.signature(dist.new_group).parameters
+    group = dist.new_group([1, 0], **({"sort_ranks": False} if kept else {}))
+    rank, order = dist.get_rank(), [1, 0] if kept else [0, 1]
+    assert dist.get_process_group_ranks(group) == order and order[group.rank()] == rank
+    got = [torch.zeros(1) for _ in order]
+    dist.all_gather(got, torch.tensor([float(rank)]), group=group)
+    assert got == [torch.tensor([float(world)]) for world in order]
+    dist.broadcast(came := torch.tensor([float(rank)]), 1, group=group)
+    assert came.item() == 1.0
+    if rank == 0:
+        dist.send(came, group=group, group_dst=order.index(1))
+    else:
+        assert dist.recv(came, group=group, group_src=order.index(0)) == 0
+    say("turned is done")
 
 
 def remote() -> None:
