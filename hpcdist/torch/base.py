@@ -28,6 +28,7 @@ from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
 from hpcdist.torch.ranges import shown
 from hpcdist.torch.refused import Refusals
+from hpcdist.torch.timeouts import asks_to_set_it, settable
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
 
 __all__ = ["NAME", "BridgeBase"]
@@ -122,6 +123,8 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         return [torch.device(kind) for kind in kinds] or [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
+        if asks_to_set_it():
+            return settable(self)
         device = torch.device(device)
         if self._elsewhere is None or not self._elsewhere.has(device):
             return self
@@ -137,7 +140,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         return int(self._comm.seq)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._comm.timeout = timeout.total_seconds()
+        self.native.timeout = timeout
         if self._elsewhere is not None:
             self._elsewhere.set_timeout(timeout)
 

@@ -172,6 +172,32 @@ def failures(rank: int, size: int) -> None:
     say("failures")
 
 
+def timeouts(rank: int, size: int) -> None:
+    """torch's private function sets them, for its own backends and ours, and warns of none."""
+    for given, later, late in ((20, 0.3, True), (0.3, 20, False)):
+        group = td.new_group(timeout=timedelta(seconds=given))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            td.distributed_c10d._set_pg_timeout(timedelta(seconds=later), group)
+        td.barrier()
+        if rank == 0:
+            time.sleep(1.5)
+        began = time.monotonic()
+        try:
+            td.all_reduce(torch.ones(3), group=group)
+            assert not late, "a rank was late, and nobody noticed"
+        except hpcdist.DistTimeoutError:
+            assert late and time.monotonic() - began < 1.3
+        td.barrier()
+    try:
+        td.distributed_c10d._set_pg_timeout(7, group)
+    except TypeError as error:
+        assert "must be a datetime.timedelta" in str(error)
+    else:
+        raise AssertionError("a number was taken for a timeout")
+    say("timeouts")
+
+
 def both_sides(rank: int, size: int) -> None:
     """The same group seen from torch and from hpcdist, and hpcdist's errors through torch."""
     ours = hpcdist.torch.group()
@@ -278,6 +304,7 @@ def main() -> None:
     if backend == "hpcdist":
         if size > 1:
             failures(rank, size)
+            timeouts(rank, size)
         both_sides(rank, size)
         methods(rank, size)
     td.destroy_process_group()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
+import warnings
 from datetime import timedelta
 
 import torch
@@ -89,6 +91,27 @@ def turned() -> None:
     else:
         assert dist.recv(came, group=group, group_src=order.index(0)) == 0
     say("turned is done")
+
+
+def timeouts() -> None:
+    """torch's private function sets the timeout of a group, without a warning."""
+    dist.init_process_group("gloo")
+    group = dist.new_group()
+    warnings.simplefilter("error")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.3), group)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=50))
+    dist.barrier()
+    if dist.get_rank():
+        began = time.monotonic()
+        try:
+            dist.barrier(group=group)
+        except RuntimeError as error:
+            assert "after 0.3" in str(error), error
+            assert time.monotonic() - began < 1.3
+    else:
+        time.sleep(1.5)
+    dist.barrier()
+    say("timeouts is done")
 
 
 def remote() -> None:

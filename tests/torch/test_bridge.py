@@ -37,7 +37,7 @@ def test_stock_torch_runs_over_mpi(np: int, backend: str) -> None:
     assert ended.code == 0 or gloos, ended.text
     said = ended.text.splitlines()
     assert [line for line in said if line in CHECKS] == CHECKS, ended.text
-    for more in ("both sides", "methods", "other backends"):
+    for more in ("timeouts", "both sides", "methods", "other backends"):
         assert (more in said) == (backend == "hpcdist")
     assert sum("is done" in line for line in said) == np
 

@@ -90,7 +90,7 @@ def test_a_wrong_name_and_a_torch_without_the_private_names_are_errors() -> None
     assert "has not: _new_process_group_helper. Unset it and start the group by hpcdist" in last
 
 
-@pytest.mark.parametrize("name", ["mesh", "turned", "remote"])
+@pytest.mark.parametrize("name", ["mesh", "turned", "timeouts", "remote"])
 def test_what_meets_by_itself(name: str) -> None:
     ended = run_job(2, PROGRAM, name, env=TAKE_OVER)
     assert ended.code == 0, ended.text
