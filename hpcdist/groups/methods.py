@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
+from hpcdist.groups.c10d import BarrierOptions
 from hpcdist.groups.reductions import Reductions
 from hpcdist.groups.tensors import stacked
 
@@ -24,6 +25,7 @@ class Collectives(Reductions):
     _comm: Any
     _name: str
     _root: Any
+    _with: Any
 
     def _listed(self, api: str, tensor: Any, given: Any, root: int, role: str) -> bool:
         """Whether this rank is the root, the only rank that has a list."""
@@ -319,14 +321,26 @@ class Collectives(Reductions):
     def barrier(self, *, async_op: Literal[True]) -> Work: ...
 
     @overload
+    def barrier(self, async_op: BarrierOptions) -> Work: ...
+
+    @overload
+    def barrier(self, *, opts: BarrierOptions) -> Work: ...
+
+    @overload
     def barrier(self, async_op: bool = ...) -> Work | None: ...
 
-    def barrier(self, async_op: bool = False) -> Work | None:
+    def barrier(
+        self, async_op: bool | BarrierOptions = False, *, opts: BarrierOptions | None = None
+    ) -> Work | None:
         """Wait until all ranks of the group have called.
 
-        All ranks of the group must call it. See :func:`hpcdist.barrier`.
+        All ranks of the group must call it. See :func:`hpcdist.barrier`. With options, of which the
+        timeout counts, it returns a Work, as in torch's C++ layer; they may stand first.
         """
-        return self._comm.barrier(async_op)
+        if opts is None and not hasattr(async_op, "asyncOp"):  # torch's class has it too
+            return self._comm.barrier(async_op)
+        options = async_op if opts is None else opts
+        return self._with(options, None, lambda: self._comm.barrier(True))
 
     all_gather_single = all_gather_into_tensor
     gather_into_tensor = gather_single

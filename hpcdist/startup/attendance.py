@@ -38,8 +38,9 @@ _NAMED = 16
 #: Seconds after the deadline, so that calls that can raise do so first.
 _GRACE = 0.5
 
-_claim: socket.socket | None = None
-_shown: socket.socket | None = None  # kept after a failed start: the others check it
+# Descriptors, because Python warns of a socket that is open when the process ends.
+_claim: int | None = None
+_shown: int | None = None  # kept after a failed start: the others check it
 
 
 class Watch:
@@ -67,7 +68,7 @@ class Watch:
     def __enter__(self) -> Watch:
         global _shown
         if _shown is not None:
-            _shown.close()
+            os.close(_shown)
             _shown = None
         if self._launch is None or (self._launch.size or 1) < 2:
             return self
@@ -89,7 +90,7 @@ class Watch:
         global _shown
         self._over.set()
         if error is None and _shown is not None:
-            _shown.close()
+            os.close(_shown)
             _shown = None
         if isinstance(error, DistTimeoutError):
             raise DistTimeoutError(f"{error} {self._missing()}".rstrip()) from None
@@ -237,15 +238,15 @@ def _job() -> str | None:
     return hashlib.sha256(f"{os.getuid()} {key}".encode()).hexdigest()[:16]
 
 
-def _bind(name: str) -> socket.socket | None:
-    """Bind an abstract name; None if that fails."""
+def _bind(name: str) -> int | None:
+    """Bind an abstract name and return the descriptor that has it; None if that fails."""
     taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         taken.bind(f"\0{name}")
     except OSError:
         taken.close()
         return None
-    return taken
+    return taken.detach()
 
 
 def _claim_rank(job: str, rank: int | None) -> None:

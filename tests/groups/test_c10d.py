@@ -63,6 +63,48 @@ def test_options_have_torchs_attributes():
                 parallel_assert(pair[0] == pair[1], f"{name}.{attribute}: {pair}")
 
 
+@pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
+def test_a_barrier_takes_its_options(module):
+    pg = dist.group.WORLD
+    options = module.BarrierOptions()
+    works = [pg.barrier(options), pg.barrier(opts=options), pg.barrier(async_op=True)]
+    for work in works:
+        work.wait()
+    parallel_assert(all(work.is_completed() for work in works) and pg.barrier() is None)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
+def test_a_barriers_options_bound_it_in_time(module):
+    pg = dist.new_group()
+    options = module.BarrierOptions()
+    options.timeout = timedelta(seconds=0.3)
+    error = None
+    if pg.rank() == 0:
+        try:
+            pg.barrier(options).wait()
+        except dist.DistTimeoutError as raised:
+            error = raised
+    parallel_assert((error is not None) == (pg.rank() == 0))
+    parallel_assert(pg.timeout > timedelta(seconds=1))
+    dist.destroy_process_group(pg)
+
+
+@pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
+def test_other_methods_refuse_options_in_the_place_of_async_op(module):
+    pg, size = dist.group.WORLD, dist.get_world_size()
+    x, whole, options = torch.ones(1), torch.ones(size), module.AllToAllOptions()
+    for call in (
+        lambda: pg.all_gather_single(whole, x, options),
+        lambda: pg.all_gather([torch.ones(1) for _ in range(size)], x, options),
+        lambda: pg.broadcast(x, 0, options),
+        lambda: pg.all_to_all_single(whole, torch.ones(size), None, None, options),
+    ):
+        with parallel_raises(TypeError, match="async_op must be True or False, not AllToAllOpt"):
+            call()
+    pg.barrier()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_timeout_of_one_call():
     """It ends the operation, not the group."""
