@@ -1,9 +1,9 @@
 """Lets ``torch.distributed.distributed_c10d._set_pg_timeout`` set the timeout of a group of ours.
 
-torch sets it on backends of its own classes, NCCL's and gloo's, and warns about every other one. A
-program may have taken the function from torch before hpcdist was imported, so it cannot be replaced.
-It asks the group for the backend of each device; it, and nothing else, gets an object that passes
-for one of torch's.
+Up to torch 2.13 it sets that of backends of torch's own classes, NCCL's and gloo's, and warns about
+every other one. A program may have taken the function from torch before hpcdist was imported, so it
+cannot be replaced. It asks the group for the backend of each device; it, and nothing else, gets an
+object that passes for one of torch's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class settable:
     def __init__(self, group: Any) -> None:
         self._group = group
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # for isinstance
         return getattr(dist, "ProcessGroupGloo", settable)
 

@@ -116,6 +116,15 @@ def child(rank: int) -> None:
     say("went on")
 
 
+def nothing_left_open(rank: int) -> None:
+    """Python names what a process has left open when it ends."""
+    dist.init_process_group(timeout=timedelta(seconds=30))
+    dist.barrier()
+    if rank == 0:  # the others end with the group
+        dist.destroy_process_group()
+    say("went on")
+
+
 def failing_tool(rank: int) -> None:
     """A program of a rank's that fails, and that imports hpcdist, does not end the job."""
     if rank == 1:

@@ -78,3 +78,10 @@ def test_a_tool_of_a_rank_may_fail():
     ended = run_job(2, PROGRAMS, "failing_tool")
     assert ended.code == 0, ended.text
     assert ended.text.count("went on") == 2, ended.text
+
+
+def test_python_finds_no_socket_left_open():
+    ended = run_job(2, PROGRAMS, "nothing_left_open", env={"PYTHONWARNINGS": "always"})
+    assert ended.code == 0, ended.text
+    assert ended.text.count("went on") == 2, ended.text
+    assert "ResourceWarning" not in ended.text, ended.text
