@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from . import variables
+from . import lines, variables
 from .base import Environ, Launch, Launcher, mpi_family
 from .flux import Flux
 from .generic import Environment, Pmi, Pmix
@@ -28,6 +28,7 @@ __all__ = [
     "Launcher",
     "detect",
     "find",
+    "lines",
     "mpi_family",
     "of_an_ancestor",
     "own_variables",

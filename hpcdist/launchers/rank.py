@@ -43,6 +43,8 @@ def main() -> None:
                 f"{os.environ.get(name, 'not set')}",
                 file=sys.stderr,
             )
+        if isinstance(launcher, package.Hydra):
+            package.lines.ask_for(os.environ)
     os.execv(command[0], command)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdist import _engine, launchers
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands, variables
+from hpcdist.launchers import commands, lines, variables
 from hpcdist.startup.variables import free_port
 
 from . import child
@@ -143,6 +143,8 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
     if starter is not None:
         if isinstance(starter, commands.Srun):
             env["SLURM_NNODES"] = "1"
+        if isinstance(starter, commands.Hydra):
+            lines.ask_for(env)
         command = starter.command(nprocs, program, environ=_one_node(env))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
         return ProcessContext([process], folder, nprocs)
