@@ -334,8 +334,19 @@ class Collectives(Reductions):
     ) -> Work | None:
         """Wait until all ranks of the group have called.
 
-        All ranks of the group must call it. See :func:`hpcdist.barrier`. With options, of which the
-        timeout counts, it returns a Work, as in torch's C++ layer; they may stand first.
+        All ranks of the group must call it. See :func:`hpcdist.barrier`.
+
+        Parameters
+        ----------
+        async_op : bool or BarrierOptions
+            Return a handle at once; options may stand here, as in torch's C++ layer.
+        opts : BarrierOptions, optional
+            Options, of which the `timeout` counts; with them the call always returns a handle.
+
+        Returns
+        -------
+        Work or None
+            The handle, if one was asked for.
         """
         if opts is None and not hasattr(async_op, "asyncOp"):  # torch's class has it too
             return self._comm.barrier(async_op)
