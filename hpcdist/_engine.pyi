@@ -64,6 +64,7 @@ class Part:
 
 # Made by world, from_handle and create_group only.
 def check_usable(comm: Comm) -> None: ...
+def tags(comm: Comm) -> int: ...
 
 class Comm:
     # raises TypeError

@@ -279,8 +279,15 @@ class Window(WindowMemory):
                 works[0].wait(seconds)
             return works[0]
         except BaseException as error:
-            if works and not works[0].cancel() and works[0].exception() is None:
-                if isinstance(error, DistTimeoutError):  # the signal came when time was up
+            late = isinstance(error, DistTimeoutError)
+            if not works or works[0].cancel():
+                if late and works and seconds is not None:
+                    raise DistTimeoutError(
+                        f"timeout after {seconds:g} s in wait_signal of group {comm.name!r} (this "
+                        f"is rank {comm.rank} of {comm.size}): no signal of rank {peer_rank}"
+                    ) from None
+            elif works[0].exception() is None:
+                if late:  # the signal came when time was up
                     return works[0]
                 kept.append(works[0])  # the next wait takes it
             raise

@@ -84,7 +84,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2:
         return False
-    steps = sorted((step, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    steps = sorted(
+        (step, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
+    )
     reach = 0  # elements from the first to the last, in the dimensions so far
     for step, n in steps:
         if step <= reach:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hpcdist._engine import Work, check_usable
+from hpcdist._engine import Work, check_usable, tags
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
@@ -37,7 +37,7 @@ class WindowMemory:
                 "they need all its ranks on one node, and the entry check through its memory"
             )
         counter = _numbers.setdefault(self._comm, itertools.count())
-        self._tag = next(counter) % 1024
+        self._tag = next(counter) % tags(self._comm)  # at least 1,024; millions with most MPIs
         self._parts: list[torch.Tensor] | None = None
         self._keepers: list[Any] = []
         self._tensor: Any = None

@@ -9,7 +9,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-from cases import MOVED, OPS, REDUCED, Check, draw, here, poison, promised, raw, reference, ring
+from cases import MOVED, OPS, REDUCED, Check, draw, here, poison, promised, reference, ring
 from resources import held
 
 import hpcdist as dist

@@ -105,7 +105,7 @@ def test_elements_within_each_other_are_no_overlap(group):
 
 
 def test_memory_of_two_windows(group):
-    """Windows over parts that overlap, of another size on each rank, and a tensor of other bytes."""
+    """Windows over parts that overlap, of another size on each rank; an odd address."""
     rank, *_ = ring()
     memory = dist.zeros(100, dtype=torch.int32, group=group)
     one, two = group.new_window(memory[: 60 + rank]), group.new_window(memory[20 + rank : 100])

@@ -75,6 +75,19 @@ def test_a_wait_that_times_out_as_the_signal_comes(group: Any) -> None:
     parallel_assert(rank != 1 or got == count + 1, lambda: f"{got} of {count + 1}")
 
 
+def test_many_windows_have_signals_of_their_own(group: Any) -> None:
+    _, _, before, after = ring()
+    memory = dist.zeros(1, group=group)
+    windows = [group.new_window(memory) for _ in range(1030)]
+    windows[0].signal(after)
+    dist.barrier(group)
+    for window in windows[1:]:
+        with pytest.raises(dist.DistTimeoutError, match=f"no signal of rank {before}"):
+            window.wait_signal(before, opts=within(0.0))
+    windows[0].wait_signal(before)
+    dist.barrier(group)
+
+
 class Stop(Exception):
     """What a handler raises."""
 

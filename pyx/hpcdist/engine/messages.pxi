@@ -100,6 +100,11 @@ cdef int tag_of(Comm comm, object tag) except -1:
     return n
 
 
+def tags(Comm comm):
+    """How many tags this MPI leaves to users; the same on all ranks."""
+    return comm.c.tag_limit + 1
+
+
 cdef int route(Comm comm, int peer, int kind, bint itself) except -1:
     cdef hd_comm* c = comm.c
     if peer == c.rank and not itself:
