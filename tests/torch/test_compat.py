@@ -58,6 +58,14 @@ class FakeGroup:
     def __init__(self) -> None:
         self._comm = FakeComm()
 
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=self._comm.timeout)
+
+    @timeout.setter
+    def timeout(self, value: timedelta) -> None:
+        self._comm.timeout = value.total_seconds()
+
     def rank(self) -> int:
         return 0
 

@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 __all__ = ["ask_for"]
 
 #: What PYTHONUNBUFFERED was: it wins over any other buffering, so Python must start without it.
-_KEPT = "_HPCDIST_PYTHONUNBUFFERED"
+_KEPT = "_PYTHONUNBUFFERED_OF_RANK"
 
 
 def ask_for(env: MutableMapping[str, str]) -> None:

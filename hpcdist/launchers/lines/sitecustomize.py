@@ -14,7 +14,7 @@ def _restore() -> None:
         environ.pop("PYTHONPATH")
         if rest:
             environ["PYTHONPATH"] = rest
-    kept = environ.pop("_HPCDIST_PYTHONUNBUFFERED", None)
+    kept = environ.pop("_PYTHONUNBUFFERED_OF_RANK", None)
     if kept is not None:
         environ["PYTHONUNBUFFERED"] = kept
 
