@@ -230,6 +230,7 @@ cdef extern from "hd_ft.h" nogil:
     void hd_ft_want(int)
     int hd_ft_on(const hd_session*)
     int hd_ft_explains(hd_session*, int)
+    void hd_ft_why(const hd_session*, char*, size_t)
     int hd_ft_lost(const hd_session*, int*, int)
 
 cdef extern from "hd_status.h" nogil:

@@ -61,6 +61,19 @@ def test_the_others_go_on_without_a_rank_that_dies(names, transport, seed, count
     count(len(names))
 
 
+@only_ulfm
+@pytest.mark.parametrize("transport", ["auto", "mpi"], ids=["page", "messages"])
+def test_a_world_without_a_death_is_reconfigured_soon(transport, count):
+    program = str(Path(__file__).with_name("reconfigurations.py"))
+    env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport}
+    ended = run_job(3, program, "20", env=env, ft=True)
+    assert ended.code == 0, ended.text
+    took = re.search(r"half of them took less than ([0-9.]+) s", ended.text)
+    assert took, ended.text
+    assert float(took[1]) < 0.2, ended.text
+    count(20)
+
+
 def test_a_job_that_cannot_go_on_says_so_at_its_start():
     ended = run_job(2, PROGRAM, "carried", env=FT)
     assert ended.code != 0, ended.text

@@ -213,7 +213,8 @@ static void compare(void)
 
 static void enter(hd_comm *c)
 {
-    if (hd_post_open(c)) {
+    int rc;
+    if (hd_post_open(c, &rc)) {
         fprintf(stderr, "rank %d: no post\n", me);
         exit(2);
     }

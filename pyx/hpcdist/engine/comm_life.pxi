@@ -6,6 +6,7 @@ cdef int64_t UNMATCHED = 3_000_000_000  # ns that a receive waits for its messag
 
 cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object within):
     cdef char text[512]
+    text[0] = 0
     cdef hd_session* session = NULL
     cdef hd_comm* made = NULL
     cdef Comm comm
@@ -37,6 +38,7 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
 cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
     """Makes a communicator of some ranks of the parent: see Comm.create_group."""
     cdef char text[512]
+    text[0] = 0
     cdef hd_comm* made = NULL
     cdef Comm comm
     cdef int n = len(ranks), code, i, broken
@@ -64,7 +66,8 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
                 code == HD_ERR_BACKEND and hd_ft_explains(parent.c.session, 0)
             )
         if broken:
-            error = RankFailedError(f"{lost_text(lost_ranks(parent))} of the job died: {error}")
+            hd_ft_why(parent.c.session, text, sizeof(text))
+            error = RankFailedError(f"{text.decode()}: {error}")
             name_lost(error, parent.c)
         raise error
     comm = Comm.__new__(Comm)

@@ -154,7 +154,7 @@ static int create(hd_comm *c, hd_job *j, hd_block **out)
     *out = NULL;
     rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
     if (!rc && ok)
-        rc = hd_share(c->mpi, (size_t)(head + c->size * part), &at) ? MPI_ERR_OTHER : MPI_SUCCESS;
+        rc = hd_share(c->mpi, (size_t)(head + c->size * part), &at);
     if (!at) {
         free(b);
         return hd_mpi_failed(j, rc, "MPI_Allreduce");

@@ -43,6 +43,19 @@ static void init_locks(hd_comm *c)
     pthread_condattr_destroy(&attr);
 }
 
+/* some: it consists of members of a group of this session, else NULL. */
+static int failed(hd_session *some, const char *call, const char *name, int rc, char *text,
+                  size_t room)
+{
+    char what[MPI_MAX_ERROR_STRING] = "";
+    int len = 0;
+    if (some && hd_ft_on(some))
+        hd_ft_explains(some, rc);
+    MPI_Error_string(rc, what, &len);
+    snprintf(text, room, "%s failed while group '%s' was made: %s", call, name, what);
+    return HD_ERR_BACKEND;
+}
+
 /* A group of some members of another one: what they know of each other already. */
 typedef struct birth {
     const hd_comm *parent;
@@ -71,9 +84,7 @@ static int meet(hd_comm *c, char *text, size_t room)
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
         free(all);
-        snprintf(text, room, "MPI_Allgather failed while group '%s' was made (error %d)", c->name,
-                 rc);
-        return HD_ERR_BACKEND;
+        return failed(NULL, "MPI_Allgather", c->name, rc, text, room);
     }
     c->uid = all[0].uid;
     c->one_node = 1;
@@ -123,7 +134,7 @@ static void inherit(hd_comm *c, const birth *b)
 static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
 {
     const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
-    int code;
+    int code, rc;
 
     c->node_slot = malloc((size_t)c->size * sizeof *c->node_slot);
     if (!c->node_slot) {
@@ -136,9 +147,14 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
         return code;
     if (c->size == 1)
         return HD_OK;
-    if (c->one_node && !(transport && strcmp(transport, "mpi") == 0) && hd_page_open(c))
-        return HD_ERR_BACKEND;
-    return c->page ? HD_OK : hd_post_open(c);
+    if (c->one_node && !(transport && strcmp(transport, "mpi") == 0) && (rc = hd_page_open(c)))
+        return failed(b ? c->session : NULL, "MPI_Bcast", c->name, rc, text, room);
+    if (c->page || (code = hd_post_open(c, &rc)) == HD_OK)
+        return HD_OK;
+    if (rc)
+        return failed(b ? c->session : NULL, "MPI_Comm_dup", c->name, rc, text, room);
+    snprintf(text, room, "no memory for a group of %d ranks", c->size);
+    return code;
 }
 
 static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *name, double timeout,
@@ -163,9 +179,8 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
     if (!b)
         rc = MPI_Comm_dup(from, &c->mpi);
     if (rc) {
-        snprintf(text, room, "MPI_Comm_dup failed for group '%s' (error %d)", name, rc);
         free(c);
-        return HD_ERR_BACKEND;
+        return failed(NULL, "MPI_Comm_dup", name, rc, text, room);
     }
     MPI_Comm_set_errhandler(c->mpi, MPI_ERRORS_RETURN);
     MPI_Comm_rank(c->mpi, &c->rank);
@@ -176,7 +191,7 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
     hd_session_ref(s);
     hd_session_adopt(s, c);
     if ((code = furnish(c, b, text, room)) != HD_OK) {
-        hd_comm_free(c, 1, 1);
+        hd_comm_free(c, 1, hd_ft_on(s) ? HD_KEEP : HD_TOGETHER); /* others may have made theirs */
         hd_comm_release(c);
         return code;
     }
@@ -218,8 +233,7 @@ static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *ma
     hd_mpi_unlock(p->session);
     if (!rc && *made != MPI_COMM_NULL)
         return HD_OK;
-    snprintf(text, room, "%s failed for group '%s' (error %d)", call, name, rc);
-    return HD_ERR_BACKEND;
+    return failed(p->session, call, name, rc, text, room);
 }
 
 int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,

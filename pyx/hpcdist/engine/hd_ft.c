@@ -38,15 +38,60 @@ int hd_ft_lost(const hd_session *s, int *ranks, int room)
     return n;
 }
 
-void hd_ft_say_lost(const hd_session *s, hd_text *t)
+int hd_ft_told(const hd_session *s)
+{
+    for (int i = 0; s->page && i < s->node_n; i++) {
+        const uint32_t how = __atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE);
+        if (how == HD_DEATH || how == HD_BROKE)
+            return 1;
+    }
+    return 0;
+}
+
+/* Some rank has called reconfigure, and knows of no death. */
+static int for_no_death(const hd_session *s)
+{
+    if (__atomic_load_n(&s->settled, __ATOMIC_ACQUIRE))
+        return 1;
+    for (int i = 0; s->page && i < s->node_n; i++)
+        if (__atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE) >= HD_NO_DEATH)
+            return 1;
+    return 0;
+}
+
+void hd_ft_say_why(const hd_session *s, hd_text *t)
 {
     int ranks[16];
     const int n = hd_ft_lost(s, ranks, 16);
+    if (!n && for_no_death(s)) {
+        hd_say(t, "the default group is being reconfigured");
+        return;
+    }
     hd_say(t, n > 1 ? "ranks " : n ? "rank " : "a rank");
     for (int i = 0; i < n && i < 16; i++)
         hd_say(t, "%s%d", i ? ", " : "", ranks[i]);
     if (n > 16)
         hd_say(t, " and %d more", n - 16);
+    hd_say(t, " of the job died");
+}
+
+void hd_ft_why(const hd_session *s, char *text, size_t room)
+{
+    hd_text t;
+    hd_text_init(&t, text, room);
+    hd_ft_say_why(s, &t);
+}
+
+void hd_ft_settle(hd_session *s, const int *left, int n)
+{
+    for (int r = 0; r < s->size; r++) {
+        int lives = 0;
+        for (int i = 0; i < n && !lives; i++)
+            lives = left[i] == r;
+        if (!lives)
+            __atomic_store_n(&s->lost[r], 1, __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(&s->settled, 1, __ATOMIC_RELEASE);
 }
 
 /* A revocation, too, tells of a death: one that another rank saw first. */
@@ -71,7 +116,7 @@ int hd_ft_explains(hd_session *s, int error)
         return 0;
     if (tells_of_death(error))
         hd_ft_break(s);
-    while (!hd_ft_lost(s, NULL, 0) && hd_now() < until)
+    while (!hd_ft_lost(s, NULL, 0) && !for_no_death(s) && hd_now() < until)
         nanosleep(&nap, NULL);
     if (hd_ft_lost(s, NULL, 0))
         hd_ft_break(s); /* the watchdog is about to do so */
@@ -177,7 +222,9 @@ static void revoke(MPI_Comm comm)
 
 void hd_ft_break(hd_session *s)
 {
-    if (!s->ft)
+    int down = 0;
+    MPI_Finalized(&down); /* the watchdog of a session that is kept goes on */
+    if (!s->ft || down)
         return;
     __atomic_store_n(&s->broken, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&s->mu);
@@ -199,12 +246,26 @@ void hd_ft_lose(hd_session *s, int rank)
     pthread_mutex_unlock(&mu);
 }
 
+/* Another rank has broken the session. */
+static int revoked(hd_session *s)
+{
+    int gone = 0;
+    pthread_mutex_lock(&s->mu);
+    for (hd_comm *c = s->comms; c && !gone; c = c->next)
+        if (!c->freed && MPIX_Comm_is_revoked(c->mpi, &gone))
+            gone = 0;
+    pthread_mutex_unlock(&s->mu);
+    return gone;
+}
+
 void hd_ft_look(hd_session *s)
 {
     MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-    int n = 0, *from, *to, fresh = 0;
-    if (!s->ft || MPIX_Comm_get_failed(s->ctl, &failed))
+    int n = 0, *from, *to, fresh = 0, down = 0;
+    MPI_Finalized(&down);
+    if (!s->ft || down || MPIX_Comm_get_failed(s->ctl, &failed))
         return;
+    fresh = revoked(s);
     MPI_Group_size(failed, &n);
     from = calloc(2 * (size_t)n + 1, sizeof *from);
     if (n && from && !MPI_Comm_group(s->ctl, &all)) {

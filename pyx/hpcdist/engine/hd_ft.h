@@ -25,17 +25,24 @@ void hd_ft_lose(hd_session *s, int rank);
 /* Marks the session as broken, and lets MPI calls of its groups that wait return with an error, on
  * all ranks. May be repeated. */
 void hd_ft_break(hd_session *s);
-/* Looks for deaths on other nodes, as far as MPI knows of any. */
+/* A rank of this node has broken the session: one that waits for it on a page does not see what MPI
+ * does. */
+int hd_ft_told(const hd_session *s);
+/* Looks for deaths on other nodes, as far as MPI knows of any, and whether they have broken the
+ * session. */
 void hd_ft_look(hd_session *s);
-/* After an error of MPI, or none: whether a rank has died. Waits a moment for the watchdog to see
- * which one. */
+/* After an error of MPI, or none: whether a rank has died, or called reconfigure. Waits a moment
+ * for the watchdog to see which one died. */
 int hd_ft_explains(hd_session *s, int error);
 /* Another rank has seen one die: breaks the session, and waits a moment as above. */
 void hd_ft_hear(hd_session *s);
 /* The request is still active: it could match a message of a rank that lives. */
 int hd_ft_pending(int error);
-/* "rank 3" or "ranks 1, 3" of the session; "a rank" if none is known. */
-void hd_ft_say_lost(const hd_session *s, hd_text *t);
+/* "rank 3 of the job died", say, or that the ranks reconfigure without a death. */
+void hd_ft_say_why(const hd_session *s, hd_text *t);
+void hd_ft_why(const hd_session *s, char *text, size_t room);
+/* All ranks that are left have met: these are the others that died. */
+void hd_ft_settle(hd_session *s, const int *left, int n);
 /* The number of ranks lost; the first `room` of them. */
 int hd_ft_lost(const hd_session *s, int *ranks, int room);
 

@@ -80,16 +80,16 @@ int hd_mpi_failed(hd_job *j, int rc, const char *call)
         return 0;
     MPI_Error_class(rc, &class);
     if (hd_ft_on(j->comm->session) && hd_ft_explains(j->comm->session, rc)) {
-        char names[128], number[16] = "";
+        char why[160], number[16] = "";
         hd_text t;
-        hd_text_init(&t, names, sizeof names);
-        hd_ft_say_lost(j->comm->session, &t);
+        hd_text_init(&t, why, sizeof why);
+        hd_ft_say_why(j->comm->session, &t);
         if (j->kind < HD_SEND)
             snprintf(number, sizeof number, " #%u", j->seq);
         hd_fail(j, HD_ERR_FAILED,
-                "%s of the job died: %s%s of group '%s' (this is rank %d of %d) fails, as do all "
+                "%s: %s%s of group '%s' (this is rank %d of %d) fails, as do all "
                 "operations until the ranks that are left call reconfigure()",
-                names, j->api, number, j->comm->name, j->comm->rank, j->comm->size);
+                why, j->api, number, j->comm->name, j->comm->rank, j->comm->size);
         return 1;
     }
     MPI_Error_string(rc, what, &len);

@@ -117,7 +117,7 @@ static int open_node(hd_comm *c, hd_job *j)
     if (!rc && piece) {
         node->piece = piece;
         node->bytes = (size_t)(head_bytes(c) + 2 * c->size * piece);
-        rc = hd_share(c->mpi, node->bytes, &at) ? MPI_ERR_OTHER : MPI_SUCCESS;
+        rc = hd_share(c->mpi, node->bytes, &at);
     }
     hd_mpi_unlock(c->session);
     if (at) {

@@ -13,11 +13,11 @@
 int hd_page_open(hd_comm *c)
 {
     void *at = NULL;
+    int rc;
     c->page_bytes = hd_page_size(c->size);
-    if (hd_share(c->mpi, c->page_bytes, &at))
-        return HD_ERR_BACKEND;
+    rc = hd_share(c->mpi, c->page_bytes, &at);
     c->page = at;
-    return HD_OK;
+    return rc;
 }
 
 void hd_page_close(hd_comm *c)

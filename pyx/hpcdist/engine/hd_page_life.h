@@ -4,7 +4,7 @@
 
 #include "hd_comm.h"
 
-/* Collective over the group; leaves page NULL if it cannot be made. */
+/* Collective over the group; leaves page NULL if it cannot be made. Returns MPI's error code. */
 int hd_page_open(hd_comm *c);
 void hd_page_close(hd_comm *c);
 /* Waits some seconds for all members to free the group. 1: they do, and no message is left: the sum

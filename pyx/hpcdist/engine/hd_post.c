@@ -23,10 +23,12 @@ hd_ballot *hd_post_ballot(void)
     return b;
 }
 
-int hd_post_open(hd_comm *c)
+int hd_post_open(hd_comm *c, int *rc)
 {
-    hd_post *p = calloc(1, sizeof *p);
+    hd_post *p = c->post = calloc(1, sizeof *p);
+    *rc = MPI_SUCCESS;
     if (p) {
+        p->mpi = MPI_COMM_NULL;
         p->ballot = hd_post_ballot();
         p->passes_on = c->size > HD_POST_STAR;
         p->to = malloc((p->passes_on ? 32 : (size_t)c->size) * sizeof *p->to);
@@ -36,14 +38,16 @@ int hd_post_open(hd_comm *c)
     /* From this rank on: not all write to the same one first. */
     for (int64_t i = 1; i < c->size; i = p->passes_on ? 2 * i : i + 1)
         p->to[p->n_to++] = (int)((c->rank + i) % c->size);
-    c->post = p;
-    if (MPI_Comm_dup(c->mpi, &p->mpi))
+    if ((*rc = MPI_Comm_dup(c->mpi, &p->mpi))) {
+        p->mpi = MPI_COMM_NULL;
         return HD_ERR_BACKEND;
+    }
     p->here.mpi = p->mpi;
     p->here.to = p->to;
     p->here.n_to = p->n_to;
     p->here.in_turn = p->passes_on;
-    return MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN) ? HD_ERR_BACKEND : HD_OK;
+    *rc = MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN);
+    return *rc ? HD_ERR_BACKEND : HD_OK;
 }
 
 int hd_post_tidy(hd_post *p)
@@ -239,7 +243,7 @@ int hd_post_close(hd_comm *c, int together)
     hd_mpi_lock(c->session);
     for (int k = 0; k < 1000 && !clean; k++)
         clean = hd_post_tidy(p);
-    if (clean && together)
+    if (clean && together && p->mpi != MPI_COMM_NULL)
         MPI_Comm_free(&p->mpi);
     hd_mpi_unlock(c->session);
     if (clean) {

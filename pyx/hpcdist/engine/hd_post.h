@@ -62,7 +62,8 @@ typedef struct hd_post {
     int64_t waited; /* ns: in the first round of the last check */
 } hd_post;
 
-int hd_post_open(hd_comm *c);                /* collective over the group */
+/* Collective over the group. Returns an hd_code; *rc: of MPI, if that failed. */
+int hd_post_open(hd_comm *c, int *rc);
 int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
 int64_t hd_post_unread(hd_comm *c);          /* messages sent, less those received */
 

@@ -23,9 +23,24 @@
 #include "hd_status.h"
 
 #define ATTEMPTS 64 /* each costs a rank */
+/* For which a rank that knows of no death lets the others end what they are in: this rank may have
+ * done its part of it, and the last one to return from new_group would find its new group revoked.
+ */
+#define PATIENCE_NS 250000000
 
-static int await(MPI_Request *request, int64_t until)
+static void break_now(hd_session *s)
 {
+    uint32_t how = HD_NO_DEATH;
+    if (s->page)
+        (void)__atomic_compare_exchange_n(&s->page[s->slot].recovers, &how, HD_BROKE, 0,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    hd_ft_break(s);
+}
+
+/* breaks, which may be NULL, breaks after PATIENCE_NS at the latest. */
+static int await(MPI_Request *request, int64_t until, hd_session *breaks)
+{
+    const int64_t patient = hd_later(hd_now(), PATIENCE_NS);
     hd_waiter w;
     hd_waiter_init(&w, 0, -1);
     for (;;) {
@@ -38,6 +53,10 @@ static int await(MPI_Request *request, int64_t until)
         if (done)
             return HD_OK;
         ev = hd_waiter_step(&w);
+        if (breaks && (ev & HD_WAIT_CLOCK) && (hd_session_broken(breaks) || hd_now() >= patient)) {
+            break_now(breaks);
+            breaks = NULL;
+        }
         if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(NULL))
             return HD_ERR_INTERRUPT;
         if ((ev & HD_WAIT_CLOCK) && hd_now() >= until)
@@ -46,11 +65,12 @@ static int await(MPI_Request *request, int64_t until)
 }
 
 /* going: it has begun, in an earlier call that gave up. */
-static int agree(MPI_Comm comm, int *flag, MPI_Request *request, int *going, int64_t until)
+static int agree(MPI_Comm comm, int *flag, MPI_Request *request, int *going, int64_t until,
+                 hd_session *breaks)
 {
     int code = *going ? HD_OK : hd_ft_iagree(comm, flag, request);
     if (code == HD_OK)
-        code = await(request, until);
+        code = await(request, until, breaks);
     *going = code == HD_ERR_TIMEOUT || code == HD_ERR_INTERRUPT;
     return code;
 }
@@ -82,7 +102,7 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
     }
     if (!c->voting)
         c->vote_flag = *flag;
-    code = agree(c->mpi, &c->vote_flag, &c->vote, &c->voting, hd_until(timeout));
+    code = agree(c->mpi, &c->vote_flag, &c->vote, &c->voting, hd_until(timeout), NULL);
     *flag = c->vote_flag;
     if (code == HD_ERR_TIMEOUT) {
         hd_say(&t, "timeout after %.3g s in an agreement of group '%s' (this is rank %d of %d)",
@@ -98,12 +118,15 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
 
 static int meet(hd_session *s, double timeout, hd_text *t)
 {
+    const int broken = hd_session_broken(s);
     int code;
     if (!s->meeting)
         s->met_flag = 1;
     if (s->page)
-        __atomic_store_n(&s->page[s->slot].recovers, 1, __ATOMIC_RELEASE);
-    code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, hd_until(timeout));
+        __atomic_store_n(&s->page[s->slot].recovers, broken ? HD_DEATH : HD_NO_DEATH,
+                         __ATOMIC_RELEASE);
+    code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, hd_until(timeout), s);
+    break_now(s);
     if (code == HD_ERR_TIMEOUT) {
         hd_say(t, "timeout after %.3g s: not all ranks that are left have called reconfigure",
                timeout);
@@ -115,17 +138,19 @@ static int meet(hd_session *s, double timeout, hd_text *t)
     return code;
 }
 
-static int former_ranks(MPI_Comm before, MPI_Comm now, int *out)
+static int former_ranks(hd_session *s, MPI_Comm now, int *out)
 {
     MPI_Group all = MPI_GROUP_NULL, left = MPI_GROUP_NULL;
     int n = 0, *ranks = NULL, rc;
-    if ((rc = MPI_Comm_group(before, &all)) || (rc = MPI_Comm_group(now, &left)))
+    if ((rc = MPI_Comm_group(s->ctl, &all)) || (rc = MPI_Comm_group(now, &left)))
         return rc;
     MPI_Group_size(left, &n);
     ranks = calloc((size_t)n + 1, sizeof *ranks);
     for (int i = 0; ranks && i < n; i++)
         ranks[i] = i;
     rc = ranks ? MPI_Group_translate_ranks(left, n, ranks, all, out) : MPI_ERR_OTHER;
+    if (!rc)
+        hd_ft_settle(s, out, n);
     free(ranks);
     MPI_Group_free(&all);
     MPI_Group_free(&left);
@@ -174,7 +199,7 @@ static int rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **out, 
         }
         MPI_Comm_set_errhandler(left, MPI_ERRORS_RETURN);
         hd_ft_guard(left);
-        all = !former_ranks(c->session->ctl, left, came_from);
+        all = !former_ranks(c->session, left, came_from);
         all &= build(c, left, name, quota, &made, out, why, sizeof why) == HD_OK;
         hd_ft_unguard(left);
         code = hd_ft_shrunk(left, &all);
@@ -204,7 +229,6 @@ int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota
                hd_ft_missing() ? hd_ft_missing() : "HPCDIST_FT is not set");
         return HD_ERR_BACKEND;
     }
-    hd_ft_break(s);
     if ((code = meet(s, timeout, &t)))
         return code;
     __atomic_store_n(&s->rebuilt_by, hd_until(timeout), __ATOMIC_RELEASE);

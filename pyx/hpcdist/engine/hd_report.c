@@ -104,8 +104,8 @@ int hd_fail_broken(hd_comm *c, hd_job *j)
     hd_text t;
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_ft_say_lost(c->session, &t);
-    hd_say(&t, " of the job died: ");
+    hd_ft_say_why(c->session, &t);
+    hd_say(&t, ": ");
     hd_say_call(&t, c, j);
     hd_say(&t, " fails, as do all operations until the ranks that are left call reconfigure()");
     hd_fail(j, HD_ERR_FAILED, "%s", buffer);

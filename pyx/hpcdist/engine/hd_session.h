@@ -16,6 +16,10 @@ enum { RUNNING = 1, LEAVING = 2, FAILING = 3, ABORTED = 4 }; /* ABORTED: without
 
 #define HD_HELD 3 /* connections of a neighbour: to the launcher, stdout, stderr */
 
+/* A rank that calls reconfigure knows of a death; or of none, and waits for the others; or of none,
+ * and has broken the session. */
+enum { HD_DEATH = 1, HD_NO_DEATH = 2, HD_BROKE = 3 };
+
 /* UNSEEN: another pid namespace, its pids are not valid here. */
 enum { NO_PIDFD = -1, UNSEEN = -2 };
 
@@ -34,7 +38,7 @@ typedef struct entry {
     int64_t reported;         /* ns; of slot 0: when a rank of the node last wrote a hang report */
     int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
-    uint32_t recovers;        /* it has lost a rank, and is in hd_comm_recover() */
+    uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
@@ -64,6 +68,7 @@ struct hd_session {
     uint8_t *lost;      /* atomic, by rank */
     int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
                          * is made; 0: they do not */
+    int settled;        /* atomic: all ranks that are left have met; `lost` is complete */
     int meeting;        /* 1: in the agreement `met`, which timed out */
     int met_flag;
     MPI_Request met;

@@ -61,7 +61,7 @@ static int has_room(int fd, size_t bytes)
 int hd_share(MPI_Comm node, size_t bytes, void **out)
 {
     char name[64] = "";
-    int fd = -1, rank, n, ok;
+    int fd = -1, rank, n, ok, rc;
     void *at = MAP_FAILED;
 
     *out = NULL;
@@ -77,14 +77,19 @@ int hd_share(MPI_Comm node, size_t bytes, void **out)
             name[0] = 0;
         }
     }
-    if (MPI_Bcast(name, sizeof name, MPI_CHAR, 0, node))
-        return HD_ERR_BACKEND;
+    if ((rc = MPI_Bcast(name, sizeof name, MPI_CHAR, 0, node))) {
+        if (fd >= 0)
+            close(fd);
+        if (name[0])
+            shm_unlink(name);
+        return rc;
+    }
     if (rank != 0 && name[0])
         fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
     if (fd >= 0 && name[0])
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ok = at != MAP_FAILED;
-    if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node))
+    if ((rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node)))
         ok = 0;
     /* Before anything is allocated: either all ranks have mapped it or none will. A job that is
      * killed leaves nothing behind. */
@@ -92,7 +97,7 @@ int hd_share(MPI_Comm node, size_t bytes, void **out)
         shm_unlink(name);
     if (ok) {
         ok = allocate(fd, at, (int64_t)bytes, rank, n) == 0;
-        if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node))
+        if ((rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, node)))
             ok = 0;
     }
     if (fd >= 0)
@@ -100,11 +105,11 @@ int hd_share(MPI_Comm node, size_t bytes, void **out)
     if (!ok) {
         if (at != MAP_FAILED)
             munmap(at, bytes);
-        return HD_OK;
+        return rc;
     }
     touch(at, (int64_t)bytes);
     *out = at;
-    return HD_OK;
+    return MPI_SUCCESS;
 }
 
 /* MPICH keeps the name of its node's segment until MPI_Finalize, so each killed job would leave 2

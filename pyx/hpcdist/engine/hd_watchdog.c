@@ -176,7 +176,7 @@ static int look_further(hd_session *s)
 {
     if (!s->page || s->node_n < s->size)
         hd_ft_look(s);
-    if (!hd_session_broken(s))
+    if (!hd_session_broken(s) && !hd_ft_told(s))
         return 0;
     hd_ft_break(s);
     return 1;

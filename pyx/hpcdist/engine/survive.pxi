@@ -65,10 +65,6 @@ def lost_ranks(Comm comm):
         free(ranks)
 
 
-cdef str lost_text(tuple ranks):
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else "a rank"
-
-
 def is_broken(Comm comm):
     """Whether a rank of the group's world has died, so that all operations fail.
 
@@ -112,6 +108,7 @@ def agree(Comm comm, int flag, double timeout):
         The job does not go on without a rank that dies.
     """
     cdef char text[512]
+    text[0] = 0
     cdef int code
     enter(comm.c, True)
     try:
@@ -155,6 +152,7 @@ def recover(Comm comm, str name, double timeout):
         The job does not go on without a rank that dies.
     """
     cdef char text[512]
+    text[0] = 0
     cdef hd_comm* made = NULL
     cdef int code, i
     cdef int* former = NULL

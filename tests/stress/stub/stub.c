@@ -39,7 +39,7 @@ STUB int hd_ft_on(const hd_session *s) { return (void)s, 0; }
 STUB int hd_ft_explains(hd_session *s, int error) { return (void)s, (void)error, 0; }
 STUB void hd_ft_hear(hd_session *s) { (void)s; }
 STUB int hd_ft_pending(int error) { return (void)error, 0; }
-STUB void hd_ft_say_lost(const hd_session *s, hd_text *t) { (void)s, (void)t; }
+STUB void hd_ft_say_why(const hd_session *s, hd_text *t) { (void)s, (void)t; }
 STUB void hd_ft_lose(hd_session *s, int rank) { (void)s, (void)rank; }
 STUB void hd_ft_break(hd_session *s) { (void)s; }
 STUB void hd_ft_look(hd_session *s) { (void)s; }

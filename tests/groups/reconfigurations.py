@@ -1,0 +1,72 @@
+"""Reconfigures the world over and over, though no rank dies.
+
+reconfigurations.py [ROUNDS]: each makes a group, and reconfigures with an operation in flight.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+import hpcdist as dist
+
+LENGTH = 100_000
+
+
+def check(fine: bool, what: str) -> None:
+    if not fine:
+        raise AssertionError(f"rank {dist.get_rank()}: {what}")
+
+
+def one_round(world: dist.ProcessGroup) -> float:
+    """Returns the seconds that reconfigure took."""
+    size = dist.get_world_size()
+    dist.new_group()
+    tensor = torch.ones(LENGTH)
+    handle = dist.all_reduce(tensor, async_op=True)
+    done = world.reconfigure()
+    check(done.lost == () and done.ranks == tuple(range(size)), f"{done}")
+    small = torch.ones(4)
+    dist.all_reduce(small)
+    check(small.tolist() == [size] * 4, f"{small}")
+    try:
+        handle.wait()
+    except dist.RankFailedError as error:
+        check("the default group is being reconfigured" in str(error), f"{error}")
+        check(error.ranks == (), f"{error.ranks}")
+    else:
+        check(bool((tensor == size).all()), f"{tensor}")
+    return done.seconds
+
+
+def one_is_late(world: dist.ProcessGroup) -> None:
+    """A rank waits for the others in an operation, and they reconfigure."""
+    if dist.get_rank() == 1:
+        began = time.monotonic()
+        try:
+            dist.barrier()
+        except dist.RankFailedError as error:
+            check("the default group is being reconfigured" in str(error), f"{error}")
+        else:
+            check(False, "the barrier ended")
+        check(time.monotonic() - began < 5, f"{time.monotonic() - began:.2f} s")
+    world.reconfigure()
+    dist.barrier()
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(100, exit=True)
+    dist.init_process_group(timeout=timedelta(seconds=30))
+    world = dist.group.WORLD
+    seconds = sorted(one_round(world) for _ in range(int(sys.argv[1]) if sys.argv[1:] else 20))
+    one_is_late(world)
+    if dist.get_rank() == 0:
+        print(f"half of them took less than {seconds[len(seconds) // 2]:.3f} s", flush=True)
+    dist.destroy_process_group()
+
+
+main()
