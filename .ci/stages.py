@@ -60,31 +60,6 @@ class Stage:
     files: tuple[str, ...]
 
 
-def tests(*files: str, options: str = "--all") -> str:
-    """Return the call of tests/run.py on some files."""
-    return f"HPCDIST_TEST_SEED={{seed}} python tests/run.py {options} {' '.join(files)}"
-
-
-SUITES = ("tests/conformance/test_conformance.py", "tests/conformance/test_suites.py")
-BRIDGE = ("tests/torch/test_bridge.py", "tests/torch/test_scripts.py")
-SLURM = (
-    "tests/launchers/test_jobscripts.py",
-    "tests/launchers/test_slurm.py",
-    "tests/recordings/test_nodes.py",
-    "tests/startup/test_training_starts.py",
-)
-SLURM_FOLDERS = ("tests/launchers", "tests/startup", "tests/elastic", "jobscripts", "examples")
-ENDINGS = (
-    "tests/engine/test_endings.py",
-    "tests/engine/test_node_faults.py",
-    "tests/elastic/test_restarts.py",
-    "tests/groups/test_reconfigure.py",
-)
-#: Examples from the first to the last epoch, and the whole benchmark.
-PROGRAMS = (
-    *(f"tests/examples/test_{name}.py" for name in ("digits", "examples", "howto", "torch")),
-    "tests/cli/bench/test_job.py",
-)
 #: The rooms of tests that .ci/sanitized runs.
 SANITIZED = ("backends", "collectives", "engine", "kernels", "launchers", "startup", "store")
 #: With MPICH after Open MPI: not what takes minutes and has nothing of the MPI in it.
@@ -136,52 +111,20 @@ STAGES = (
         1200,
         (*BUILD, "pyx/*", ".ci/sanitized", *RUNNER, *(f"tests/{room}/*" for room in SANITIZED)),
     ),
+    # The rest depends on all of hpcdist: PyTorch's own suites, its programs over the bridge, Slurm,
+    # endings, nodes that fail, restarts, chaos, the examples to their last epoch.
     Stage(
-        "suites",
+        "rare",
         "openmpi",
-        tests(*SUITES),
-        1800,
-        (*PACKAGE, *RUNNER, "tests/conformance/*"),
-    ),
-    Stage(
-        "bridge",
-        "openmpi",
-        tests(*BRIDGE),
-        1200,
-        (*PACKAGE, *RUNNER, "tests/torch/*", "examples/*"),
-    ),
-    Stage(
-        "slurm",
-        "openmpi",
-        tests(*SLURM),
-        1200,
-        (*PACKAGE, *RUNNER, *SLURM, *(f"{folder}/*" for folder in SLURM_FOLDERS)),
-    ),
-    Stage(
-        "endings",
-        "openmpi",
-        tests(*ENDINGS),
-        1200,
-        (*PACKAGE, *RUNNER, "tests/engine/*", "tests/elastic/*", "tests/groups/*", "tests/nodes/*"),
-    ),
-    Stage(
-        "programs",
-        "openmpi",
-        tests(*PROGRAMS),
-        1500,
-        (*PACKAGE, *RUNNER, "tests/examples/*", "tests/cli/*", "examples/*"),
-    ),
-    Stage(
-        "chaos",
-        "openmpi",
-        tests("tests/tree/test_chaos.py"),
-        600,
-        (*PACKAGE, *RUNNER, "tests/chaos*", "tests/tree/test_chaos.py"),
+        "HPCDIST_TEST_SEED={seed} python tests/run.py --only-rare",
+        2700,
+        (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
     ),
     Stage(
         "mpich",
         "mpich",
-        tests(options=f'--all --mpi-part --kinds jobs -k "not ({NOT_WITH_MPICH})"'),
+        "HPCDIST_TEST_SEED={seed} python tests/run.py --all --mpi-part --kinds jobs"
+        f' -k "not ({NOT_WITH_MPICH})"',
         1800,
         (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
     ),
@@ -195,7 +138,8 @@ STAGES = (
     Stage(
         "newest",
         "newest",
-        tests(*NEWEST, options='--all --np 2 -k "not test_without_mpi and not test_endings"'),
+        f"HPCDIST_TEST_SEED={{seed}} python tests/run.py --all --np 2 {' '.join(NEWEST)}"
+        ' -k "not test_without_mpi and not test_endings"',
         1800,
         (*PACKAGE, *RUNNER, ".ci/newest.txt", *NEWEST, "tests/*/*.py"),
     ),

@@ -42,7 +42,8 @@ LONGEST = {
     for order, name in enumerate(
         (
             "conformance/test_conformance", "torch/test_bridge", "Slurm", "torch/test_scripts",
-            "conformance/test_suites", "engine/test_endings", "examples/test_examples",
+            "conformance/test_suites", "groups/test_reconfigure", "engine/test_endings",
+            "elastic/test_restarts", "examples/test_examples", "examples/test_digits",
         )
     )
 }  # fmt: skip
@@ -106,6 +107,7 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
         marks = kinds.marks(path)
         left_out = options.mpi_part and "any_mpi" in marks
         left_out |= "rare" in marks and not options.rare
+        left_out |= "rare" not in marks and options.only_rare
         if kind in options.kinds and not left_out:
             found[kind].append(path)
     return found
@@ -213,11 +215,15 @@ def parse() -> argparse.Namespace:
         help="only files of these marks",
     )
     parser.add_argument("--unit-only", action="store_true", help="only the tests without MPI")
-    parser.add_argument(
+    rare = parser.add_mutually_exclusive_group()
+    rare.add_argument(
         "--all",
         dest="rare",
         action="store_true",
         help="the rare tests as well (default: only of files that are named)",
+    )
+    rare.add_argument(
+        "--only-rare", action="store_true", help="only the files whose tests are all rare"
     )
     parser.add_argument(
         "--quick", action="store_true", help="without tests marked slow, on 2 ranks"
@@ -233,7 +239,7 @@ def parse() -> argparse.Namespace:
     )
     options = parser.parse_args()
     options.np = options.np or ([2] if options.quick else [1, 2, 4])
-    options.rare = options.rare or bool(options.files)
+    options.rare = options.rare or options.only_rare or bool(options.files)
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     options.files = [path.resolve() for path in options.files]

@@ -59,12 +59,12 @@ def test_every_pattern_matches_and_every_named_file_exists():
         ("pyx/hpcdist/store/hd_requests.c", {"stress", "sanitized"}),
         (
             "hpcdist/parallel/reducer/reducer.py",
-            {"suites", "bridge", "chaos", "programs", "newest"},
+            {"rare", "mpich", "impi", "newest"},
         ),
-        ("hpcdist/codec/_reader.py", {"suites", "endings", "slurm", "mpich", "impi"}),
+        ("hpcdist/codec/_reader.py", {"rare", "mpich", "impi", "newest"}),
         ("tests/stress/node.c", {"stress"}),
         ("tests/model/run.py", {"models"}),
-        (".ci/common", {"sanitized", "suites", "newest"}),
+        (".ci/common", {"sanitized", "rare", "newest"}),
     ],
 )
 def test_a_change_makes_due_what_depends_on_it(name, due):
@@ -77,18 +77,12 @@ def test_a_change_of_the_documentation_makes_nothing_due(name):
     assert due_after(name) == set()
 
 
-def test_every_rare_test_is_in_a_stage():
-    """tests/run.py leaves them out, so nothing else in CI runs them."""
-    named = {
-        path
-        for stage in stages.STAGES
-        for word in stage.command.split()
-        if word.startswith("tests/") and "tests/run.py" in stage.command and "--np" not in word
-        for path in kinds.find([ROOT / word] if (ROOT / word).name != "run.py" else [ROOT / word])
-    }
+def test_a_rare_test_is_in_a_file_of_rare_tests():
+    """The stage `rare` runs whole files; tests/run.py leaves every rare test out."""
     for path in kinds.find():
-        if "pytest.mark.rare" in path.read_text() and path != Path(__file__).resolve():
-            assert path in named, f"{path.relative_to(ROOT)}: no stage of .ci/stages.py names it"
+        if "mark.rare" in path.read_text() and path != Path(__file__).resolve():
+            assert "rare" in kinds.marks(path), f"{path.relative_to(ROOT)}: mark the whole file"
+    assert any("--only-rare" in stage.command for stage in stages.STAGES)
 
 
 def test_what_has_passed_is_due_again_after_a_change(tmp_path, monkeypatch):
