@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ __all__ = ["Watch"]
 _STATUS = 70
 #: Prefixes of the names of processes whose children are the ranks of a node.
 _PARENTS = ("hydra", "prte", "orted", "mpirun")
+#: The same of the launcher's process on this node.
+_LAUNCHERS = (*_PARENTS, "mpiexec", "slurmstepd")
 #: Seconds between two checks of the other processes.
 _TICK = 0.25
 #: Seconds for which a process must be missing before it counts as ended: a launcher on a busy node
@@ -64,6 +67,7 @@ class Watch:
         self._over = threading.Event()
         self._launch = launchers.detect() if launchers.starts_mpi() else None
         self._job = _job() if self._launch is not None else None
+        self._launcher = _launcher_process()
 
     def __enter__(self) -> Watch:
         global _shown
@@ -103,7 +107,11 @@ class Watch:
         ended: list[int] | None = None
         since = time.monotonic()
         missing = ""
+        alone = 0  # looks that found no launcher
         while not self._over.wait(_TICK):
+            alone = alone + 1 if _is_gone(self._launcher) else 0
+            if alone > 2:  # with no one to end this rank, MPI_Init would spin for ever
+                self._end_job("the launcher's process on this node has died.")
             if _engine.mpi_state() != "none":
                 # calls that can raise get long for it, also on a busy node
                 grace = _GRACE if _engine.start_blocks() else 4 * _GRACE
@@ -199,6 +207,47 @@ def _comm(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; of none, if it cannot be seen."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _launcher_process() -> tuple[int, str] | None:
+    """Return the pid of the launcher's process on this node and when it began.
+
+    None if it cannot be seen: this rank is in a PID namespace of its own, or it has died.
+    """
+    pid = os.getppid()
+    while pid > 1 and (stat := _stat(pid)):
+        if _comm(pid).startswith(_LAUNCHERS):
+            return pid, stat[19]
+        pid = int(stat[1])
+    return None
+
+
+def _is_gone(launcher: tuple[int, str] | None) -> bool:
+    """Whether the launcher has died: one that cannot be seen no longer reads its rank's output."""
+    if launcher is not None:
+        stat = _stat(launcher[0])
+        return not stat or stat[0] == "Z" or stat[19] != launcher[1]
+    manager = os.environ.get("PMI_FD", "")  # hydra's connection: MPI spins once it is closed
+    if manager.isdecimal() and _hang_up([int(manager)], select.POLLHUP):
+        return True
+    return _hang_up([1, 2], select.POLLERR | select.POLLHUP)
+
+
+def _hang_up(descriptors: list[int], how: int) -> bool:
+    """Whether the other ends of all of them have been closed."""
+    ends = select.poll()
+    for descriptor in descriptors:
+        ends.register(descriptor, 0)
+    found = ends.poll(0)
+    return len(found) == len(descriptors) and all(bits & how for _, bits in found)
 
 
 def _children(pid: int) -> list[str]:

@@ -5,6 +5,7 @@ mpirun -n 3 python absences.py NAME
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -52,6 +53,17 @@ def absent(rank: int) -> None:
     if rank == 1:
         time.sleep(60)
     start()
+
+
+def without_launcher(rank: int) -> None:
+    """One never comes, and meanwhile the launcher is killed."""
+    if rank == 1:
+        time.sleep(20)
+        return
+    lock = open(os.environ["TEST_LOCK"])  # noqa: SIM115
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    say("here")
+    start(timedelta(seconds=60))
 
 
 def raises(rank: int) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from jobs import run_job
+from jobs import mpirun_command, run_job
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
@@ -42,6 +48,46 @@ def test_a_rank_that_ends_before_it_comes_ends_the_job(program, says):
     assert ended.seconds < LIMIT + SLACK, (ended.seconds, ended.text)
     assert re.search(says, ended.text), ended.text
     assert not ended.orphans, ended.text
+
+
+@pytest.mark.parametrize("namespace", [False, True], ids=["seen", "own namespace"])
+def test_a_rank_ends_itself_when_its_launcher_has_gone(namespace, tmp_path):
+    lock = tmp_path / "lock"
+    lock.touch()
+    mpirun, env = mpirun_command(2, {"TEST_LOCK": str(lock)})
+    apart = ["unshare", "--pid", "--fork"] if namespace else []
+    if namespace and os.getuid():
+        apart += ["--user", "--map-root-user"]
+    job = subprocess.Popen(
+        [*mpirun, *apart, sys.executable, PROGRAMS, "without_launcher"],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert job.stdout is not None
+    assert any(line.startswith(b"here") for line in job.stdout)
+    time.sleep(2)  # into MPI_Init
+    # MPICH's mpirun has a process on each node, which then has no time to end its ranks.
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    for pid in map(int, children):
+        if Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):
+            os.kill(pid, signal.SIGKILL)
+            break
+    else:
+        job.kill()
+    with open(lock) as held:
+        until = time.monotonic() + 10
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < until, "the rank is still there"
+                time.sleep(0.1)
+    job.kill()
+    job.wait()
 
 
 @pytest.mark.parametrize("program", ["again", "mpi_is_up"])
