@@ -20,6 +20,7 @@
 #include "hd_recorder.h"
 #include "hd_roll.h"
 #include "hd_roll_words.h"
+#include "hd_session.h"
 #include "hd_session_life.h"
 #include "hd_status.h"
 #include "hd_threads.h"
@@ -43,6 +44,16 @@ static void init_locks(hd_comm *c)
     pthread_condattr_destroy(&attr);
 }
 
+static int groups_of(hd_session *s)
+{
+    int n = 0;
+    pthread_mutex_lock(&s->mu);
+    for (const hd_comm *c = s->comms; c; c = c->next)
+        n += c->size == 1 || c->page || (c->post && c->post->mpi != MPI_COMM_NULL);
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
 /* some: it consists of members of a group of this session, else NULL. */
 static int failed(hd_session *some, const char *call, const char *name, int rc, char *text,
                   size_t room)
@@ -52,6 +63,14 @@ static int failed(hd_session *some, const char *call, const char *name, int rc, 
     if (some && hd_ft_on(some))
         hd_ft_explains(some, rc);
     MPI_Error_string(rc, what, &len);
+    if (some && strstr(what, "Too many communicators")) { /* MPICH: 2048 per process */
+        snprintf(text, room,
+                 "group '%s' was not made: MPI has no communicator left; this rank has %d groups. "
+                 "Call destroy_process_group(group) on all members of those that are not used any "
+                 "more: a group that a program has only dropped keeps its communicator.",
+                 name, groups_of(some));
+        return HD_ERR_BACKEND;
+    }
     snprintf(text, room, "%s failed while group '%s' was made: %s", call, name, what);
     return HD_ERR_BACKEND;
 }
