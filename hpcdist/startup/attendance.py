@@ -109,7 +109,8 @@ class Watch:
         missing = ""
         alone = 0  # looks that found no launcher
         while not self._over.wait(_TICK):
-            alone = alone + 1 if _is_gone(self._launcher) else 0
+            # a process that no launcher started may go on without a reader
+            alone = alone + 1 if self._launch is not None and _is_gone(self._launcher) else 0
             if alone > 2:  # with no one to end this rank, MPI_Init would spin for ever
                 self._end_job("the launcher's process on this node has died.")
             if _engine.mpi_state() != "none":

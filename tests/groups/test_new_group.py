@@ -6,6 +6,7 @@ import pytest
 from group_cases import OUTSIDE, place, raised, sum_over
 
 import hpcdist as dist
+from hpcdist import _engine
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -91,3 +92,26 @@ def test_split_group():
             dist.split_group(split_ranks=lists)
     with parallel_raises(ValueError, match="the parent group 'world' has 'cpu:mpi'"):
         dist.split_group(split_ranks=[[0]], backend="cpu:nccl")
+
+
+@pytest.mark.skipif(
+    "MPICH" not in _engine.library_version(), reason="other MPIs have millions of communicators"
+)
+@pytest.mark.slow
+def test_more_groups_than_mpich_has_communicators():
+    """The error says what has run out and how to get it back, and that helps."""
+    groups, text = [], ""
+    while not text and len(groups) < 5000:
+        try:
+            groups.append(dist.new_group(backend="mpi"))
+        except dist.DistBackendError as error:
+            text = str(error)
+    parallel_assert(
+        "no communicator left; this rank has" in text and "destroy_process_group(group)" in text,
+        text,
+    )
+    for group in groups:
+        dist.destroy_process_group(group)
+    group = dist.new_group()
+    parallel_assert(sum_over(group) == sum(range(dist.get_world_size())))
+    dist.destroy_process_group(group)
