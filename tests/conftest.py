@@ -215,7 +215,7 @@ def pytest_runtest_protocol(item):
 
     marker = item.get_closest_marker("deadline")
     usual = JOBS_DEADLINE if item.get_closest_marker("jobs") else DEADLINE
-    seconds = (marker.args[0] if marker else usual) * patience()
+    seconds = round((marker.args[0] if marker else usual) * patience(), 1)
     if "jobs" in sys.modules:  # which a test that starts jobs has imported
         sys.modules["jobs"].until = time.monotonic() + seconds
     with deadline(seconds, item.nodeid, _stderr):

@@ -55,12 +55,12 @@ def test_crash():
 def stage(tmp_path: Path) -> Stage:
     """A stage of the tests above, in a folder with the conftest of ours."""
     shutil.copy(TESTS / "conftest.py", tmp_path)
+    (tmp_path / "support").symlink_to(TESTS / "support")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = local: without ranks\n")
     file = tmp_path / "test_cases.py"
     file.write_text(CASES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TESTS / "support")}
-    return Stage("cases", command, [str(file)], env, 1)
+    return Stage("cases", command, [str(file)], {"PATH": "/usr/bin:/bin"}, 1)
 
 
 def begin(stage: Stage) -> None:
