@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stage import Stage, end, run
+from stage import TESTS, Stage, end, run
 from turns import Turns
 
 #: More failures than this are no accident, and cost more time than they tell.
@@ -26,6 +26,11 @@ class Flaky:
 
     name: str
     error: str
+
+
+def from_root(name: str) -> str:
+    """Return the name of a test from the repository's root on."""
+    return name.removeprefix(f"{TESTS.parent}/")
 
 
 def error_of(report: str) -> str:
@@ -105,12 +110,12 @@ def summarise(done: list[Stage], flaky: list[Flaky], chosen: bool) -> int:
         print(f"  slowest: {seconds:6.1f} s  {test}  ({name})")
     # Last, so that the end of a long output is enough to know what failed.
     for one in flaky:
-        print(f"FLAKY {one.name}: {one.error}")
+        print(f"FLAKY {from_root(one.name)}: {one.error}")
     for stage in done:
         if stage.problem:
             print(f"FAILED {stage.name}: {stage.problem}")
         for name, report in stage.failures:
-            print(f"FAILED {name} ({stage.name}): {error_of(report)}")
+            print(f"FAILED {from_root(name)} ({stage.name}): {error_of(report)}")
     passed = sum(stage.passed for stage in done)
     # A stage that broke down without a failing test still counts.
     failed = sum(stage.failed or bool(stage.problem) for stage in done)
