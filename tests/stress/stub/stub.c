@@ -43,6 +43,7 @@ STUB void hd_ft_say_why(const hd_session *s, hd_text *t) { (void)s, (void)t; }
 STUB void hd_ft_lose(hd_session *s, int rank) { (void)s, (void)rank; }
 STUB void hd_ft_break(hd_session *s) { (void)s; }
 STUB void hd_ft_look(hd_session *s) { (void)s; }
+STUB int hd_ft_told(const hd_session *s) { return (void)s, 0; }
 STUB void hd_session_report(hd_session *s, int slot, hd_text *t) { (void)s, hd_say(t, "slot %d", slot); }
 STUB void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left)
 {
