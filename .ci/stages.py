@@ -138,7 +138,7 @@ STAGES = (
     Stage(
         "newest",
         "newest",
-        f"HPCDIST_TEST_SEED={{seed}} python tests/run.py --all --np 2 {' '.join(NEWEST)}"
+        f"HPCDIST_TEST_SEED={{seed}} python tests/run.py {' '.join(NEWEST)} --all --np 2"
         ' -k "not test_without_mpi and not test_endings"',
         1800,
         (*PACKAGE, *RUNNER, ".ci/newest.txt", *NEWEST, "tests/*/*.py"),

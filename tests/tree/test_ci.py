@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,18 @@ def test_every_pattern_matches_and_every_named_file_exists():
         for word in stage.command.split():
             if word.startswith(("tests/", ".ci/")):
                 assert (ROOT / word).exists(), f"{stage.name}: {word}"
+
+
+def test_the_tests_take_the_arguments_of_the_stages(monkeypatch):
+    spec = importlib.util.spec_from_file_location("tests_run", ROOT / "tests" / "run.py")
+    runner = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runner)
+    monkeypatch.chdir(ROOT)
+    calls = [stage.command for stage in stages.STAGES if "tests/run.py" in stage.command]
+    assert len(calls) == 3
+    for call in calls:
+        monkeypatch.setattr(sys, "argv", shlex.split(call.partition("python ")[2]))
+        assert runner.parse().rare
 
 
 @pytest.mark.parametrize(
