@@ -5,15 +5,13 @@ The message is in the tensor, or the next receive gets it.
 
 from __future__ import annotations
 
-import linecache
 import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from breaking import Stop, breaking
 from cases import here
 
 import hpcdist as dist
@@ -21,9 +19,8 @@ from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.ranks
 
-
-class Stop(Exception):
-    """What the handler raises."""
+#: Whose lines raise.
+FILE = "objects_p2p.py"
 
 
 def stop(*_: object) -> None:
@@ -63,32 +60,6 @@ def test_a_message_is_not_lost(count: int) -> None:
     parallel_assert(not wrong, f"{wrong}")
 
 
-def breaking(call: Callable[[], object], at: int, begun: Callable[[Any], bool]) -> bool:
-    """Make a call in which the line `at` of objects_p2p.py raises, counted from when it begun."""
-    left = at
-
-    def look(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("objects_p2p.py"):
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and begun(frame) and "no signal handler runs" not in line:
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise Stop
-        return look
-
-    sys.settrace(look)
-    try:
-        call()
-    except Stop:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_an_exception_at_each_line_loses_no_objects(side: str) -> None:
@@ -101,6 +72,7 @@ def test_an_exception_at_each_line_loses_no_objects(side: str) -> None:
             broke = side == "sender" and breaking(
                 lambda: dist.send_object_list(objects, 1),  # noqa: B023
                 at,
+                FILE,
                 lambda frame: bool(frame.f_locals.get("works")),
             )
             if side == "receiver":
@@ -111,7 +83,7 @@ def test_an_exception_at_each_line_loses_no_objects(side: str) -> None:
             broke = side == "receiver" and breaking(
                 lambda: dist.recv_object_list(got, 0 if at % 2 else None),  # noqa: B023
                 at,
-                lambda _: True,
+                FILE,
             )
             if got[0] is None:
                 dist.recv_object_list(got, 0 if at % 3 else None)

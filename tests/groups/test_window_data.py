@@ -49,6 +49,16 @@ def each_target(window, memory):
     dist.barrier()
 
 
+def each_form(rng, group, dtype):
+    """Each form with each target: (window, the form's name and view, target, its memory)."""
+    memory = dist.zeros(N + 40, dtype=dtype, group=group)
+    window = group.new_window(memory)
+    for name, form in FORMS.items():
+        for target, there in each_target(window, memory):
+            there.copy_(draw(rng, dtype, N + 40))
+            yield window, name, form, target, there
+
+
 def as_apart(op, there, offset, values):
     """The memory that an operation leaves whose tensor lies apart."""
     want = there.clone()
@@ -60,37 +70,29 @@ def as_apart(op, there, offset, values):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128], ids=str)
 def test_put_and_accumulate_within_the_same_memory(rng, group, dtype):
     check = Check()
-    memory = dist.zeros(N + 40, dtype=dtype, group=group)
-    window = group.new_window(memory)
-    for name, form in FORMS.items():
-        for target, there in each_target(window, memory):
-            there.copy_(draw(rng, dtype, N + 40))
-            want = as_apart(lambda _, new: new, there, 10, form(there).clone())
-            window.put(form(there), target, 10)
-            check.equal(there, want, f"put to {target}: {name}")
-            want = as_apart(torch.add, there, 10, form(there).clone())
-            window.accumulate(form(there), target, 10)
-            check.equal(there, want, f"accumulate to {target}: {name}")
+    for window, name, form, target, there in each_form(rng, group, dtype):
+        want = as_apart(lambda _, new: new, there, 10, form(there).clone())
+        window.put(form(there), target, 10)
+        check.equal(there, want, f"put to {target}: {name}")
+        want = as_apart(torch.add, there, 10, form(there).clone())
+        window.accumulate(form(there), target, 10)
+        check.equal(there, want, f"accumulate to {target}: {name}")
     check.done()
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float64], ids=str)
 def test_get_within_the_same_memory(rng, group, dtype):
     check = Check()
-    memory = dist.zeros(N + 40, dtype=dtype, group=group)
-    window = group.new_window(memory)
-    for name, form in FORMS.items():
-        for target, there in each_target(window, memory):
-            there.copy_(draw(rng, dtype, N + 40))
-            want = there.clone()
-            if name in SHARED:
-                with pytest.raises(ValueError, match="share memory"):
-                    window.get(form(there), target, 10)
-            else:
-                into = form(want)
-                into.copy_(there[10 : 10 + into.numel()].clone().view(into.shape))
+    for window, name, form, target, there in each_form(rng, group, dtype):
+        want = there.clone()
+        if name in SHARED:
+            with pytest.raises(ValueError, match="share memory"):
                 window.get(form(there), target, 10)
-            check.equal(there, want, f"get from {target}: {name}")
+        else:
+            into = form(want)
+            into.copy_(there[10 : 10 + into.numel()].clone().view(into.shape))
+            window.get(form(there), target, 10)
+        check.equal(there, want, f"get from {target}: {name}")
     check.done()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from breaking import Stop, breaking
 from cases import here, raw, ring
 
 import hpcdist as dist
@@ -24,6 +24,8 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.ranks
 
 two = pytest.mark.mpi(min_size=2)
+#: Whose lines raise.
+FILE = "groups/window.py"
 
 
 @pytest.fixture
@@ -88,35 +90,6 @@ def test_many_windows_have_signals_of_their_own(group: Any) -> None:
     dist.barrier(group)
 
 
-class Stop(Exception):
-    """What a handler raises."""
-
-
-def breaking(call: Callable[[], object], at: int) -> bool:
-    """Make a call in which the line `at` of window.py raises, as a handler could."""
-    left = at
-
-    def look(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("groups/window.py"):
-            return None
-        if event == "line":
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise Stop
-        return look
-
-    sys.settrace(look)
-    try:
-        call()
-    except Stop:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 @two
 @pytest.mark.parametrize("later", [False, True], ids=["wait", "async"])
 def test_an_exception_at_each_line_loses_no_signal(group: Any, later: bool) -> None:
@@ -127,7 +100,9 @@ def test_an_exception_at_each_line_loses_no_signal(group: Any, later: bool) -> N
         if rank == 0:
             window.signal(1)
         dist.barrier(group)
-        broke = rank == 1 and breaking(lambda: window.wait_signal(0, async_op=later).wait(), at)
+        broke = rank == 1 and breaking(
+            lambda: window.wait_signal(0, async_op=later).wait(), at, FILE
+        )
         if broke:
             try:
                 window.wait_signal(0, opts=within(2.0))

@@ -105,18 +105,23 @@ static int raises(hd_job *j) { return (void)j, draw(&luck, 4) == 0; }
 
 /* ---- a rank ---- */
 
+static void begin(hd_job *j, hd_comm *c, int kind, const char *name, int op, int64_t n, double timeout)
+{
+    hd_job_init(j, c, kind, name);
+    j->dtype = HD_INT64;
+    j->redop = HD_SUM;
+    j->count = n;
+    j->timeout = timeout;
+    j->inline_ = 1;
+    j->seq = (uint32_t)op + 1;
+}
+
 /* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. */
 static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, int64_t *data)
 {
     hd_job j;
     int takes, rc;
-    hd_job_init(&j, c, HD_ALL_REDUCE, "all_reduce");
-    j.dtype = HD_INT64;
-    j.redop = HD_SUM;
-    j.count = n;
-    j.timeout = timeout;
-    j.inline_ = 1;
-    j.seq = (uint32_t)op + 1;
+    begin(&j, c, HD_ALL_REDUCE, "all_reduce", op, n, timeout);
     j.nout = 1;
     takes = hd_node_ready(c, &j);
     /* Not before: a rank that is late may write there until all have left the round. */
@@ -165,13 +170,7 @@ static int move(hd_comm *c, int kind, int op, int64_t n, double timeout, int64_t
     hd_seg blocks[2][RANKS];
     int outcome = BY_MPI, takes;
     hd_job j;
-    hd_job_init(&j, c, kind, names[kind]);
-    j.dtype = HD_INT64;
-    j.redop = HD_SUM;
-    j.count = n;
-    j.timeout = timeout;
-    j.inline_ = 1;
-    j.seq = (uint32_t)op + 1;
+    begin(&j, c, kind, names[kind], op, n, timeout);
     j.root = op % w->ranks;
     j.nin = j.nout = 1;
     contribute(data, op, self, given);
