@@ -158,10 +158,10 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
-def digest(stage: Stage, names: list[str] | None = None) -> str:
+def digest(stage: Stage, names: list[str]) -> str:
     """Return a number for the command and the text of all files that a stage depends on."""
     found = hashlib.sha256(f"{stage.environment}\n{stage.command}\n".encode())
-    for name in matching(stage.files, tracked() if names is None else names):
+    for name in matching(stage.files, names):
         found.update(name.encode() + b"\0" + hashlib.sha256((ROOT / name).read_bytes()).digest())
     return found.hexdigest()[:32]
 

@@ -154,21 +154,12 @@ def pytest_collection_modifyitems(config, items):
             )
         if kinds & _WITH_MPI:
             item.add_marker("mpi")
-    _leave_rare_out(config, items)
     if ranks.size > 1:
         # The others start mpirun themselves, or need no ranks: run.py runs them without it.
         other = [item for item in items if not _is_mpi(item)]
         if other:
             config.hook.pytest_deselected(items=other)
             items[:] = [item for item in items if _is_mpi(item)]
-
-
-def _leave_rare_out(config, items):
-    """Leave the rare tests out where tests/run.py says so; a pytest by hand runs them all."""
-    rare = [item for item in items if item.get_closest_marker("rare")]
-    if rare and os.environ.get("HPCDIST_TEST_RARE") == "0":
-        config.hook.pytest_deselected(items=rare)
-        items[:] = [item for item in items if item not in rare]
 
 
 def pytest_collection_finish(session):

@@ -116,7 +116,6 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return what there is to run."""
     base = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    base["HPCDIST_TEST_RARE"] = str(int(options.rare))
     files = chosen_files(options)
     found = []
 

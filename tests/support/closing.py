@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stage import TESTS, Stage, end, run
+from places import ROOT
+from stage import Stage, end, run
 from turns import Turns
 
 #: More failures than this are no accident, and cost more time than they tell.
@@ -30,7 +31,7 @@ class Flaky:
 
 def from_root(name: str) -> str:
     """Return the name of a test from the repository's root on."""
-    return name.removeprefix(f"{TESTS.parent}/")
+    return name.removeprefix(f"{ROOT}/")
 
 
 def error_of(report: str) -> str:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from places import TESTS
 from turns import Turns
 
-TESTS = Path(__file__).resolve().parents[1]
 #: Lines that a stage wrote last which are repeated at the end when it broke down.
 LAST_LINES = 60
 
