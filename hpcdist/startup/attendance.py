@@ -23,7 +23,7 @@ from types import TracebackType
 from hpcdist import _engine, launchers
 from hpcdist.errors import DistBackendError, DistTimeoutError
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "stat_of"]
 
 #: Exit status, the same as that of the engine's watchdog.
 _STATUS = 70
@@ -67,7 +67,7 @@ class Watch:
         self._over = threading.Event()
         self._launch = launchers.detect() if launchers.starts_mpi() else None
         self._job = _job() if self._launch is not None else None
-        self._launcher = _launcher_process()
+        self._launcher = _ancestor(_LAUNCHERS)
 
     def __enter__(self) -> Watch:
         global _shown
@@ -210,22 +210,22 @@ def _comm(pid: int) -> str:
         return ""
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of a process from its state on; of none, if it cannot be seen."""
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process from its state on (3 in proc(5)); [] if it cannot be seen."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def _launcher_process() -> tuple[int, str] | None:
-    """Return the pid of the launcher's process on this node and when it began.
+def _ancestor(names: tuple[str, ...]) -> tuple[int, str] | None:
+    """Return the pid of the nearest ancestor with such a name, and when it began.
 
     None if it cannot be seen: this rank is in a PID namespace of its own, or it has died.
     """
     pid = os.getppid()
-    while pid > 1 and (stat := _stat(pid)):
-        if _comm(pid).startswith(_LAUNCHERS):
+    while pid > 1 and (stat := stat_of(pid)):
+        if _comm(pid).startswith(names):
             return pid, stat[19]
         pid = int(stat[1])
     return None
@@ -234,7 +234,7 @@ def _launcher_process() -> tuple[int, str] | None:
 def _is_gone(launcher: tuple[int, str] | None) -> bool:
     """Whether the launcher has died: one that cannot be seen no longer reads its rank's output."""
     if launcher is not None:
-        stat = _stat(launcher[0])
+        stat = stat_of(launcher[0])
         return not stat or stat[0] == "Z" or stat[19] != launcher[1]
     manager = os.environ.get("PMI_FD", "")  # hydra's connection: MPI spins once it is closed
     if manager.isdecimal() and _hang_up([int(manager)], select.POLLHUP):
@@ -275,16 +275,10 @@ def _job() -> str | None:
     elif "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
         key = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
     else:
-        pid = os.getpid()
-        while pid > 1 and not _comm(pid).startswith("hydra"):
-            try:
-                stat = Path(f"/proc/{pid}/stat").read_text()
-            except OSError:
-                return None
-            pid = int(stat.rpartition(")")[2].split()[1])
-        if pid <= 1:
+        hydra = _ancestor(("hydra",))
+        if hydra is None:
             return None
-        key = f"hydra-{pid}"
+        key = f"hydra-{hydra[0]}"
     return hashlib.sha256(f"{os.getuid()} {key}".encode()).hexdigest()[:16]
 
 

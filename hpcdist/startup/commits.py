@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from hpcdist import _engine, config
 from hpcdist.recordings.read import folder_of_user
+from hpcdist.startup.attendance import stat_of
 
 __all__ = ["expect_end", "folder_of_job", "job_of_this_process"]
 
@@ -34,10 +34,9 @@ def job_of_this_process(environ: Mapping[str, str] | None = None) -> str:
     if not (restarts.isdecimal() and int(restarts)):
         return ""
     # The agent lives as long as the job does on this node, and a run's id may be used again.
-    agent, began = os.getppid(), "0"
-    with contextlib.suppress(OSError, IndexError):
-        began = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"torchrun-{agent}-{began}"
+    agent = os.getppid()
+    stat = stat_of(agent)
+    return f"torchrun-{agent}-{stat[19] if stat else 0}"
 
 
 def folder_of_job(job: str) -> Path:
