@@ -109,7 +109,7 @@ class Shards:
         taken : dict
             From :meth:`take`.
         whole : bool
-            Divide anew although the number of ranks is the same.
+            Redistribute the shards even if the number of ranks has not changed.
 
         Raises
         ------

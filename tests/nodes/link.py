@@ -102,7 +102,7 @@ class Pair:
         return [
             name
             for node in self.nodes
-            for name in os.listdir(f"/proc/{node.keeper.pid}/root/dev/shm")
+            for name in os.listdir(Path("/proc", str(node.keeper.pid), "root", "dev", "shm"))
             if name != f"hpcdist.{os.getuid()}"
         ]
 

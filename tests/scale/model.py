@@ -117,7 +117,7 @@ def start(ranks: int) -> Cost:
 
 
 def _union(known: np.ndarray, sends: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Pass on what each rank knows: returns what they know then, who has news, who has read."""
+    """Pass on what each rank knows. Return what each knows now, who learned something, who read."""
     ranks = len(known)
     then, news = known.copy(), np.zeros(ranks, dtype=bool)
     read = np.zeros(ranks, dtype=np.int64)
