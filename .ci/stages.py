@@ -25,6 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import kinds  # noqa: E402
+
 PASSED = ROOT / ".ci" / "passed.json"
 
 #: What every stage depends on that has an environment: how it is made, and what builds hpcdist.
@@ -51,6 +55,9 @@ class Stage:
         Seconds.
     files : tuple of str
         Patterns of files from the root; ``*`` matches slashes too.
+    marks : tuple of str
+        Of the files of tests that the patterns match, those with one of these marks count; all if
+        there are none. `.ci/run` itself runs each file that is not rare.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Stage:
     command: str
     limit: int
     files: tuple[str, ...]
+    marks: tuple[str, ...] = ()
 
 
 #: The rooms of tests that .ci/sanitized runs.
@@ -119,6 +127,7 @@ STAGES = (
         "HPCDIST_TEST_SEED={seed} python tests/run.py --only-rare",
         2700,
         (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
+        ("rare",),
     ),
     Stage(
         "mpich",
@@ -127,6 +136,7 @@ STAGES = (
         f' -k "not ({NOT_WITH_MPICH})"',
         1800,
         (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
+        ("jobs",),
     ),
     Stage(
         "impi",
@@ -141,7 +151,7 @@ STAGES = (
         f"HPCDIST_TEST_SEED={{seed}} python tests/run.py {' '.join(NEWEST)} --all --np 2"
         ' -k "not test_without_mpi and not test_endings"',
         1800,
-        (*PACKAGE, *RUNNER, ".ci/newest.txt", *NEWEST, "tests/*/*.py"),
+        (*PACKAGE, *RUNNER, ".ci/newest.txt", *(f"{place}*" for place in NEWEST)),
     ),
 )  # fmt: skip
 
@@ -158,10 +168,28 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
+def depends(stage: Stage, names: Iterable[str]) -> list[str]:
+    """Return the names of the files that a stage depends on."""
+    found = matching(stage.files, names)
+    if not stage.marks:
+        return found
+    return [name for name in found if not is_test(name) or set(stage.marks) & marks(name)]
+
+
+def is_test(name: str) -> bool:
+    """Whether a file holds tests, and not what they share."""
+    return fnmatch.fnmatchcase(name, "tests/*/test_*.py")
+
+
+def marks(name: str) -> set[str]:
+    """Return the marks of a file of tests; none if it is not there."""
+    return set(kinds.marks(ROOT / name)) if (ROOT / name).exists() else set()
+
+
 def digest(stage: Stage, names: list[str]) -> str:
     """Return a number for the command and the text of all files that a stage depends on."""
     found = hashlib.sha256(f"{stage.environment}\n{stage.command}\n".encode())
-    for name in matching(stage.files, names):
+    for name in depends(stage, names):
         found.update(name.encode() + b"\0" + hashlib.sha256((ROOT / name).read_bytes()).digest())
     return found.hexdigest()[:32]
 
@@ -227,7 +255,7 @@ def main() -> int:
             noted = read().get(stage.name)
             state = "due" if not has_passed(stage, names) else "passed on these files"
             last = f", last passed {noted['date']} in {noted['seconds']} s" if noted else ""
-            print(f"{stage.name:<10} {len(matching(stage.files, names)):4} files  {state}{last}")
+            print(f"{stage.name:<10} {len(depends(stage, names)):4} files  {state}{last}")
     return 0
 
 

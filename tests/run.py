@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -82,14 +83,16 @@ def mpi_arguments(mpirun: str) -> tuple[str, list[str], dict[str, str]]:
     return ("MPICH" if "HYDRA" in text.upper() else "MPI"), [], {}
 
 
-def pytest_command(options: argparse.Namespace, *extra: str) -> list[str]:
-    """Return one pytest call, without the files."""
+def pytest_command(
+    options: argparse.Namespace, *extra: str, unwanted: Sequence[str] = ()
+) -> list[str]:
+    """Return one pytest call, without the files and the tests of unwanted marks."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *extra]
     if sys.stdout.isatty():
         command.append("--color=yes")  # it writes into a pipe
     if options.k:
         command += ["-k", options.k]
-    unwanted = ["slow"] * options.quick + ["any_mpi"] * options.mpi_part
+    unwanted = [*unwanted, *["slow"] * options.quick, *["any_mpi"] * options.mpi_part]
     if unwanted:
         command += ["-m", " and ".join(f"not {mark}" for mark in unwanted)]
     return command
@@ -119,31 +122,37 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     files = chosen_files(options)
     found = []
 
-    def add(kind: str, name: str, env: dict[str, str], cores: int, *before: str) -> None:
-        if files[kind]:
-            more = ["--with-mpi"] if before else []
-            command = [*before, *pytest_command(options, *more)]
-            # its own dict: each stage adds its seed
-            found.append(Stage(name, command, [*map(str, files[kind])], dict(env), cores))
+    def add(name: str, command: list[str], paths: list[Path], env: dict, cores: int) -> None:
+        if paths:  # its own dict: each stage adds its seed
+            found.append(Stage(name, command, [*map(str, paths)], dict(env), cores))
 
-    add("local", "local", base, 1)
+    add("local", pytest_command(options), files["local"], base, 1)
     if options.unit_only:
         return found
     mpirun = find_mpirun(options.mpirun)
     which, arguments, env = mpi_arguments(mpirun)
     print(f"tests/run.py: {which}, {mpirun}", flush=True)
+    base |= env
     for n in options.np:
+        start = [mpirun, *arguments, "-n", str(n)]
+        unwanted = () if n == once(options.np) else ("once",)
+        command = [*start, *pytest_command(options, "--with-mpi", unwanted=unwanted)]
         for kind in ("ranks", "standin"):
             # A process has one NCCL. Where torch brings the real one, a test may open it, and the
             # others need their stand-in.
-            name = f"{kind}, {n} rank{'s' if n > 1 else ''}"
-            add(kind, name, {**base, **env}, n, mpirun, *arguments, "-n", str(n))
+            add(f"{kind}, {n} rank{'s' if n > 1 else ''}", command, files[kind], base, n)
     # Their processes wait most of the time: for the ranks' imports, for timeouts, for ends.
     for name, paths in shares(files["jobs"]).items():
-        job_env = {**base, **env, "HPCDIST_TEST_MPIRUN": mpirun}
-        command = pytest_command(options)
-        found.append(Stage(f"jobs, {name}", command, [*map(str, paths)], job_env, 1))
+        job_env = {**base, "HPCDIST_TEST_MPIRUN": mpirun}
+        add(f"jobs, {name}", pytest_command(options), paths, job_env, 1)
+    # Those of one core first: no core is idle until the last of them.
+    found.sort(key=lambda stage: stage.cores > 1)
     return found
+
+
+def once(numbers: list[int]) -> int:
+    """Return the number of ranks with which tests of the mark ``once`` run: the least from 2 on."""
+    return min(numbers, key=lambda n: (n < 2, n))
 
 
 def shares(paths: list[Path]) -> dict[str, list[Path]]:

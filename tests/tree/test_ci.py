@@ -33,12 +33,19 @@ def files(*folders: str) -> list[str]:
 
 def due_after(name: str) -> set[str]:
     """The stages that a change of a file makes due."""
-    return {stage.name for stage in stages.STAGES if stages.matching(stage.files, [name])}
+    return {stage.name for stage in stages.STAGES if stages.depends(stage, [name])}
+
+
+def in_short(name: str) -> bool:
+    """Whether `.ci/run` runs this file of tests each time, or none does: it is run by hand."""
+    return stages.is_test(name) and "rare" not in stages.marks(name)
 
 
 def test_every_file_is_in_a_stage():
-    lost = [name for name in files("hpcdist", "pyx", "tests") if not due_after(name)]
+    every = files("hpcdist", "pyx", "tests")
+    lost = [name for name in every if not due_after(name) and not in_short(name)]
     assert not lost, lost
+    assert any(in_short(name) and not due_after(name) for name in every)
 
 
 def test_every_pattern_matches_and_every_named_file_exists():
@@ -54,16 +61,32 @@ def test_every_pattern_matches_and_every_named_file_exists():
                 assert (ROOT / word).exists(), f"{stage.name}: {word}"
 
 
-def test_the_tests_take_the_arguments_of_the_stages(monkeypatch):
+@pytest.fixture
+def runner():
+    """tests/run.py as a module."""
     spec = importlib.util.spec_from_file_location("tests_run", ROOT / "tests" / "run.py")
-    runner = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(runner)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tests_take_the_arguments_of_the_stages(runner, monkeypatch):
     monkeypatch.chdir(ROOT)
     calls = [stage.command for stage in stages.STAGES if "tests/run.py" in stage.command]
     assert len(calls) == 3
     for call in calls:
         monkeypatch.setattr(sys, "argv", shlex.split(call.partition("python ")[2]))
         assert runner.parse().rare
+
+
+@pytest.mark.parametrize(("numbers", "one"), [([1, 2, 4], 2), ([1], 1), ([4, 1, 3], 3)])
+def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, one):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--np", *map(str, numbers)])
+    found = runner.stages(runner.parse())
+    ran = {stage.name for stage in found if "not once" not in stage.command}
+    assert [n for n in numbers if f"ranks, {n} rank{'s' * (n > 1)}" in ran] == [one]
+    cores = [stage.cores > 1 for stage in found]
+    assert cores == sorted(cores)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +101,9 @@ def test_the_tests_take_the_arguments_of_the_stages(monkeypatch):
         ("hpcdist/codec/_reader.py", {"rare", "mpich", "impi", "newest"}),
         ("tests/stress/node.c", {"stress"}),
         ("tests/model/run.py", {"models"}),
+        ("tests/torch/test_scripts.py", {"rare"}),
+        ("tests/conformance/api.txt", {"rare", "mpich", "newest"}),
+        ("tests/support/bridge_training.py", {"rare", "mpich", "newest"}),
         (".ci/common", {"sanitized", "rare", "newest"}),
     ],
 )

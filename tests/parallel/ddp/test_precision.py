@@ -244,6 +244,7 @@ def train_compiled(outside: bool, group: dist.ProcessGroup, theirs: Any) -> tupl
     return off, graphs
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("outside", [True, False], ids=["of-the-wrapper", "of-the-module"])
 @pytest.mark.deadline(120)
 def test_compiled(outside: bool) -> None:
