@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hpcdist.recordings import read
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = Path(__file__).with_name("served.py")
 TOKEN = "a-token-of-the-test"

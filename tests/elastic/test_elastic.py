@@ -12,6 +12,7 @@ from hpcdist import _engine
 
 pytestmark = [
     pytest.mark.jobs,
+    pytest.mark.rare,
     pytest.mark.skipif(
         "Open MPI" not in _engine.library_version(), reason="this MPI has no fault tolerance"
     ),

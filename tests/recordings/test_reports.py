@@ -15,7 +15,7 @@ from recorded_jobs import SLEEPER, pids_of, start
 
 from hpcdist.recordings import find, folder_of_user, read
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = Path(__file__).with_name("hangs.py")
 LINES = PROGRAM.read_text().splitlines()

@@ -15,7 +15,7 @@ from jobs import plain_environment, run_job
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("taking_over.py"))
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"

@@ -15,7 +15,7 @@ import torch
 from jobs import find_mpirun, run_job
 from places import TESTS
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.rare, pytest.mark.any_mpi]
 
 GPU = TESTS / "gpu"
 #: run.py with other rows, each of which ends in its own way.

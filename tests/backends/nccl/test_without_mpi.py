@@ -16,7 +16,7 @@ import nccl_faults
 import pytest
 import standin
 
-pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
+pytestmark = [pytest.mark.jobs, pytest.mark.rare, pytest.mark.any_mpi]
 
 PROGRAM = str(Path(__file__).with_name("nccl_ranks.py"))
 
