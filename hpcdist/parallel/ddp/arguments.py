@@ -73,7 +73,7 @@ def input_device(
     if len(devices) > 1:
         raise ValueError(
             "device_ids and output_device only work with modules on one GPU, but the parameters "
-            f"are on {sorted(map(str, devices))}; leave both away"
+            f"are on {sorted(map(str, devices))}; omit both"
         )
     chosen = list(device_ids or [output])
     if len(chosen) != 1:

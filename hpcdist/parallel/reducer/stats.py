@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hpcdist import log
+from hpcdist.debug_level import DebugLevel, get_debug_level
 from hpcdist.parallel.reducer.bucket import wholes
 
 __all__ = ["Stats"]
@@ -34,11 +35,6 @@ _TIMES = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
-
-
-def _debug_level() -> str:
-    text = os.environ.get("HPCDIST_DEBUG") or os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "N/A"
-    return text.upper()
 
 
 def _sizes(buckets: Sequence[Any]) -> str:
@@ -70,6 +66,7 @@ class Stats:
         self._iterations = 0
         self.static = True  # whether the same parameters were unused in all iterations
         self._unused: frozenset[int] | None = None
+        self._level = DebugLevel.OFF
         self._samples = 0
         self._sums = dict.fromkeys(_TIMES, 0)
         self._forward = self._backward = self._comm = self._computed = 0
@@ -90,7 +87,8 @@ class Stats:
         self.strs["dtypes"] = ", ".join(
             dict.fromkeys(_NAMES.get(p.dtype, str(p.dtype)[6:]) for p in parameters)
         )
-        level = self.strs["torch_distributed_debug"] = _debug_level()
+        self._level = get_debug_level()
+        self.strs["torch_distributed_debug"] = self._level.name
         for name in ("cuda_visible_devices", "master_addr", "master_port"):
             self.strs[name] = os.environ.get(name.upper(), "N/A")
         sizes = [p.numel() * p.element_size() for p in parameters]
@@ -100,7 +98,7 @@ class Stats:
             has_rebuilt_buckets=False,
             unused_parameter_size=0,
         )
-        if level not in ("OFF", "N/A"):
+        if self._level >= DebugLevel.INFO:
             facts = ", ".join(f"{k}={v}" for k, v in {**self.strs, **self.ints}.items() if v != "")
             _log.info("DistributedDataParallel constructed: %s", facts)
 
@@ -174,7 +172,7 @@ class Stats:
         self.ints["backward_comm_time_end"] = end
         self.ints["num_buckets_reduced"] = len(wholes(buckets))
         self.ints["unused_parameter_size"] = unused_bytes
-        if self.strs.get("torch_distributed_debug") == "DETAIL":
+        if self._level >= DebugLevel.DETAIL:
             shown = ", ".join(f"{k}={self.ints[k] / 1e6:.3f} ms" for k in _TIMES)
             _log.info("DistributedDataParallel iteration %d: %s", iteration, shown)
 

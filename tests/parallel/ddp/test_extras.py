@@ -14,6 +14,7 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
+from hpcdist import debug_level
 from hpcdist.parallel import BufferCommHookLocation
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -279,11 +280,16 @@ def test_sampling() -> None:
     parallel_assert(sampled == [*range(10), 10, 15], str(sampled))
 
 
+@pytest.mark.parametrize("by", ["the environment", "a call"])
 @pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
 def test_what_is_logged(
-    level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    level: str, by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+    monkeypatch.setattr(debug_level, "_level", None)  # and afterwards as it was
+    if by == "a call":
+        dist.set_debug_level(level)
+    else:
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
     with caplog.at_level(logging.INFO, logger="hpcdist.parallel"):
         model = DDP(Net())
         loss(model, data(1)[0]).backward()
