@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["init_process_group"]
+
+#: Held while this process starts its world.
+_starting = threading.Lock()
 
 
 def init_process_group(
@@ -91,8 +96,8 @@ def init_process_group(
     Raises
     ------
     ValueError
-        If the default group exists already, or the arguments contradict each other or MPI, or the
-        URL is incomplete.
+        If the default group exists already or another thread is making it, or the arguments
+        contradict each other or MPI, or the URL is incomplete.
     TypeError
         If an argument is of the wrong type.
     DistNetworkError
@@ -112,25 +117,49 @@ def init_process_group(
     -----
     Source: ``torch.distributed.init_process_group``.
     """
-    if _group.is_initialized():
-        raise ValueError(
-            "the default process group exists already: call hpcdist.destroy_process_group() before "
-            "another init_process_group()"
-        )
     tolerant = bool(enable_reconfigure or config.get("ft"))
-    log.configure(debug_level.log_level())
-    request = _resolve(
-        backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id
-    )
-    place = _meet(request)
-    with contextlib.ExitStack() as starting:
-        place = _start_mpi(request, place, starting)
-        _engine.want_fault_tolerance(tolerant)
-        backends = _make(request, place)
-    _open(request, place, backends)
-    commits.expect_end(backends.values())
-    if tolerant:
-        checks.report_fault_tolerance(next(iter(backends.values())))
+    with _first_and_alone():
+        log.configure(debug_level.log_level())
+        request = _resolve(
+            backend,
+            init_method,
+            timeout,
+            world_size,
+            rank,
+            store,
+            group_name,
+            pg_options,
+            device_id,
+        )
+        place = _meet(request)
+        with contextlib.ExitStack() as starting:
+            place = _start_mpi(request, place, starting)
+            _engine.want_fault_tolerance(tolerant)
+            backends = _make(request, place)
+        _open(request, place, backends)
+        commits.expect_end(backends.values())
+        if tolerant:
+            checks.report_fault_tolerance(next(iter(backends.values())))
+
+
+@contextlib.contextmanager
+def _first_and_alone() -> Iterator[None]:
+    """One start at a time in this process, and none where there is a default group."""
+    # Not waited for: a signal handler in the middle of the start would wait for its own thread.
+    if not _starting.acquire(blocking=False):
+        raise ValueError(
+            "another call of init_process_group() in this process has not ended, in another thread "
+            "or interrupted by this one: call it once, and let other threads wait for it"
+        )
+    try:
+        if _group.is_initialized():
+            raise ValueError(
+                "the default process group exists already: call hpcdist.destroy_process_group() "
+                "before another init_process_group()"
+            )
+        yield
+    finally:
+        _starting.release()
 
 
 @dataclass(frozen=True)

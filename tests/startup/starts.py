@@ -54,6 +54,33 @@ def hpcdist_alone() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
+def several_threads() -> None:
+    """Several threads start the world at once, as lazy libraries do; one of them gets it."""
+    import threading
+
+    import hpcdist as dist
+
+    told: list[str] = []
+    ready = threading.Barrier(4)
+
+    def start() -> None:
+        ready.wait()
+        try:
+            dist.init_process_group()
+            told.append("")
+        except ValueError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert told.count("") == 1, told
+    assert all("init_process_group()" in text for text in told if text), told
+    work()
+
+
 PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     *("MASTER_ADDR", "MASTER_PORT"),
@@ -346,6 +373,7 @@ PROGRAMS = {
         mpi4py_after,
         fewer_threads,
         some_ranks,
+        several_threads,
         given,
         multiprocessing,
         children_of_ranks,

@@ -17,7 +17,14 @@ STARTS = str(Path(__file__).with_name("starts.py"))
 
 @pytest.mark.parametrize(
     "program",
-    ["hpcdist_alone", "without_destroy_twice", "mpi4py_before", "mpi4py_after", "some_ranks"],
+    [
+        "hpcdist_alone",
+        "without_destroy_twice",
+        "mpi4py_before",
+        "mpi4py_after",
+        "some_ranks",
+        "several_threads",
+    ],  # fmt: skip
 )
 def test_whoever_starts_mpi(program):
     ranks = 3 if program == "some_ranks" else 2
