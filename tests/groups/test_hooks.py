@@ -134,6 +134,26 @@ def test_an_exception_in_a_hook_is_raised_on_all_ranks(group):
     parallel_assert(t[0] == group.size())
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_in_a_hook_leaves_a_call_that_can_be_made_again(group, kind):
+    pending = [group.rank() == 1]
+
+    def interrupted(_seen):
+        if pending.pop():
+            raise kind
+
+    group.register_pre_hook(0, interrupted)
+    t = torch.ones(4)
+    try:
+        dist.all_reduce(t, group=group)
+    except kind:
+        pending.append(False)
+        dist.all_reduce(t, group=group)
+    group.unregister_pre_hook(0)
+    parallel_assert(t[0] == group.size())
+
+
 def test_hooks_of_sparse_tensors_and_subgroups(group):
     before = []
     group.register_pre_hook(0, before.append)
