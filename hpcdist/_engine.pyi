@@ -148,7 +148,13 @@ class Comm:
         self, tensors: Iterable[_Tensor], op: _Op = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None: ...
     def reduce(
-        self, tensor: _Tensor, root: int, op: _Op = ReduceOp.SUM, async_op: bool = False
+        self,
+        tensor: _Tensor,
+        root: int,
+        op: _Op = ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def reduce_scatter(
         self,
@@ -156,9 +162,17 @@ class Comm:
         inputs: Iterable[_Tensor],
         op: _Op = ReduceOp.SUM,
         async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def reduce_scatter_tensor(
-        self, output: _Tensor, input: _Tensor, op: _Op = ReduceOp.SUM, async_op: bool = False
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: _Op = ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def broadcast(
         self,
@@ -213,7 +227,12 @@ class Comm:
         extra: int = 0,
     ) -> Work | None: ...
     def all_to_all(
-        self, outputs: Iterable[_Tensor], inputs: Iterable[_Tensor], async_op: bool = False
+        self,
+        outputs: Iterable[_Tensor],
+        inputs: Iterable[_Tensor],
+        async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def all_to_all_single(
         self,
@@ -222,6 +241,8 @@ class Comm:
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
+        *,
+        api: str | None = None,
     ) -> Work | None: ...
     def barrier(
         self, async_op: bool = False, *, api: str | None = None, monitored: float | None = None

@@ -145,7 +145,7 @@ class GroupBackend:
         """Copy root's tensor to all ranks."""
         return self._refuse("broadcast")
 
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
+    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
         """Reduce over all ranks, onto root."""
         return self._refuse("reduce")
 
@@ -179,17 +179,19 @@ class GroupBackend:
         """Give each rank its tensor of root's list; the list is None elsewhere."""
         return self._refuse("scatter")
 
-    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
+    def reduce_scatter(
+        self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
+    ) -> Any:
         """Reduce a list element by element; rank i keeps element i."""
         return self._refuse("reduce_scatter")
 
     def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any, async_op: bool = False
+        self, output: Any, input: Any, op: Any, async_op: bool = False, **about: Any
     ) -> Any:
         """Reduce one tensor; rank i keeps its i-th part."""
         return self._refuse("reduce_scatter_tensor")
 
-    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
+    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
         return self._refuse("all_to_all")
 
@@ -200,6 +202,7 @@ class GroupBackend:
         output_splits: Any = None,
         input_splits: Any = None,
         async_op: bool = False,
+        **about: Any,
     ) -> Any:
         """The same with parts of one tensor, split along dimension 0."""
         return self._refuse("all_to_all_single")

@@ -55,6 +55,11 @@ def collective(function: _Function) -> _Function:
     return call  # type: ignore[return-value]
 
 
+def _api(operation: str) -> str | None:
+    """The name of a collective on all ranks: one of backward meets none that a program calls."""
+    return f"backward of {operation}" if torch._C._current_graph_task_id() >= 0 else None
+
+
 def scale_of(op: ReduceOp, size: int) -> float:
     """The factor between a linear reduction and SUM."""
     return {"AVG": 1 / size, "PREMUL_SUM": op.factor}.get(op.name, 1.0)
@@ -108,7 +113,7 @@ class AllReduce(Function):
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
         ctx.op, ctx.group = op, group
         out = _copy(tensor)
-        group._comm.all_reduce(out, op)
+        group._comm.all_reduce(out, op, api=_api("all_reduce"))
         return out
 
     @staticmethod
@@ -123,7 +128,7 @@ class AllReduceExtreme(Function):
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
         ctx.group = group
         out = _copy(tensor)
-        group._comm.all_reduce(out, op)
+        group._comm.all_reduce(out, op, api=_api("all_reduce"))
         ctx.save_for_backward(tensor, out)
         return out
 
@@ -132,7 +137,7 @@ class AllReduceExtreme(Function):
         tensor, out = (saved.detach() for saved in ctx.saved_tensors)
         chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
         holders = _copy(chosen)
-        ctx.group._comm.all_reduce(holders, ReduceOp.SUM)
+        ctx.group._comm.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
         return AllReduce.apply(gradient, ReduceOp.SUM, ctx.group) * (chosen / holders), None, None
 
 
@@ -144,7 +149,7 @@ class AllReduceProduct(Function):
         ctx.group = group
         ctx.save_for_backward(tensor)
         out = _copy(tensor)
-        group._comm.all_reduce(out, ReduceOp.PRODUCT)
+        group._comm.all_reduce(out, ReduceOp.PRODUCT, api=_api("all_reduce"))
         return out
 
     @staticmethod
@@ -165,7 +170,7 @@ class Broadcast(Function):
     def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> torch.Tensor:
         ctx.root, ctx.group = root, group
         out = _copy(tensor)
-        group._comm.broadcast(out, root)
+        group._comm.broadcast(out, root, api=_api("broadcast"))
         return out
 
     @staticmethod
@@ -182,7 +187,7 @@ class Reduce(Function):
     ) -> torch.Tensor:
         ctx.root, ctx.group, ctx.scale = root, group, scale_of(op, group.size())
         out = _copy(tensor)
-        group._comm.reduce(out, root, op)
+        group._comm.reduce(out, root, op, api=_api("reduce"))
         return out if group.rank() == root else out.zero_()
 
     @staticmethod
@@ -200,7 +205,7 @@ class Gather(Function):
         here = group.rank() == root
         make = tensor.new_empty if here else tensor.new_zeros
         parts = [make(tensor.shape) for _ in range(group.size())]
-        group._comm.gather(plain(tensor), parts if here else None, root)
+        group._comm.gather(plain(tensor), parts if here else None, root, api=_api("gather"))
         return tuple(parts)
 
     @staticmethod
@@ -217,7 +222,7 @@ class Scatter(Function):
         here = group.rank() == root
         out = tensors[0].new_empty(tensors[0].shape)
         parts = [plain(tensor) for tensor in tensors] if here else None
-        group._comm.scatter(out, parts, root)
+        group._comm.scatter(out, parts, root, api=_api("scatter"))
         return out
 
     @staticmethod
@@ -236,11 +241,11 @@ class AllGather(Function):
         if into is not None:
             ctx.shape = tensor.shape
             (out,) = _filled(into, tensor, ())
-            group._comm.all_gather_into_tensor(out, tensor)
+            group._comm.all_gather_into_tensor(out, tensor, api=_api("all_gather_into_tensor"))
             _changed(into)
             return out
         parts = _filled(None, tensor, shapes)
-        group._comm.all_gather(parts, tensor)
+        group._comm.all_gather(parts, tensor, api=_api("all_gather"))
         return tuple(parts)
 
     @staticmethod
@@ -264,7 +269,7 @@ class ReduceScatter(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shapes = [tensor.shape for tensor in tensors]
         (out,) = _filled(into, tensors[0], [ctx.shapes[group.rank()]])
-        group._comm.reduce_scatter(out, [plain(t) for t in tensors], op)
+        group._comm.reduce_scatter(out, [plain(t) for t in tensors], op, api=_api("reduce_scatter"))
         _changed(into)
         return out
 
@@ -284,7 +289,7 @@ class ReduceScatterSingle(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shape = tensor.shape
         (out,) = _filled(into, tensor, [shape])
-        group._comm.reduce_scatter_tensor(out, plain(tensor), op)
+        group._comm.reduce_scatter_tensor(out, plain(tensor), op, api=_api("reduce_scatter_tensor"))
         _changed(into)
         return out
 
@@ -303,7 +308,7 @@ class AllToAll(Function):
         ctx.group = group
         ctx.shapes = [tensor.shape for tensor in tensors]
         out = _filled(into, tensors[0], shapes)
-        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors])
+        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors], api=_api("all_to_all"))
         _changed(into)
         return tuple(out)
 
@@ -326,7 +331,7 @@ class AllToAllSingle(Function):
     ) -> torch.Tensor:
         ctx.shape, ctx.splits, ctx.group = tensor.shape, splits, group
         (out,) = _filled(into, tensor, [shape])
-        group._comm.all_to_all_single(out, plain(tensor), *splits)
+        group._comm.all_to_all_single(out, plain(tensor), *splits, api=_api("all_to_all_single"))
         _changed(into)
         return out
 

@@ -158,7 +158,9 @@ class Blocks(Exchanges):
 
     # --- reduced blocks ----------------------------------------------------------------------
 
-    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
+    def reduce_scatter(
+        self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
+    ) -> Any:
         """Reduce a list element by element; rank i keeps element i."""
         inputs = list(input_list)
         self._whole(inputs, "input_list")
@@ -171,7 +173,7 @@ class Blocks(Exchanges):
         return self._reduce_blocks("reduce_scatter", out, ins, None, tensors, op, async_op)
 
     def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any, async_op: bool = False
+        self, output: Any, input: Any, op: Any, async_op: bool = False, **about: Any
     ) -> Any:
         """Reduce one tensor; rank i keeps its i-th part."""
         api = "reduce_scatter_tensor"
@@ -267,7 +269,7 @@ class Blocks(Exchanges):
         exchange = Exchange(api, call, ins, [out], tensors, [tensor], f"root {root}", takes=sizes)
         return self._exchange(exchange, async_op)
 
-    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
+    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
         outputs, inputs = list(outputs), list(inputs)
         self._whole(outputs, "output_list")
@@ -288,6 +290,7 @@ class Blocks(Exchanges):
         output_splits: Any = None,
         input_splits: Any = None,
         async_op: bool = False,
+        **about: Any,
     ) -> Any:
         """The same with parts of one tensor, split along dimension 0."""
         ins = self._split(DeviceTensor.inspect(input, "input", False), input_splits, "input")

@@ -65,7 +65,7 @@ class InPlace(Core):
         straight = direct.all_reduce(parts, op, self.size)
         return self._elementwise(api, about, parts, tensors, move, straight, async_op)
 
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
+    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
         """Reduce over all ranks, onto root."""
         mine = self.rank == root
         part = DeviceTensor.inspect(tensor, "tensor", mine)

@@ -136,11 +136,13 @@ class NcclGroup(GroupBackend):
         """Reduce several tensors in one call."""
         return reductions.all_reduce_coalesced(self.queue, tensors, op, async_op)
 
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False) -> Any:
+    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
         """Reduce over all ranks, onto root."""
         return reductions.reduce(self.queue, tensor, root, op, async_op)
 
-    def reduce_scatter(self, output: Any, input_list: Any, op: Any, async_op: bool = False) -> Any:
+    def reduce_scatter(
+        self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
+    ) -> Any:
         """Reduce a list element by element; rank i keeps element i."""
         return reductions.reduce_scatter(self.queue, output, input_list, op, async_op)
 
@@ -185,7 +187,7 @@ class NcclGroup(GroupBackend):
             self.queue, "scatter", inputs, places, [tensor], [root], {root: 0}, async_op
         )
 
-    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False) -> Any:
+    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
         return movements.all_to_all(self.queue, outputs, inputs, async_op)
 
@@ -196,6 +198,7 @@ class NcclGroup(GroupBackend):
         output_splits: Any = None,
         input_splits: Any = None,
         async_op: bool = False,
+        **about: Any,
     ) -> Any:
         """The same with parts of one tensor, split along dimension 0."""
         return movements.all_to_all_single(

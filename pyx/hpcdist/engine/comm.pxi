@@ -292,11 +292,11 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, keep, tensors)
 
-    def reduce(self, tensor, object root, op=ReduceOp.SUM, object async_op=False):
+    def reduce(self, tensor, object root, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a tensor to one rank. See :func:`hpcdist.reduce`."""
         cdef hd_job j
         cdef hd_buf b
-        begin(&j, self, HD_REDUCE, REDUCE)
+        begin(&j, self, HD_REDUCE, api_named(api, REDUCE))
         try:
             j.root = root_in_range(self, root, "root")
             keep = fill(tensor, &b, self.c.rank == j.root, "tensor")
@@ -310,11 +310,11 @@ cdef class Comm:
         j.in1.n = j.out1.n = b.n
         return run(self, &j, async_op, keep, [tensor])
 
-    def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, object async_op=False):
+    def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a list and leaves one entry on each rank. See :func:`hpcdist.reduce_scatter`."""
         cdef hd_job j
         cdef hd_buf b
-        begin(&j, self, HD_REDUCE_SCATTER, REDUCE_SCATTER)
+        begin(&j, self, HD_REDUCE_SCATTER, api_named(api, REDUCE_SCATTER))
         try:
             inputs = list(inputs)
             whole_list(self, inputs, "input_list")
@@ -339,9 +339,9 @@ cdef class Comm:
             raise
         return run(self, &j, async_op, (keep, out), [output])
 
-    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
+    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
-        return reduce_blocks(self, output, input, op, async_op)
+        return reduce_blocks(self, api_named(api, REDUCE_SCATTER_TENSOR), output, input, op, async_op)
 
     # ---- one to all, all to one ----
 
@@ -388,13 +388,16 @@ cdef class Comm:
         """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
         return gather_into(self, api_named(api, ALL_GATHER_INTO), output, input, async_op, extra)
 
-    def all_to_all(self, outputs, inputs, object async_op=False):
+    def all_to_all(self, outputs, inputs, object async_op=False, *, api=None):
         """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""
-        return exchange_lists(self, outputs, inputs, async_op)
+        return exchange_lists(self, api_named(api, ALL_TO_ALL), outputs, inputs, async_op)
 
-    def all_to_all_single(self, output, input, output_splits=None, input_splits=None, object async_op=False):
+    def all_to_all_single(
+        self, output, input, output_splits=None, input_splits=None, object async_op=False, *, api=None
+    ):
         """Sends one block to and receives one from each rank. See :func:`hpcdist.all_to_all_single`."""
-        return exchange_blocks(self, output, input, output_splits, input_splits, async_op)
+        api = api_named(api, ALL_TO_ALL_SINGLE)
+        return exchange_blocks(self, api, output, input, output_splits, input_splits, async_op)
 
     def barrier(self, object async_op=False, *, api=None, monitored=None):
         """Waits until all ranks have arrived. See :func:`hpcdist.barrier`.

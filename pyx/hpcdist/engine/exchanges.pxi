@@ -33,12 +33,12 @@ cdef object gather_into(Comm comm, Api api, object output, object input, object 
     return run(comm, &j, async_op, keep, [output])
 
 
-cdef object exchange_lists(Comm comm, object outputs, object inputs, object async_op):
+cdef object exchange_lists(Comm comm, Api api, object outputs, object inputs, object async_op):
     """One tensor for each rank: see Comm.all_to_all."""
     cdef hd_job j
     cdef hd_own own
     cdef int r, dtype
-    begin(&j, comm, HD_ALL_TO_ALL, ALL_TO_ALL)
+    begin(&j, comm, HD_ALL_TO_ALL, api)
     try:
         outputs, inputs = list(outputs), list(inputs)
         whole_list(comm, outputs, "output_list")
@@ -74,13 +74,13 @@ cdef object exchange_lists(Comm comm, object outputs, object inputs, object asyn
 
 
 cdef object exchange_blocks(
-    Comm comm, object output, object input, object output_splits, object input_splits, object async_op
+    Comm comm, Api api, object output, object input, object output_splits, object input_splits, object async_op
 ):
     """One block of a tensor for each rank: see Comm.all_to_all_single."""
     cdef hd_job j
     cdef hd_buf b, o
     cdef int r
-    begin(&j, comm, HD_ALL_TO_ALL, ALL_TO_ALL_SINGLE)
+    begin(&j, comm, HD_ALL_TO_ALL, api)
     try:
         keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
         same_dtype(b.dtype, o.dtype, "output", "input")

@@ -277,11 +277,11 @@ cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) exce
     return 0
 
 
-cdef object reduce_blocks(Comm comm, object output, object input, object op, object async_op):
+cdef object reduce_blocks(Comm comm, Api api, object output, object input, object op, object async_op):
     """See Comm.reduce_scatter_tensor."""
     cdef hd_job j
     cdef hd_buf b, o
-    begin(&j, comm, HD_REDUCE_SCATTER, REDUCE_SCATTER_TENSOR)
+    begin(&j, comm, HD_REDUCE_SCATTER, api)
     try:
         keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
         same_dtype(b.dtype, o.dtype, "output", "input")
