@@ -20,10 +20,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from hpcdist import _engine, launchers
+from hpcdist import _engine, _environment, launchers, log
 from hpcdist.errors import DistBackendError, DistTimeoutError
+from hpcdist.startup import apart
 
-__all__ = ["Watch", "stat_of"]
+__all__ = ["Watch"]
+
+_log = log.get_logger("world")
 
 #: Exit status, the same as that of the engine's watchdog.
 _STATUS = 70
@@ -43,6 +46,7 @@ _GRACE = 0.5
 
 # Descriptors, because Python warns of a socket that is open when the process ends.
 _claim: int | None = None
+_asked = ""  # what hydra has answered
 _shown: int | None = None  # kept after a failed start: the others check it
 
 
@@ -68,6 +72,8 @@ class Watch:
         self._launch = launchers.detect() if launchers.starts_mpi() else None
         self._job = _job() if self._launch is not None else None
         self._launcher = _ancestor(_LAUNCHERS)
+        self._end = time.monotonic() + seconds
+        self._variables = contextlib.ExitStack()
 
     def __enter__(self) -> Watch:
         global _shown
@@ -79,11 +85,29 @@ class Watch:
         if self._job is not None:
             if _engine.mpi_state() == "none":
                 _claim_rank(self._job, self._launch.rank)
-            _shown = _bind(self._name(f"{self._launch.rank}/start"))
+            space = "/".join(apart.own_space())
+            _shown = _bind(self._name(f"{self._launch.rank}/start/{space}"))
         thread = threading.Thread(target=self._run, name="hpcdist-attendance", daemon=True)
         thread.calls_no_operation = True  # type: ignore[attr-defined]  # for the engine
         thread.start()
+        self._let_apart(self._launch)
         return self
+
+    def _let_apart(self, launch: launchers.Launch) -> None:
+        """Have MPI start another way if the ranks of this node are apart."""
+        if (
+            _engine.mpi_state() != "none"
+            or launch.local_size == 1
+            or apart.shares_with_launcher(_LAUNCHERS)
+        ):
+            return
+        family = launchers.mpi_family(_engine.library_version())
+        changed = apart.settings(
+            family, launch.local_size, lambda: self._here().values(), self._end
+        )
+        self._variables.enter_context(_environment.variables(changed))
+        if changed and launch.rank == 0:
+            _log.warning(apart.said(family, changed))
 
     def __exit__(
         self,
@@ -93,6 +117,7 @@ class Watch:
     ) -> None:
         global _shown
         self._over.set()
+        self._variables.close()
         if error is None and _shown is not None:
             os.close(_shown)
             _shown = None
@@ -103,11 +128,12 @@ class Watch:
         return f"hpcdist-{self._job}/{what}"
 
     def _run(self) -> None:
-        end = time.monotonic() + self.seconds
+        end = self._end
         ended: list[int] | None = None
         since = time.monotonic()
         missing = ""
         alone = 0  # looks that found no launcher
+        apart_since = 0.0
         while not self._over.wait(_TICK):
             # a process that no launcher started may go on without a reader
             alone = alone + 1 if self._launch is not None and _is_gone(self._launcher) else 0
@@ -125,10 +151,29 @@ class Watch:
             if ended is not None and time.monotonic() - since > _PATIENCE:
                 who = f"rank {ended[0]}" if ended else "a rank of this node"
                 self._end_job(f"{who} has ended before it called init_process_group.")
+            apart_since = (apart_since or time.monotonic()) if self._waits_for_ever() else 0.0
+            if apart_since and time.monotonic() - apart_since > _PATIENCE:
+                self._end_job(
+                    "the ranks of this node have a /dev/shm each, and MPI waits for what another "
+                    "rank writes to its own. Share it (containers: --ipc=host), or set "
+                    "MPIR_CVAR_NOLOCAL=1."
+                )
             if time.monotonic() > end:
                 missing = missing or self._missing()  # look before another rank ends the job
             if time.monotonic() > end + _GRACE:
                 self._end_job(f"timeout after {self.seconds:.3g} s. {missing}")
+
+    def _waits_for_ever(self) -> bool:
+        """Whether MPICH starts over a /dev/shm that the ranks of this node do not share."""
+        launch = self._launch
+        if launch is None or not launch.local_size or "MPIR_CVAR_NOLOCAL" in os.environ:
+            return False
+        here = self._here()
+        return (
+            len(here) >= launch.local_size
+            and len({shm for _, shm in here.values()}) > 1
+            and "MPICH" in launchers.mpi_family(_engine.library_version())
+        )
 
     def _end_job(self, why: str) -> None:
         launch = self._launch
@@ -147,7 +192,7 @@ class Watch:
         launch = self._launch
         if launch is None or self._job is None or not launch.size:
             return "Some rank has not called it."
-        here = self._ranks_here()
+        here = self._here()
         if launch.local_size != launch.size:
             if len(here) == launch.local_size:
                 return _elsewhere([rank for rank in range(launch.size) if rank not in here])
@@ -160,14 +205,16 @@ class Watch:
         plural = "ranks {} have" if len(absent) > 1 else "rank {} has"
         return f"On this node, {plural.format(', '.join(map(str, absent)))} not called it."
 
-    def _ranks_here(self) -> set[int]:
-        begin, end = f"@{self._name('')}", "/start"
-        found = set()
+    def _here(self) -> dict[int, apart.Space]:
+        """Return the ranks that have arrived on this node, and where each lies."""
+        begin = f"@{self._name('')}"
+        found: dict[int, apart.Space] = {}
         with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
             for line in lines:
                 name = line.rpartition(" ")[2].strip()
-                if name.startswith(begin) and name.endswith(end):
-                    found.add(int(name[len(begin) : -len(end)]))
+                if name.startswith(begin) and "/start/" in name:
+                    rank, _, pids, shm = name[len(begin) :].split("/")
+                    found[int(rank)] = (pids, shm)
         return found
 
     def _ended(self) -> list[int] | None:
@@ -177,7 +224,11 @@ class Watch:
         """
         launch = self._launch
         parent = os.getppid()
-        if launch is None or not launch.local_size or not _comm(parent).startswith(_PARENTS):
+        if (
+            launch is None
+            or not launch.local_size
+            or not apart.comm_of(parent).startswith(_PARENTS)
+        ):
             return None
         try:
             children = _children(parent)
@@ -203,29 +254,14 @@ def _elsewhere(ranks: list[int]) -> str:
     )
 
 
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return ""
-
-
-def stat_of(pid: int) -> list[str]:
-    """Return the fields of a process from its state on (3 in proc(5)); [] if it cannot be seen."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def _ancestor(names: tuple[str, ...]) -> tuple[int, str] | None:
     """Return the pid of the nearest ancestor with such a name, and when it began.
 
     None if it cannot be seen: this rank is in a PID namespace of its own, or it has died.
     """
     pid = os.getppid()
-    while pid > 1 and (stat := stat_of(pid)):
-        if _comm(pid).startswith(names):
+    while pid > 1 and (stat := apart.stat_of(pid)):
+        if apart.comm_of(pid).startswith(names):
             return pid, stat[19]
         pid = int(stat[1])
     return None
@@ -234,7 +270,7 @@ def _ancestor(names: tuple[str, ...]) -> tuple[int, str] | None:
 def _is_gone(launcher: tuple[int, str] | None) -> bool:
     """Whether the launcher has died: one that cannot be seen no longer reads its rank's output."""
     if launcher is not None:
-        stat = stat_of(launcher[0])
+        stat = apart.stat_of(launcher[0])
         return not stat or stat[0] == "Z" or stat[19] != launcher[1]
     manager = os.environ.get("PMI_FD", "")  # hydra's connection: MPI spins once it is closed
     if manager.isdecimal() and _hang_up([int(manager)], select.POLLHUP):
@@ -275,11 +311,27 @@ def _job() -> str | None:
     elif "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
         key = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
     else:
-        hydra = _ancestor(("hydra",))
-        if hydra is None:
+        key = _hydras_job()
+        if not key:
             return None
-        key = f"hydra-{hydra[0]}"
     return hashlib.sha256(f"{os.getuid()} {key}".encode()).hexdigest()[:16]
+
+
+def _hydras_job() -> str:
+    """Return hydra's name for the job, by which ranks know each other across PID namespaces too."""
+    global _asked
+    manager = os.environ.get("PMI_FD", "")
+    if (
+        not _asked
+        and manager.isdecimal()
+        and "MPI_LOCALRANKID" in os.environ  # Slurm has another protocol there
+        and _engine.mpi_state() == "none"
+    ):
+        with contextlib.suppress(OSError):
+            os.write(int(manager), b"cmd=get_my_kvsname\n")
+            if select.select([int(manager)], [], [], _PATIENCE)[0]:
+                _asked = os.read(int(manager), 1024).decode(errors="replace").strip()
+    return _asked
 
 
 def _bind(name: str) -> int | None:

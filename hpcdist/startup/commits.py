@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdist import _engine, config
 from hpcdist.recordings.read import folder_of_user
-from hpcdist.startup.attendance import stat_of
+from hpcdist.startup.apart import stat_of
 
 __all__ = ["expect_end", "folder_of_job", "job_of_this_process"]
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "hd_base.h"
+#include "hd_cma.h"
 #include "hd_comm.h"
 #include "hd_cpus.h"
 #include "hd_exit_page.h"
@@ -50,7 +51,8 @@ static void count_cpus(hd_session *s, MPI_Comm node, hd_quota quota)
     s->lane_spin = s->own_cpus >= 2 && s->node_cpus >= 2 * s->node_n;
 }
 
-static void fill_page(hd_session *s, MPI_Comm node)
+/* Returns whether the node's ranks can see each other's processes. */
+static int fill_page(hd_session *s, MPI_Comm node)
 {
     void *at = NULL;
     struct stat st;
@@ -80,6 +82,7 @@ static void fill_page(hd_session *s, MPI_Comm node)
         }
     }
     hd_exit_follow(s);
+    return ns[0] == ~ns[1];
 }
 
 static hd_session *new_session(hd_text *t)
@@ -118,6 +121,7 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
         hd_ft_guard(node);
     MPI_Comm_size(node, &s->node_n);
     MPI_Comm_rank(node, &s->slot);
+    hd_cma_try(node);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
     job = s->node; /* rank 0's */
@@ -126,8 +130,8 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
     count_cpus(s, node, quota); /* also a barrier */
     if (s->slot == 0)
         hd_unlink_mpich_segment();
-    fill_page(s, node);
-    hd_hydra_copy(node, s->node, s->slot, s->node_n, s->held);
+    /* Where no rank would see a death, hydra must. */
+    hd_hydra_copy(node, s->node, s->slot, fill_page(s, node) ? s->node_n : 1, s->held);
     if (s->ft)
         hd_ft_unguard(node);
     MPI_Comm_free(&node);

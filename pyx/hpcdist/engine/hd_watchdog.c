@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -236,13 +237,29 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
     pthread_mutex_unlock(&s->mu);
 }
 
+/* A dead process that its parent has not waited for: signals still reach it. */
+static int is_zombie(pid_t pid)
+{
+    char path[64], line[512] = "", *at;
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (!(f = fopen(path, "re")))
+        return 0;
+    if (!fgets(line, sizeof line, f))
+        line[0] = 0;
+    fclose(f);
+    at = strrchr(line, ')');
+    return at && at[1] == ' ' && (at[2] == 'Z' || at[2] == 'X');
+}
+
+/* Without a pidfd, which a container or an old kernel refuses, the process id is asked. */
 static int process_gone(entry *e, int fd, short revents)
 {
     if (fd >= 0)
         return revents != 0;
     if (fd == UNSEEN)
         return 0;
-    return kill((pid_t)e->pid, 0) != 0 && errno == ESRCH;
+    return kill((pid_t)e->pid, 0) ? errno == ESRCH : is_zombie((pid_t)e->pid);
 }
 
 static void *watchdog_main(void *arg)

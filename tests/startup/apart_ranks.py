@@ -1,0 +1,79 @@
+"""What ranks that are apart from each other compute: started by test_apart.py."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+import hpcdist as dist
+
+#: Elements: in the check, in the library's first message, and where ranks would copy directly.
+SIZES = (2, 1000, 200_000)
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def right(rank: int, size: int) -> None:
+    before, after = (rank - 1) % size, (rank + 1) % size
+    for n in SIZES:
+        total = torch.full((n,), rank + 1.0)
+        dist.all_reduce(total)
+        assert bool((total == size * (size + 1) / 2).all()), f"all_reduce of {n}"
+        base, got = torch.arange(n), torch.zeros(n, dtype=torch.int64)
+        sent = dist.isend(base * (rank + 1), after)
+        dist.recv(got, before)
+        sent.wait()
+        assert torch.equal(got, base * (before + 1)), f"message of {n}"
+        every = torch.zeros(size * n, dtype=torch.int64)
+        dist.all_gather_into_tensor(every, base * (rank + 1))
+        assert torch.equal(every, torch.cat([base * (r + 1) for r in range(size)])), f"gather {n}"
+        dist.all_to_all_single(every, torch.cat([base + r for r in range(size)]))
+        assert torch.equal(every, (base + rank).repeat(size)), f"all_to_all of {n}"
+    memory = dist.zeros(300_000)
+    dist.all_reduce(memory.fill_(rank + 1.0))
+    assert bool((memory == size * (size + 1) / 2).all()), "symmetric"
+    world = dist.group.WORLD
+    assert world is not None
+    if world.supports_window:
+        window = world.new_window(memory)
+        dist.barrier()
+        window.accumulate(torch.ones(300_000), after)
+        dist.barrier()
+        assert bool((memory == size * (size + 1) / 2 + 1).all()), "window"
+    part = dist.new_group([0, 1])
+    if rank < 2:
+        assert dist.get_world_size(part) == 2
+        dist.barrier(part)
+    objects = [None] * size
+    dist.all_gather_object(objects, "x" * 100_000 + str(rank))
+    assert objects == ["x" * 100_000 + str(r) for r in range(size)]
+
+
+def main() -> None:
+    began = time.monotonic()
+    dist.init_process_group(timeout=timedelta(seconds=20))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right(rank, size)
+    time.sleep(0.4)  # several looks of the watchdog: no one has died
+    dist.barrier()
+    if "dies" in sys.argv:
+        if rank == size - 1:
+            ctypes.CDLL(None)._exit(7)  # without a word; no signal ends the first of a namespace
+        try:
+            dist.barrier()
+        except dist.DistError as error:
+            say(f"rank {rank}: {error}")
+        sys.exit(3)
+    node = dist.group.WORLD._comm.node_ranks
+    dist.destroy_process_group()
+    say(f"rank {rank} right, with {len(node)} on its node, in {time.monotonic() - began:.1f} s")
+
+
+main()
