@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from long_form import LONG
+from patience import patience
 
 from hpcdist import _engine
 
@@ -72,6 +73,25 @@ def test_a_world_without_a_death_is_reconfigured_soon(transport, count):
     assert took, ended.text
     assert float(took[1]) < 0.2, ended.text
     count(20)
+
+
+@only_ulfm
+def test_a_rank_that_dies_while_it_holds_memory_is_reported_at_once(count):
+    program = str(Path(__file__).with_name("killed_holding.py"))
+    for _ in range(3):
+        ended = run_job(3, program, env=FT, ft=True, limit=60)
+        assert ended.code == 0, ended.text
+        assert ended.text.count("went on") == 2, ended.text
+        if "it held no memory" not in ended.text:
+            break
+    died = re.search(r"died ([0-9.]+)", ended.text)
+    told = re.findall(r"told ([0-9.]+) (.*)", ended.text)
+    assert died and len(told) == 2, ended.text
+    for when, text in told:
+        assert "rank 2 " in text and "accumulate" in text, text
+        assert float(when) - float(died[1]) < 5 * patience(), ended.text
+    assert not ended.shm, (ended.shm, ended.text)
+    count(1)
 
 
 def test_a_job_that_cannot_go_on_says_so_at_its_start():
