@@ -218,6 +218,7 @@ class WithHooks:
     supports_abort_hooks: Any
     # of ProcessGroup
     _abort_hooks: dict[int, Callable[[], None]]
+    _hold: Callable[[], None]
     _aborted: set[int]
     _generation: int
 
@@ -320,6 +321,7 @@ class WithHooks:
         if hook_id in self._abort_hooks:
             raise ValueError(f"a hook {hook_id} is registered already: choose another number")
         self._abort_hooks[hook_id] = hook
+        self._hold()  # reconfigure() calls it
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         """Remove a hook.

@@ -16,6 +16,7 @@ from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.groups import state as _group
+from hpcdist.groups.dropped import free_dropped
 from hpcdist.groups.state import GroupMember, ProcessGroup
 from hpcdist.store.prefix import prefixed
 
@@ -136,6 +137,7 @@ def make(
         name: parent._backends["cpu" if name == Backend.MPI else device]
         for device, name in BackendConfig(parent._config).get_device_backend_map().items()
     }
+    free_dropped()
     name = _group.new_name(world_ranks)
     backends = create(
         config,

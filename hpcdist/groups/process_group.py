@@ -14,6 +14,7 @@ from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.methods import Collectives
 from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
+from hpcdist.groups.world import world
 
 __all__ = ["ProcessGroup"]
 
@@ -50,8 +51,10 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
     Notes
     -----
-    A group owns a communicator until :func:`hpcdist.destroy_process_group`. It cannot be pickled,
-    because it represents a connection of this process.
+    A group owns a communicator until :func:`hpcdist.destroy_process_group`. Of a group over MPI
+    that all its members have dropped, a later :func:`hpcdist.new_group` frees it, unless the
+    program has asked for the group's name. A group cannot be pickled, because it represents a
+    connection of this process.
     """
 
     __slots__ = (
@@ -93,6 +96,15 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         #: The generations in which they have been called.
         self._aborted: set[int] = set()
 
+    def __del__(self, dropped: Callable[[list[Any]], None] = world.drop) -> None:
+        if self._backends:
+            dropped(list(dict.fromkeys(self._backends.values())))
+
+    def _hold(self) -> None:
+        """Let the group live until it is destroyed: it can be reached by other ways."""
+        if self in world.groups:
+            world.held.add(self)
+
     def rank(self) -> int:
         """This process's rank in the group.
 
@@ -116,12 +128,13 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     @property
     def name(self) -> str:
         """Name of the group, the same on all its members."""
+        self._hold()  # get_backend_impl() takes names
         return self._name
 
     @property
     def group_name(self) -> str:
         """The same as :attr:`name`, under torch's name for it."""
-        return self._name
+        return self.name
 
     @property
     def group_desc(self) -> str:

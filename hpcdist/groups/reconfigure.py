@@ -13,6 +13,7 @@ from hpcdist import _engine, log
 from hpcdist.backends.create import renewed
 from hpcdist.backends.dispatch import combine
 from hpcdist.errors import DistBackendError
+from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.hooks import Hooked
 from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
 
@@ -249,7 +250,9 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
             )
             group._backends = {}
             world.groups.pop(group)
+            world.held.discard(group)
             _free(backends)
+    _free(take_dropped())
     hooks = pg._comm.hooks if isinstance(pg._comm, Hooked) else None
     pg._backends = renewed(pg._backends, made)
     pg._comm = combine(pg._backends)

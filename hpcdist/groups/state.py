@@ -11,7 +11,7 @@ import math
 import time
 from typing import Any, NewType
 
-from hpcdist import log
+from hpcdist import _engine, log
 from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup, short
 from hpcdist.groups.world import NOT_INITIALIZED, OUTSIDE, Absent, NonMember, world
@@ -94,6 +94,8 @@ def comm_of(group: Any) -> Any:
 def add(pg: ProcessGroup) -> None:
     """Register a new group; the first one is the default group."""
     world.groups[pg] = None
+    if not all(isinstance(each, _engine.Comm) for each in pg._backends.values()):
+        pg._hold()  # the ranks must free it in the same order
     if world.pg is None:
         world.pg = pg
         world.comm = pg._comm
@@ -130,6 +132,7 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     """
     leave_handler(pg)
     world.groups.pop(pg, None)
+    world.held.discard(pg)
     _log.info("group %r is being destroyed", pg._name)
     # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))

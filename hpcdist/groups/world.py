@@ -9,8 +9,10 @@ path of an operation has no branch for the unusual cases.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from hpcdist.groups.process_group import ProcessGroup
@@ -97,11 +99,13 @@ class _World:
     """The groups of this process.
 
     ``comm`` is the default group's communicator, or a stand-in that raises; ``pg`` the default
-    group or None; ``groups`` all groups in order of creation; ``counts`` how often groups of the
-    same ranks were created; ``store`` the key-value store the processes met through, or None.
+    group or None; ``groups`` all groups in order of creation, until the program drops them;
+    ``held`` those that live until they are destroyed; ``dropped`` the communicators of the
+    dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
+    created; ``store`` the key-value store the processes met through, or None.
     """
 
-    __slots__ = ("comm", "counts", "groups", "pg", "store")
+    __slots__ = ("comm", "counts", "dropped", "groups", "held", "pg", "store")
 
     def __init__(self) -> None:
         self.forget()
@@ -110,9 +114,15 @@ class _World:
         """Forget all groups."""
         self.comm: Any = Absent(NOT_INITIALIZED)
         self.pg: ProcessGroup | None = None
-        self.groups: dict[ProcessGroup, None] = {}
+        self.groups: WeakKeyDictionary[ProcessGroup, None] = WeakKeyDictionary()
+        self.held: set[ProcessGroup] = set()
+        self.dropped: deque[list[Any]] = deque()
         self.counts: dict[tuple[int, ...], int] = {}
         self.store: Any = None
+
+    def drop(self, comms: list[Any]) -> None:
+        """Note the communicators of a group that the program has dropped; any thread may call."""
+        self.dropped.append(comms)
 
 
 #: The state of this process; there is one.

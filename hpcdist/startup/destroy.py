@@ -6,6 +6,7 @@ import time
 
 from hpcdist import log
 from hpcdist.groups import state as _group
+from hpcdist.groups.dropped import free_dropped, take_dropped
 from hpcdist.groups.state import GroupMember, ProcessGroup
 
 __all__ = ["destroy_process_group"]
@@ -48,6 +49,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         return
     for each in _group.world.groups:
         _group.leave_handler(each)
+    free_dropped()
     problem: BaseException | None = None
     end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
     # the youngest first: members made their groups in the same order, so they free them in the same
@@ -55,6 +57,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         try:
             _group.remove(each, end if _group.waits_on(problem) else 0.0)
         except BaseException as error:  # free the others too, also after Ctrl-C
+            problem = problem or error
+    for comm in take_dropped():  # what is in flight there
+        try:
+            comm.free(max(end - time.monotonic(), 0.2), agree=False)
+        except BaseException as error:
             problem = problem or error
     _group.world.forget()
     log.set_rank(None)

@@ -241,6 +241,7 @@ cdef extern from "hd_recover.h" nogil:
     int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, char*, size_t)
 
 cdef extern from "hd_page_life.h" nogil:
+    void hd_page_mark(hd_comm*, int64_t)
     int hd_page_leave(hd_comm*, int64_t, double)
 
 cdef extern from "hd_lane.h" nogil:

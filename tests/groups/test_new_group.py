@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from group_cases import OUTSIDE, place, raised, sum_over
 
 import hpcdist as dist
@@ -92,6 +93,34 @@ def test_split_group():
             dist.split_group(split_ranks=lists)
     with parallel_raises(ValueError, match="the parent group 'world' has 'cpu:mpi'"):
         dist.split_group(split_ranks=[[0]], backend="cpu:nccl")
+
+
+def test_groups_that_all_members_have_dropped_are_freed():
+    """MPICH has 2,048 communicators per process. What is still used stays, and so does its name."""
+    rank, size = place()
+    kept = dist.new_group(backend="mpi")
+    named = dist.new_group(backend="mpi").group_name
+    works = []
+    for _ in range(2200):
+        group = dist.new_group(backend="mpi")
+        if len(works) < 3:
+            value = torch.full((5,), rank + 1.0)
+            works.append((value, group.all_reduce(value, async_op=True)))
+    del group
+    for value, work in works:
+        work.wait()
+        parallel_assert(value.tolist() == [size * (size + 1) / 2] * 5, value)
+    parallel_assert(sum_over(kept) == sum(range(size)))
+    parallel_assert(dist.get_backend_impl(named, "cpu").size == size)
+    # one member still has it: it is the same group for that one, and is freed later
+    late = dist.new_group(backend="mpi")
+    if rank:
+        del late
+    for _ in range(3):
+        dist.destroy_process_group(dist.new_group(backend="mpi"))
+    late = None
+    for _ in range(3):
+        dist.destroy_process_group(dist.new_group(backend="mpi"))
 
 
 @pytest.mark.skipif(

@@ -134,6 +134,37 @@ cdef bint drained(Comm comm, double seconds) except -1:
     return empty
 
 
+def leave(Comm comm):
+    """Leaves a group that the program has dropped, without a message and without waiting.
+
+    MPI gets the communicator back when all members have left, as after :meth:`Comm.free`.
+
+    Parameters
+    ----------
+    comm : Comm
+
+    Returns
+    -------
+    bool
+        False: an operation is in flight, and nothing was done.
+    """
+    cdef bint empty
+    if not is_alive(comm):
+        return True
+    with nogil:
+        empty = hd_lane_drain(comm.c, 0) and hd_p2p_drain(comm.c, 0)
+    if not empty or hd_session_broken(comm.c.session):
+        return False
+    hd_comm_close(comm.c, 1)
+    open_comms.pop(<size_t> comm.c, None)
+    with nogil:
+        if comm.c.page != NULL:
+            hd_page_mark(comm.c, hd_comm_unread(comm.c))
+        hd_comm_free(comm.c, 1, HD_LATER if comm.c.size > 1 else HD_TOGETHER)
+    bury(NULL)
+    return True
+
+
 cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     """Waits for what is in flight and frees the communicator: see Comm.free."""
     cdef int code, agreed = HD_KEEP

@@ -67,7 +67,7 @@ static int failed(hd_session *some, const char *call, const char *name, int rc, 
         snprintf(text, room,
                  "group '%s' was not made: MPI has no communicator left; this rank has %d groups. "
                  "Call destroy_process_group(group) on all members of those that are not used any "
-                 "more: a group that a program has only dropped keeps its communicator.",
+                 "more, or drop all references to them on all members.",
                  name, groups_of(some));
         return HD_ERR_BACKEND;
     }
