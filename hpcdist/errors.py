@@ -114,6 +114,20 @@ class RankFailedError(DistError):
     ranks: tuple[int, ...] = ()
 
 
+def checked_async(async_op: object) -> bool:
+    """Return whether an operation is to be asynchronous; options in that place are refused.
+
+    Their truth value would hide that they are ignored.
+    """
+    if hasattr(async_op, "asyncOp"):  # one of c10d's classes of options
+        raise TypeError(
+            f"async_op must be True or False, not {type(async_op).__name__}: of a group's methods, "
+            "barrier, allreduce, allgather, alltoall and their forms take torch's options, the "
+            "others the arguments of the public functions"
+        )
+    return bool(async_op)
+
+
 def forked_error(library: str) -> DistError:
     """Make the error of a child that was forked after a library (MPI, NCCL) had been started."""
     return DistError(

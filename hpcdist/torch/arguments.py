@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist._ops import ReduceOp
 
-__all__ = ["blocks", "every", "one", "op_of", "plain", "root_of"]
+__all__ = ["blocks", "bounded", "every", "one", "op_of", "plain", "root_of"]
 
 _OPS = {
     kind: getattr(ReduceOp, name)
@@ -19,8 +20,38 @@ _OPS = {
 }
 
 
+class _Bounded:
+    """What a short form passes in place of options: an operation or a root, and the timeout."""
+
+    def __init__(self, opts: Any, timeout: timedelta) -> None:
+        self.opts = opts
+        self.timeout = timeout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.opts, name)
+
+
+def bounded(opts: Any, timeout: Any) -> Any:
+    """Return options with the timeout of a call in short form.
+
+    The timeout may stand in the options' place, as in ``barrier(timeout)``. It may be a number of
+    seconds, as torch's C++ layer allows.
+    """
+    if timeout is None and isinstance(opts, (timedelta, float)):
+        opts, timeout = None, opts
+    if timeout is None:
+        return opts
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        timeout = timedelta(seconds=timeout)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout must be a datetime.timedelta, not {type(timeout).__name__}")
+    return _Bounded(opts, timeout)
+
+
 def op_of(opts: Any) -> Any:
     """Translate a torch reduce operation: an enum value, or an object with a factor."""
+    if isinstance(opts, _Bounded):
+        return op_of(opts.opts)
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
     if type(op) is not TorchOp:
         return _OPS[op]
@@ -30,6 +61,8 @@ def op_of(opts: Any) -> Any:
 
 def root_of(opts: Any) -> int:
     """Return the root of torch's options, or of its short forms, which pass the rank itself."""
+    if isinstance(opts, _Bounded):
+        return root_of(opts.opts)
     return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 
 

@@ -18,7 +18,7 @@ from torch.distributed import Work
 
 from hpcdist.collectives.monitored_barrier import monitored_barrier
 from hpcdist.groups import sparse
-from hpcdist.torch.arguments import blocks, every, one, op_of, plain, root_of
+from hpcdist.torch.arguments import blocks, bounded, every, one, op_of, plain, root_of
 from hpcdist.torch.base import NAME, BridgeBase
 from hpcdist.torch.compat import NAMES
 from hpcdist.torch.elsewhere import by_device
@@ -51,6 +51,7 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         tensor = one(tensors)
         both = [tensor]
         return self._call(
@@ -59,6 +60,7 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
             reduce = shown("sparse_all_reduce", [tensor], sparse.all_reduce, NAME)
@@ -87,12 +89,14 @@ class BridgeGroup(BridgeBase):
         tensor = one(tensors)
         both = [tensor]
         kind = op_of(op) if isinstance(opts, int) else op_of(opts)
+        opts = bounded(opts, timeout)
         return self._call(
             "reduce", opts, both, both, self._comm.reduce, tensor, root_of(opts), kind
         )
 
     @by_device
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         gathered, own = every(outputs), one(inputs)
         return self._call(
             "all_gather", opts, [own], [gathered], self._comm.all_gather, gathered, own
@@ -130,6 +134,7 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         root, own = root_of(opts), one(inputs)
         gathered = every(outputs) if self._comm.rank == root else None
         return self._call(
@@ -147,6 +152,7 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         root, output = root_of(opts), one(outputs)
         parts = every(inputs) if self._comm.rank == root else None
         return self._call(
@@ -154,7 +160,10 @@ class BridgeGroup(BridgeBase):
         )
 
     @by_device
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> Work:
+        opts = bounded(opts, timeout)
         output, parts = one(outputs), every(inputs)
         return self._call(
             "reduce_scatter",
@@ -198,7 +207,9 @@ class BridgeGroup(BridgeBase):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
+        timeout: Any = None,
     ) -> Work:
+        opts = bounded(opts, timeout)
         output, input = plain(output), plain(input)
         return self._call(
             "all_to_all",
@@ -213,6 +224,7 @@ class BridgeGroup(BridgeBase):
         )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        opts = bounded(opts, timeout)
         return self._call("all_reduce_barrier", opts, [], [], self._comm.barrier)
 
     def monitored_barrier(

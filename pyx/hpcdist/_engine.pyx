@@ -35,6 +35,7 @@ from hpcdist.errors import (
     DistTimeoutError,
     RankFailedError,
     Refusal,
+    checked_async,
     forked_error,
 )
 

@@ -23,7 +23,14 @@ import threading
 import time
 
 from hpcdist._nccl_loader import version_text
-from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, RankFailedError, forked_error
+from hpcdist.errors import (
+    DistBackendError,
+    DistError,
+    DistTimeoutError,
+    RankFailedError,
+    checked_async,
+    forked_error,
+)
 
 cdef extern from "hd_types.h":
     enum:

@@ -196,7 +196,47 @@ def timeouts(rank: int, size: int) -> None:
         assert "must be a datetime.timedelta" in str(error)
     else:
         raise AssertionError("a number was taken for a timeout")
+    short_forms(rank, size)
     say("timeouts")
+
+
+def short_forms(rank: int, size: int) -> None:
+    """The timeout of a method's short form counts; C++ takes a number of seconds, too."""
+    pg, soon = td.new_group(), timedelta(seconds=0.1)
+    x, parts = torch.ones(size), [torch.ones(size) for _ in range(size)]
+    total, options = td.ReduceOp.SUM, td.BarrierOptions()
+    pg.barrier(timeout=timedelta(seconds=20)).wait()
+    pg.barrier(options).wait()
+    if rank == 0:
+        for number, call in enumerate((
+            lambda: pg.barrier(timeout=soon),
+            lambda: pg.barrier(soon),
+            lambda: pg.barrier(0.1),
+            lambda: pg.broadcast(x, 0, timeout=soon),
+            lambda: pg.allreduce([x], timeout=soon),
+            lambda: pg.allreduce(x, total, soon),
+            lambda: pg.reduce(x, 0, total, timeout=soon),
+            lambda: pg.allgather(parts, x, timeout=0.1),
+            lambda: pg.gather(parts, x, 0, timeout=soon),
+            lambda: pg.scatter(x, parts, 0, timeout=soon),
+            lambda: pg.reduce_scatter(x, parts, total, soon),
+            lambda: pg.alltoall_base(x, torch.ones(size), [], [], timeout=soon),
+        )):  # fmt: skip
+            began = time.monotonic()
+            try:
+                call().wait()
+            except hpcdist.DistTimeoutError:
+                assert time.monotonic() - began < 5, number
+            else:
+                raise AssertionError(f"call {number} did not end by its timeout")
+        for wrong in ("1", True):
+            try:
+                pg.barrier(timeout=wrong)
+            except TypeError as error:
+                assert "must be a datetime.timedelta" in str(error)
+            else:
+                raise AssertionError(f"{wrong!r} was taken for a timeout")
+    td.barrier()
 
 
 def both_sides(rank: int, size: int) -> None:

@@ -18,7 +18,13 @@ import numpy as np
 from hpcdist import _buffer, _engine, config
 from hpcdist.backends import cuda
 from hpcdist.backends.base import GroupBackend
-from hpcdist.errors import DistBackendError, DistError, DistMismatchError, DistTimeoutError
+from hpcdist.errors import (
+    DistBackendError,
+    DistError,
+    DistMismatchError,
+    DistTimeoutError,
+    checked_async,
+)
 
 from . import aware
 from .device_tensor import DeviceTensor
@@ -185,7 +191,7 @@ class Core(GroupBackend):
 
         `about` is what must be the same in all ranks' calls, in words.
         """
-        later = bool(later)
+        later = checked_async(later)
         self._ready(api, later)
         direct = plan.direct if aware.takes_device_memory() else None
         call = f"{api}({about})"

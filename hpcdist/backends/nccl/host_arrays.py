@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist._nccl import StreamQueue
-from hpcdist.errors import DistBackendError
+from hpcdist.errors import DistBackendError, checked_async
 
 from . import movements
 
@@ -77,6 +77,7 @@ def run_on_copies(
     **about
         Name and number for the entry check.
     """
+    async_op = checked_async(async_op)
     copies = {id(each): upload(queue, each) for each in arrays}
     work = call(*copies.values(), *rest, True, **about)
     work.brings([(copies[id(each)], each) for each in written])

@@ -32,11 +32,6 @@ cdef class _Either:
 #: allow that.
 EITHER = _Either()
 cdef object either = EITHER
-#: The reason to refuse options in the place of `async_op`, which a truth value would hide.
-cdef str OPTIONS = (
-    "async_op must be True or False, not {}: of a group's methods, barrier, allreduce, allgather, alltoall and their "
-    "forms take torch's options, the others the arguments of the public functions"
-)
 #: Seconds that a monitored barrier has to end after it has given up.
 cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory up to this size go through the host.
@@ -232,9 +227,7 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
     cdef bint async_op = asynchronous is True
     if not async_op and asynchronous is not False:
         try:
-            if hasattr(asynchronous, "asyncOp"):  # one of c10d's classes of options
-                raise TypeError(OPTIONS.format(type(asynchronous).__name__))
-            async_op = asynchronous
+            async_op = checked_async(asynchronous)
         except BaseException as error:
             refused(comm, j, error, False)
             raise

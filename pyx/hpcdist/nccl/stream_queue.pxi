@@ -366,7 +366,7 @@ cdef class StreamQueue:
     cdef object one(self, str api, int index, one_call* c, object ins, object outs, object async_op, object facts,
                     object factor):
         """An operation that is one NCCL call; `factor` of a PREMUL_SUM, whose operation belongs to the communicator."""
-        cdef bint later = async_op
+        cdef bint later = async_op if async_op is True or async_op is False else checked_async(async_op)
         cdef Place place = self.place(index)
         cdef uintptr_t current
         cdef Communicator comm
@@ -439,7 +439,7 @@ cdef class StreamQueue:
         -------
         NcclWork or None
         """
-        cdef bint later = async_op
+        cdef bint later = async_op if async_op is True or async_op is False else checked_async(async_op)
         cdef int index = regions[0].device if regions else self.runtime.index()
         cdef Place place
         cdef uintptr_t current
