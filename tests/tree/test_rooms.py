@@ -45,6 +45,7 @@ SHARED = {
     "flight_recorder": "backends/nccl/test_recording.py",
     "group": "tree/test_aliases.py",
     "groups": "groups/test_groups.py",
+    "groups/dropped": "groups/test_new_group.py",
     "groups/subgroups": "groups/test_new_group.py",
     "groups/shrink": "backends/nccl/test_derive.py",
     "launchers": "launchers/test_launchers.py",
