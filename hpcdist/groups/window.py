@@ -87,7 +87,7 @@ class Window(WindowMemory):
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         """
-        there = self._range(tensor, dst_rank, target_offset_nelems, "put")
+        there, _ = self._range(tensor, dst_rank, target_offset_nelems, "put")
         there.copy_(elements_of(tensor, there))
         return self._comm.finished([tensor])
 
@@ -123,7 +123,7 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
-        there = self._range(tensor, src_rank, target_offset_nelems, "get")
+        there, _ = self._range(tensor, src_rank, target_offset_nelems, "get")
         fill_from(tensor, there, "get")
         return self._comm.finished([tensor])
 
@@ -166,9 +166,9 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
-        there = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
+        there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
-        self._comm.accumulate(self._keepers[dst_rank], there, source, op, seconds_of(opts))
+        self._comm.accumulate(part, there, source, op, seconds_of(opts))
         return self._comm.finished([tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
@@ -190,7 +190,7 @@ class Window(WindowMemory):
         ValueError, DistError, DistBackendError
             As :meth:`put`.
         """
-        return self._part(rank, "map_remote_tensor").view(-1)
+        return self._part(rank, "map_remote_tensor")[0].view(-1)
 
     # ---- signals ----
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpcdist._engine import Work, check_usable, tags
@@ -21,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowMemory"]
 
-#: Windows made so far in each communicator: the tags of their signals. The ranks count the same.
-_numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
+#: Of each communicator: the number of the next window, which gives the tag of its signals. A rank
+#: that an exception kept from a registration has counted less than others; they agree at the next.
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class WindowMemory:
@@ -36,10 +35,11 @@ class WindowMemory:
                 f"the process group {group._name!r} has no windows (supports_window is False): "
                 "they need all its ranks on one node, and the entry check through its memory"
             )
-        counter = _numbers.setdefault(self._comm, itertools.count())
-        self._tag = next(counter) % tags(self._comm)  # at least 1,024; millions with most MPIs
-        self._parts: list[torch.Tensor] | None = None
-        self._keepers: list[Any] = []
+        self._number: int | None = None
+        self._tag = -1
+        #: Of each rank: its memory, and what tells whether that is still symmetric. Replaced as a
+        #: whole, because other threads read it.
+        self._parts: list[tuple[torch.Tensor, Any]] | None = None
         self._tensor: Any = None
         #: Of each peer: signals that arrived while the wait for them raised something else.
         self._kept: defaultdict[int, list[Work]] = defaultdict(list)
@@ -88,21 +88,24 @@ class WindowMemory:
             place = comm.place(flat) if flat.numel() else None
             block, at = place or (0, 0)
             kind = zlib.crc32(str(tensor.dtype).encode())
-            mine = torch.tensor([block, at, flat.numel(), kind])
-        rows = torch.empty(comm.size * 4, dtype=torch.int64)
+            number = _numbers.get(comm, 0) if self._number is None else self._number
+            mine = torch.tensor([block, at, flat.numel(), kind, number])
+        rows = torch.empty(comm.size * 5, dtype=torch.int64)
         comm.all_gather_into_tensor(rows, mine, api="tensor_register")
-        table = rows.view(-1, 4).tolist()
+        table = rows.view(-1, 5).tolist()
+        number = max(row[4] for row in table)
+        _numbers[comm] = max(_numbers.get(comm, 0), number + 1)
         self._refuse_bad(table, tensor.dtype)
-        self._parts, self._keepers = [], []
-        for rank, (block, at, n, _) in enumerate(table):
+        parts: list[tuple[torch.Tensor, Any]] = []
+        for rank, (block, at, n, _, _) in enumerate(table):
             if n == 0 or comm.size == 1:
-                self._parts.append(flat if n else flat[:0])
-                self._keepers.append(None)
+                parts.append((flat if n else flat[:0], None))
                 continue
             part = comm.part(rank, block, at, n * tensor.itemsize)
-            self._keepers.append(part)
-            self._parts.append(torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype))
-        self._tensor = tensor if owning else None
+            parts.append((torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype), part))
+        self._number = number
+        self._tag = number % tags(comm)  # at least 1,024; millions with most MPIs
+        self._tensor, self._parts = tensor if owning else None, parts
 
     def _refuse_bad(self, table: list[list[int]], dtype: Any) -> None:
         """Raise what all ranks find in the table that all have."""
@@ -135,7 +138,7 @@ class WindowMemory:
         with refusing(comm, "tensor_deregister"):
             self._all()
         comm.barrier(api="tensor_deregister")
-        self._parts, self._keepers, self._tensor = None, [], None
+        self._parts, self._tensor = None, None
 
     # ---- checks ----
 
@@ -147,28 +150,29 @@ class WindowMemory:
         check_usable(self._comm)
         return self._comm
 
-    def _all(self) -> list[torch.Tensor]:
+    def _all(self) -> list[tuple[torch.Tensor, Any]]:
         if self._parts is None:
             raise DistError("no tensor is registered with this window: call tensor_register")
         return self._parts
 
-    def _part(self, rank: int, what: str) -> torch.Tensor:
+    def _part(self, rank: int, what: str) -> tuple[torch.Tensor, Any]:
+        """A rank's memory, and its :class:`hpcdist._engine.Part`, if it has one."""
         self._live()
         parts = self._all()
         rank = self._group._check_rank(rank, "rank")
-        keeper = self._keepers[rank]
+        part, keeper = parts[rank]
         if keeper is not None and not keeper.whole:
             raise DistBackendError(
                 f"{what}: the tensor of rank {rank} is no longer symmetric, because an operation "
                 "on it failed while data moved; register another"
             )
-        return parts[rank]
+        return part, keeper
 
-    def _range(self, tensor: Any, rank: int, offset: int, what: str) -> torch.Tensor:
-        """The elements of a rank's memory that a tensor is for."""
+    def _range(self, tensor: Any, rank: int, offset: int, what: str) -> tuple[torch.Tensor, Any]:
+        """The elements of a rank's memory that a tensor is for, and its Part."""
         import torch
 
-        part = self._part(rank, what)
+        part, keeper = self._part(rank, what)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}")
         if tensor.device.type != "cpu":
@@ -182,4 +186,4 @@ class WindowMemory:
                 f"{what}: {n} elements at {offset} do not fit into the window of rank {rank}, "
                 f"which has {part.numel()}"
             )
-        return part[offset : offset + n]
+        return part[offset : offset + n], keeper

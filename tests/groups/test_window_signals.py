@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -198,6 +198,56 @@ def test_a_handler_during_a_wait_for_the_memory(group: Any) -> None:
     counts += 10 + len(handled)
     dist.all_reduce(counts)
     parallel_assert(rank != 0 or bool((memory == counts).all()), lambda: f"{memory[0]}, {counts}")
+
+
+@two
+def test_a_registration_that_one_rank_missed(group: Any) -> None:
+    """It has counted fewer windows than the others, whose signals it must get all the same."""
+    rank, _, before, after = ring()
+    memory = dist.zeros(1, group=group)
+    for at in range(3):
+        broke = False
+        with suppress(dist.DistError):
+            broke = breaking(
+                lambda: group.new_window(memory), at if rank == 0 else 10**6,
+                "groups/window_memory.py",
+            )  # fmt: skip
+        if broke:  # in place of the call that the others wait in
+            with suppress(dist.DistMismatchError):
+                dist.barrier(group)
+        parallel_assert(broke or rank > 0)
+        window = group.new_window(memory)
+        window.signal(after)
+        window.wait_signal(before, opts=within(2.0))
+
+
+def test_a_window_closed_while_threads_use_it(group: Any) -> None:
+    rank, _, _, after = ring()
+    memory, other = dist.zeros(8, group=group), []
+    window, go_on = group.new_window(memory), threading.Event()
+
+    def use() -> None:
+        one = torch.ones(1)
+        while not go_on.is_set():
+            try:
+                window.put(one, after)
+                window.accumulate(one, rank)
+            except dist.DistError:
+                continue
+            except Exception as error:
+                other.append(repr(error))
+                return
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for _ in range(200):
+        window.tensor_deregister()
+        window.tensor_register(memory)
+    go_on.set()
+    for each in threads:
+        each.join()
+    parallel_assert(not other, lambda: f"{other}")
 
 
 def test_threads_of_a_rank_do_not_mix(group: Any) -> None:
