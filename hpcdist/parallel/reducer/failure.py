@@ -55,17 +55,22 @@ class Failure:
             if self.error is None:
                 self.note(error)
 
-    def of_finish(self, error: BaseException, buckets: Sequence[Any]) -> None:
+    def of_finish(self, error: BaseException, buckets: Sequence[Any], more: int) -> None:
         """Record an error raised while this rank waited for its averages."""
         self.note(error)
-        if isinstance(error, (DistMismatchError, RankFailedError)):
-            # Operations in flight end soon, in one way or another, and their errors do not matter.
-            # After other errors each bucket could take a timeout.
-            for bucket in buckets:
-                if bucket.work is not None:
-                    self.settle(bucket.work.wait)
+        # Operations in flight end soon, in one way or another, and their errors do not matter.
+        # After other errors each bucket could take a timeout.
+        ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
+        for bucket in buckets if ends_soon else ():
+            if bucket.work is not None:
+                self.settle(bucket.work.wait)
+        if self._transfer.has_hook:  # whose second calls need not have been made
+            self.cut_off(buckets, len(buckets), more)
+        barriers, self._barriers = self._barriers or [], None
+        for barrier in barriers if ends_soon else ():
+            self.settle(barrier.wait)
 
-    def cut_off(self, buckets: Sequence[Any], started: int) -> None:
+    def cut_off(self, buckets: Sequence[Any], started: int, more: int) -> None:
         """Signal peers that an exception has ended this rank's backward; does not wait.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
@@ -80,16 +85,19 @@ class Failure:
             All of them.
         started : int
             How many have been started.
+        more : int
+            Calls that follow the last bucket.
         """
         # with several backends, peers wait in the one that moves the buckets
         comm = serving(self._transfer.comm, buckets[0].buffer)
         if self._barriers is not None:
             return
         barriers = self._barriers = []
+        owed = self._transfer.owed(len(buckets), started, more)
         if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
-            for _ in buckets[started:]:
+            for _ in range(owed):
                 self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))
-        elif started < len(buckets) and comm.size > 1:
+        elif owed and comm.size > 1:
             self.note(
                 DistError(
                     "backward ended before all buckets were reduced, and with the entry check "
@@ -99,7 +107,7 @@ class Failure:
         if isinstance(comm, Comm):
             comm.give_up()
 
-    def abandon(self, buckets: Sequence[Any], started: int, usage: Any) -> None:
+    def abandon(self, buckets: Sequence[Any], started: int, more: int, usage: Any) -> None:
         """Finish a backward pass that will never fill the remaining buckets.
 
         Parameters
@@ -108,10 +116,12 @@ class Failure:
             All of them.
         started : int
             How many have been started.
+        more : int
+            Calls that follow the last bucket.
         usage : Usage
             Its exchange may be in flight too.
         """
-        self.cut_off(buckets, started)
+        self.cut_off(buckets, started, more)
         for bucket in buckets[:started]:
             if bucket.work is not None:
                 self.settle(bucket.work.wait)

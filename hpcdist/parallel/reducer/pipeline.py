@@ -169,6 +169,11 @@ class Pipeline:
         return self._next - (self._late is not None)
 
     @property
+    def follows(self) -> int:
+        """Number of the group's calls that follow the last bucket in this pass."""
+        return int(self.tracks and self._usage.shared)
+
+    @property
     def full(self) -> bool:
         """Whether all buckets are full."""
         return self._next == len(self.buckets)

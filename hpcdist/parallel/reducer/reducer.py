@@ -325,6 +325,7 @@ class Reducer:
 
     def _begin_pass(self) -> None:
         self._running = True
+        self.transfer.begin()
         self._left = self._template[:]
         self._usage.begin()
         self.stats.backward_begins()
@@ -417,9 +418,10 @@ class Reducer:
                 for future in self.after_backward:
                     future.wait()
         except BaseException as error:
-            self._failure.of_finish(error, self.buckets)
+            self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
         else:
+            self.transfer.end()
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
             self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
@@ -469,12 +471,13 @@ class Reducer:
             Autograd's number of the backward.
         """
         if self._task == task and self._running:
-            self._failure.cut_off(self.buckets, self._pipeline.started)
+            self._failure.cut_off(self.buckets, self._pipeline.started, self._pipeline.follows)
 
     def _abandon(self) -> None:
         """Finish a backward pass that will never fill the remaining buckets."""
         try:
-            self._failure.abandon(self.buckets, self._pipeline.started, self._usage)
+            pipeline = self._pipeline
+            self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, self._usage)
         finally:
             self._reset()
 

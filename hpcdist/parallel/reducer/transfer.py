@@ -39,6 +39,8 @@ class Transfer:
         self.passes = 0
         self.divisor: int | None = None
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
+        self._calls: int | None = None  # of the group in a pass with the hook, once that is known
+        self._first = 0  # the group's calls before this pass
 
     @property
     def comm(self) -> Any:
@@ -60,7 +62,36 @@ class Transfer:
 
     def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let `hook` move the buckets from now on."""
-        self._hook = (state, hook)
+        self._hook, self._calls = (state, hook), None
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self._first = getattr(self.comm, "seq", 0)
+
+    def end(self) -> None:
+        """It has ended well."""
+        if self._hook is not None:
+            self._calls = self._made()
+
+    def owed(self, buckets: int, started: int, more: int) -> int:
+        """Return how many of a pass's calls, in which the other ranks may wait, were not made.
+
+        A hook may make any number, one after the other; then it counts what the last pass made, and
+        in the first pass one for each bucket.
+
+        Parameters
+        ----------
+        buckets, started : int
+            How many there are, and have been started.
+        more : int
+            Calls that follow the last bucket.
+        """
+        if self._hook is None or not hasattr(self.comm, "seq"):
+            return buckets - started + (more if started < buckets else 0)
+        return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
+
+    def _made(self) -> int:
+        return int(getattr(self.comm, "seq", 0) - self._first) % 2**32
 
     def may_wait(self, bucket: Any) -> bool:
         """Whether a last bucket may be reduced at the end of backward."""

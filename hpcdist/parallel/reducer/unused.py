@@ -32,6 +32,8 @@ class Usage:
 
     Attributes
     ----------
+    shared : bool
+        Whether the ranks exchange what they use.
     unreached : set of int
         Parameters to which none of the forwards since the last pass leads. A parameter can get no
         gradient for another reason too; that shows at the end of backward.
@@ -39,7 +41,7 @@ class Usage:
 
     def __init__(self, parameters: Sequence[torch.Tensor], local: bool) -> None:
         self._parameters = parameters
-        self._local = local
+        self.shared = not local
         self._nodes: list[Any] = []
         self._here = bytearray(len(parameters))
         self._anywhere: np.ndarray | None = None
@@ -85,7 +87,7 @@ class Usage:
         """Begin the exchange with the other ranks; all must call it."""
         # A copy: the next pass may be recorded while this exchange is in flight.
         self._anywhere = np.array(self._here, np.uint8)
-        if comm.size > 1 and not self._local:
+        if comm.size > 1 and self.shared:
             self._work = comm.all_reduce(self._anywhere, ReduceOp.MAX, True, api=API, extra=extra)
 
     def wait(self) -> None:

@@ -293,11 +293,11 @@ def test_an_exception_in_backward_on_one_rank_is_an_error_on_all(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_an_exception_in_backward_is_heard_at_once_and_all_stay_in_step() -> None:
+@pytest.mark.parametrize("find", [False, True], ids=["all", "find_unused"])
+def test_an_exception_in_backward_is_heard_at_once_and_all_stay_in_step(find: bool) -> None:
     """Also where the rank that caught it goes on with something else than a forward."""
-    model, x = DDP(Optional(), bucket_cap_mb=0), torch.ones(2, 3)
-    if last():
-        model.module.middle.weight.register_hook(explode)
+    model, x = DDP(Optional(), bucket_cap_mb=0, find_unused_parameters=find), torch.ones(2, 3)
+    model.module.middle.weight.register_hook(explode if last() else lambda grad: grad)
     loss = model(x).sum()
     dist.barrier()
     began = time.monotonic()

@@ -1,0 +1,64 @@
+"""Communication hooks that fail on one rank: an error on all, soon, and all stay in step."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.parallel import comm_hooks
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+SIZES = [(30, 40), (40, 50), (50, 60)]
+
+
+class Boom(Exception):
+    """What a hook raises."""
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["plain", "power", "noop"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_exception_in_a_hook_keeps_all_in_step(name: str, at: int) -> None:
+    """Whether a hook makes a call for each bucket, two that depend on each other, or none."""
+    state = None
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    x, fails, last = torch.ones(2, 30), [], dist.get_rank() == dist.get_world_size() - 1
+    model = dist.DistributedDataParallel(layers, bucket_cap_mb=0)
+    inner = {
+        "plain": comm_hooks.allreduce_hook,
+        "noop": comm_hooks.noop_hook,
+        "power": comm_hooks.powerSGD_hook,
+    }[name]
+    if name == "power":
+        state = comm_hooks.PowerSGDState(None, start_powerSGD_iter=2)
+
+    def hook(state, bucket):
+        if fails and bucket.index() == at:
+            raise Boom
+        return inner(state, bucket)
+
+    model.register_comm_hook(state, hook)
+    for _ in range(4):
+        model(x).sum().backward()
+    fails += [at] if last else []
+    loss = model(x).sum()
+    dist.barrier()
+    began = time.monotonic()
+    with suppress(Boom, dist.DistMismatchError):
+        heard = True
+        loss.backward()
+        heard = False
+    took = time.monotonic() - began
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
+    parallel_assert(heard == (last or name != "noop"), f"{heard}")
+    parallel_assert(took < 5, f"{took:.1f} s")
