@@ -6,8 +6,9 @@
     python tests/chaos.py --seed S --episode K               one episode again (same --rows, --np)
 
 Each episode is a job under mpirun that runs a program drawn from the seed: collectives, messages,
-objects and groups, with ranks that come late, are stopped, get signals, pass wrong arguments or
-die. Each rank writes down what came of each call; afterwards the lines of all ranks are compared.
+objects, groups, windows and training with communication hooks, with ranks that come late, are
+stopped, get signals, pass wrong arguments or die. Each rank writes down what came of each call;
+afterwards the lines of all ranks are compared.
 For each operation either all ranks that return a result return the right one, or every rank that
 returns at all returns an error; every call ends within its deadline and a second; nothing crashes,
 and nothing is left behind. Exits with 0 only if that was so.
@@ -22,7 +23,7 @@ import random
 import sys
 from pathlib import Path
 
-from chaos.rows import ROWS
+from chaos.rows import PLANTS, ROWS
 
 
 def arguments() -> argparse.Namespace:
@@ -45,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--damage", type=float, default=0.0, metavar="P", help="call results wrong, to try this"
     )
+    parser.add_argument("--plant", default="", choices=PLANTS, help="a mistake, to try this")
     parser.add_argument("--rank", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -58,7 +60,7 @@ def main() -> int:
         drawn = program.episode(
             options.seed, options.episode[0], options.rows, ranks, options.seconds
         )
-        rank.main(options.rank, drawn, options.damage)
+        rank.main(options.rank, drawn, options.damage, options.plant)
         return 0
     import run as runner
     from chaos import driver, job
@@ -70,6 +72,7 @@ def main() -> int:
     settings = driver.Settings(
         seed, options.rows, ranks, options.seconds, [mpirun, *mpi_arguments],
         {**driver.environment(), **mpi_env}, private, options.slack, options.damage, options.keep,
+        options.plant,
     )  # fmt: skip
     print(f"{name}, seed {seed}, rows {' '.join(options.rows)}", flush=True)
     if not private:

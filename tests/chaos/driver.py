@@ -34,13 +34,14 @@ class Settings:
     slack: float
     damage: float
     keep: bool
+    plant: str = ""
 
     def arguments(self, number: int) -> list[str]:
         """The command line from which a rank draws the same episode."""
         return [
             "--seed", self.seed, "--episode", str(number), "--rows", *self.rows,
             "--np", ",".join(map(str, self.ranks)), "--seconds", str(self.seconds),
-            "--damage", str(self.damage),
+            "--damage", str(self.damage), *(["--plant", self.plant] if self.plant else []),
         ]  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def add(settings: Settings, totals: dict[str, Total], drawn: Episode, ended: End
     total.seconds += ended.seconds
     if verdict.problems:
         report(settings, drawn, ended, verdict)
-    judged = sum(verdict.counts[name] for name in ("operations", "messages", "groups"))
+    judged = sum(verdict.counts[name] for name in ("operations", "messages", "groups", "windows"))
     line = f"{describe(drawn)}: {judged:,} calls, {verdict.counts['errors']:,} errors, "
     line += f"{len(ended.stops)} stops, {ended.seconds:.0f} s"
     line += f", {len(verdict.problems)} PROBLEMS" if verdict.problems else ""
@@ -209,7 +210,7 @@ def add(settings: Settings, totals: dict[str, Total], drawn: Episode, ended: End
 def print_table(totals: dict[str, Total]) -> None:
     """One line a row, and their sum."""
     head = (
-        f"{'row':<12}{'episodes':>9}{'operations':>11}{'messages':>10}{'groups':>8}{'errors':>9}"
+        f"{'row':<12}{'episodes':>9}{'operations':>11}{'messages':>10}{'groups':>8}{'windows':>9}{'errors':>9}"
         f"{'late':>9}{'stops':>7}{'signals':>9}{'mistakes':>9}{'deaths':>7}{'ended':>6}"
         f"{'worst s':>8}{'problems':>9}"
     )
@@ -219,7 +220,7 @@ def print_table(totals: dict[str, Total]) -> None:
         c = total.counts
         print(
             f"{name:<12}{total.episodes:>9}{c['operations']:>11}{c['messages']:>10}"
-            f"{c['groups']:>8}{c['errors']:>9}{c['late']:>9}{total.stops:>7}{c['signals']:>9}"
+            f"{c['groups']:>8}{c['windows']:>9}{c['errors']:>9}{c['late']:>9}{total.stops:>7}{c['signals']:>9}"
             f"{c['mistakes']:>9}{total.deaths:>7}{c['ended']:>6}{total.slowest:>8.2f}"
             f"{total.problems:>9}",
             flush=True,

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chaos import program
 from chaos.journal import Outcome
-from chaos.program import DESTROY, MAKE, USE, Episode, Step, lifetime, members, must_fail
+from chaos.program import DESTROY, MAKE, USE, Episode, Step, hook_of, lifetime, members, must_fail
 
 #: Seconds: a group with a longer timeout has no reason to time out.
 LONG = 4.0
 #: What an error says that came while data moved.
 MOVING = re.compile("while data moved|gave up while|is undefined")
+#: How torch's futures hand on an error, for a callback of a user's own hook.
+CALLBACK = "RuntimeError: Got the following error when running the callback: "
 #: Seconds on top of a deadline.
 SLACK = 1.0
+
+
+def _of_all(step: Step) -> bool:
+    """Whether all ranks hear of a step's mistake when they make the window."""
+    return step.odd is not None and must_fail(step.odd[1], step.op, step.dtype)
 
 
 @dataclass
@@ -107,6 +114,9 @@ class Judge:
             self.message(step, found, timeout)
         elif step.op in program.GROUPS:
             self.group(stream, step, timeout)
+        elif step.op in program.WINDOWS:
+            self.window(stream, step, timeout)
+            return
         elif step.op == "train":
             self.training(stream, step, found, timeout)
             return
@@ -131,7 +141,7 @@ class Judge:
         self.complete(step, found, self.drawn.ranks)
         if not found:
             return
-        self.verdict.counts["operations"] += 1
+        self.verdict.counts["windows" if step.op in program.WINDOWS else "operations"] += 1
         kinds = {each.kind for each in found.values()}
         if "wrong" in kinds:
             self.problem("WRONG RESULT", step, found)
@@ -139,16 +149,21 @@ class Judge:
             self.problem("SIGNAL", step, found)
         elif {"ok", "error"} <= kinds:
             self.verdict.counts["mixed"] += 1
-            if not self.may_mix(found):
+            own_affair = step.op == "train" and step.odd and not self.must_fail(step)
+            if not self.may_mix(found) and not own_affair:
                 self.problem("MIXED", step, found)
         elif "error" in kinds:
             self.verdict.counts["errors"] += 1
-        if step.odd and "ok" in kinds and must_fail(step.odd[1], step.op, step.dtype):
+        if step.odd and "ok" in kinds and self.must_fail(step):
             self.problem("A MISTAKE WAS ACCEPTED", step, found)
         for each in found.values():
             if each.kind == "error" and not self.excused(step, each, timeout, found):
                 self.problem("AN ERROR WITHOUT A FAULT", step, found)
                 break
+
+    def must_fail(self, step: Step) -> bool:
+        assert step.odd
+        return must_fail(step.odd[1], step.op, step.dtype, hook_of(self.drawn, step))
 
     def may_mix(self, found: dict[int, Outcome]) -> bool:
         """Whether some ranks may have a result and others an error.
@@ -164,8 +179,12 @@ class Judge:
         if row.deaths or any(row.descriptors) or any(row.memory):
             return True
         if step.odd:
+            if hook_of(self.drawn, step) == "averager":  # the others wait for a call of its program
+                return True
             return not each.text.startswith("DistTimeoutError") or timeout < LONG
-        name = each.text.partition(":")[0]
+        name = each.text.removeprefix(CALLBACK).partition(":")[0]
+        if step.op in program.WINDOWS and self.no_windows(each.text):
+            return all(other.kind != "ok" for other in found.values())
         if step.op == "aliased" and name == "ValueError":
             return all(other.kind != "ok" for other in found.values())
         if any(other.kind == "own" for other in found.values()):
@@ -214,6 +233,48 @@ class Judge:
         for part in (used, destroyed):
             self.on_time(step, part, timeout + (1.0 if part is destroyed else 0.0), 0)
 
+    def no_windows(self, text: str) -> bool:
+        """Whether it says that there are none, and this episode's groups may have none."""
+        env = self.drawn.env
+        if "has no windows" in text:
+            return env.get("HPCDIST_CHECK_TRANSPORT") == "mpi"
+        return "not symmetric" in text and bool("HPCDIST_NODE_MEMORY" in env or self.drawn.shm)
+
+    def window(self, stream: int, step: Step, timeout: float) -> None:
+        """Making and closing are collective; of what is between, each call is right by itself."""
+        made = self.calls.get((stream, step.number, MAKE), {})
+        if not made:
+            return
+        timeout = lifetime(step, timeout)
+        self.collective(replace(step, odd=None) if not _of_all(step) else step, made, timeout)
+        self.on_time(step, made, (3 if step.op == "window_closed" else 2) * timeout, 0)
+        for part in [*range(program.PUT, program.ACTS + program.MOST)]:
+            found = self.calls.get((stream, step.number, part), {})
+            if not found:
+                continue
+            if any(each.kind in ("wrong", "lost") for each in found.values()):
+                self.problem("WRONG RESULT in a window", step, found)
+            for each in found.values():
+                if each.kind == "error" and not self.excused_in_window(step, part, each, timeout):
+                    lost = "A SIGNAL WAS LOST"
+                    what = lost if part == program.WAIT else "AN ERROR WITHOUT A FAULT"
+                    self.problem(f"{what} (part {part})", step, found)
+                    break
+            if part == program.CLOSE and {"ok", "error"} <= {each.kind for each in found.values()}:
+                if not self.may_mix(found):
+                    self.problem("MIXED, a window is closed on some ranks", step, found)
+            if step.op != "window_closed" or part == program.DESTROYED:
+                self.on_time(step, found, timeout + (part == program.DESTROYED), 0)
+
+    def excused_in_window(self, step: Step, part: int, each: Outcome, timeout: float) -> bool:
+        if self.drawn.row.deaths:
+            return True
+        if part == program.WAIT or not each.text.startswith("DistTimeoutError"):
+            return False
+        if part == program.DESTROYED:
+            return True  # as of other groups: who is late leaves it behind
+        return timeout < LONG
+
     def training(self, stream: int, step: Step, found: dict[int, Outcome], timeout: float) -> None:
         """Buckets have a deadline each, and a rank may be late in its own hook, too."""
         built = self.calls.get((stream, step.number, 1), {})
@@ -221,6 +282,8 @@ class Judge:
             self.problem("A GROUP CANNOT BE TRAINED IN after an error", step, built)
             return
         self.collective(step, found, timeout)
+        if len({each.text for each in found.values() if each.kind == "ok"}) > 1:
+            self.problem("WRONG RESULT: the ranks' gradients differ", step, found)
         self.on_time(step, found, timeout + max(step.late.values(), default=0.0), 0)
 
     def meeting(self, key: tuple[int, int, int], found: dict[int, Outcome]) -> None:

@@ -28,15 +28,30 @@ WAITING = ["barrier", "monitored_barrier"]
 COLLECTIVES = REDUCING + MOVING + OBJECTS + WAITING
 P2P = ["pair", "ring", "pair_any", "pair_objects"]
 GROUPS = ["subgroup", "subgroup_left", "destroyed"]
+WINDOWS = ["window_ring", "window_sum", "window_overlap", "window_threads", "window_closed"]
+HOOKS = [
+    "allreduce", "fp16", "bf16", "fp16_wrapper", "bf16_wrapper", "per_tensor", "per_channel",
+    "power", "batched_power", "post_local", "noop", "own", "own_blocking", "then_step", "averager",
+]  # fmt: skip
+#: Hooks after which a rank has its own gradients, whatever the others did.
+LOCAL = {"post_local", "noop", "averager"}
 #: Operations with a root.
 ROOTED = {"reduce", "broadcast", "gather", "scatter", *OBJECTS} - {"all_gather_object"}
 #: Operations that are one call of `Comm`, so that `Comm.seq` tells whether it was made.
 SINGLE = {*REDUCING, *MOVING, "barrier", "aliased"}
 #: The calls of a step about groups, as parts of its outcome.
 MAKE, USE, DESTROY = range(3)
+#: Those of a step about windows; from `ACTS` on those of threads, or one move after the other.
+PUT, TELL, WAIT, GET, ADD, FOUND, REFUSED, CLOSE, DESTROYED, ACTS = range(1, 11)
+#: The most threads or moves of a step.
+MOST = 6
 #: Mistakes of one rank that every rank must hear of.
 ODD_TENSOR = ["dtype", "shape", "gaps", "none", "text", "endian", "locked", "mode", "call"]
 
+ODD_WINDOW = ["plain", "kind", "range", "dtype", "peer"]
+ODD_HOOK = [
+    "raises in backward", "raises in the hook", "raises in a callback", "returns nothing"
+]  # fmt: skip
 ODD_TORCH = ["dtype", "shape", "gaps", "none", "mode", "call", "resized", "meta", "sparse", "conj"]
 
 
@@ -51,7 +66,7 @@ class Step:
     group : int
         Which of the episode's groups.
     op : str
-        An operation's name, or one of `P2P` and `GROUPS`.
+        An operation's name, or one of `P2P`, `GROUPS` and `WINDOWS`.
     dtype, size, reduction, root
         Of the call; `root` is a rank of the group.
     mode : str
@@ -79,8 +94,8 @@ class Step:
 
     def __str__(self) -> str:
         words = [f"#{self.number} group {self.group} {self.op} {self.dtype}[{self.size}]"]
-        words += [self.reduction] if self.op in REDUCING else []
-        words += [f"root {self.root}"] if self.op in ROOTED or self.op in P2P else []
+        words += [self.reduction] if self.op in [*REDUCING, "window_sum"] else []
+        words += [f"root {self.root}"] if self.op in {*ROOTED, *P2P, "window_sum"} else []
         words += [self.mode]
         words += [f"rank {rank} {late * 1e3:.1f} ms late" for rank, late in self.late.items()]
         if self.signal:
@@ -181,7 +196,10 @@ def _step(
         op = rng.choice(GROUPS if row.lonely else GROUPS[:1])
     elif chance < row.p2p + row.groups + row.aliased:
         op = "aliased"
-    elif chance < row.p2p + row.groups + row.aliased + row.small:
+    elif chance < row.p2p + row.groups + row.aliased + row.windows:
+        # Threads that make groups at the same time would make them in another order on each rank.
+        op = rng.choice(WINDOWS if row.lonely and row.streams == 1 else WINDOWS[:-1])
+    elif chance < row.p2p + row.groups + row.aliased + row.windows + row.small:
         op = "all_reduce"
     else:
         op = rng.choice(COLLECTIVES)
@@ -206,8 +224,12 @@ def _step(
         odd = _mistake(rng, drawn.ranks, op, row.tensors)
         mode = "async" if mode == "dropped" else mode  # nobody would hear of it
     if op == "train" and rng.random() < row.odd:
-        odd = (rng.randrange(drawn.ranks), "raises in backward")
+        odd = (rng.randrange(drawn.ranks), rng.choice(ODD_HOOK if row.hooks else ODD_HOOK[:1]))
         mode = "async" if mode == "dropped" else mode
+    if op in WINDOWS:
+        reduction = _accumulated(reduction, dtype)
+        if op != "window_closed" and rng.random() < row.odd and drawn.ranks > 1:
+            odd = (rng.randrange(drawn.ranks), rng.choice(ODD_WINDOW))
     if op == "train":
         dtype = "float32"
     root = rng.randrange(drawn.ranks)
@@ -225,6 +247,21 @@ def _reduction(rng: random.Random, dtype: str) -> str:
     if "int" in dtype and reduction in ("AVG", "PREMUL_SUM"):
         return "SUM"
     return reduction
+
+
+def _accumulated(reduction: str, dtype: str) -> str:
+    """What a window's accumulate has, with exact results."""
+    if reduction in ("AVG", "PREMUL_SUM"):
+        return "SUM"
+    return reduction
+
+
+def hook_of(drawn: Episode, step: Step) -> str:
+    """The communication hook of an iteration; one stays for some iterations of a group."""
+    if not drawn.row.hooks:
+        return ""
+    rng = drawn.rng("hooks", step.group)
+    return rng.sample(HOOKS, len(HOOKS))[step.number // 40 % len(HOOKS)]
 
 
 def _lateness(drawn: Episode, rng: random.Random, timeout: float) -> dict[int, float]:
@@ -250,16 +287,21 @@ def _mistake(rng: random.Random, ranks: int, op: str, tensors: str) -> tuple[int
     return rng.randrange(ranks), rng.choice(known)
 
 
-def must_fail(how: str, op: str, dtype: str) -> bool:
+def must_fail(how: str, op: str, dtype: str, hook: str = "") -> bool:
     """Whether a call is wrong at all: some mistakes are none for some operations."""
+    if op in WINDOWS:  # of the others only the rank itself hears
+        return how in ("plain", "kind")
+    if op == "train":  # what comes after the communication is no business of the other ranks
+        return how != "raises in a callback" and hook not in LOCAL
     if how == "locked":  # inputs may be read-only
         return op.startswith(("all_", "reduce_scatter"))
     return how != "endian" or dtype != "uint8"
 
 
 def lifetime(step: Step, timeout: float) -> float:
-    """The timeout of a step's new group: short where a rank waits in vain."""
-    return timeout if step.op == "subgroup" else min(0.5, timeout)
+    """The timeout of a step's new group, if it makes one: short where a rank waits in vain."""
+    waits = step.op in ("subgroup_left", "destroyed", "window_closed")
+    return min(0.5, timeout) if waits else timeout
 
 
 def members(drawn: Episode, stream: int, step: Step) -> list[int]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import hpcdist as dist
 from chaos import aliases, cases, limits, messages, mistakes, program, subgroups
 from chaos.alarm import Alarm, Interrupted, arm_death
-from chaos.board import PID, Board
+from chaos.board import PID, VOTE, Board
 from chaos.journal import Journal
 from chaos.program import Episode, Step
 
@@ -85,10 +86,35 @@ class Runner:
             from chaos import training  # it imports torch
 
             training.run(self, step, group)
+        elif step.op in program.WINDOWS:
+            from chaos import windows
+
+            windows.run(self, step, group)
         elif step.op in program.P2P:
             messages.run(self, step, group)
         else:
             subgroups.run(self, step, group)
+
+    def votes(self, rank: int, mine: float) -> list[float]:
+        """A number of each rank, by the board: all ranks must come here."""
+        self.board.set(rank, self.stream, VOTE, mine)
+        self.board.meet(rank, self.stream)
+        every = [self.board.cell(each, self.stream, VOTE) for each in range(self.drawn.ranks)]
+        self.board.meet(rank, self.stream)
+        return every
+
+    def agree(self, step: Step, good: bool) -> bool:
+        """Whether it was good on all ranks."""
+        return not any(self.votes(self.rank, 0.0 if good else step.number + 1))
+
+    def catch_up(self, group: Any) -> None:
+        """Have ranks that have made fewer calls make up for them, where an error came between."""
+        comm = group._comm
+        every = self.votes(self.rank, float(comm.seq))
+        while comm.seq < max(every):
+            with suppress(dist.DistError):
+                dist.barrier(group)
+        self.board.meet(self.rank, self.stream)
 
     def pause(self, step: Step) -> None:
         late = step.late.get(self.rank)
@@ -217,9 +243,15 @@ def _groups(drawn: Episode) -> list[Any]:
     return made
 
 
-def main(folder: Path, drawn: Episode, damage: float) -> None:
+def main(folder: Path, drawn: Episode, damage: float, plant: str = "") -> None:
     """Run the episode as one rank of it."""
     _own_files(folder)
+    if drawn.row.windows:
+        import torch  # noqa: F401  # which takes longer than a call may
+    if plant:
+        from chaos import plants
+
+        plants.PLANTS[plant]()
     dist.init_process_group(timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     board, journal = Board(folder / "board", drawn.ranks), Journal(folder, rank)

@@ -14,7 +14,7 @@ from places import TESTS
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 #: The short form runs rows in which nothing is known to fail; docs/reliability.md has the rest.
-ROWS = [] if LONG else ["--rows", "calm", "late", "threads", "queue"]
+ROWS = [] if LONG else ["--rows", "calm", "late", "threads", "queue", "windows", "hooks"]
 CHAOS = TESTS / "chaos.py"
 
 
@@ -42,3 +42,15 @@ def test_a_wrong_result_is_found():
     assert "WRONG RESULT" in done.stdout and "damaged on purpose" in done.stdout
     again = re.search(r"again: python (\S+) (.*)", done.stdout)
     assert again and "--episode 0" in again[2] and "--seed" in again[2]
+
+
+@pytest.mark.parametrize("plant", ["put", "overlap", "accumulate", "signal", "bucket"])
+def test_a_planted_mistake_is_found(plant):
+    """In hpcdist itself, on each rank or on one; each is a wrong number, or a lost signal."""
+    row = "hooks" if plant == "bucket" else "windows"
+    done = attack(
+        "--episode", "0", "--rows", row, "--np", "2", "--seconds", "3", "--seed", "2",
+        "--plant", plant,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert ("A SIGNAL WAS LOST" if plant == "signal" else "WRONG RESULT") in done.stdout
