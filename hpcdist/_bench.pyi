@@ -21,3 +21,15 @@ class Loop:
     def stream(
         self, address: int, count: int, dtype: int, peer: int, sends: bool, window: int, calls: int
     ) -> None: ...
+
+def copy(send: int, recv: int, size: int, calls: int) -> None: ...
+def combine(
+    send: int,
+    recv: int,
+    count: int,
+    blocks: int,
+    dtype: int,
+    op: int,
+    back: bool,
+    calls: int,
+) -> None: ...

@@ -1,10 +1,13 @@
 """Loops in C over one MPI call: the baseline that ``python -m hpcdist bench`` compares hpcdist with.
 
 A loop contains nothing but the call. The memory is the caller's, the element type and the operation
-are those that hpcdist passes to MPI, and the communicator is a duplicate.
+are those that hpcdist passes to MPI, and the communicator is a duplicate. :func:`copy` and :func:`combine` make
+no call at all: they move a rank's share of the bytes that an operation cannot avoid.
 """
 
+from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from hpcdist.libmpi cimport (
     MPI_COMM_NULL, MPI_ERRORS_RETURN, MPI_IN_PLACE, MPI_MAX_ERROR_STRING, MPI_OP_NULL, MPI_STATUS_IGNORE,
@@ -20,6 +23,13 @@ cdef extern from "hd_mpi_ops.h" nogil:
     int hd_mpi_ops_init()
     MPI_Datatype hd_mpi_type(int)
     MPI_Op hd_mpi_op(int, int)
+
+cdef extern from "hd_kernels.h" nogil:
+    ctypedef void (*hd_reduce_fn)(const void*, void*, int64_t) noexcept nogil
+    hd_reduce_fn hd_reduce_kernel(int, int)
+
+cdef extern from "hd_types.h" nogil:
+    size_t hd_itemsize(int)
 
 cdef extern from * nogil:
     """
@@ -247,3 +257,67 @@ cdef int well(int rc, str what) except -1:
             length = 0
         raise DistBackendError(f"MPI failed in the C loop over {what}: {text[:length].decode(errors='replace')}")
     return 0
+
+
+def copy(size_t send, size_t recv, size_t size, long calls):
+    """Copies memory.
+
+    Parameters
+    ----------
+    send, recv : int
+        Addresses.
+    size : int
+        Bytes.
+    calls : int
+        How often.
+    """
+    cdef long _i
+    with nogil:
+        for _i in range(calls):
+            memcpy(<void*> recv, <void*> send, size)
+
+
+def combine(size_t send, size_t recv, int64_t count, int blocks, int dtype, int op, bint back, long calls):
+    """Reduces the blocks of a tensor into one, and may write the result into all of them.
+
+    Parameters
+    ----------
+    send, recv : int
+        Addresses of the blocks, one behind the other, and of the result, which may be the first block.
+    count : int
+        Elements of a block.
+    blocks : int
+        How many.
+    dtype, op : int
+        hpcdist's codes.
+    back : bool
+        Whether the result is copied into the blocks behind the first.
+    calls : int
+        How often.
+
+    Raises
+    ------
+    ValueError
+        The operation has no meaning for the type.
+    """
+    cdef hd_reduce_fn reduce = hd_reduce_kernel(op, dtype)
+    cdef int64_t item = hd_itemsize(dtype), step = (32 << 10) // item, at, n
+    cdef char* to
+    cdef long _i
+    cdef int k
+    if reduce == NULL:
+        raise ValueError("no such operation on this type")
+    with nogil:
+        for _i in range(calls):
+            at = 0
+            while at < count:  # by pieces that stay in the first-level cache
+                n = min(step, count - at)
+                to = <char*> recv + at * item
+                if recv != send:
+                    memcpy(to, <char*> send + at * item, n * item)
+                for k in range(1, blocks):
+                    reduce(<char*> send + (k * count + at) * item, to, n)
+                if back:
+                    for k in range(1, blocks):
+                        memcpy(<char*> send + (k * count + at) * item, to, n * item)
+                at += n

@@ -12,6 +12,7 @@ from hpcdist.collectives import all_to_all, barrier, broadcast, gather, p2p, red
 from hpcdist.groups import state as group
 
 from .errors import Unsupported
+from .floor import Floor
 from .job import MpiJob
 from .library import Call, Library, Messages, Wait
 from .measure import Batch
@@ -361,7 +362,7 @@ class Gloo(Library):
 _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 
 #: In the order in which they are printed.
-LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Mpi4py, Gloo, Async)
+LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Floor, Mpi4py, Gloo, Async)
 
 
 def _refuse_long(case: Case) -> None:

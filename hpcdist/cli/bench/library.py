@@ -61,9 +61,12 @@ class Library:
     ----------
     name : str
         In tables and options.
+    moves : bool
+        Whether a call leaves the operation's result, so that it can be compared.
     """
 
     name = ""
+    moves = True
 
     def open(self, job: MpiJob) -> None:
         """Prepare the library. All ranks call it.
