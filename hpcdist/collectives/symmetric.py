@@ -127,7 +127,7 @@ def empty(
     block = agreeing(comm).share(like.nbytes)
     if block is None:
         _say(comm, like.nbytes)
-        return torch.empty(like.shape, dtype=like.dtype)
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
     return torch.frombuffer(block, dtype=torch.uint8).view(like.dtype).view(like.shape)
 
 

@@ -162,7 +162,7 @@ def _read_all(folder: Path) -> Any:
     for name, entry in entries.items():
         if not isinstance(entry, checkpoint.metadata.TensorStorageMetadata):
             raise ValueError(f"{name} is no tensor: this is not hpcdist's")
-        there[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        there[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     checkpoint.load(there, checkpoint_id=folder, no_dist=True)
     rest = codec.decode(there.pop(_REST).numpy())
     for name, checksum in rest["checksums"].items():

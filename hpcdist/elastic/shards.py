@@ -157,13 +157,15 @@ def swap(
     dict
         What each of them sent.
     """
-    sizes = {source: torch.zeros(1, dtype=torch.int64) for source in sources}
+    sizes = {source: torch.zeros(1, dtype=torch.int64, device="cpu") for source in sources}
     works = [world.comm.irecv(size, source, TAG) for source, size in sizes.items()]
     if packed is not None and to is not None:
-        world.comm.send(torch.tensor([packed.numel()]), to, TAG)
+        world.comm.send(torch.tensor([packed.numel()], device="cpu"), to, TAG)
     for work in works:
         work.wait()
-    received = {s: torch.empty(int(size), dtype=torch.uint8) for s, size in sizes.items()}
+    received = {
+        s: torch.empty(int(size), dtype=torch.uint8, device="cpu") for s, size in sizes.items()
+    }
     works = [world.comm.irecv(data, source, TAG) for source, data in received.items()]
     if packed is not None and to is not None:
         world.comm.send(packed, to, TAG)

@@ -87,6 +87,7 @@ class Window(WindowMemory):
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         """
+        seconds_of(opts)
         there, _ = self._range(tensor, dst_rank, target_offset_nelems, "put")
         there.copy_(elements_of(tensor, there))
         return self._comm.finished([tensor])
@@ -123,6 +124,7 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
+        seconds_of(opts)
         there, _ = self._range(tensor, src_rank, target_offset_nelems, "get")
         fill_from(tensor, there, "get")
         return self._comm.finished([tensor])
@@ -166,9 +168,10 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
+        seconds = seconds_of(opts)
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
-        self._comm.accumulate(part, there, source, op, seconds_of(opts))
+        self._comm.accumulate(part, there, source, op, seconds)
         return self._comm.finished([tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
@@ -224,12 +227,12 @@ class Window(WindowMemory):
         RankFailedError
             If the peer has left the job.
         """
-        comm = self._live()
+        comm, seconds = self._live(), seconds_of(opts)
         self._part(peer_rank, "signal")
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
         # MPICH completes a message to oneself only with its receive
         if not async_op and peer_rank != comm.rank:
-            work.wait(seconds_of(opts))
+            work.wait(seconds)
         return work
 
     def wait_signal(
@@ -317,4 +320,4 @@ class Window(WindowMemory):
 def _nothing() -> Any:
     import torch
 
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")

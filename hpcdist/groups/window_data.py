@@ -98,5 +98,5 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
         return True
     import torch  # strides that lie within each other: count the places
 
-    places = torch.arange(_span(tensor) // tensor.element_size())
+    places = torch.arange(_span(tensor) // tensor.element_size(), device="cpu")
     return places.as_strided(tensor.shape, tensor.stride()).unique().numel() < tensor.numel()

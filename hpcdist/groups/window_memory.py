@@ -89,8 +89,8 @@ class WindowMemory:
             block, at = place or (0, 0)
             kind = zlib.crc32(str(tensor.dtype).encode())
             number = _numbers.get(comm, 0) if self._number is None else self._number
-            mine = torch.tensor([block, at, flat.numel(), kind, number])
-        rows = torch.empty(comm.size * 5, dtype=torch.int64)
+            mine = torch.tensor([block, at, flat.numel(), kind, number], device="cpu")
+        rows = torch.empty(comm.size * 5, dtype=torch.int64, device="cpu")
         comm.all_gather_into_tensor(rows, mine, api="tensor_register")
         table = rows.view(-1, 5).tolist()
         number = max(row[4] for row in table)

@@ -103,6 +103,28 @@ def seconds_of(options: PutOptions | None) -> float | None:
     Parameters
     ----------
     options : PutOptions, optional
-        Of any call.
+        Of any call, or torch's of the same name. A number as timeout is in seconds.
+
+    Raises
+    ------
+    TypeError
+        If it is none of those, or its timeout no time.
+    ValueError
+        If the timeout is negative.
     """
-    return None if options is None or options.timeout is None else options.timeout.total_seconds()
+    if options is None:
+        return None
+    if not hasattr(options, "timeout"):
+        raise TypeError(f"opts must be a PutOptions, not {type(options).__name__}")
+    timeout: object = options.timeout
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(
+            f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}"
+        )
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be zero or more, not {timeout} s")
+    return float(timeout)

@@ -186,6 +186,22 @@ def test_empty_tensors(group):
     window.wait_signal(before)
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_the_programs_default_device_is_its_own(group, device):
+    with torch.device(device):
+        memory = dist.zeros(40, device="cpu", group=group)
+        window = group.new_window(memory)
+        window.put(torch.ones(4, 3, device="cpu").T, group.rank(), 5)
+        window.get(memory[5:17].view(4, 3).T, group.rank(), 5)
+        window.signal(group.rank())
+        window.wait_signal(group.rank(), opts=within(5))
+    parallel_assert(memory.sum() == 12)
+
+
+def within(timeout) -> dist.WaitSignalOptions:
+    return dist.WaitSignalOptions(timeout=timeout)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_mistakes_are_errors(group):
     rank, size = here()
@@ -203,6 +219,15 @@ def test_mistakes_are_errors(group):
         (lambda: window.accumulate(torch.zeros(1), 0, op=dist.ReduceOp.AVG), TypeError, "AVG"),
         (lambda: window.accumulate(torch.zeros(1), 0, op=dist.ReduceOp.BOR), TypeError, "BOR"),
         (lambda: window.put(torch.zeros(1), 0, 1.5), TypeError, "float"),
+        (
+            lambda: window.put(torch.zeros(1), 0, opts="soon"),
+            TypeError,
+            "opts must be a PutOptions",
+        ),
+        (lambda: window.get(torch.zeros(1), 0, opts=3), TypeError, "opts must be a PutOptions"),
+        (lambda: window.wait_signal(0, opts=within(-1)), ValueError, "zero or more, not -1"),
+        (lambda: window.wait_signal(0, opts=within(float("nan"))), ValueError, "not nan"),
+        (lambda: window.signal(0, opts=within("soon")), TypeError, "timedelta or seconds, not str"),
     ):
         with parallel_raises(kind, match=match):
             what()

@@ -145,6 +145,13 @@ class Transfer:
                 "the future of a communication hook must hold one tensor of as many elements as "
                 f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
             )
+        if not result.dtype.is_floating_point and not result.dtype.is_complex:
+            raise TypeError(
+                "the future of a communication hook must hold gradients, floating-point or complex "
+                f"numbers, not {result.dtype}"
+            )
+        if result.is_meta:
+            raise TypeError("the future of a communication hook holds a meta tensor, without data")
         bucket.take(result, keep, None)
 
 

@@ -100,6 +100,20 @@ def test_hooks_that_are_refused() -> None:
     parallel_assert("only be called once" in model._get_ddp_logging_data()["error"])
 
 
+@pytest.mark.parametrize("made", ["integers", "meta"])
+def test_what_is_no_gradient_is_refused(made: str) -> None:
+    def hook(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        buffer = bucket.buffer()
+        future.set_result(buffer.int() if made == "integers" else buffer.to("meta"))
+        return future
+
+    model = DDP(layers())
+    model.register_comm_hook(None, hook)
+    with parallel_raises(TypeError, match="communication hook must hold gradients|meta tensor"):
+        model(batch()).square().sum().backward()
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_future_that_nobody_completes_is_a_timeout(wrapped: bool) -> None:
     """All buckets' together take one timeout, and the group goes on."""
