@@ -16,15 +16,17 @@ from jobs import run_job
 
 from hpcdist import _engine
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 WRAPPER = str(Path(__file__).with_name("apart.py"))
 PROGRAM = str(Path(__file__).with_name("apart_ranks.py"))
 OPEN_MPI = "Open MPI" in _engine.library_version()
 CONTAINER = "pid+proc+user+ipc+shm+eperm"
 #: What the ranks have of their own, and how many of the two then share a node.
-CASES = {"pid+proc": 2, CONTAINER: 1}
-RARE = {"pid": 2, "shm": 1, "eperm": 2, "user": 2, "enosys": 2, "pid+shm": 1, "user+eperm": 2}
+CASES = {
+    "pid+proc": 2, CONTAINER: 1, "pid": 2, "shm": 1, "eperm": 2, "user": 2, "enosys": 2,
+    "pid+shm": 1, "user+eperm": 2,
+}  # fmt: skip
 
 
 def can_unshare() -> bool:
@@ -56,20 +58,11 @@ def test_ranks_that_are_apart_work(what):
 
 
 @needs_namespaces
-@pytest.mark.rare
-@pytest.mark.parametrize("what", RARE)
-def test_ranks_that_are_apart_in_other_ways_work(what):
-    works(what, RARE[what])
-
-
-@needs_namespaces
-@pytest.mark.rare
 def test_three_ranks_that_are_apart_work():
     works("pid+proc", 3, ranks=3)
 
 
 @needs_namespaces
-@pytest.mark.rare
 @pytest.mark.parametrize("what", ["eperm", "pid+proc"])
 def test_a_rank_that_dies_apart_ends_the_job(what):
     ended = run_job(2, WRAPPER, what, PROGRAM, "dies", limit=60)
