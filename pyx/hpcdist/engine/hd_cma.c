@@ -2,7 +2,8 @@
  * whether it may: where the system refuses, in a container or by a seccomp filter, the receive
  * fails; where the process id is another process's in this PID namespace, the memory read is that
  * one's. Here each rank tries it on its neighbour, which finds every border between the ranks of
- * a node. Open MPI asks by itself. */
+ * a node. Open MPI asks by itself, and its MPI_T_init_thread would take the level named there for
+ * the level of the whole library. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,6 +12,12 @@
 
 #include "hd_base.h"
 #include "hd_cma.h"
+
+#ifdef OPEN_MPI
+
+void hd_cma_try(MPI_Comm node) { (void)node; }
+
+#else
 
 typedef struct offer {
     uint64_t pid, at, word;
@@ -47,7 +54,7 @@ void hd_cma_try(MPI_Comm node)
 
     MPI_Comm_rank(node, &rank);
     MPI_Comm_size(node, &n);
-    if (n < 2 || MPI_T_init_thread(MPI_THREAD_SINGLE, &level))
+    if (n < 2 || MPI_T_init_thread(MPI_THREAD_MULTIPLE, &level))
         return;
     if (MPI_T_cvar_get_index("MPIR_CVAR_CH4_CMA_ENABLE", &index) == MPI_SUCCESS) {
         word = hd_random64();
@@ -66,3 +73,5 @@ void hd_cma_try(MPI_Comm node)
     }
     MPI_T_finalize();
 }
+
+#endif
