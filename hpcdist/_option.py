@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ class Option:
         The allowed values of a ``choice``; compared without regard to case.
     minimum : float
         Smallest allowed value of a number.
+    maximum : float
+        Largest allowed value of a number.
     secret : bool
         Whether :func:`describe` keeps the value to itself.
     aliases : tuple of str
@@ -44,6 +47,7 @@ class Option:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float = 0
+    maximum: float = math.inf
     secret: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -117,6 +121,8 @@ class Option:
     def _number(self, text: str, value: str) -> float | int:
         wanted = {"seconds": "a number of seconds", "bytes": "a number of bytes (k, M, G allowed)"}
         expected = f"{wanted.get(self.kind, 'a whole number')} of at least {self.minimum:g}"
+        if self.maximum < math.inf:
+            expected += f" and at most {self.maximum}"
         if self.kind == "share":
             expected = "a number from 0 to 1"
         factor = 1
@@ -128,7 +134,8 @@ class Option:
         except ValueError:
             raise self._refuse(text, expected) from None
         # "not >=" also refuses NaN, which compares false with everything
-        if not number >= self.minimum or (self.kind == "share" and number > 1):
+        most = 1 if self.kind == "share" else self.maximum
+        if not self.minimum <= number <= most:
             raise self._refuse(text, expected)
         return number
 

@@ -240,6 +240,7 @@ register(
         "Memory in /dev/shm that the ranks of a group on one node share, for its collectives; "
         "taken at the first long one, at most that much for each group. The least value of the "
         "ranks counts. 0, or where there is no room for it: they go through MPI.",
+        maximum=1 << 50,
     )
 )
 register(
@@ -250,6 +251,7 @@ register(
         "Operations that the flight recorder of each process keeps, rounded up to a power of two. "
         "0 switches it off. Read when MPI is started.",
         minimum=0,
+        maximum=1 << 24,
     )
 )
 register(

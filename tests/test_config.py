@@ -143,3 +143,10 @@ def test_other_programs_variables_count_where_the_own_one_is_unset():
     rows = config.describe({"TORCH_NCCL_HIGH_PRIORITY": "0"})
     (row,) = [each for each in rows if each["variable"] == "HPCDIST_NCCL_HIGH_PRIORITY"]
     assert row["is_set"] and row["value"] is False
+
+
+@pytest.mark.parametrize("name", ["recorder", "node_memory"])
+def test_numbers_that_no_machine_has_are_refused_by_name(name):
+    variable = f"HPCDIST_{name.upper()}"
+    with pytest.raises(ValueError, match=f"^{variable}='9{{20}}' is not valid: .* at most "):
+        config.get(name, {variable: "9" * 20})

@@ -76,12 +76,14 @@ def find(place: str | os.PathLike[str]) -> list[Path]:
     at = Path(place)
     found = []
     for path in [at] if at.is_file() else sorted(at.iterdir()):
+        if not path.is_file():
+            continue  # opening a FIFO waits for its writer
         try:
             with open(path, "rb") as file:
                 if file.read(len(_MAGIC)) == _MAGIC:
                     found.append(path)
         except OSError:
-            continue  # a folder, or another user's
+            continue  # another user's
     return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 from made_recordings import BEGIN, MS, operation, recording
 
 from hpcdist.cli import main
-from hpcdist.cli.analyze import load
+from hpcdist.cli.analyze import load, printable
 from hpcdist.cli.analyze.trace import merged
 from hpcdist.recordings import Group, Operation, Recording, Site
 from hpcdist.recordings.analysis.bars import timeline
@@ -146,3 +147,15 @@ def test_nothing_to_read(tmp_path, capsys):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="no file"):
         load(tmp_path, None)
+
+
+def test_a_folder_with_a_fifo_is_no_trap(tmp_path):
+    """Opening one waits until somebody writes to it."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="no file"):
+        load(tmp_path, None)
+
+
+def test_names_that_a_terminal_would_obey_are_shown():
+    shown = printable("train\x1b]0;pwn\x07.py, line 3\n\tstep \u2028 \x9b2J\u00e9")
+    assert shown == "train\\x1b]0;pwn\\x07.py, line 3\n\tstep \\u2028 \\x9b2J\u00e9"

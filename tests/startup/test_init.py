@@ -233,6 +233,21 @@ def test_check_setting(no_world, monkeypatch, setting, level):
     parallel_assert(works)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("variable", "setting"), [("HPCDIST_CHECK", "off"), ("HPCDIST_CHECK_TRANSPORT", "mpi")]
+)
+def test_a_setting_that_one_rank_has_alone_is_named(no_world, monkeypatch, variable, setting):
+    rank, size = true_place()
+    if rank == size - 1:
+        monkeypatch.setenv(variable, setting)
+    text = outcome()
+    monkeypatch.undo()
+    if not dist.is_initialized():
+        dist.init_process_group(timeout=SHORT)
+    parallel_assert(variable in text and f"rank {size - 1}" in text, text)
+
+
 def test_a_communicator_of_mpi4py_as_the_world(no_world):
     mpi4py = pytest.importorskip("mpi4py.MPI")
     rank, size = true_place()

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         recordings, notes = load(options.dir, options.job)
         for note in notes:
-            print(f"hpcdist analyze: {note}", file=sys.stderr)
+            print(f"hpcdist analyze: {printable(note)}", file=sys.stderr)
         found = analysis(recordings)
         if options.html:
             options.html.write_text(page(found, timeline(recordings)), encoding="utf-8")
@@ -55,10 +55,25 @@ def run(options: argparse.Namespace) -> int:
                 with open(f"{options.frtrace}{recording.rank}", "wb") as file:
                     pickle.dump(as_frtrace(recording), file)
     except (OSError, ValueError) as error:
-        print(f"hpcdist analyze: {error}", file=sys.stderr)
+        print(f"hpcdist analyze: {printable(str(error))}", file=sys.stderr)
         return 1
-    print(json.dumps(found, indent=1) if options.json else "\n".join(lines(found)))
+    text = json.dumps(found, indent=1) if options.json else printable("\n".join(lines(found)))
+    print(text)
     return 3 if divergences(recordings) else 0
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal obeys: a recorder's names may be another user's.
+
+    Parameters
+    ----------
+    text : str
+        Lines.
+    """
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def load(place: Path, job: str | None) -> tuple[list[Recording], list[str]]:

@@ -82,6 +82,12 @@ typedef struct birth {
     uint64_t uid;
 } birth;
 
+static int checks_by_mpi(void)
+{
+    const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
+    return transport && strcmp(transport, "mpi") == 0;
+}
+
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
  * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
@@ -98,7 +104,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.node = hd_session_node(c->session, &slot);
     mine.slot = (uint64_t)(int64_t)slot;
     mine.uid = hd_random64();
-    mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << 8;
+    mine.check =
+        (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << 8 | (uint64_t)checks_by_mpi() << 16;
     mine.world = (uint64_t)hd_session_rank(c->session);
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
@@ -114,8 +121,11 @@ static int meet(hd_comm *c, char *text, size_t room)
             wrong = r;
     }
     if (wrong >= 0 && (all[wrong].check ^ all[0].check) >> 8) {
-        snprintf(text, room, "group '%s': HPCDIST_FT is set on rank %d, and not on rank %d",
-                 c->name, all[0].check >> 8 ? 0 : wrong, all[0].check >> 8 ? wrong : 0);
+        const int ft = (all[wrong].check ^ all[0].check) >> 8 & 1;
+        const int first = all[0].check >> (ft ? 8 : 16) & 1;
+        snprintf(text, room, "group '%s': %s on rank %d, and not on rank %d", c->name,
+                 ft ? "HPCDIST_FT is set" : "HPCDIST_CHECK_TRANSPORT is mpi", first ? 0 : wrong,
+                 first ? wrong : 0);
         free(all);
         return HD_ERR_MISMATCH;
     }
@@ -152,7 +162,6 @@ static void inherit(hd_comm *c, const birth *b)
 /* Collective over the new communicator. */
 static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
 {
-    const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
     int code, rc;
 
     c->node_slot = malloc((size_t)c->size * sizeof *c->node_slot);
@@ -166,7 +175,7 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
         return code;
     if (c->size == 1)
         return HD_OK;
-    if (c->one_node && !(transport && strcmp(transport, "mpi") == 0) && (rc = hd_page_open(c)))
+    if (c->one_node && !checks_by_mpi() && (rc = hd_page_open(c)))
         return failed(b ? c->session : NULL, "MPI_Bcast", c->name, rc, text, room);
     if (c->page || (code = hd_post_open(c, &rc)) == HD_OK)
         return HD_OK;
