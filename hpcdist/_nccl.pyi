@@ -174,7 +174,7 @@ class SingleCalls:
         self, output: Any, input: Any, async_op: Any = False, *, api: Any = None, extra: int = 0
     ) -> Any: ...
     def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any = ..., async_op: Any = False
+        self, output: Any, input: Any, op: Any = ..., async_op: Any = False, *, api: Any = None
     ) -> Any: ...
 
 class StreamWork:

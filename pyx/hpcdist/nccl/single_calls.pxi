@@ -135,7 +135,7 @@ cdef class SingleCalls:
         facts = (own.dtype, own.n, extra) if queue.compare is not None else None
         return queue.one(name, index, &c, input, output, async_op, facts, None)
 
-    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False):
+    def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduce one tensor; rank i keeps its i-th part."""
         cdef StreamQueue queue = self.queue
         cdef hd_buf out, whole
@@ -143,7 +143,7 @@ cdef class SingleCalls:
         cdef way* w
         cdef int index, other
         cdef ReduceOp known = as_reduce_op(op)
-        name = "reduce_scatter_tensor"
+        name = "reduce_scatter_tensor" if api is None else api
         index = fill_device(output, &out, True, queue.memory, queue.device_type, "reduce_scatter_tensor: output")
         other = fill_device(input, &whole, False, queue.memory, queue.device_type, "reduce_scatter_tensor: input")
         equal(name, &out, &whole, index, other)
