@@ -88,7 +88,10 @@ class Stats:
             dict.fromkeys(_NAMES.get(p.dtype, str(p.dtype)[6:]) for p in parameters)
         )
         self._level = get_debug_level()
-        self.strs["torch_distributed_debug"] = self._level.name
+        # as torch has it, of the environment alone
+        self.strs["torch_distributed_debug"] = (
+            os.environ.get("HPCDIST_DEBUG") or os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "N/A"
+        ).upper()
         for name in ("cuda_visible_devices", "master_addr", "master_port"):
             self.strs[name] = os.environ.get(name.upper(), "N/A")
         sizes = [p.numel() * p.element_size() for p in parameters]
