@@ -103,15 +103,16 @@ def test_reduce_operations(folder):
     assert "without c: MPI has no AVG" in notes
     ints = rows_of(folder / "ints.json")
     assert {(row["type"], row["library"]) for row in ints} >= {("int8", "c"), ("bool", "c")}
-    assert all(row["wrong"] == 0 for row in ints)
+    assert all(row["wrong"] == 0 or row["library"] == "floor" for row in ints)
 
 
 def test_osu_has_a_column_for_each_library_and_the_plot_a_line(folder):
     lines = (folder / "table.osu").read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("# Size"))
-    assert lines[at].split()[2:] == ["hpcdist", "hpcdist-off", "c", "mpi4py", "gloo"]
+    assert lines[at].split()[2:] == ["hpcdist", "hpcdist-off", "c", "floor", "mpi4py", "gloo"]
     assert [line.split()[0] for line in lines[at + 1 :]] == ["8", "64", "512"]
-    assert all(float(cell) > 0 for line in lines[at + 1 :] for cell in line.split()[1:])
+    cells = [float(cell) for line in lines[at + 1 :] for cell in line.split()[1:]]
+    assert all(cell > 0 or i % 6 == 3 for i, cell in enumerate(cells))  # a floor may be under 5 ns
     drawn = (folder / "plot.svg").read_text()
     assert drawn.count("<!-- gloo -->") == 1 and "bus bandwidth" in drawn
 
