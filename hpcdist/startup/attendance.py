@@ -311,7 +311,9 @@ def _job() -> str | None:
     elif "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
         key = f"slurm-{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"
     else:
-        key = _hydras_job()
+        # by its process where that can be seen: hydra answers before MPI has started alone
+        hydra = _ancestor(("hydra",))
+        key = f"hydra-{hydra[0]}" if hydra else _hydras_job()
         if not key:
             return None
     return hashlib.sha256(f"{os.getuid()} {key}".encode()).hexdigest()[:16]
