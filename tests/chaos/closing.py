@@ -13,6 +13,7 @@ import torch
 
 import hpcdist as dist
 from chaos.program import ACTS, CLOSE, DESTROYED, MAKE, Step, lifetime
+from chaos.subgroups import destroy
 
 #: Seconds that a thread may go on after the group is gone; the wait for a signal is shorter.
 LONGEST = 5.0
@@ -34,7 +35,7 @@ def run(runner: Any, step: Step, group: Any) -> None:
     if runner.agree(step, kind == "ok"):
         _close_in_use(runner, step, *made)
     if made:
-        _destroy(runner, step, made[0])
+        destroy(runner, step, made[0], DESTROYED)
     for thread in runner.threads:
         thread.join()
     runner.threads.clear()
@@ -77,12 +78,3 @@ def _until_it_is_closed(runner: Any, step: Step, part: int, act: Any) -> None:
         text = f"{type(error).__name__}: {error}"
         kind = "ok" if "destroyed" in text else "error"
     runner.write(step.number, ACTS + part, kind, began, text)
-
-
-def _destroy(runner: Any, step: Step, new: Any) -> None:
-    began = time.monotonic()
-    try:
-        dist.destroy_process_group(new)
-        runner.write(step.number, DESTROYED, "ok", began)
-    except Exception as error:
-        runner.write(step.number, DESTROYED, "error", began, f"{type(error).__name__}: {error}")

@@ -39,12 +39,17 @@ def run(runner: Any, step: Step, group: Any) -> None:
         _use_elsewhere(runner, step, new, ranks)
     elif step.op == "subgroup" or runner.rank != ranks[0]:
         _use(runner, step, new)
+    destroy(runner, step, new, DESTROY)
+
+
+def destroy(runner: Any, step: Step, new: Any, part: int) -> None:
+    """Destroy a group of this step, and write down what came of it."""
     began = time.monotonic()
     try:
         dist.destroy_process_group(new)
-        runner.write(step.number, DESTROY, "ok", began)
+        runner.write(step.number, part, "ok", began)
     except Exception as error:
-        runner.write(step.number, DESTROY, "error", began, f"{type(error).__name__}: {error}")
+        runner.write(step.number, part, "error", began, f"{type(error).__name__}: {error}")
 
 
 def _plain(step: Step) -> Step:
