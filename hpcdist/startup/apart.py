@@ -30,12 +30,12 @@ _MPICH = ("MPIR_CVAR_NOLOCAL", "1")
 
 def own_space() -> Space:
     """Return what this process shares with those that have the same."""
-    return _space("self", "/dev/shm")
+    return _space("self", Path("/dev/shm"))
 
 
-def _space(process: str, shm: str) -> Space:
+def _space(process: str, shm: Path) -> Space:
     found = []
-    for path in (f"/proc/{process}/ns/pid", shm):
+    for path in (Path("/proc", process, "ns", "pid"), shm):
         try:
             about = os.stat(path)
             found.append(f"{about.st_dev:x}.{about.st_ino:x}")
@@ -87,7 +87,7 @@ def shares_with_launcher(names: tuple[str, ...]) -> bool:
         except OSError:
             environ = []  # another user's
         if comm_of(pid).startswith(names) or not any(e.startswith(_RANK) for e in environ):
-            theirs = _space(str(pid), f"/proc/{pid}/root/dev/shm")
+            theirs = _space(str(pid), Path("/proc", str(pid), "root", "dev", "shm"))
             # what may not be looked at is not known to be shared, except by ids
             return theirs[0] in ("0", own_space()[0]) and theirs[1] == own_space()[1]
     return False

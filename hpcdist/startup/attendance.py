@@ -168,12 +168,10 @@ class Watch:
         launch = self._launch
         if launch is None or not launch.local_size or "MPIR_CVAR_NOLOCAL" in os.environ:
             return False
+        if "MPICH" not in launchers.mpi_family(_engine.library_version()):
+            return False  # before the look at all sockets, which is made at each tick
         here = self._here()
-        return (
-            len(here) >= launch.local_size
-            and len({shm for _, shm in here.values()}) > 1
-            and "MPICH" in launchers.mpi_family(_engine.library_version())
-        )
+        return len(here) >= launch.local_size and len({shm for _, shm in here.values()}) > 1
 
     def _end_job(self, why: str) -> None:
         launch = self._launch
