@@ -169,7 +169,6 @@ class BuildExt(build_ext):
         """Build with an MPI from now on; one of several builds for any libmpi of its ABI."""
         self._mpi = mpi
         self._middle = f".{mpi.family}" if mpi and several else ""
-        self._objects: dict[tuple[Path, bool], str] = {}
         # A site's wrapper is the compiler itself; a wheel's only lends its flags, because
         # it would add a run path into the folder the build put it in.
         lent = mpi is not None and (several or mpi.wheel is not None)
@@ -189,23 +188,33 @@ class BuildExt(build_ext):
     def _engine(self) -> str | None:
         return next((self._target(ext) for ext in self.extensions if ext.mpi), None)
 
-    def build_extension(self, ext: NativeExtension) -> None:
-        """Compile what changed, several files at a time, and link."""
-        tasks = [(self._generated[ext.name], ext.mpi)]
-        tasks += [(path, False) for path in ext.plain_c] + [(path, True) for path in ext.mpi_c]
-        missing = [task for task in tasks if task not in self._objects]
+    def build_extensions(self) -> None:
+        """Compile what changed of all extensions, several files at a time; then link each."""
+        tasks = {task for ext in self.extensions for task in self._tasks(ext)}
+        # The longest first: the last core to end is then not alone for long.
+        order = sorted(tasks, key=lambda task: (-task[0].stat().st_size, task))
         with ThreadPoolExecutor(self._jobs()) as pool:
-            self._objects.update(zip(missing, pool.map(self._compile, missing), strict=True))
+            self._objects = dict(zip(order, pool.map(self._compile, order), strict=True))
+        super().build_extensions()
+
+    def build_extension(self, ext: NativeExtension) -> None:
+        """Link an extension."""
         target = self._target(ext)
         # Unlink first: a process may have the old file mapped.
         Path(target).unlink(missing_ok=True)
         self._compiler(ext.mpi).link_shared_object(
-            [self._objects[task] for task in tasks],
+            [self._objects[task] for task in self._tasks(ext)],
             target,
             extra_postargs=["-pthread", *(self._mpi_link_args if ext.mpi else [])],
             build_temp=self.build_temp,
             target_lang="c",
         )
+
+    def _tasks(self, ext: NativeExtension) -> list[tuple[Path, bool]]:
+        """The C files of an extension, each with whether it is compiled with MPI."""
+        found = [(self._generated[ext.name], ext.mpi)]
+        found += [(path, False) for path in ext.plain_c]
+        return found + [(path, True) for path in ext.mpi_c]
 
     def _find_all(self) -> list[mpicc.MPICompiler]:
         """The compilers of a build for several ABIs."""
