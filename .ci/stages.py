@@ -32,7 +32,15 @@ import kinds  # noqa: E402
 PASSED = ROOT / ".ci" / "passed.json"
 
 #: What every stage depends on that has an environment: how it is made, and what builds hpcdist.
-BUILD = (".ci/common", ".ci/stages.py", "setup.py", "pyproject.toml", "MANIFEST.in", "_build/*")
+BUILD = (
+    ".ci/common",
+    ".ci/packages",
+    ".ci/stages.py",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "_build/*",
+)
 #: What hpcdist is made of.
 PACKAGE = (*BUILD, "hpcdist/*", "pyx/*")
 #: What every run of tests/run.py depends on.
