@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2 and 4 ranks.
 
-A file's mark says in which stage it is. Stages run side by side as far as each rank has a core of
-its own; a file that starts jobs itself is a stage and counts as one core.
+A file's mark says in which stage it is; a file that starts jobs itself is a stage of its own. As
+many stages run side by side as there are cores; if possible, only one of them has several ranks.
 
     python tests/run.py                  all but the rare tests
     python tests/run.py --all            the rare tests as well, which take longer than all others
@@ -122,9 +122,9 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     files = chosen_files(options)
     found = []
 
-    def add(name: str, command: list[str], paths: list[Path], env: dict, cores: int) -> None:
+    def add(name: str, command: list[str], paths: list[Path], env: dict, processes: int) -> None:
         if paths:  # its own dict: each stage adds its seed
-            found.append(Stage(name, command, [*map(str, paths)], dict(env), cores))
+            found.append(Stage(name, command, [*map(str, paths)], dict(env), processes))
 
     add("local", pytest_command(options), files["local"], base, 1)
     if options.unit_only:
@@ -145,8 +145,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     for name, paths in shares(files["jobs"]).items():
         job_env = {**base, "HPCDIST_TEST_MPIRUN": mpirun}
         add(f"jobs, {name}", pytest_command(options), paths, job_env, 1)
-    # Those of one core first: no core is idle until the last of them.
-    found.sort(key=lambda stage: stage.cores > 1)
+    # The longest first.
+    found.sort(key=lambda stage: -stage.processes)
     return found
 
 
@@ -169,10 +169,15 @@ def shares(paths: list[Path]) -> dict[str, list[Path]]:
 
 
 def run_all(stages: list[Stage], timeout: float) -> None:
-    """Run stages in their order, side by side as far as there are cores."""
-    cores = len(os.sched_getaffinity(0))
+    """Run stages, as many at a time as there are cores.
+
+    Tests wait half of their time: for a rank that is late on purpose, for a timeout, for an import.
+    So a stage of several ranks does not keep the cores busy by itself, and while it lasts, those of
+    one process run beside it.
+    """
+    places = len(os.sched_getaffinity(0))
     turns, change = Turns(), threading.Condition()
-    running: list[Stage] = []
+    pending, running = list(stages), []
 
     def work(stage: Stage) -> None:
         try:
@@ -183,13 +188,16 @@ def run_all(stages: list[Stage], timeout: float) -> None:
                 turns.close(other.name for other in running)
                 change.notify()
 
-    def free(stage: Stage) -> bool:
-        return not running or sum(other.cores for other in running) + stage.cores <= cores
+    def following() -> Stage:
+        several = any(stage.processes > 1 for stage in running)
+        return next((stage for stage in pending if (stage.processes > 1) != several), pending[0])
 
     try:
         with change:
-            for stage in stages:
-                change.wait_for(lambda stage=stage: free(stage))
+            while pending:
+                change.wait_for(lambda: len(running) < places)
+                stage = following()
+                pending.remove(stage)
                 running.append(stage)
                 turns.open(stage.name)
                 threading.Thread(target=work, args=(stage,), daemon=True).start()

@@ -95,6 +95,7 @@ def test_split_group():
         dist.split_group(split_ranks=[[0]], backend="cpu:nccl")
 
 
+@pytest.mark.once
 def test_groups_that_all_members_have_dropped_are_freed():
     """MPICH has 2,048 communicators per process. What is still used stays, and so does its name."""
     rank, size = place()

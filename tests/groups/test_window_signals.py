@@ -77,6 +77,7 @@ def test_a_wait_that_times_out_as_the_signal_comes(group: Any) -> None:
     parallel_assert(rank != 1 or got == count + 1, lambda: f"{got} of {count + 1}")
 
 
+@pytest.mark.once
 def test_many_windows_have_signals_of_their_own(group: Any) -> None:
     _, _, before, after = ring()
     memory = dist.zeros(1, group=group)

@@ -57,7 +57,9 @@ def again(done: list[Stage], timeout: float) -> list[Flaky]:
         names = [name for name, report in stage.failures if excusable(stage, report)]
         if not names or len(stage.failures) > MOST:
             continue
-        once = Stage(f"{stage.name}, once more", stage.command, names, dict(stage.env), stage.cores)
+        once = Stage(
+            f"{stage.name}, once more", stage.command, names, dict(stage.env), stage.processes
+        )
         turns = Turns()
         turns.open(once.name)
         try:

@@ -24,7 +24,7 @@ LAST_LINES = 60
 
 @dataclass
 class Stage:
-    """One pytest run, the number of cores that it keeps busy, and what came of it.
+    """One pytest run, the number of its processes, and what came of it.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Stage:
     command: list[str]
     tests: list[str]
     env: dict[str, str]
-    cores: int
+    processes: int
     passed: int = 0
     failed: int = 0
     skipped: int = 0

@@ -85,8 +85,8 @@ def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, o
     found = runner.stages(runner.parse())
     ran = {stage.name for stage in found if "not once" not in stage.command}
     assert [n for n in numbers if f"ranks, {n} rank{'s' * (n > 1)}" in ran] == [one]
-    cores = [stage.cores > 1 for stage in found]
-    assert cores == sorted(cores)
+    processes = [stage.processes for stage in found]
+    assert processes == sorted(processes, reverse=True)
 
 
 @pytest.mark.parametrize(
