@@ -172,7 +172,8 @@ cdef extern from "hd_late.h" nogil:
 cdef extern from "hd_recorder_file.h" nogil:
     void hd_rec_wish(int, const char*)
     const char* hd_rec_path()
-    void hd_rec_close(int)
+    void hd_rec_leave()
+    void hd_rec_remove()
     int hd_rec_dump()
     int hd_rec_dump_to(const char*)
 

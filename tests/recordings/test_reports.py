@@ -78,6 +78,19 @@ def test_a_hang_over_something_else_is_explained(over, count):
         count(1)
 
 
+@pytest.mark.parametrize("stopped", (0, 1))
+def test_a_call_of_a_rank_that_has_left_is_explained(stopped):
+    program = PROGRAM.with_name("leaves_nccl.py")
+    ended = run_job(2, str(program), str(stopped), limit=60)
+    assert ended.code == 0, ended.text
+    (line,) = (n for n, text in enumerate(program.read_text().splitlines(), 1)
+               if text.endswith("# called by: leaving"))  # fmt: skip
+    said = re.search(rf"<<other_root {stopped} (\w+) (.*?)>>", ended.text, re.DOTALL)
+    assert said and f"rank {1 - stopped} called as collective #2" in said[2], ended.text
+    assert f"{program.name}:{line} in other_root" in said[2], ended.text
+    assert "shm hpcdist." in ended.text and not ended.shm, ended
+
+
 def all_jobs() -> list[tuple[str, ...]]:
     """Every kind, each job with one that hangs first."""
     every = every_kind(PROGRAM)

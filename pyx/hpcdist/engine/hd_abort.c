@@ -18,6 +18,8 @@ static void *abort_fallback(void *code)
 {
     struct timespec ts = {3, 0};
     nanosleep(&ts, NULL);
+    if (!code)
+        hd_rec_remove();
     _exit((int)(intptr_t)code);
     return NULL;
 }

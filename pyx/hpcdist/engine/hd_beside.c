@@ -85,7 +85,8 @@ static int same(const hd_view *v, const hd_record *r, const hd_view *w, const hd
                                      r->kind != HD_ALL_GATHER && r->kind != HD_REDUCE));
 }
 
-/* What the member of this rank does about the collective `r` of this process; 0: the same. */
+/* What the member of this rank does about the collective `r` of this process; 0: the same, -1: its
+ * recorder cannot be read. */
 static int say_other(const hd_beside *b, const hd_view *mine, const hd_record *r, int rank,
                      hd_text *t)
 {
@@ -99,7 +100,7 @@ static int say_other(const hd_beside *b, const hd_view *mine, const hd_record *r
         hd_say(t, "\n  rank %d ", rank);
         hd_session_report(c->session, slot, t);
         hd_hang_say_where(c->session, slot, t);
-        return 1;
+        return -1;
     }
     if (hd_view_find(&v, hd_view_group(&v, b->uid), r->seq, &at, &last)) {
         differs = !same(mine, r, &v, &at);
@@ -126,16 +127,19 @@ static int say_other(const hd_beside *b, const hd_view *mine, const hd_record *r
 static int say_one(const hd_beside *b, const hd_view *mine, const hd_record *r, hd_text *t)
 {
     const hd_comm *c = b->comm;
-    int others = 0;
+    int others = 0, told = 0;
     hd_say(t, "\n  rank %d called", c->rank);
     if (r->kind < HD_SEND)
         hd_say(t, " as collective #%u", r->seq);
     hd_say(t, ": ");
     say_call(mine, r, t);
-    for (int k = 0; k < c->size && others < SHOWN && t->used + 400 < t->room; k++)
-        if (k != c->rank && (r->kind < HD_SEND || r->peer == k))
-            others += say_other(b, mine, r, k, t);
-    if (!others)
+    for (int k = 0; k < c->size && told < SHOWN && t->used + 400 < t->room; k++)
+        if (k != c->rank && (r->kind < HD_SEND || r->peer == k)) {
+            const int differs = say_other(b, mine, r, k, t);
+            told += differs != 0;
+            others += differs > 0;
+        }
+    if (!told)
         hd_say(t, "\n  the other ranks have made the same call");
     return others;
 }

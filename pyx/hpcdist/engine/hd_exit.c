@@ -113,17 +113,11 @@ static void mark_ended(void)
 
 void hd_exit_unmet(int is) { unmet = is; }
 
-/* Runs inside libc's exit(), after Python has gone, with the exit status: the only place that sees
- * the status of `sys.exit(3)`. MPI_Finalize would wait for ranks that are waiting for this one. */
-static void at_exit(int status, void *arg)
+/* MPI_Finalize would wait for ranks that are waiting for this one. */
+static void leave_mpi(int status)
 {
     int down = 0, others = 0;
-    (void)arg;
-    if (hd_in_child() || !armed)
-        return;
-    hd_rec_close(status & 0xff);
     MPI_Finalized(&down);
-    status &= 0xff;
     if (down && status == 0)
         mark_ended();
     if (down)
@@ -165,6 +159,20 @@ static void at_exit(int status, void *arg)
     MPI_Finalize();
     if (status == 0 && !poisoned)
         mark_ended();
+}
+
+/* Runs inside libc's exit(), after Python has gone, with the exit status: the only place that sees
+ * the status of `sys.exit(3)`. */
+static void at_exit(int status, void *arg)
+{
+    (void)arg;
+    if (hd_in_child() || !armed)
+        return;
+    status &= 0xff;
+    hd_rec_leave();
+    leave_mpi(status);
+    if (status == 0)
+        hd_rec_remove();
 }
 
 void hd_arm_exit(int owns_mpi)

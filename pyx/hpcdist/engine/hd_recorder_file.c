@@ -234,7 +234,7 @@ void hd_rec_open(int rank, int size, uint64_t job, int tidy)
     }
 }
 
-void hd_rec_close(int status)
+void hd_rec_leave(void)
 {
     if (!hd_rec.head)
         return;
@@ -242,7 +242,12 @@ void hd_rec_close(int status)
     __atomic_store_n(&hd_rec.head->left, 1, __ATOMIC_RELEASE);
     if (copied != hd_rec.failures)
         hd_rec_dump();
-    if (status == 0 && path[0]) {
+}
+
+void hd_rec_remove(void)
+{
+    static int removed;
+    if (path[0] && !__atomic_exchange_n(&removed, 1, __ATOMIC_SEQ_CST)) {
         unlink(path);
         *strrchr(path, '/') = 0;
         rmdir(path); /* unless others have files there */

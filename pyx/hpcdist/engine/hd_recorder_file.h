@@ -15,8 +15,11 @@ void hd_rec_open(int rank, int size, uint64_t job, int tidy);
 /* The path of its file, "" if no other process can read it. */
 const char *hd_rec_path(void);
 
-/* At the end of the process: an orderly one leaves nothing behind. */
-void hd_rec_close(int status);
+/* At the end of the process: notes it, and copies what has failed. */
+void hd_rec_leave(void);
+/* Removes the file: an orderly end leaves nothing behind. Other ranks may still read it while they
+ * are in operations, so not before MPI has ended. */
+void hd_rec_remove(void);
 /* In a fork's child: the recorder is its parent's. */
 void hd_rec_drop(void);
 

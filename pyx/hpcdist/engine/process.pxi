@@ -185,7 +185,9 @@ def _exit_at_once(status):
         ).encode()
         hd_abort(status if 0 < status < 256 else 1, <const char*> why)
     if not hd_forked and not hd_in_child():
-        hd_rec_close(status)
+        hd_rec_leave()
+        if status == 0:
+            hd_rec_remove()
     leave_at_once(status)
 
 
