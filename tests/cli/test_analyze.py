@@ -63,6 +63,21 @@ def test_the_rank_that_did_not_come():
     assert "  rank 1: has not called it" in text
 
 
+def test_ranks_without_a_recorder_are_not_spoken_of():
+    bad = {"state": "failed", "failure": "timeout", "ended": BEGIN + 2000 * MS}
+    recordings = job([{"ms": 0}], [{"ms": 0, **bad}], [{"ms": 0, **bad}])[1:]
+    (said,) = analysis(recordings)["divergences"]
+    assert (said["kind"], said["unknown"]) == ("failed", [0])
+    text = "\n".join(lines(analysis(recordings)))
+    assert "group 'world': the ranks whose call is known all called it, and it failed" in text
+    assert "  rank 0: its call is not recorded" in text and "no recorder of rank 0" in text
+    whole = "\n".join(lines(analysis(job([{"ms": 0, **bad}], [{"ms": 0, **bad}]))))
+    assert "group 'world': all ranks called it, and it failed" in whole
+    assert "not recorded" not in whole
+    agreeing = "\n".join(lines(analysis(job([{"ms": 0}], [{"ms": 0}])[:1])))
+    assert "No divergence: the ranks with a recorder called the same collectives" in agreeing
+
+
 def test_ranks_that_called_different_things():
     other = {"name": "broadcast", "kind": "broadcast", "op": "", "peer": 0}
     recordings = job(

@@ -61,7 +61,8 @@ class Divergence:
     at : int
         When the first rank called it, in nanoseconds since 1970.
     kind : {"mismatch", "absent", "failed"}
-        They called different things; ranks did not call it; it failed on ranks that all called it.
+        They called different things; ranks did not call it; it failed on ranks that all called it,
+        as far as their calls are recorded.
     collective : Collective
         What they called.
     """

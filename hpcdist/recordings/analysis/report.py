@@ -59,6 +59,11 @@ def _divergence(one: Divergence) -> dict[str, Any]:
         "at": one.at / 1e9,
         "calls": [{"ranks": ranks, "call": call} for call, ranks in variants.items()],
         "absent": collective.absent,
+        "unknown": [
+            rank
+            for rank in collective.group.ranks
+            if rank not in collective.calls and rank not in collective.absent
+        ],
     }
 
 

@@ -11,6 +11,7 @@ _WHAT = {
     "mismatch": "the ranks called different things",
     "absent": "not all ranks called it",
     "failed": "all ranks called it, and it failed",
+    "failed of some": "the ranks whose call is known all called it, and it failed",
 }
 
 
@@ -27,7 +28,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["missing_ranks"]:
         yield f"no recorder of {ranks_in_words(found['missing_ranks'])}"
     yield ""
-    yield from _divergences(found["divergences"])
+    yield from _divergences(found["divergences"], bool(found["missing_ranks"]))
     yield ""
     yield from _processes(found["processes"])
     yield ""
@@ -48,17 +49,21 @@ def ranks_in_words(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
 
 
-def _divergences(found: list[dict[str, Any]]) -> Iterator[str]:
+def _divergences(found: list[dict[str, Any]], some_missing: bool) -> Iterator[str]:
     if not found:
-        yield "No divergence: all ranks called the same collectives, as far as is recorded."
+        ranks = "the ranks with a recorder" if some_missing else "all ranks"
+        yield f"No divergence: {ranks} called the same collectives, as far as is recorded."
         return
     for place, one in enumerate(found):
         name = "First divergence" if place == 0 else "Also"
-        yield f"{name}: collective #{one['number']} of group '{one['group']}': {_WHAT[one['kind']]}"
+        kind = "failed of some" if one["kind"] == "failed" and one["unknown"] else one["kind"]
+        yield f"{name}: collective #{one['number']} of group '{one['group']}': {_WHAT[kind]}"
         for variant in one["calls"]:
             yield f"  {ranks_in_words(variant['ranks'])}: {variant['call']}"
         if one["absent"]:
             yield f"  {ranks_in_words(one['absent'])}: has not called it"
+        if one["unknown"]:
+            yield f"  {ranks_in_words(one['unknown'])}: its call is not recorded"
 
 
 def _processes(found: list[dict[str, Any]]) -> Iterator[str]:
