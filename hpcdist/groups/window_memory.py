@@ -28,6 +28,11 @@ class WindowMemory:
     """The part of :class:`hpcdist.Window` that registers tensors and finds those of other ranks."""
 
     def __init__(self, group: Any) -> None:
+        if not isinstance(getattr(group, "_name", None), str):
+            raise TypeError(
+                "group must be a process group of hpcdist that this process is in, not "
+                f"{type(group).__name__}: {group!r}"
+            )
         self._group = group
         self._comm = agreeing(group._comm)
         if not self._comm.supports_window:

@@ -33,6 +33,12 @@ def window_of(group, n: int = N, dtype: torch.dtype = torch.float32):
     return group.new_window(tensor), tensor
 
 
+def test_what_is_no_group_is_refused_by_name():
+    for wrong in (None, 1, "world", object(), [0], dist.GroupMember.NON_GROUP_MEMBER):
+        with parallel_raises(TypeError, match="group must be a process group of hpcdist"):
+            dist.Window(wrong)
+
+
 def test_put_and_get_of_every_dtype(rng, group):
     check, (rank, size, before, after) = Check(), ring()
     for dtype in MOVED:
