@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
+from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
@@ -71,8 +72,8 @@ def barrier(
 
     Raises
     ------
-    TypeError
-        If an argument is of the wrong type.
+    TypeError, ValueError
+        If an argument is of the wrong type, or the timeout is not positive.
     DistMismatchError
         On all ranks, if some of them are in another operation.
     DistTimeoutError
@@ -88,13 +89,12 @@ def barrier(
     with refusing(agreeing(comm), "barrier"):
         if device_ids is not None and not isinstance(device_ids, list):
             raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
-        if timeout is not None and not isinstance(timeout, timedelta):
-            raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
-    if timeout is None:
+        seconds = None if timeout is None else seconds_of(timeout)
+    if seconds is None:
         return comm.barrier(async_op)
     # an operation reads the group's timeout when it begins
     usual = comm.timeout
-    comm.timeout = timeout.total_seconds()
+    comm.timeout = seconds
     try:
         return comm.barrier(async_op)
     finally:

@@ -69,7 +69,11 @@ def monitored_barrier(
 
 
 def _seconds(timeout: timedelta | float) -> float:
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    value: object = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(
+            f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}"
+        )
     if not value >= 0:
-        raise ValueError(f"timeout must not be negative, not {timeout}")
-    return value
+        raise ValueError(f"timeout must be zero or more, not {timeout}")
+    return float(value)

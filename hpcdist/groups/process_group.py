@@ -11,6 +11,7 @@ from hpcdist._engine import Work
 from hpcdist.backends import dispatch
 from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
+from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.methods import Collectives
 from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
@@ -144,15 +145,11 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     @property
     def timeout(self) -> timedelta:
         """After this long a missing peer is an error. All members must set the same value."""
-        return timedelta(seconds=self._comm.timeout)
+        return limit_of(self._comm.timeout)
 
     @timeout.setter
     def timeout(self, value: timedelta) -> None:
-        if not isinstance(value, timedelta):
-            raise TypeError(f"timeout must be a datetime.timedelta, not {type(value).__name__}")
-        if value <= timedelta(0):
-            raise ValueError(f"timeout must be positive, not {value}")
-        self._comm.timeout = value.total_seconds()
+        self._comm.timeout = seconds_of(value)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set :attr:`timeout`. See :func:`hpcdist.set_timeout`."""

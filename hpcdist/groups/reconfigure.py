@@ -15,6 +15,7 @@ from hpcdist.backends.dispatch import combine
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.hooks import Hooked
+from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
 
 __all__ = ["Reconfigurable", "ReconfigureOptions", "Reconfigured", "agree"]
@@ -126,8 +127,10 @@ def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int
     pg = group if group is not None else world.pg
     if pg is None:
         raise ValueError(NOT_INITIALIZED)
+    given = None if timeout is None else seconds_of(timeout)
     comm = _native(pg)
-    return _engine.agree(comm, flag, comm.timeout if timeout is None else timeout.total_seconds())
+    seconds = comm.timeout if given is None else given
+    return _engine.agree(comm, flag, seconds)
 
 
 class Reconfigurable:
@@ -215,12 +218,13 @@ class Reconfigurable:
                 f"the process group {self._name!r} cannot be reconfigured, only the default group "
                 "can: its ranks decide what the ranks of all others mean"
             )
+        opts = opts or ReconfigureOptions()
+        limit = opts.timeout if timeout is None else timeout
+        given = None if limit is None else seconds_of(limit)
         comm = _native(self)
         renewed(self._backends, comm)  # raises if a backend cannot
-        opts = opts or ReconfigureOptions()
         _check_handles(opts.handles, comm)
-        limit = timeout or opts.timeout
-        seconds = comm.timeout if limit is None else limit.total_seconds()
+        seconds = comm.timeout if given is None else given
         for group in list(world.groups):
             group._call_abort_hooks()
         made, former = _engine.recover(comm, self._name, seconds)

@@ -12,6 +12,7 @@ from hpcdist.errors import StoreTimeoutError
 
 __all__ = [
     "DEFAULT_TIMEOUT",
+    "LONGEST",
     "Deadline",
     "Timeout",
     "key_list",
@@ -26,6 +27,9 @@ __all__ = [
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 Timeout = timedelta | float
+
+#: Seconds: longer timeouts mean no limit, and would not fit into the clocks' nanoseconds.
+LONGEST = 1e9
 
 #: Keys that a message names before it only counts them.
 _NAMED = 8
@@ -42,7 +46,7 @@ def seconds_of(timeout: Timeout) -> float:
     Returns
     -------
     float
-        Seconds.
+        Seconds, at most `LONGEST`.
 
     Raises
     ------
@@ -61,7 +65,7 @@ def seconds_of(timeout: Timeout) -> float:
         )
     if not (seconds >= 0 and math.isfinite(seconds)):
         raise ValueError(f"a timeout must be finite and not negative, not {timeout!r}")
-    return seconds
+    return min(seconds, LONGEST)
 
 
 class Deadline:

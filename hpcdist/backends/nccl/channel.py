@@ -6,7 +6,6 @@ import struct
 import time
 import zlib
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,8 +111,8 @@ class MpiChannel:
         own = np.frombuffer(_own(unique), np.uint8).copy()
         other = np.empty_like(own)
         arrives = self.comm.irecv(other, peer, _TAG)
-        self.comm.isend(own, peer, _TAG).wait(timedelta(seconds=limit))
-        arrives.wait(timedelta(seconds=limit))
+        self.comm.isend(own, peer, _TAG).wait(limit)
+        arrives.wait(limit)
         parts = [own.tobytes(), other.tobytes()]
         ranks = [self.rank, peer]
         if peer < self.rank:

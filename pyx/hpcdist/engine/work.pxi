@@ -98,6 +98,8 @@ cdef double seconds_of(object timeout) except? -2:
         return -1
     if hasattr(timeout, "total_seconds"):
         timeout = timeout.total_seconds()
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}")
     cdef double s = timeout
     if s != s:
         raise ValueError("timeout is not a number")
@@ -147,7 +149,8 @@ cdef class Work:
         Parameters
         ----------
         timeout : float or datetime.timedelta, optional
-            Seconds to wait at most. Without it, the group's timeout ends the operation itself.
+            Seconds to wait at most. Without it, or with a negative one, which torch passes for none, the group's
+            timeout ends the operation itself.
 
         Returns
         -------

@@ -32,6 +32,12 @@ static int64_t now(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* So many seconds from now; a very long time is no limit. */
+static int64_t in(double seconds)
+{
+    return seconds < 1e9 ? now() + (int64_t)(seconds * 1e9) : INT64_MAX;
+}
+
 static void rest(int64_t ns)
 {
     struct timespec t = {ns / 1000000000, ns % 1000000000};
@@ -421,7 +427,7 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
     if (rc || w->state == HD_WATCH_CAPTURED)
         return rc;
     w->limit = seconds;
-    w->deadline = seconds < 1e9 ? now() + (int64_t)(seconds * 1e9) : INT64_MAX;
+    w->deadline = in(seconds);
     w->listed = 1;
     __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&lock);
@@ -445,7 +451,7 @@ int hd_order(hd_watched *w, void *stream)
 
 int hd_watch_wait(hd_watched *w, double seconds)
 {
-    int64_t end = now() + (int64_t)(seconds * 1e9), nap = 1000;
+    int64_t end = in(seconds), nap = 1000;
     int state;
     for (;;) {
         state = look(w);

@@ -10,7 +10,11 @@ cdef double seconds_of(object timeout) except? -2:
     """A timeout in seconds; -1 for none, which is the meaning of torch's negative durations."""
     if timeout is None:
         return -1
-    cdef double seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    if hasattr(timeout, "total_seconds"):
+        timeout = timeout.total_seconds()
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}")
+    cdef double seconds = timeout
     if seconds != seconds:
         raise ValueError("timeout is not a number")
     return seconds if seconds >= 0 else -1
