@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
 
 __all__ = ["add_arguments", "remote_commands", "run"]
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             rows = _everywhere(options)
         except (OSError, ValueError) as error:
-            print(f"hpcdist top: {error}", file=sys.stderr)
+            print(f"hpcdist top: {printable(str(error))}", file=sys.stderr)
             return 1
         if options.encoded:
             print(base64.encodebytes(json.dumps(rows).encode()).decode(), end="")
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(rows, indent=1))
             return 0
-        text = "\n".join(_lines(rows, before, options.stacks))
+        text = printable("\n".join(_lines(rows, before, options.stacks)))
         if options.once or options.stacks:
             print(text)
             return 0
@@ -152,7 +153,8 @@ def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str
             continue  # nothing of the job is there, which it says on standard error
     if not found:
         where = command[-2] if command[0] != "srun" else "srun"
-        print(f"hpcdist top: {where}: {err.strip() or 'no answer'}", file=sys.stderr)
+        said = printable(err.strip()) or "no answer"
+        print(f"hpcdist top: {where}: {said}", file=sys.stderr)
     return found
 
 

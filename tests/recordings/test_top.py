@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 from recorded_jobs import SLEEPER, pids_of, start
 
+from hpcdist.cli import top as command
 from hpcdist.cli.top import remote_commands
 
 pytestmark = pytest.mark.jobs
@@ -46,6 +47,27 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "hpcdist", "top", *arguments],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_names_do_not_command_the_terminal(monkeypatch, capsys):
+    named = "train\x1b]0;pwn\x07.py"
+    row = {
+        "job": "0a0b0c0d", "program": named, "size": 1, "rank": 0, "host": named, "pid": 1,
+        "alive": False, "operation": named, "state": named, "others": [named], "stacks": named,
+    }  # fmt: skip
+    options = argparse.Namespace(encoded=False, json=False, once=True, stacks=True)
+    monkeypatch.setattr(command, "_everywhere", lambda _: [row])
+    assert command.run(options) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert shown.count("train\\x1b]0;pwn\\x07.py") == 6
+
+    def fails(_):
+        raise ValueError(named)
+
+    monkeypatch.setattr(command, "_everywhere", fails)
+    assert command.run(options) == 1
+    assert "train\\x1b]0;pwn\\x07.py" in capsys.readouterr().err
 
 
 def test_a_hung_job(hung):
