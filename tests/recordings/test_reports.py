@@ -222,6 +222,31 @@ os.write(1, f"path {_engine.recorder_path()!r} {written}\\n".encode())
 """
 
 
+NAMED = """
+import numpy as np, hpcdist as d
+from datetime import timedelta
+from hpcdist import _engine
+from hpcdist.recordings import read
+d.init_process_group(timeout=timedelta(seconds=30))
+try:
+    d.all_reduce(np.ones(2 + d.get_rank()))
+except d.DistMismatchError as error:
+    said = str(error)
+(site,) = {one.site.file for one in read(_engine.recorder_path()).operations if one.site}
+print(f"<<{said}>> <{site}>", flush=True)
+"""
+
+
+def test_a_file_name_does_not_command_the_terminal(tmp_path):
+    program = tmp_path / "<b>\x1b]0;pwn\x07\nnext\ttab.py"
+    program.write_text(NAMED)
+    ended = run_job(2, str(program), limit=60)
+    assert ended.code == 0, ended.text
+    shown = r"<b>\x1b]0;pwn\x07\nnext\ttab.py"
+    assert ended.text.count(f"{shown}:") >= 2 and ended.text.count(f"{shown}>") == 2, ended.text
+    assert "\x1b" not in ended.text and "\x07" not in ended.text, ended.text
+
+
 def test_it_can_be_switched_off():
     job = start(WITHOUT, {"HPCDIST_RECORDER": "0"})
     text, _ = job.communicate(timeout=60)

@@ -103,7 +103,7 @@ cdef void note_line(hd_job* j) noexcept:
             line = text_of_site(j.site_id)
         else:
             frame = calling_frame()
-            line = b"" if frame is None else line_of(frame).encode(errors="replace")
+            line = b"" if frame is None else printable(line_of(frame))
         strncpy(j.site, <const char*> line, HD_SITE - 1)
     except BaseException as error:
         raise_later(error)  # a message without its line is better than none

@@ -200,12 +200,18 @@ cdef uint32_t number_of_site() except? 0:
     return number
 
 
+cdef bytes printable(str text):
+    """A name without what a terminal obeys, or what ends a line of the recorder's log."""
+    if not text.isprintable():
+        text = "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in text])
+    return text.encode()
+
+
 cdef uint32_t write_site(object frame, tuple key) except? 0:
     """Writes the line into the recorder's log; 0: there is no room."""
     global site_texts, site_older
     cdef uint32_t drops = hd_rec.drops
-    cdef bytes path = key[0].encode(errors="replace"), function = key[2].encode(errors="replace")
-    cdef bytes text = line_of(frame).encode(errors="replace")
+    cdef bytes path = printable(key[0]), function = printable(key[2]), text = printable(line_of(frame))
     cdef uint32_t number = hd_rec_site(frame.f_lineno, function, path)
     if hd_rec.drops != drops:
         empty_table()
