@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
+from hpcdist.groups.numbers import split_sizes
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
@@ -138,7 +139,7 @@ def all_to_all_single(
         Destination, split along dimension 0.
     input : torch.Tensor, numpy.ndarray or buffer
         What this rank sends, split along dimension 0.
-    output_split_sizes : list of int, optional
+    output_split_sizes : list of int, or tensor or array of integers, optional
         Rows received from each rank. None or empty: equal parts, and the group's size must divide
         dimension 0.
     input_split_sizes : list of int, optional
@@ -165,6 +166,5 @@ def all_to_all_single(
     Source: ``torch.distributed.all_to_all_single``.
     """
     comm = _world.comm if group is None else _comm_of(group)
-    return comm.all_to_all_single(
-        output, input, output_split_sizes or None, input_split_sizes or None, async_op
-    )
+    splits = split_sizes(comm, input, output_split_sizes, input_split_sizes)
+    return comm.all_to_all_single(output, input, *splits, async_op)

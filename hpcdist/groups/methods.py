@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.c10d import BarrierOptions
+from hpcdist.groups.numbers import split_sizes
 from hpcdist.groups.reductions import Reductions
 from hpcdist.groups.tensors import stacked
 
@@ -310,9 +311,8 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_to_all_single`.
         """
-        return self._comm.all_to_all_single(
-            output, input, output_split_sizes or None, input_split_sizes or None, async_op
-        )
+        splits = split_sizes(self._comm, input, output_split_sizes, input_split_sizes)
+        return self._comm.all_to_all_single(output, input, *splits, async_op)
 
     @overload
     def barrier(self, async_op: Literal[False] = ...) -> None: ...

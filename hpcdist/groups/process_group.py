@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.methods import Collectives
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
 from hpcdist.groups.world import world
@@ -177,7 +177,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
     def _check_rank(self, rank: int, what: str) -> int:
         """Return a rank in the group, or raise ValueError."""
-        rank = operator.index(rank)
+        rank = whole(rank, what)
         if 0 <= rank < self._comm.size:
             return rank
         raise ValueError(
@@ -187,6 +187,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
     def _check_peer(self, rank: int, what: str) -> int:
         """Return a rank in the group other than this one, or raise ValueError."""
+        rank = whole(rank, what)
         if rank == self._comm.rank:
             kind = "isend" if what.endswith("dst") else "irecv"
             raise ValueError(
@@ -210,6 +211,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
             return self._check_rank(group_rank, "group_" + what)
         if rank is None:
             raise ValueError(f"{what} (a rank of the world) or group_{what} must be given")
+        rank = whole(rank, what)
         try:
             return self._index[rank]
         except KeyError:

@@ -13,6 +13,7 @@ from typing import Any, NewType
 
 from hpcdist import _engine, log
 from hpcdist.errors import DistError
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.process_group import ProcessGroup, short
 from hpcdist.groups.world import NOT_INITIALIZED, OUTSIDE, Absent, NonMember, world
 
@@ -261,6 +262,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     Local to this process. Source: ``torch.distributed.get_group_rank``.
     """
     pg = member(group)
+    global_rank = whole(global_rank, "global_rank")
     try:
         return pg._index[global_rank]
     except KeyError:

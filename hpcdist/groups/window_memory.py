@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 import zlib
 from collections import defaultdict
@@ -12,6 +11,7 @@ from hpcdist._engine import Work, check_usable, tags
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.window_data import refuse_without_memory
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class WindowMemory:
         if tensor.dtype != part.dtype:
             raise TypeError(f"{what}: a tensor of {tensor.dtype} for a window of {part.dtype}")
         refuse_without_memory(tensor, what)
-        offset, n = operator.index(offset), tensor.numel()
+        offset, n = whole(offset, "target_offset_nelems"), tensor.numel()
         if offset < 0 or offset + n > part.numel():
             raise ValueError(
                 f"{what}: {n} elements at {offset} do not fit into the window of rank {rank}, "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hpcdist.groups.numbers import split_sizes
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.nn import _nodes as nodes
 
@@ -237,5 +238,6 @@ def all_to_all_single(
     -----
     Source: ``torch.distributed.nn.functional.all_to_all_single``.
     """
-    splits = (output_split_sizes or None, input_split_sizes or None)
-    return nodes.AllToAllSingle.apply(input, [output], None, splits, member(group))
+    pg = member(group)
+    splits = split_sizes(pg._comm, input, output_split_sizes, input_split_sizes)
+    return nodes.AllToAllSingle.apply(input, [output], None, splits, pg)

@@ -224,6 +224,10 @@ def _resolve(
     device_id: Any,
 ) -> _Request:
     """Check the arguments, and fill in the defaults."""
+    if not isinstance(name, str):
+        raise TypeError(f"group_name must be a str, not {type(name).__name__}: {name!r}")
+    if name.encode(errors="replace").decode() != name:
+        raise ValueError(f"group_name must be text that UTF-8 can encode, not {name!a}")
     if store is not None and init_method is not None:
         raise ValueError("give either init_method or store, not both")
     asked = Backend(backend) if backend is not None else _default_backend(device_id)

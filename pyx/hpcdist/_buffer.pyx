@@ -211,7 +211,11 @@ cdef object fill_protocol(object obj, hd_buf* b, bint writable, str role):
     try:
         PyObject_GetBuffer(obj, &view, PyBUF_STRIDES | PyBUF_FORMAT)
     except (BufferError, ValueError) as err:
-        raise TypeError(f"{role}: {err}") from None
+        dtype = getattr(obj, "dtype", None)
+        raise TypeError(
+            f"{role}: {err}" if dtype is None else
+            f"{role} has dtype {dtype}, which cannot be sent ({err}); arrays of numbers and booleans can"
+        ) from None
     try:
         if writable and view.readonly:
             raise ValueError(f"{role} is read-only, and this operation writes to it")

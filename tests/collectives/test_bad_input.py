@@ -227,7 +227,7 @@ def bad_places(rank: int, size: int) -> list:
         ("tag negative", lambda: dist.isend(t, peer, tag=-1), V, "outside 0.."),
         ("tag too large", lambda: dist.irecv(t, peer, tag=1 << 30), V, "outside 0.."),
         ("tag beyond an int", lambda: dist.irecv(t, peer, tag=1 << 40), V, "outside 0.."),
-        ("tag as text", lambda: dist.irecv(t, peer, tag="x"), T, "int"),
+        ("tag as text", lambda: dist.irecv(t, peer, tag="x"), T, "tag must be a whole number"),
     ]  # fmt: skip
 
 

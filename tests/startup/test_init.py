@@ -15,6 +15,7 @@ from worlds import SHORT, outcome, true_place, works
 
 import hpcdist as dist
 from hpcdist import MPIOptions, _engine, launchers
+from hpcdist.startup.init import _resolve
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -373,3 +374,9 @@ def test_collectives_from_another_thread():
     parallel_assert(right and not failures, f"{failures}")
     parallel_assert(_engine.thread_level().lower().endswith("multiple"), _engine.thread_level())
     dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize(("wrong", "error"), ((3, TypeError), ("a\udcff", ValueError)), ids=ascii)
+def test_what_is_no_group_name_is_refused_by_name(wrong, error):
+    with parallel_raises(error, match="group_name must be"):
+        _resolve(None, None, None, -1, -1, None, wrong, None, None)

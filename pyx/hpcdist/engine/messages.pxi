@@ -94,7 +94,10 @@ cdef list post_all(Comm comm, list operations):
 
 
 cdef int tag_of(Comm comm, object tag) except -1:
-    n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
+    try:
+        n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
+    except TypeError:
+        raise TypeError(f"tag must be a whole number, not {type(tag).__name__}: {tag!r}") from None
     if n < 0 or n > comm.c.tag_limit:
         raise ValueError(f"tag {n} is outside 0..{comm.c.tag_limit}, what this MPI leaves to users")
     return n

@@ -1,0 +1,51 @@
+"""Whole numbers among the arguments: ranks, offsets, and the splits of a tensor."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import refusing
+
+__all__ = ["split_sizes", "whole"]
+
+
+def whole(value: Any, name: str) -> int:
+    """Return an integer argument, also of NumPy or a tensor without dimensions.
+
+    Raises
+    ------
+    TypeError
+        If it is none, a float for example.
+    """
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a whole number, not {type(value).__name__}: {value!r}"
+        ) from None
+
+
+def split_sizes(comm: Any, input: Any, outs: Any, ins: Any) -> tuple[Any, Any]:
+    """Return output and input splits as lists, None for none; also of tensors and arrays.
+
+    Raises
+    ------
+    TypeError
+        If they are no sequences. The other ranks receive the error too.
+    """
+    if (outs is None and ins is None) or comm.rank < 0:
+        return None, None
+    with refusing(agreeing(comm, input), "all_to_all_single"):
+        return _listed(outs, "output_split_sizes"), _listed(ins, "input_split_sizes")
+
+
+def _listed(splits: Any, name: str) -> Any:
+    if splits is None or isinstance(splits, (list, tuple)):
+        return splits or None
+    if getattr(splits, "ndim", 1) != 1 or not hasattr(splits, "__len__"):
+        raise TypeError(f"{name} must be a list of whole numbers, not {splits!r}")
+    return (splits.tolist() if hasattr(splits, "tolist") else list(splits)) or None
