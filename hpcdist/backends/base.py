@@ -47,7 +47,7 @@ class BackendOptions:
         Index of the GPU this process uses, if the user gave it: a backend then makes what it needs
         for that GPU now.
     end : float
-        When the world's start must be over, of ``time.monotonic``; infinity means `timeout` from
+        When the group must be made, of ``time.monotonic``; infinity means `timeout` from
         now.
     """
 

@@ -157,7 +157,10 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
                 "MPIOptions(comm=...) is for init_process_group: a group gets its communicator "
                 "from its ranks"
             )
-        comm = options.parent.create_group(list(options.parent_ranks), options.group_id, seconds)
+        left = max(options.end - time.monotonic(), 0.001)  # the wait for other threads counts
+        within = seconds if left > 0.99 * seconds else left
+        comm = options.parent.create_group(list(options.parent_ranks), options.group_id, within)
+        comm.timeout = seconds
         if pg_options.check is not None:
             comm.check = _LEVELS[pg_options.check]
         elif debug_level.get_debug_level() >= debug_level.DebugLevel.DETAIL:

@@ -7,6 +7,7 @@ call these functions too, as programs written for torch do; they return at once.
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -18,6 +19,7 @@ from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped
 from hpcdist.groups.state import GroupMember, ProcessGroup
+from hpcdist.groups.turns import turn
 from hpcdist.store.prefix import prefixed
 
 __all__ = ["checked", "make", "new_group", "part_of_world", "time_limit"]
@@ -137,27 +139,32 @@ def make(
         name: parent._backends["cpu" if name == Backend.MPI else device]
         for device, name in BackendConfig(parent._config).get_device_backend_map().items()
     }
+    device = cuda.device_index(device_id)
     free_dropped()
-    name = _group.new_name(world_ranks)
-    backends = create(
-        config,
-        BackendOptions(
-            store=prefixed(_group.world.store, f"group/{name}"),
-            group_rank=ranks.index(parent._comm.rank),
-            group_size=len(ranks),
-            timeout=timeout,
-            group_id=name,
-            global_ranks_in_group=world_ranks,
-            parent_ranks=ranks,
-            divides=divides,
-            shrinks=shrinks,
-            device=cuda.device_index(device_id),
-        ),
-        pg_options,
-        kin,
-    )
-    pg = ProcessGroup(backends, world_ranks, name, description or "undefined", kind, repr(config))
-    _group.add(pg)
+    end = time.monotonic() + timeout.total_seconds()
+    with turn(world_ranks, end):
+        name = _group.new_name(world_ranks)
+        backends = create(
+            config,
+            BackendOptions(
+                store=prefixed(_group.world.store, f"group/{name}"),
+                group_rank=ranks.index(parent._comm.rank),
+                group_size=len(ranks),
+                timeout=timeout,
+                group_id=name,
+                global_ranks_in_group=world_ranks,
+                parent_ranks=ranks,
+                divides=divides,
+                shrinks=shrinks,
+                device=device,
+                end=end,
+            ),
+            pg_options,
+            kin,
+        )
+        about = (description or "undefined", kind, repr(config))
+        pg = ProcessGroup(backends, world_ranks, name, *about)
+        _group.add(pg)
     return pg
 
 

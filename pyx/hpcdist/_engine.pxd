@@ -132,6 +132,7 @@ cdef extern from "hd_job.h" nogil:
         void (*site)(hd_job*) noexcept
         int (*slow)(hd_job*) noexcept
         int (*alone)() noexcept
+        int (*several)() noexcept
         void (*release)(hd_job*) noexcept nogil
         void (*notify)(hd_job*) noexcept nogil
 

@@ -32,7 +32,10 @@ ROOT = HERE.parents[1]
 ENGINE = ("base", "check_mpi", "here", "job", "late", "meet", "outbox", "post", "recorder")
 SOURCES = (
     *("tests/scale/ranks.c", "tests/scale/shim.c", "tests/stress/stub/stub.c"),
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in (*ENGINE, "report", "roll", "roll_words")),
+    *(
+        f"pyx/hpcdist/engine/hd_{name}.c"
+        for name in (*ENGINE, "report", "roll", "roll_desk", "roll_words")
+    ),
     "pyx/hpcdist/kernels/hd_types.c",
 )
 FLAGS = (

@@ -73,7 +73,7 @@ WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", 
 ROLL = (
     "tests/stress/roll.c",
     *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_words", "outbox")),
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_desk", "roll_words", "outbox")),
 )
 POST = (
     "tests/stress/post.c",

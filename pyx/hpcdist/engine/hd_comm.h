@@ -11,6 +11,7 @@
 #define HD_NAME 64 /* bytes of a group's name */
 
 typedef struct hd_comm hd_comm;
+typedef struct hd_desk hd_desk;       /* hd_roll_desk.h */
 typedef struct hd_job hd_job;         /* hd_job.h */
 typedef struct hd_page hd_page;       /* hd_page.h */
 typedef struct hd_session hd_session; /* hd_session.h */
@@ -49,6 +50,7 @@ struct hd_comm {
     int inside;  /* atomic: callers that use the session or MPI; while there are any,
                   * neither is freed */
 
+    hd_desk *desk;        /* of the roll calls for groups of its members; NULL: none yet */
     struct hd_late *late; /* atomic: how long this rank waited for each member: see hd_late.c */
 
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */

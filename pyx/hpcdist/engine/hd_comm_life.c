@@ -19,6 +19,7 @@
 #include "hd_post.h"
 #include "hd_recorder.h"
 #include "hd_roll.h"
+#include "hd_roll_desk.h"
 #include "hd_roll_words.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
@@ -26,7 +27,10 @@
 #include "hd_threads.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
-#define ROLL_TAG(t) ((1 + (t) % 1000) * 32 + 31)
+#define OWN_TAG(t) ((t) * 32 + 31)
+#define ROLL_TAG(t) OWN_TAG(1 + (t) % 1000)
+/* Groups that threads make at the same time need tags of their own: MPI 4.1, 7.4.2. Above those. */
+#define MAKING 1002
 /* Bytes; measured best between 4 and 16 MiB on both MPIs. */
 #define CHUNK (8ll << 20)
 #define NODE_LIMIT (16ll << 20) /* bytes; HPCDIST_NODE_MEMORY's default */
@@ -236,11 +240,13 @@ int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout,
 /* ---- groups of some members ---- */
 
 /* The members have met: a call that blocks until all have arrived will not block for long. */
-static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *made,
+static int make_group(hd_comm *p, const int *ranks, int n, uint64_t uid, MPI_Comm *made,
                       const char *name, char *text, size_t room)
 {
     MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
     const char *call = "MPI_Comm_group";
+    const int span = p->tag_limit > MAKING ? p->tag_limit - MAKING : 1;
+    const int tag = p->tag_limit > MAKING ? OWN_TAG(MAKING + (int)(uid % (uint64_t)span)) : 0;
     int rc;
     hd_mpi_lock(p->session);
     if (!(rc = MPI_Comm_group(p->mpi, &all))) {
@@ -249,8 +255,8 @@ static int make_group(hd_comm *p, const int *ranks, int n, int tag, MPI_Comm *ma
     }
     if (!rc) {
         call = "MPI_Comm_create_group";
-        rc = hd_ft_on(p->session) ? hd_ft_create_group(p->session, p->mpi, some, tag % 1000, made)
-                                  : MPI_Comm_create_group(p->mpi, some, tag % 1000, made);
+        rc = hd_ft_on(p->session) ? hd_ft_create_group(p->session, p->mpi, some, tag, made)
+                                  : MPI_Comm_create_group(p->mpi, some, tag, made);
     }
     if (rc && hd_session_broken(p->session))
         some = MPI_GROUP_NULL; /* hd_ft_create_group may still use it */
@@ -276,11 +282,16 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .tag = ROLL_TAG(tag * 2),
                     .list = hd_hash_text(name),
                     .level = p->check,
+                    .desk = hd_desk_of(p),
                     .until = hd_until(timeout)};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
 
     *out = NULL;
+    if (!roll.desk) {
+        snprintf(text, room, "no memory for a group of %d ranks", n);
+        return HD_ERR_MEMORY;
+    }
     for (int i = 0; i < n; i++)
         roll.list = hd_mix(roll.list, (uint64_t)(uint32_t)ranks[i]);
     if ((code = hd_roll_call(&roll))) {
@@ -294,7 +305,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
         return code;
     }
     hd_graves_visit(p->session);
-    if ((code = make_group(p, ranks, n, tag, &made, name, text, room)))
+    if ((code = make_group(p, ranks, n, roll.uid, &made, name, text, room)))
         return code;
     code = open_comm(made, p->session, &(birth){p, ranks, roll.uid}, name, timeout, p->check, out,
                      text, room);

@@ -16,6 +16,7 @@
 #include "hd_page_life.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
+#include "hd_roll_desk.h"
 #include "hd_threads.h"
 
 #define AGREEMENTS 4 /* on the number of messages; then they are taken for lost */
@@ -123,6 +124,7 @@ void hd_comm_dispose(hd_comm *c)
 {
     hd_rec_forget(c->rec_group);
     hd_late_free(c);
+    hd_desk_free(c->desk);
     free(c->node_slot);
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->work_cv);

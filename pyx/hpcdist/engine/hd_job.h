@@ -180,6 +180,7 @@ typedef struct hd_hooks {
     int (*alone)(void);         /* no other thread of this process can call an operation */
     void (*release)(hd_job *j); /* the last owner is the engine: free with the GIL, later */
     void (*notify)(hd_job *j);  /* a watched job is done */
+    int (*several)(void);       /* whether other threads could call an operation */
 } hd_hooks;
 extern hd_hooks hd_py;
 

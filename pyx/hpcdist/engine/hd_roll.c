@@ -23,6 +23,7 @@
 #include "hd_base.h"
 #include "hd_job.h"
 #include "hd_roll.h"
+#include "hd_roll_desk.h"
 #include "hd_roll_words.h"
 
 #ifndef HD_ROLL_STAR
@@ -70,8 +71,8 @@ static int say_up(call *k, int to, hd_word w)
 {
     w.number = k->number;
     w.level = k->r->level;
-    if (w.what != HD_BYE)
-        w.list = k->r->list;
+    w.several = (int16_t)k->r->several;
+    w.list = k->r->list;
     return hd_roll_say(k->r, rank_at(k, to), k->r->tag, &w);
 }
 
@@ -146,7 +147,7 @@ static int report(call *k)
  * for them. */
 static int say_bye(call *k, int to, int fatal)
 {
-    hd_word w = {.what = HD_BYE, .list = k->odd};
+    hd_word w = {.what = HD_BYE, .uid = k->odd};
     if (fatal) {
         w.reason = k->reason;
         find_missing(k, &w.reason);
@@ -210,7 +211,7 @@ static int listen(call *k, contact *m, int is_kid)
 {
     hd_word w;
     int there, code;
-    while (!(code = hd_roll_hear(k->r, rank_at(k, m->at), k->r->tag, &w, &there)) && there) {
+    while (!(code = hd_desk_hear(k->r, rank_at(k, m->at), k->r->tag, &w, &there)) && there) {
         if (w.what == HD_HELLO) {
             *m = (contact){.at = m->at, .number = w.number};
             code = say_down(k, m->at, (hd_word){.what = HD_GO, .number = w.number});
@@ -222,7 +223,7 @@ static int listen(call *k, contact *m, int is_kid)
             m->live = 1;
             m->lack = w.reason;
             if (w.what == HD_BYE) {
-                code = leave(k, w.reason, w.list);
+                code = leave(k, w.reason, w.uid);
             } else {
                 m->promised = is_kid && w.what == HD_PROMISE;
                 code = compare(k, rank_at(k, m->at), &w);
@@ -284,7 +285,7 @@ static int heed(call *k, int from)
 {
     hd_word w;
     int there, code;
-    while (!(code = hd_roll_hear(k->r, rank_at(k, from), k->r->tag + 32, &w, &there)) && there) {
+    while (!(code = hd_desk_hear(k->r, rank_at(k, from), k->r->tag + 32, &w, &there)) && there) {
         if (w.number != k->number)
             continue; /* left over */
         if (w.what == HD_VERDICT) {
@@ -359,7 +360,7 @@ static void linger(call *k)
         for (int at = k->kids + 1; at < k->r->n; at++) {
             hd_word w;
             int there;
-            while (!hd_roll_hear(k->r, rank_at(k, at), k->r->tag, &w, &there) && there) {
+            while (!hd_desk_hear(k->r, rank_at(k, at), k->r->tag, &w, &there) && there) {
                 verdict.number = w.number;
                 if (w.what == HD_HELLO)
                     say_down(k, at, verdict);
@@ -408,6 +409,26 @@ static int look_around(call *k, const hd_waiter *w, double patience)
     return code ? code : report(k);
 }
 
+/* The time is over. A member that calls for other members, which no thread has done here, is not
+ * missing: the ranks disagree. */
+static int give_up(call *k)
+{
+    const hd_roll *r = k->r;
+    hd_reason x = {.why = k->at ? HD_ROLL_GAVE_UP : HD_ROLL_SILENT,
+                   .code = HD_ERR_TIMEOUT,
+                   .who = r->rank};
+    uint64_t list = 0;
+    for (int i = 0; i < k->kids; i++)
+        if (!k->kid[i].number && hd_desk_elsewhere(r, rank_at(k, k->kid[i].at), &list)) {
+            x = (hd_reason){.why = HD_ROLL_LISTS,
+                            .code = HD_ERR_MISMATCH,
+                            .who = rank_at(k, k->kid[i].at),
+                            .than = r->rank};
+            break;
+        }
+    return leave(k, x, list);
+}
+
 /* The verdict, or the code of an error. */
 static int wait_for_verdict(call *k)
 {
@@ -427,12 +448,7 @@ static int wait_for_verdict(call *k)
         ev = hd_waiter_step(&w);
         if ((ev & HD_WAIT_HOOK) && (code = look_around(k, &w, patience)))
             return code;
-        if ((ev & HD_WAIT_CLOCK) && !k->leaves && hd_now() >= r->until &&
-            (code = leave(k,
-                          (hd_reason){.why = k->at ? HD_ROLL_GAVE_UP : HD_ROLL_SILENT,
-                                      .code = HD_ERR_TIMEOUT,
-                                      .who = r->rank},
-                          0)))
+        if ((ev & HD_WAIT_CLOCK) && !k->leaves && hd_now() >= r->until && (code = give_up(k)))
             return code;
         if (k->leaves && (!k->at || (!k->promised && (ev & HD_WAIT_CLOCK) && hd_now() >= k->last)))
             return end_here(k);
@@ -458,6 +474,7 @@ int hd_roll_call(hd_roll *r)
         return HD_ERR_MEMORY;
     for (int i = 0; i < k.kids; i++)
         k.kid[i].at = k.arity * k.at + 1 + i;
+    hd_desk_open(r, k.number);
     code = wait_for_verdict(&k);
     if (code && !k.reason.code) /* MPI failed, or no memory: no verdict will come */
         k.reason = (hd_reason){.why = HD_ROLL_GAVE_UP, .code = HD_ERR_TIMEOUT, .who = r->rank};
@@ -466,6 +483,7 @@ int hd_roll_call(hd_roll *r)
     r->advised = k.reason.why == HD_ROLL_LEVELS;
     rc = pass_down(&k);
     linger(&k);
+    hd_desk_close(r, !code);
     free(k.kid);
     free(k.stray);
     free(k.stray_of);

@@ -15,12 +15,19 @@ typedef struct hd_roll {
     int64_t *unread;           /* as hd_comm.unread; or NULL */
     const int *ranks;          /* the members, ranks of mpi: the first one leads */
     int n, rank, tag;
-    uint64_t list;  /* what the members must agree on, */
-    int level;      /* and their level of the entry check */
-    uint64_t uid;   /* result: a random number, the same on all members */
-    int64_t until;  /* ns of hd_now() */
-    int advised;    /* result: the error text says what to do */
-    char text[320]; /* the error text */
+    uint64_t list;        /* what the members must agree on, */
+    int level;            /* and their level of the entry check */
+    struct hd_desk *desk; /* where other threads hold roll calls at the same time; or NULL */
+    uint64_t uid;         /* result: a random number, the same on all members */
+    int64_t until;        /* ns of hd_now() */
+    int advised;          /* result: the error text says what to do */
+    char text[320];       /* the error text */
+
+    /* The desk's: */
+    struct hd_roll *next;
+    struct hd_letter *letters; /* words for this call that other threads have received */
+    uint64_t number;           /* of this call */
+    int several;               /* other threads of the process could call new_group */
 } hd_roll;
 
 enum { HD_HELLO = 1, HD_GO, HD_REPORT, HD_PROMISE, HD_BYE, HD_VERDICT };
@@ -47,10 +54,12 @@ typedef struct hd_reason {
 } hd_reason;
 
 typedef struct hd_word {
-    int32_t what, level;
-    uint64_t number;    /* of the call of the lower one of the two members */
-    uint64_t list, uid; /* list: the sender's; in a farewell that of reason.who */
-    hd_reason reason;   /* of HD_BYE and HD_VERDICT; of HD_REPORT: who is missing */
+    int16_t what, several; /* several: as in hd_roll */
+    int32_t level;
+    uint64_t number;  /* of the call of the lower one of the two members */
+    uint64_t list;    /* the sender's */
+    uint64_t uid;     /* in a farewell the list of reason.who */
+    hd_reason reason; /* of HD_BYE and HD_VERDICT; of HD_REPORT: who is missing */
 } hd_word;
 
 /* Both return a code, with r->text. */

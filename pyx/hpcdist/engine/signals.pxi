@@ -77,24 +77,32 @@ cdef bint handlers_set() except -1:
 
 
 cdef int alone_hook() noexcept with gil:
-    """Whether this thread is the only code of the process that can call an operation.
-
-    It runs no Python code: a handler could raise there.
-    """
-    cdef Py_ssize_t quiet = 0
+    """Whether this thread is the only code of the process that can call an operation."""
     try:
-        if handlers_set():
-            return 0
-        frames = sys._current_frames()
-        for thread in (*threading._active.values(), *threading._limbo.values()):
-            quiet += bool(
-                getattr(thread, "calls_no_operation", False)
-                or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
-            )
-        # threads of the futures call users' callbacks, but only if there are any
-        if not watched and not completing:
-            for ident in notifiers:
-                quiet += ident in frames
-        return len(frames) == 1 + quiet
+        return not handlers_set() and not other_threads()
     except Exception:
         return 0
+
+
+cdef int several_hook() noexcept with gil:
+    """Whether other threads of the process could call an operation."""
+    try:
+        return other_threads()
+    except Exception:
+        return 1
+
+
+cdef bint other_threads() except -1:
+    """It runs no Python code: a handler could raise there."""
+    cdef Py_ssize_t quiet = 0
+    frames = sys._current_frames()
+    for thread in (*threading._active.values(), *threading._limbo.values()):
+        quiet += bool(
+            getattr(thread, "calls_no_operation", False)
+            or type(thread).__module__ == "tqdm._monitor"  # it redraws progress bars
+        )
+    # threads of the futures call users' callbacks, but only if there are any
+    if not watched and not completing:
+        for ident in notifiers:
+            quiet += ident in frames
+    return len(frames) != 1 + quiet

@@ -54,6 +54,7 @@ cdef void release_hook(hd_job* j) noexcept nogil:
 hd_py.site = site_hook
 hd_py.slow = slow_hook
 hd_py.alone = alone_hook
+hd_py.several = several_hook
 hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
