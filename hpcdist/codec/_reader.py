@@ -267,11 +267,19 @@ def _registered(reader: _Reader, depth: int) -> Any:
         )
     state = reader.value(depth)
     try:
-        return entry.decode(state)
+        return _decoded(entry.decode, state)
     except Exception as exc:
         raise _Unknown(
             f"the decode function of {name} failed: {type(exc).__name__}: {exc}"
         ) from exc
+
+
+def _decoded(decode: Any, state: Any) -> Any:
+    return decode(state)
+
+
+#: The code that calls a user's decode function: what comes out of it may be that function's.
+of_user = _decoded.__code__
 
 
 def _of_stdlib(reader: _Reader, depth: int) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import signal
+import traceback
 from pickle import PickleError
 from typing import Any, NoReturn
 
 import numpy as np
 
 from hpcdist import codec
-from hpcdist.codec._reader import ORDINARY
+from hpcdist.codec._reader import ORDINARY, of_user
 from hpcdist.errors import DistError
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
@@ -75,6 +78,31 @@ def decode(api: str, sender: int, data: Any, pickle: bool | None) -> Any:
         return codec.decode(data, pickle=pickle)
     except codec.CodecError as exc:
         raise codec.CodecError(f"{api}: from rank {sender}: {exc}") from exc.__cause__
+
+
+def by_handler(error: BaseException) -> bool:
+    """Whether a signal handler has raised an exception of this thread."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {_code(handler) for handler in handlers} - {None}
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if codes.intersection(frames):
+        return True
+    # the interpreter's own handler has no frame; a decode function may raise the same
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and signal.default_int_handler in handlers
+        and of_user not in frames
+    )
+
+
+def _code(handler: Any) -> Any:
+    """Return the code of a function, a method, a partial or an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = getattr(handler, "__func__", handler)
+    if not hasattr(handler, "__code__"):
+        handler = vars(type(handler)).get("__call__")
+    return getattr(handler, "__code__", None)
 
 
 def check_list(value: Any, name: str) -> int:

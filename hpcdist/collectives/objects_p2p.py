@@ -11,8 +11,8 @@ import numpy as np
 
 from hpcdist._engine import Comm, op_range
 from hpcdist.backends.dispatch import serving
-from hpcdist.collectives._parts import Part, check_list, decode
-from hpcdist.errors import DistError, DistMismatchError
+from hpcdist.collectives._parts import Part, by_handler, check_list, decode
+from hpcdist.errors import DistMismatchError
 from hpcdist.groups.state import _resolve
 
 __all__ = ["recv_object_list", "send_object_list"]
@@ -132,6 +132,10 @@ def recv_object_list(
         When the sender could not encode its objects.
     CodecError
         If the payload cannot be decoded here, for example a pickle that is not allowed.
+    BaseException
+        What is no Exception, such as SystemExit, if the decode function of a type raises it. The
+        message is consumed, as after all these errors. After the exception of a signal handler the
+        next call gets it.
     DistMismatchError
         If the sender's list has another length. The message is consumed; the sender gets no error.
 
@@ -162,8 +166,9 @@ def recv_object_list(
                 f"a list of {length}"
             )
         objects = decode(api, peer, data, pickle)
-    except (DistError, TypeError, ValueError):
-        begun.pop(peer)
+    except BaseException as error:
+        if not by_handler(error):  # the message cannot be decoded at the next call either
+            begun.pop(peer)
         raise
     object_list[:] = objects
     begun.pop(peer)  # no signal handler runs between the line above and this one

@@ -1,5 +1,7 @@
 """Object collectives: what arrives, everywhere and in groups."""
 
+import os
+import signal
 import warnings
 
 import pytest
@@ -190,3 +192,89 @@ def test_outside_a_group():
     dist.barrier()
     if rank == 0:
         dist.destroy_process_group(group)
+
+
+class Own(BaseException):
+    """No Exception."""
+
+
+class Odd:
+    """Its decode function raises what its encode function says."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+def _raise(kind: str) -> None:
+    raise {
+        "own": Own, "exit": SystemExit, "keys": KeyboardInterrupt, "error": ZeroDivisionError
+    }[kind]("odd")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"),
+    [("own", Own), ("exit", SystemExit), ("keys", KeyboardInterrupt), ("error", dist.CodecError)],
+)
+def test_what_a_decode_function_raises_consumes_the_message(kind, raised):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.register_object_type(Odd, lambda odd: odd.kind, _raise)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size > 1:
+        for sent in (Odd(kind), "next"):
+            dist.send_object_list([sent], right)
+        found, got = None, [None]
+        try:
+            dist.recv_object_list(got, left)
+        except BaseException as error:
+            found = error
+        parallel_assert(type(found) is raised, repr(found))
+        dist.recv_object_list(got, left)
+        parallel_assert(got == ["next"], got)
+    for call in (
+        lambda: dist.all_gather_object([None] * size, Odd(kind)),
+        lambda: dist.scatter_object_list([None], [Odd(kind)] * size if rank == 0 else None),
+    ):
+        found = None
+        try:
+            call()
+        except BaseException as error:
+            found = error
+        parallel_assert(type(found) is raised, repr(found))
+    parallel_assert(dist.all_gather_object(gathered := [None] * size, rank) is None)
+    parallel_assert(gathered == list(range(size)))
+
+
+class _Interrupts:
+    """Where it is decoded the first time, a signal comes."""
+
+
+def test_what_a_handler_raises_while_decoding_keeps_the_message():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return
+    often = [0]
+
+    def decode(state):
+        often[0] += 1
+        if often[0] == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(1000):
+                pass
+        return state
+
+    def handler(number, frame):
+        raise Own("handler")
+
+    dist.register_object_type(_Interrupts, lambda obj: 5, decode)
+    before = signal.signal(signal.SIGUSR1, handler)
+    found, got = None, [None]
+    try:
+        dist.send_object_list([_Interrupts()], (rank + 1) % size)
+        try:
+            dist.recv_object_list(got, (rank - 1) % size)
+        except Own as error:
+            found = error
+        dist.recv_object_list(got, (rank - 1) % size)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    parallel_assert(found is not None and got == [5], f"{found!r}, {got}")
