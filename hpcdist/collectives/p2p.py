@@ -285,7 +285,8 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     ------
     ValueError
         If the list contains anything other than P2POp, or operations of different groups; if a
-        tensor is not C-contiguous, or a tag is out of range.
+        tensor is not C-contiguous, or a tag is out of range; if a tensor that is received shares
+        memory with another one of the batch. Nothing is sent then.
     TypeError
         If a tensor is of a type that cannot be sent.
 

@@ -98,3 +98,39 @@ def test_timeout_of_a_receive_leaves_the_group_usable():
         work.wait(timedelta(seconds=0.1))
     dist.isend(torch.ones(1), after, tag=11).wait()
     parallel_assert(work.wait() is True and work.is_completed())
+
+
+@pytest.mark.parametrize("count", [2, 130])
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+def test_a_batch_whose_tensors_share_memory_is_refused(count, make):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    memory = make(8 * count)
+
+    def batch(kinds, places):
+        tensors = [memory[at : at + 8] for at in places]
+        return [
+            dist.P2POp(kind, each, after if kind is dist.isend else before)
+            for kind, each in zip(kinds, tensors, strict=True)
+        ]
+
+    apart = [8 * i for i in range(count)]
+    for places, kinds, match in (
+        ([*apart[1:], apart[-1] - 3], [dist.irecv] * count, "both are written to"),
+        ([apart[0], *apart[:-1]], [dist.irecv] * count, "both are written to"),
+        ([0, *apart[:-1]], [dist.isend] + [dist.irecv] * (count - 1), "before it has been read"),
+        ([*apart[1:], 9], [dist.irecv] * (count - 1) + [dist.isend], "before it has been read"),
+    ):
+        with parallel_raises(ValueError, match=match):
+            dist.batch_isend_irecv(batch(kinds, places))
+    # the same memory may be sent twice, and neighbours may be received into
+    half = count // 2
+    sent, got = make(4) + rank, [memory[at : at + 4] for at in apart[: 2 * half]]
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, each, before) for each in reversed(got)]
+        + [dist.P2POp(dist.isend, sent, after) for _ in got]
+        + [dist.P2POp(dist.irecv, memory[:0], before), dist.P2POp(dist.isend, memory[:0], after)]
+    )
+    for work in works:
+        work.wait()
+    parallel_assert(all((each == before).all() for each in got))

@@ -78,6 +78,7 @@ cdef list post_all(Comm comm, list operations):
             if m.b.strides != 0:
                 raise disordered(m.kind == HD_SEND)
             route(comm, m.peer, m.kind, True)
+        disjoint(all, n)
         enter(comm.c, True)
         try:
             for kind in (HD_RECV, HD_SEND):
@@ -91,6 +92,65 @@ cdef list post_all(Comm comm, list operations):
     finally:
         free(all)
     return works
+
+
+cdef int disjoint(Message* all, Py_ssize_t n) except -1:
+    """Refuses a batch that receives into memory that another of its messages uses."""
+    cdef hd_seg* list = segments(n)
+    cdef hd_seg* at = list
+    cdef hd_own own  # none: a message that is sent may lie in no other
+    cdef Py_ssize_t i
+    cdef int kind, received = 0, one = 0, other = 0, found
+    own.first, own.step, own.exact = -1, 0, 0
+    try:
+        for kind in (HD_RECV, HD_SEND):
+            for i in range(n):
+                if all[i].kind == kind:
+                    at.ptr = all[i].b.ptr
+                    at.n = all[i].b.n * hd_itemsize(all[i].b.dtype)
+                    at.form = <uint64_t> i
+                    at += 1
+            if kind == HD_RECV:
+                received = <int> (at - list)
+        found = hd_overlap(list, received, 1, &one, &other)
+        if not found and received:
+            found = hd_input_in_output(list + received, <int> n - received, list, received, 1, own, &one, &other)
+            one += received
+        if found < 0:
+            raise MemoryError(f"no memory to look at the {n} tensors of a batch")
+        if found:
+            raise overlapping(all[list[one].form].peer, one >= received, all[list[other].form].peer)
+    finally:
+        free(list)
+    return 0
+
+
+def overlapping(int peer, bint sends, int source):
+    """The error of a batch that receives into memory that another of its messages uses.
+
+    Parameters
+    ----------
+    peer : int
+        The other rank of that message; -1: any.
+    sends : bool
+        Whether it is sent.
+    source : int
+        Where the tensor comes from that is received; -1: any rank.
+
+    Returns
+    -------
+    ValueError
+    """
+    origin = f"rank {source}" if source >= 0 else "any rank"
+    if sends:
+        return ValueError(
+            f"the tensor to rank {peer} lies in the tensor from {origin} of the same batch, which may be written to "
+            "before it has been read; pass a separate tensor, e.g. tensor.clone()"
+        )
+    return ValueError(
+        f"the tensors from {f'rank {peer}' if peer >= 0 else 'any rank'} and from {origin} of one batch overlap in "
+        "memory, and both are written to; pass separate tensors"
+    )
 
 
 cdef int tag_of(Comm comm, object tag) except -1:
