@@ -10,6 +10,8 @@ from hpcdist.backends.refusal import refusing
 
 __all__ = ["split_sizes", "whole"]
 
+_LISTS = (list, tuple, type(None))
+
 
 def whole(value: Any, name: str) -> int:
     """Return an integer argument, also of NumPy or a tensor without dimensions.
@@ -37,14 +39,16 @@ def split_sizes(comm: Any, input: Any, outs: Any, ins: Any) -> tuple[Any, Any]:
     TypeError
         If they are no sequences. The other ranks receive the error too.
     """
-    if (outs is None and ins is None) or comm.rank < 0:
+    if isinstance(outs, _LISTS) and isinstance(ins, _LISTS):
+        return outs or None, ins or None
+    if comm.rank < 0:
         return None, None
     with refusing(agreeing(comm, input), "all_to_all_single"):
         return _listed(outs, "output_split_sizes"), _listed(ins, "input_split_sizes")
 
 
 def _listed(splits: Any, name: str) -> Any:
-    if splits is None or isinstance(splits, (list, tuple)):
+    if isinstance(splits, _LISTS):
         return splits or None
     if getattr(splits, "ndim", 1) != 1 or not hasattr(splits, "__len__"):
         raise TypeError(f"{name} must be a list of whole numbers, not {splits!r}")
