@@ -1,8 +1,9 @@
-"""The long stages of CI: every file is in one, and a change makes due what depends on it."""
+"""The stages of CI: a change makes due what depends on it; environments share their packages."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, o
         ("tests/conformance/api.txt", {"rare", "mpich", "newest"}),
         ("tests/support/bridge_training.py", {"rare", "mpich", "newest"}),
         (".ci/common", {"sanitized", "rare", "newest"}),
+        (".ci/packages", {"sanitized", "rare", "newest"}),
     ],
 )
 def test_a_change_makes_due_what_depends_on_it(name, due):
@@ -155,3 +157,33 @@ def test_what_has_passed_is_due_again_after_a_change(tmp_path, monkeypatch):
     assert not due()
     (tmp_path / "a" / "more.c").write_text("")
     assert due()
+
+
+def test_an_environment_gets_the_packages_of_another_one(tmp_path):
+    here, there = tmp_path / "first", tmp_path / "second"
+
+    def install(environment: Path, name: str, files: dict[str, str]) -> None:
+        site = environment / "lib" / "python3" / "site-packages"
+        info = f"{name}-1.dist-info"
+        files = files | {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"}
+        files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+        for file, text in files.items():
+            path = Path(os.path.normpath(site / file))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+
+    script = "../../../bin/torchrun"
+    install(here, "torch", {"torch/a.py": "a", script: f"#!{here}/bin/python\nrun\n"})
+    install(here, "NumPy", {"numpy/a.py": "new"})
+    install(here, "hpcdist", {"hpcdist/a.py": "a"})
+    install(there, "numpy", {"numpy/a.py": "old"})
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "packages", here, there], capture_output=True, text=True
+    )
+    assert done.stdout == "1 packages: torch\n", done.stdout + done.stderr
+    site = there / "lib" / "python3" / "site-packages"
+    assert (site / "torch" / "a.py").samefile(here / "lib/python3/site-packages/torch/a.py")
+    assert (there / "bin" / "torchrun").read_text() == f"#!{there}/bin/python\nrun\n"
+    assert os.access(there / "bin" / "torchrun", os.X_OK)
+    assert (site / "numpy" / "a.py").read_text() == "old" and not (site / "hpcdist").exists()
