@@ -150,8 +150,13 @@ class EndOfBackward:
 
     def __call__(self) -> None:
         reducer, self._reducer = self._reducer, None
-        if reducer is not None:
+        if reducer is None:
+            return
+        try:
             reducer.end_of_backward()
+        except BaseException:
+            reducer.cut_off(self._task)  # a hook may have raised; after other errors it is over
+            raise
 
     def __del__(self) -> None:
         if self._reducer is not None:

@@ -407,9 +407,9 @@ class Reducer:
         self._order = list(reversed(last))
         unused = [i for i, count in enumerate(self._template) if not count]
         self._order += unused
-        self._pipeline.fill(unused)
         self._left = [0] * len(self._left)
         self._static = self._template
+        self._pipeline.fill(unused)
 
     def _finish(self) -> None:
         try:

@@ -62,3 +62,37 @@ def test_an_exception_in_a_hook_keeps_all_in_step(name: str, at: int) -> None:
         parallel_assert(float(total) == dist.get_world_size(), f"{total}")
     parallel_assert(heard == (last or name != "noop"), f"{heard}")
     parallel_assert(took < 5, f"{took:.1f} s")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["static_graph", "find_unused_parameters"])
+@pytest.mark.parametrize("passes", [0, 2])
+def test_an_exception_in_a_hook_at_the_end_of_backward(name: str, passes: int) -> None:
+    """Buckets may start only there: in a static graph's first pass, and with unused parameters."""
+    layers = nn.ModuleList(nn.Linear(*each, bias=False) for each in SIZES)
+    model = dist.DistributedDataParallel(layers, bucket_cap_mb=0, **{name: True})
+    model.module.forward = lambda x: layers[1](layers[0](x)).sum()  # the last one is unused
+    x, fails, last = torch.ones(2, 30), [], dist.get_rank() == dist.get_world_size() - 1
+
+    def hook(state, bucket):
+        if fails:
+            raise Boom
+        return comm_hooks.allreduce_hook(state, bucket)
+
+    model.register_comm_hook(None, hook)
+    for _ in range(passes):
+        model(x).backward()
+    fails += [1] if last else []
+    loss = model(x)
+    dist.barrier()
+    began = time.monotonic()
+    with suppress(Boom, dist.DistMismatchError):
+        heard = True
+        loss.backward()
+        heard = False
+    took = time.monotonic() - began
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
+    parallel_assert(heard and took < 5, f"{heard}, {took:.1f} s")
