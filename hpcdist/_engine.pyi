@@ -77,7 +77,12 @@ class Comm:
         handle: int, name: str, timeout: float, check: int, within: float | None = None
     ) -> Comm: ...
     def create_group(
-        self, ranks: Sequence[int], name: str, timeout: float, tag: int = 0
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: float,
+        tag: int = 0,
+        met: list[str] | None = None,
     ) -> Comm: ...
     def leave_handler(self) -> None: ...
     def free(self, drain: float = 5.0, agree: bool = True) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -49,6 +49,9 @@ class BackendOptions:
     end : float
         When the group must be made, of ``time.monotonic``; infinity means `timeout` from
         now.
+    met : list of str
+        Gets `group_id` as soon as the members have agreed to make the group, if the backend can
+        tell: whatever is raised then, the attempt counts.
     """
 
     store: Any
@@ -64,6 +67,7 @@ class BackendOptions:
     shrinks: int | None = None
     device: int | None = None
     end: float = math.inf
+    met: list[str] = field(default_factory=list)
 
 
 class GroupBackend:

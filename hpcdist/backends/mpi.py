@@ -159,7 +159,9 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
             )
         left = max(options.end - time.monotonic(), 0.001)  # the wait for other threads counts
         within = seconds if left > 0.99 * seconds else left
-        comm = options.parent.create_group(list(options.parent_ranks), options.group_id, within)
+        comm = options.parent.create_group(
+            list(options.parent_ranks), options.group_id, within, met=options.met
+        )
         comm.timeout = seconds
         if pg_options.check is not None:
             comm.check = _LEVELS[pg_options.check]

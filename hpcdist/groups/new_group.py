@@ -144,27 +144,27 @@ def make(
     end = time.monotonic() + timeout.total_seconds()
     with turn(world_ranks, end):
         name = _group.new_name(world_ranks)
-        backends = create(
-            config,
-            BackendOptions(
-                store=prefixed(_group.world.store, f"group/{name}"),
-                group_rank=ranks.index(parent._comm.rank),
-                group_size=len(ranks),
-                timeout=timeout,
-                group_id=name,
-                global_ranks_in_group=world_ranks,
-                parent_ranks=ranks,
-                divides=divides,
-                shrinks=shrinks,
-                device=device,
-                end=end,
-            ),
-            pg_options,
-            kin,
+        options = BackendOptions(
+            store=prefixed(_group.world.store, f"group/{name}"),
+            group_rank=ranks.index(parent._comm.rank),
+            group_size=len(ranks),
+            timeout=timeout,
+            group_id=name,
+            global_ranks_in_group=world_ranks,
+            parent_ranks=ranks,
+            divides=divides,
+            shrinks=shrinks,
+            device=device,
+            end=end,
         )
-        about = (description or "undefined", kind, repr(config))
-        pg = ProcessGroup(backends, world_ranks, name, *about)
-        _group.add(pg)
+        try:
+            backends = create(config, options, pg_options, kin)
+            about = (description or "undefined", kind, repr(config))
+            pg = ProcessGroup(backends, world_ranks, name, *about)
+            _group.add(pg)
+        finally:
+            if options.met:  # the others may have their group, whatever a handler raised here
+                _group.count(world_ranks, name)
     return pg
 
 

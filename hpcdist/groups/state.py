@@ -101,7 +101,7 @@ def add(pg: ProcessGroup) -> None:
         world.pg = pg
         world.comm = pg._comm
     else:
-        world.counts[pg._ranks] = world.counts.get(pg._ranks, 0) + 1
+        count(pg._ranks, pg._name)
     if _log.isEnabledFor(logging.INFO):
         _log.info(
             "group %r made: backend %s, ranks %s, timeout %g s, entry check %s",
@@ -164,11 +164,16 @@ def new_name(ranks: tuple[int, ...]) -> str:
     """Return the name of a new group; its members choose the same one without communication.
 
     The members create groups of the same ranks in the same order, so it is enough to count those;
-    processes outside need not count. Only groups that were made are counted, by :func:`add`: after
-    an attempt that failed because a member was missing, all members must choose the same name at
-    the next attempt.
+    processes outside need not count. Only groups that the members have agreed to make are counted:
+    after an attempt that failed because a member was missing, all must choose the same name at the
+    next attempt.
     """
     return f"{short(ranks)}#{world.counts.get(ranks, 0) + 1}"
+
+
+def count(ranks: tuple[int, ...], name: str) -> None:
+    """Count the group of this name, of :func:`new_name`; once or more."""
+    world.counts[ranks] = int(name.rpartition("#")[2])
 
 
 def is_initialized() -> bool:

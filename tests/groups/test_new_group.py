@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from datetime import timedelta
+
 import pytest
 import torch
 from group_cases import OUTSIDE, place, raised, sum_over
@@ -144,4 +147,34 @@ def test_more_groups_than_mpich_has_communicators():
         dist.destroy_process_group(group)
     group = dist.new_group()
     parallel_assert(sum_over(group) == sum(range(dist.get_world_size())))
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("where", ["create", "ProcessGroup"])
+def test_a_group_that_a_handlers_exception_took_counts_on_all_members(monkeypatch, where):
+    """The other members have it, so all must choose the same name for the next one."""
+
+    class Bang(Exception):
+        pass
+
+    module = importlib.import_module("hpcdist.groups.new_group")
+    after = getattr(module, where)
+
+    def bang(*arguments):
+        after(*arguments)
+        raise Bang
+
+    rank, size = place()
+    found = None
+    with monkeypatch.context() as patch:
+        if rank == 0:
+            patch.setattr(module, where, bang)
+        try:
+            dist.new_group()
+        except Bang as error:
+            found = error
+    parallel_assert((found is not None) == (rank == 0), repr(found))
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    parallel_assert(sum_over(group) == sum(range(size)))
     dist.destroy_process_group(group)

@@ -63,7 +63,7 @@ cdef class Comm:
         # any width and sign: mpi4py passes MPICH's negative int handles as unsigned 64 bit numbers
         return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check, within)
 
-    def create_group(self, ranks, str name, double timeout, int tag=0):
+    def create_group(self, ranks, str name, double timeout, int tag=0, list met=None):
         """Makes a communicator of some ranks; only they call it.
 
         Parameters
@@ -76,6 +76,8 @@ cdef class Comm:
             Seconds; also the new group's timeout.
         tag : int, optional
             Separates groups that different threads make at the same time.
+        met : list, optional
+            Gets the name as soon as all members have agreed to make the group, whatever is raised then.
 
         Returns
         -------
@@ -88,7 +90,7 @@ cdef class Comm:
         DistMismatchError
             The members named different lists.
         """
-        return some_of(self, ranks, name, timeout, tag)
+        return some_of(self, ranks, name, timeout, tag, met)
 
     def leave_handler(self):
         """Refuses to be destroyed in a signal handler that runs while this thread waits in the group.

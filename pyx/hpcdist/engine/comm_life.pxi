@@ -35,13 +35,13 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
     return comm
 
 
-cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
+cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag, list met):
     """Makes a communicator of some ranks of the parent: see Comm.create_group."""
     cdef char text[512]
     text[0] = 0
     cdef hd_comm* made = NULL
     cdef Comm comm
-    cdef int n = len(ranks), code, i, broken
+    cdef int n = len(ranks), code, i, broken, have_met = 0
     cdef int* list = <int*> malloc((n + 1) * sizeof(int))
     encoded = name.encode()
     cdef const char* cname = encoded
@@ -55,9 +55,13 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag):
         if parent.c.rank not in ranks or len(set(ranks)) != n:
             raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {parent.c.rank}")
         with nogil:
-            code = hd_comm_create_group(parent.c, list, n, tag, cname, timeout, &made, text, sizeof(text))
+            code = hd_comm_create_group(
+                parent.c, list, n, tag, cname, timeout, &have_met, &made, text, sizeof(text)
+            )
     finally:
         free(list)
+    if have_met and met is not None:
+        met.append(name)
     if code:
         propagate()
         error = error_of(code, text)

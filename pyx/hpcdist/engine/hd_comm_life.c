@@ -271,7 +271,7 @@ static int make_group(hd_comm *p, const int *ranks, int n, uint64_t uid, MPI_Com
 }
 
 int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,
-                         double timeout, hd_comm **out, char *text, size_t room)
+                         double timeout, int *met, hd_comm **out, char *text, size_t room)
 {
     hd_roll roll = {.mpi = p->mpi,
                     .session = p->session,
@@ -288,6 +288,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
     int code;
 
     *out = NULL;
+    *met = 0;
     if (!roll.desk) {
         snprintf(text, room, "no memory for a group of %d ranks", n);
         return HD_ERR_MEMORY;
@@ -304,6 +305,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                  roll.advised ? "" : " All its members must call new_group with the same ranks.");
         return code;
     }
+    *met = 1;
     hd_graves_visit(p->session);
     if ((code = make_group(p, ranks, n, roll.uid, &made, name, text, room)))
         return code;

@@ -12,8 +12,9 @@
 /* Of a duplicate of `from`. */
 int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout, int check,
                  hd_comm **out, char *text, size_t room);
+/* *met: all members have agreed to make the group, also where an error follows. */
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
-                         double timeout, hd_comm **out, char *text, size_t room);
+                         double timeout, int *met, hd_comm **out, char *text, size_t room);
 void hd_comm_release(hd_comm *c); /* the last Python owner has gone */
 /* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
  * its number to the next communicator, and with it the messages that are still on their way.
