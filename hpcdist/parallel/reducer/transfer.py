@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hpcdist._buffer import unreadable
 from hpcdist.backends.dispatch import serving
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -138,12 +139,15 @@ class Transfer:
             return
         if isinstance(result, (list, tuple)) and len(result) == 1:
             (result,) = result
-        if not isinstance(result, torch.Tensor) or (
-            not result.is_sparse and _numbers(result) != _numbers(bucket.buffer)
+        if (
+            not isinstance(result, torch.Tensor)
+            or (result.is_sparse and not bucket.sparse)
+            or (not result.is_sparse and _numbers(result) != _numbers(bucket.buffer))
         ):
             raise TypeError(
                 "the future of a communication hook must hold one tensor of as many elements as "
-                f"the bucket has ({bucket.buffer.numel()}), not {_shape(result)}"
+                f"the bucket has ({bucket.buffer.numel()} of {bucket.buffer.dtype}), not "
+                f"{_shape(result)}"
             )
         if not result.dtype.is_floating_point and not result.dtype.is_complex:
             raise TypeError(
@@ -152,6 +156,9 @@ class Transfer:
             )
         if result.is_meta:
             raise TypeError("the future of a communication hook holds a meta tensor, without data")
+        why = None if result.is_sparse else unreadable(result)
+        if why:
+            raise TypeError(f"the future of a communication hook holds a tensor that {why}")
         bucket.take(result, keep, None)
 
 
@@ -162,5 +169,6 @@ def _numbers(tensor: torch.Tensor) -> int:
 
 def _shape(result: Any) -> str:
     if isinstance(result, torch.Tensor):
-        return f"a tensor of shape {tuple(result.shape)}"
+        kind = "a sparse tensor" if result.is_sparse else "a tensor"
+        return f"{kind} of shape {tuple(result.shape)} and {result.dtype}"
     return type(result).__name__

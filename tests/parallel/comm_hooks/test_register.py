@@ -100,17 +100,32 @@ def test_hooks_that_are_refused() -> None:
     parallel_assert("only be called once" in model._get_ddp_logging_data()["error"])
 
 
-@pytest.mark.parametrize("made", ["integers", "meta"])
-def test_what_is_no_gradient_is_refused(made: str) -> None:
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (torch.Tensor.int, "must hold gradients"),
+        (lambda tensor: tensor.to("meta"), "meta tensor"),
+        (freed, "storage"),
+        (torch.Tensor.to_sparse, "not a sparse tensor"),
+        (lambda tensor: tensor.to(torch.complex64), "of torch.float32.* and torch.complex64"),
+    ],
+    ids=["integers", "meta", "freed", "sparse", "complex"],
+)
+def test_what_is_no_gradient_is_refused(make: Any, text: str) -> None:
     def hook(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        buffer = bucket.buffer()
-        future.set_result(buffer.int() if made == "integers" else buffer.to("meta"))
+        future.set_result(make(bucket.buffer()))
         return future
 
     model = DDP(layers())
     model.register_comm_hook(None, hook)
-    with parallel_raises(TypeError, match="communication hook must hold gradients|meta tensor"):
+    with parallel_raises(TypeError, match=f"communication hook.*{text}"):
         model(batch()).square().sum().backward()
 
 
