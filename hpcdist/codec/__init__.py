@@ -30,7 +30,7 @@ from typing import Any
 from hpcdist.codec import _format as f
 from hpcdist.codec._choice import HOW_TO_ALLOW, allow_pickle, pickle_allowed
 from hpcdist.codec._format import MAX_DEPTH, CodecError, Refused
-from hpcdist.codec._reader import read_payload
+from hpcdist.codec._reader import call_user, read_payload
 from hpcdist.codec._registry import register_object_type
 from hpcdist.codec._writer import write_payload
 
@@ -122,4 +122,4 @@ def decode(payload: Any, *, pickle: bool | None = None) -> Any:
             "the object payload is a pickle; it was not loaded and nothing in it ran. "
             + HOW_TO_ALLOW
         )
-    return _pickle.loads(view[f.HEADER_SIZE :])
+    return call_user(_pickle.loads, view[f.HEADER_SIZE :])

@@ -267,19 +267,16 @@ def _registered(reader: _Reader, depth: int) -> Any:
         )
     state = reader.value(depth)
     try:
-        return _decoded(entry.decode, state)
+        return call_user(entry.decode, state)
     except Exception as exc:
         raise _Unknown(
             f"the decode function of {name} failed: {type(exc).__name__}: {exc}"
         ) from exc
 
 
-def _decoded(decode: Any, state: Any) -> Any:
+def call_user(decode: Callable[[Any], Any], state: Any) -> Any:
+    """Call what runs a user's code: what is raised in this frame may be that code's."""
     return decode(state)
-
-
-#: The code that calls a user's decode function: what comes out of it may be that function's.
-of_user = _decoded.__code__
 
 
 def _of_stdlib(reader: _Reader, depth: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcdist import codec
-from hpcdist.codec._reader import ORDINARY, of_user
+from hpcdist.codec._reader import ORDINARY, call_user
 from hpcdist.errors import DistError
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
@@ -91,7 +91,7 @@ def by_handler(error: BaseException) -> bool:
     return (
         isinstance(error, KeyboardInterrupt)
         and signal.default_int_handler in handlers
-        and of_user not in frames
+        and call_user.__code__ not in frames
     )
 
 

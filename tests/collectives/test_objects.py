@@ -244,6 +244,34 @@ def test_what_a_decode_function_raises_consumes_the_message(kind, raised):
     parallel_assert(gathered == list(range(size)))
 
 
+class Loads:
+    """Raises where its pickle is loaded."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> tuple:
+        return _raise, (self.kind,)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("own", Own), ("keys", KeyboardInterrupt), ("error", ZeroDivisionError)]
+)
+def test_what_loading_a_pickle_raises_consumes_the_message(kind, raised):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for sent in (Loads(kind), "next"):
+        dist.send_object_list([sent], (rank + 1) % size, pickle=True)
+    found, got = None, [None]
+    try:
+        dist.recv_object_list(got, (rank - 1) % size, pickle=True)
+    except BaseException as error:
+        found = error
+    parallel_assert(type(found) is raised, repr(found))
+    dist.recv_object_list(got, (rank - 1) % size, pickle=True)
+    parallel_assert(got == ["next"], got)
+
+
 class _Interrupts:
     """Where it is decoded the first time, a signal comes."""
 
