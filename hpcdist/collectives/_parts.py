@@ -45,7 +45,9 @@ class Part:
             if isinstance(error, cls):
                 kind = code
                 break
-        text = str(error) if kind != b"D" else f"{type(error).__name__}: {error}"
+        text = _text_of(error)
+        if kind == b"D":
+            text = f"{type(error).__name__}: {text}"
         message = f"{self.api}, rank {self.rank}: {text}"
         self.data = buffer(bytearray(kind + message.encode("utf-8", "replace")))
 
@@ -65,6 +67,14 @@ class Part:
         if self.error and not isinstance(self.error, (*ORDINARY, DistError, PickleError)):
             raise self.error  # raised by a signal handler during encoding
         raise cls(message) from self.error
+
+
+def _text_of(error: Exception) -> str:
+    """Return what an error of a user's code says, if that code lets it."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its text cannot be had: {type(other).__name__})"
 
 
 def buffer(data: bytearray) -> Any:

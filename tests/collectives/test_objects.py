@@ -272,6 +272,33 @@ def test_what_loading_a_pickle_raises_consumes_the_message(kind, raised):
     parallel_assert(got == ["next"], got)
 
 
+class Mute(Exception):
+    """Raises where its text is asked for."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Unsendable:
+    def __reduce__(self) -> tuple:
+        raise Mute
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_error_without_a_text_reaches_the_receiver():
+    rank = dist.get_rank()
+    found = None
+    if rank < 2:
+        try:
+            if rank == 0:
+                dist.send_object_list([Unsendable()], 1, pickle=True)
+            else:
+                dist.recv_object_list([None], 0, pickle=True)
+        except Exception as error:
+            found = type(error)
+    parallel_assert(found is (Mute, dist.DistError, None)[min(rank, 2)], repr(found))
+
+
 class _Interrupts:
     """Where it is decoded the first time, a signal comes."""
 
