@@ -85,10 +85,8 @@ cdef class Comm:
 
         Raises
         ------
-        DistTimeoutError
-            A member did not call it in time.
-        DistMismatchError
-            The members named different lists.
+        DistTimeoutError, DistMismatchError
+            A member did not call it in time; the members named different lists.
         """
         return some_of(self, ranks, name, timeout, tag, met)
 
