@@ -90,19 +90,14 @@ def decode(api: str, sender: int, data: Any, pickle: bool | None) -> Any:
         raise codec.CodecError(f"{api}: from rank {sender}: {exc}") from exc.__cause__
 
 
-def by_handler(error: BaseException) -> bool:
-    """Whether a signal handler has raised an exception of this thread."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {_code(handler) for handler in handlers} - {None}
+def of_message(error: BaseException) -> bool:
+    """Whether an exception comes from what a message holds, not from a signal handler meanwhile."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if codes.intersection(frames):
-        return True
-    # the interpreter's own handler has no frame; a decode function may raise the same
-    return (
-        isinstance(error, KeyboardInterrupt)
-        and signal.default_int_handler in handlers
-        and call_user.__code__ not in frames
-    )
+    if handlers.intersection(frames):
+        return False
+    # Of Ctrl-C while a user's function decodes nobody can tell which of the two it is.
+    return isinstance(error, (DistError, TypeError, ValueError)) or call_user.__code__ in frames
 
 
 def _code(handler: Any) -> Any:

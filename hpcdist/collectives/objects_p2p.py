@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcdist._engine import Comm, op_range
 from hpcdist.backends.dispatch import serving
-from hpcdist.collectives._parts import Part, by_handler, check_list, decode
+from hpcdist.collectives._parts import Part, check_list, decode, of_message
 from hpcdist.errors import DistMismatchError
 from hpcdist.groups.state import _resolve
 
@@ -167,7 +167,7 @@ def recv_object_list(
             )
         objects = decode(api, peer, data, pickle)
     except BaseException as error:
-        if not by_handler(error):  # the message cannot be decoded at the next call either
+        if of_message(error):  # the next call could not decode it either
             begun.pop(peer)
         raise
     object_list[:] = objects

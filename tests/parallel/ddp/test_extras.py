@@ -252,7 +252,9 @@ def test_figures_of_a_failure_and_of_unused_parameters() -> None:
 
     model = DDP(Net())
     model.register_comm_hook(None, fail)
-    with parallel_raises(TypeError, match=r"one tensor of as many elements .*\(60\).*shape \(3,\)"):
+    with parallel_raises(
+        TypeError, match=r"one tensor of as many elements .*\(60 of torch.float32\).*shape \(3,\)"
+    ):
         loss(model, data(1)[0]).backward()
     found = model._get_ddp_logging_data()
     parallel_assert(found["has_error"] == 1 and "TypeError" in found["error"])
