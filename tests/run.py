@@ -2,7 +2,7 @@
 """Run hpcdist's tests: without MPI, then under mpirun with 1, 2 and 4 ranks.
 
 A file's mark says in which stage it is; a file that starts jobs itself is a stage of its own. As
-many stages run side by side as there are cores; if possible, only one of them has several ranks.
+many stages run side by side as there are cores; where ranks share cores, one of several ranks.
 
     python tests/run.py                  all but the rare tests
     python tests/run.py --all            the rare tests as well, which take longer than all others
@@ -169,11 +169,11 @@ def shares(paths: list[Path]) -> dict[str, list[Path]]:
 
 
 def run_all(stages: list[Stage], timeout: float) -> None:
-    """Run stages, as many at a time as there are cores.
+    """Run stages, at most as many at a time as there are cores.
 
     Tests wait half of their time: for a rank that is late on purpose, for a timeout, for an import.
     So a stage of several ranks does not keep the cores busy by itself, and while it lasts, those of
-    one process run beside it.
+    one process run beside it. Two of several ranks take longer side by side, if ranks share cores.
     """
     places = len(os.sched_getaffinity(0))
     turns, change = Turns(), threading.Condition()
@@ -188,15 +188,18 @@ def run_all(stages: list[Stage], timeout: float) -> None:
                 turns.close(other.name for other in running)
                 change.notify()
 
-    def following() -> Stage:
+    def following() -> Stage | None:
+        if len(running) >= places:
+            return None
         several = any(stage.processes > 1 for stage in running)
-        return next((stage for stage in pending if (stage.processes > 1) != several), pending[0])
+        free = places - sum(stage.processes for stage in running)
+        fitting = (s for s in pending if not several or s.processes <= max(free, 1))
+        return min(fitting, key=lambda s: (s.processes > 1) == several, default=None)
 
     try:
         with change:
             while pending:
-                change.wait_for(lambda: len(running) < places)
-                stage = following()
+                stage = change.wait_for(following)
                 pending.remove(stage)
                 running.append(stage)
                 turns.open(stage.name)
