@@ -7,14 +7,19 @@ environment. This module is a leaf: it imports neither torch nor MPI.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from hpcdist._device_options import DEVICE_OPTIONS
 from hpcdist._option import Option
+from hpcdist._store_options import STORE_OPTIONS
 
-__all__ = ["Option", "describe", "get", "option", "options", "register"]
+__all__ = ["Option", "describe", "faults", "get", "option", "options", "register", "unread"]
+
+#: What is read elsewhere: by the build, and by the loader before there are settings.
+_OTHERS = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL")
 
 _OPTIONS: dict[str, Option] = {}
 
@@ -104,6 +109,56 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     found = option(name)
     variable, text = found.source(os.environ if environ is None else environ)
     return found.parse(text, variable) if text else found.default
+
+
+def faults(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What is wrong with the variables that settings are read from.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    dict of str to str
+        For each variable that holds something else than its setting accepts, the error's text.
+    """
+    env = os.environ if environ is None else environ
+    found = {}
+    for item in options():
+        variable, text = item.source(env)
+        try:
+            if text:
+                item.parse(text, variable)
+        except ValueError as error:
+            found[variable] = str(error)
+    return found
+
+
+def unread(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that look like settings, and that nothing reads: misspelt ones mostly.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    dict of str to str
+        For each, the most similar name of a setting, or empty.
+    """
+    env = os.environ if environ is None else environ
+    known = [item.variable for item in options()]
+    strangers = [
+        name
+        for name in sorted(env)
+        if name.startswith("HPCDIST_")
+        and not name.startswith("HPCDIST_TEST_")  # the tests' own
+        and name not in (*known, *_OTHERS)
+    ]
+    return {name: "".join(difflib.get_close_matches(name, known, 1)) for name in strangers}
 
 
 def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -312,52 +367,5 @@ register(
         choices=("auto", "avx512", "avx2", "neon", "scalar"),
     )
 )
-register(
-    Option(
-        "store_limit",
-        "bytes",
-        1 << 30,
-        "Bytes that a store may hold: keys and values of a TCPStore's server, or the file of a "
-        "FileStore. One more is an error, and the store goes on.",
-        minimum=1 << 16,
-    )
-)
-register(
-    Option(
-        "store_key",
-        "str",
-        "",
-        "The job's key for TCPStore: 64 hexadecimal digits, the same on all ranks. Unset, the "
-        "key in the user's own key file is taken.",
-        secret=True,
-    )
-)
-register(
-    Option(
-        "store_key_file",
-        "str",
-        "",
-        "File of mode 0600 that holds a key for TCPStore where HPCDIST_STORE_KEY is unset; it is "
-        "made if it is not there. By default ~/.config/hpcdist/store.key.",
-    )
-)
-register(
-    Option(
-        "store_connections",
-        "int",
-        65536,
-        "Connections that a TCPStore's server keeps; one more is turned away.",
-        minimum=1,
-    )
-)
-register(
-    Option(
-        "store_idle",
-        "seconds",
-        0.0,
-        "Seconds after which a TCPStore's server closes a connection that asks for nothing; the "
-        "client connects again when it needs to. 0 keeps it.",
-    )
-)
-for _device_option in DEVICE_OPTIONS:
-    register(_device_option)
+for _option in (*DEVICE_OPTIONS, *STORE_OPTIONS):
+    register(_option)

@@ -68,6 +68,24 @@ def test_refusals_name_variable_value_and_what_is_accepted(option, text, hint):
     assert "HPCDIST_A" in message and repr(text) in message and hint in message
 
 
+def test_what_is_wrong_and_what_nothing_reads():
+    env = {
+        "HPCDIST_TIMEOUT": "soon",
+        "HPCDIST_CHECK_TRANSPORT": "tcp",
+        "HPCDIST_CHECK": "full",
+        "HPCDIST_TIMOUT": "60",
+        "HPCDIST_MPICC": "mpicc",
+        "HPCDIST_TEST_SEED": "1",
+        "HPCDIST_QZX": "",
+        "OMPI_CHECK": "1",
+    }
+    faults = config.faults(env)
+    assert sorted(faults) == ["HPCDIST_CHECK_TRANSPORT", "HPCDIST_TIMEOUT"]
+    assert "'tcp'" in faults["HPCDIST_CHECK_TRANSPORT"] and "'soon'" in faults["HPCDIST_TIMEOUT"]
+    assert config.unread(env) == {"HPCDIST_QZX": "", "HPCDIST_TIMOUT": "HPCDIST_TIMEOUT"}
+    assert config.faults({}) == config.unread({}) == {}
+
+
 def test_unknown_setting():
     with pytest.raises(KeyError, match="no setting 'speed'.*check"):
         config.get("speed")

@@ -95,11 +95,15 @@ def start() -> tuple[int, int]:
     DistBackendError
         If MPI was finalized already (it cannot be started twice in a process), or a second libmpi
         was loaded since hpcdist was imported.
+    ValueError
+        If a variable holds something else than its setting accepts.
 
     Notes
     -----
     All processes of the job must call it.
     """
+    for text in config.faults().values():  # now, and not at the operation that first reads it
+        raise ValueError(text)
     if _engine.mpi_state() == "finalized":
         raise DistBackendError(
             "MPI has been finalized in this process and cannot start again; call "

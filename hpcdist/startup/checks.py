@@ -72,6 +72,8 @@ def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
 def log_start(comm: Any) -> None:
     """Log once per job what it runs on: the first lines that a bug report needs."""
     if comm.rank == 0:
+        for variable, near in config.unread().items():
+            _log.warning("nothing reads %s%s", variable, f": is {near} meant?" if near else "")
         _log.info(
             "%s; debug level %s",
             _engine.library_version().partition("\n")[0],

@@ -184,6 +184,16 @@ def test_log_setting_shows_the_rank():
 def test_wrong_setting_is_named():
     done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_CHECK="sometimes")
     assert "HPCDIST_CHECK='sometimes' is not valid: it must be one of off, on, full" in done.stderr
+    # also one that only later calls would read, natively
+    for name, value in {"HPCDIST_CHECK_TRANSPORT": "tcp", "HPCDIST_STORE_LIMIT": "much"}.items():
+        done = run("import hpcdist; hpcdist.init_process_group()", **{name: value})
+        assert done.returncode and f"ValueError: {name}={value!r} is not valid" in done.stderr
+
+
+def test_a_variable_that_nothing_reads_is_named():
+    done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_TIMOUT="60")
+    assert done.returncode == 0, done.stderr
+    assert "nothing reads HPCDIST_TIMOUT: is HPCDIST_TIMEOUT meant?" in done.stderr
 
 
 @pytest.mark.parametrize(

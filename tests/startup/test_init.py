@@ -236,7 +236,7 @@ def test_check_setting(no_world, monkeypatch, setting, level):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    ("variable", "setting"), [("HPCDIST_CHECK", "off"), ("HPCDIST_CHECK_TRANSPORT", "mpi")]
+    ("variable", "setting"), [("HPCDIST_CHECK", "off"), ("HPCDIST_CHECK_TRANSPORT", "MPI")]
 )
 def test_a_setting_that_one_rank_has_alone_is_named(no_world, monkeypatch, variable, setting):
     rank, size = true_place()

@@ -45,7 +45,7 @@ FILES = {
             "profiler_events",
         ),
         *("_intel", "_libmpi", "_loader", "_loader_texts", "_option", "_build_info"),
-        *("_torch_version", "_dump_files", "_environment", "_device_options"),
+        *("_torch_version", "_dump_files", "_environment", "_device_options", "_store_options"),
     ),
     "native": (*("_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),),
     "store": ("_store",),

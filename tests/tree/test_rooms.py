@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 #: The longest row that fits counts.
 SHARED = {
     "_device_options": "test_config.py",
+    "_store_options": "test_config.py",
     "_dump_files": "recordings/test_dumps.py",
     "_environment": "test_loader.py",
     "_intel": "test_loader.py",

@@ -7,7 +7,6 @@ InfiniBand section, threads by the section on cores.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from hpcdist import config
@@ -132,20 +131,8 @@ def _launchers_own(name: str) -> bool:
 
 def _own(section: Section, place: Place) -> None:
     """hpcdist's settings: bad values, and names that hpcdist does not read."""
-    names = {item.variable: item for item in config.options()}
-    for variable, item in names.items():
-        text = place.env.get(variable, "")
-        if text.strip():
-            try:
-                item.parse(text)
-            except ValueError as error:
-                section.find(FAULT, str(error), f"export {variable}=..., or unset {variable}")
-    read_elsewhere = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL", "HPCDIST_STORE_KEY")
-    for variable in sorted(place.env):
-        name = variable.removeprefix("HPCDIST_")
-        if name == variable or name.startswith("TEST_"):  # not ours, or the tests' own
-            continue
-        if variable not in (*names, *read_elsewhere):
-            near = difflib.get_close_matches(variable, names, 1)
-            section.find(WARNING, f"nothing reads {variable}",
-                         f"export {near[0]}=..." if near else f"unset {variable}")  # fmt: skip
+    for variable, text in config.faults(place.env).items():
+        section.find(FAULT, text, f"export {variable}=..., or unset {variable}")
+    for variable, near in config.unread(place.env).items():
+        fix = f"export {near}=..." if near else f"unset {variable}"
+        section.find(WARNING, f"nothing reads {variable}", fix)

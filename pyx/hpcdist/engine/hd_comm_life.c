@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "hd_base.h"
 #include "hd_block.h"
@@ -89,7 +90,7 @@ typedef struct birth {
 static int checks_by_mpi(void)
 {
     const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
-    return transport && strcmp(transport, "mpi") == 0;
+    return transport && strcasecmp(transport, "mpi") == 0; /* config.py has refused other words */
 }
 
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
