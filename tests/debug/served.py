@@ -78,6 +78,9 @@ def errors() -> None:
     dist.init_process_group()
     rank = dist.get_rank()
     say(f"token: {error_of(lambda: start_debug_server(0, 'short' if rank else TOKEN))}")
+    say(f"nowhere: {error_of(lambda: start_debug_server(0, TOKEN, host='' if rank else 'here'))}")
+    say(f"port: {error_of(lambda: start_debug_server(1.5 if rank else 0, TOKEN))}")
+    say(f"worker: {error_of(lambda: start_debug_server(0, TOKEN, worker_port=65536))}")
     blocked = rank == 1
     if blocked:
         sys.modules["aiohttp"] = None  # type: ignore[assignment]

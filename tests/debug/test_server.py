@@ -272,6 +272,9 @@ def test_starts_that_fail():
     for said in (
         "before: DistError: there is no process group: call init_process_group first",
         "token: ValueError: rank 1: token must have 8 to 256 letters, digits or ._~-",
+        "nowhere: ValueError: rank 1: host must be an address, such as 127.0.0.1, not ''",
+        "port: ValueError: rank 1: port must be a whole number from 0 to 65535, not 1.5",
+        "worker: ValueError: rank 0: worker_port must be a whole number from 0 to 65535, not 65536",
         "missing: ImportError: rank 1: the debug server needs aiohttp: pip install 'hpcdist[debug]",
         "again: DistError: rank 0: the debug server runs already",
         "host: DistError: rank 0: the debug server has not started: ",

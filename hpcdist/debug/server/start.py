@@ -53,8 +53,8 @@ def start_debug_server(
         What every request must have: 8 to 256 letters, digits or ``._~-``. By default that of
         ``HPCDIST_DEBUG_TOKEN``, or else a new one. Rank 0's counts.
     host : str
-        Address that the page is served at; by default this node alone can reach it, for instance
-        through ``ssh -L``. The page is not encrypted.
+        Address that the page is served at; ``"0.0.0.0"`` means all of the node's. By default this
+        node alone can reach it, for instance through ``ssh -L``. The page is not encrypted.
     worker_port : int
         Port at which rank 0's node takes the signed reports of other nodes, if there are any, on
         all its addresses; 0 takes any.
@@ -69,7 +69,7 @@ def start_debug_server(
     ImportError
         If a rank lacks the libraries of the extra ``debug``.
     ValueError
-        If the token is not a valid one.
+        If the token, an address or a port is not a valid one.
     DistError
         If the server cannot listen, one was started already, there is no group, or the flight
         recorder is off or in private memory. All ranks get the error, and no server is left.
@@ -80,6 +80,7 @@ def start_debug_server(
     """
     gather, size = _gather()
     facts, why = _facts(token, size)
+    why = why if why[1] else _misfit(host, port=port, worker_port=worker_port)
     ranks = gather({**facts, "why": why})
     _raise(ranks)
     first = ranks[0]
@@ -175,6 +176,16 @@ def _facts(token: str | None, size: int) -> tuple[dict[str, Any], tuple[str, str
         text = f"the flight recorder is of a job of {own.size} ranks, the default group has {size}"
         return facts, ("", text)
     return {**facts, "file": path, "rank": own.rank}, ("", "")
+
+
+def _misfit(host: Any, **ports: Any) -> tuple[str, str]:
+    """Why the page cannot be served there; two empty texts if it can."""
+    if not isinstance(host, str) or not host.strip():
+        return "value", f"host must be an address, such as 127.0.0.1, not {host!r}"
+    for name, port in ports.items():
+        if type(port) is not int or not 0 <= port <= 65535:
+            return "value", f"{name} must be a whole number from 0 to 65535, not {port!r}"
+    return "", ""
 
 
 def _raise(ranks: list[dict[str, Any]]) -> None:
