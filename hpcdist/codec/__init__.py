@@ -56,7 +56,8 @@ def encode(obj: Any, *, pickle: bool | None = None) -> bytearray:
     Raises
     ------
     TypeError
-        Part of `obj` is of a type that the codec does not carry, and pickle is not allowed.
+        Part of `obj` is of a type that the codec does not carry, and pickle is not allowed; or a
+        registered encode function raised, whose exception is the cause.
     ValueError
         `obj` contains itself, or nests deeper than ``MAX_DEPTH`` levels.
 
@@ -67,10 +68,10 @@ def encode(obj: Any, *, pickle: bool | None = None) -> bytearray:
     try:
         return write_payload(obj)
     except Refused as refused:
-        if pickle_allowed(pickle):
+        cause = refused.__cause__
+        if cause is None and pickle_allowed(pickle):  # what a registered function refuses, stays so
             head = f.MAGIC + bytes((f.VERSION,)) + f.KIND_PICKLE + f.BYTE_ORDER + b"\0"
             return bytearray(head + _pickle.dumps(obj, protocol=5))
-        cause = refused.__cause__
         raise refused.error(f"cannot send {refused.place()}: {refused.reason}") from cause
 
 

@@ -47,6 +47,9 @@ REF = b"&"
 #: Items a list or tuple needs before it is worth checking whether it is all int or all float.
 PACK_FROM = 8
 
+#: Steps of the way to an object that a message shows.
+_MOST_STEPS = 12
+
 
 class CodecError(DistError, ValueError):
     """A payload cannot be turned back into an object.
@@ -79,4 +82,8 @@ class Refused(Exception):
 
     def place(self) -> str:
         """The whole way from the root, as Python would write it: ``obj['a'][3]``."""
-        return "obj" + "".join(reversed(self.steps))
+        steps = self.steps[::-1]
+        if len(steps) > _MOST_STEPS:
+            middle = f" ({len(steps) - _MOST_STEPS} levels deeper) "
+            steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2] = [middle]
+        return "obj" + "".join(steps)

@@ -165,10 +165,22 @@ def test_registered_types_go_before_the_codecs_own():
     assert decode(encode(decimal.Decimal("1.5"))) == decimal.Decimal("1.5")
 
 
+def test_the_way_to_a_deep_object_is_short():
+    deep: object = object()
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(TypeError) as caught:
+        encode({"a": deep})
+    way = "obj['a']" + 5 * "[0]" + " (489 levels deeper) " + 6 * "[0]"
+    assert f"cannot send {way}: it is of type object" in str(caught.value)
+
+
 def test_failing_encode_function_is_named():
     register_object_type(Unregistered, lambda obj: 1 / 0, lambda value: None)
     try:
         assert "ZeroDivisionError" in refusal([Unregistered()])
+        with pytest.raises(TypeError, match="ZeroDivisionError"):
+            encode([Unregistered()], pickle=True)
     finally:
         forget(Unregistered)
 
