@@ -68,6 +68,7 @@ cdef extern from * nogil:
 cdef class Comm
 cdef class Work
 
+include "seconds.pxi"
 include "engine/errors.pxi"
 include "engine/signals.pxi"
 include "engine/sites.pxi"

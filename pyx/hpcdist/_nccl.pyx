@@ -119,6 +119,7 @@ cdef extern from *:
     """
     int hd_nccl_depth
 
+include "seconds.pxi"
 include "nccl/tables.pxi"
 
 

@@ -35,6 +35,9 @@ def test_states_and_results():
     result = work.result()
     parallel_assert(isinstance(result, list) and len(result) == 1 and result[0] is tensor)
     parallel_assert(work.wait() and work.wait(0.1) and work.wait(timedelta(seconds=1)))
+    parallel_assert(work.wait(np.int64(1)) and work.wait(np.float32(0.5)))
+    with parallel_raises(TypeError, match="timedelta or seconds, not str"):
+        work.wait("1")
     work.synchronize()
     work.block_current_stream()
     with parallel_raises(TypeError):

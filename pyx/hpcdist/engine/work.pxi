@@ -94,19 +94,6 @@ cdef int provide_notifier() except -1:
     return 0
 
 
-cdef double seconds_of(object timeout) except? -2:
-    if timeout is None:
-        return -1
-    if hasattr(timeout, "total_seconds"):
-        timeout = timeout.total_seconds()
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}")
-    cdef double s = timeout
-    if s != s:
-        raise ValueError("timeout is not a number")
-    return s if s >= 0 else -1  # torch's "no timeout" arrives as a negative duration
-
-
 cdef class Work:
     """An asynchronous operation.
 

@@ -6,20 +6,6 @@ cdef str ADVICE = (
 )
 
 
-cdef double seconds_of(object timeout) except? -2:
-    """A timeout in seconds; -1 for none, which is the meaning of torch's negative durations."""
-    if timeout is None:
-        return -1
-    if hasattr(timeout, "total_seconds"):
-        timeout = timeout.total_seconds()
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a datetime.timedelta or seconds, not {type(timeout).__name__}")
-    cdef double seconds = timeout
-    if seconds != seconds:
-        raise ValueError("timeout is not a number")
-    return seconds if seconds >= 0 else -1
-
-
 cdef object cuda_error(int code, const char* call, str what):
     """The exception of a CUDA error while an operation was started or waited for."""
     if code == HD_START_MEMORY:
