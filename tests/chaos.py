@@ -40,7 +40,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--episode", type=int, nargs="+", metavar="K", help="these alone")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of an episode")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="episodes side by side")
-    parser.add_argument("--slack", type=float, default=1.0, metavar="S", help="beyond a deadline")
+    parser.add_argument(
+        "--slack", type=float, default=1.0, metavar="S",
+        help="beyond a deadline; stretched where processes share cores",
+    )  # fmt: skip
     parser.add_argument("--mpirun", metavar="PATH", help="another mpirun")
     parser.add_argument("--keep", action="store_true", help="keep the journals")
     parser.add_argument(

@@ -13,6 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import patience
+
 from chaos import program
 from chaos.job import Ended, Job, mpi_starts
 from chaos.journal import read
@@ -74,7 +76,8 @@ def one(settings: Settings, number: int) -> tuple[Episode, Ended, Verdict]:
         ]
         notes = [{each.text for each in journal if each.kind == "note"} for journal in journals]
         well = ended.code == 0 and all("end" in each for each in notes)
-        verdict = Judge(drawn, journals, ended.stops, well, settings.slack).judge()
+        slack = settings.slack * patience()
+        verdict = Judge(drawn, journals, ended.stops, well, slack).judge()
         at_the_end = _of_the_end(drawn, ended, well)
         started = any("started" in each for each in notes)
         if at_the_end and not started and drawn.shm < 0:

@@ -1,8 +1,8 @@
 """The judge: what each rank wrote down, side by side.
 
 For each operation either all ranks that return a result return the right one, or every rank that
-returns at all returns an error. Every call ends within its deadline and a second. Errors come only
-where a fault is, and groups work afterwards.
+returns at all returns an error. Every call ends within its deadline and a second, or more where
+processes share cores. Errors come only where a fault is, and groups work afterwards.
 """
 
 from __future__ import annotations
