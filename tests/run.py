@@ -145,7 +145,7 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     for name, paths in shares(files["jobs"]).items():
         job_env = {**base, "HPCDIST_TEST_MPIRUN": mpirun}
         add(f"jobs, {name}", pytest_command(options), paths, job_env, 1)
-    # The longest first.
+    # Those of most ranks first: they take longest.
     found.sort(key=lambda stage: -stage.processes)
     return found
 

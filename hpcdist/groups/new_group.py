@@ -18,6 +18,7 @@ from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped
+from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.state import GroupMember, ProcessGroup
 from hpcdist.groups.turns import turn
 from hpcdist.store.prefix import prefixed
@@ -188,8 +189,5 @@ def time_limit(timeout: timedelta | None, parent: ProcessGroup) -> timedelta:
     """Return the given timeout, else the parent's."""
     if timeout is None:
         return parent.timeout
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
-    if timeout <= timedelta(0):
-        raise ValueError(f"timeout must be positive, not {timeout}")
+    seconds_of(timeout)
     return timeout
