@@ -187,3 +187,5 @@ def test_an_environment_gets_the_packages_of_another_one(tmp_path):
     assert (there / "bin" / "torchrun").read_text() == f"#!{there}/bin/python\nrun\n"
     assert os.access(there / "bin" / "torchrun", os.X_OK)
     assert (site / "numpy" / "a.py").read_text() == "old" and not (site / "hpcdist").exists()
+    subprocess.run([sys.executable, ROOT / ".ci" / "packages", "--all", here, there], check=True)
+    assert (site / "hpcdist" / "a.py").read_text() == "a"
