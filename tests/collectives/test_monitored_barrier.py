@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Check
+from patience import hasty_group
 
 import hpcdist as dist
 from hpcdist import MPIOptions
@@ -176,7 +177,7 @@ def test_all_ranks_end_a_monitored_barrier_alike(transport, monkeypatch):
 
 @pytest.mark.mpi(min_size=2)
 def test_it_may_take_longer_than_the_groups_timeout():
-    group = dist.new_group(timeout=timedelta(seconds=0.2))
+    group = hasty_group(0.2)
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(0.8)
     dist.monitored_barrier(group, timedelta(seconds=15))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import ring
+from patience import hasty_group
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -134,7 +134,7 @@ def test_futures_of_messages() -> None:
 
 @two
 def test_a_receive_that_nobody_waits_for_times_out() -> None:
-    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    group = hasty_group(0.3)
     *_, before, _ = ring()
     work = dist.irecv(np.zeros(3), before, group=group, tag=6)
     for _ in range(6000):

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import hpcdist as dist
 
-dist.init_process_group(timeout=timedelta(seconds=float(sys.argv[2]) if sys.argv[2:] else 1))
+dist.init_process_group()
 rank = dist.get_rank()
+dist.group.WORLD.timeout = timedelta(seconds=float(sys.argv[2]) if sys.argv[2:] else 1)
 
 
 def train(step):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 from cases import here
 from long_form import size as how_many
 from mpi4py import MPI
+from patience import hasty_group
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -42,7 +42,7 @@ def test_messages_that_nobody_received(
     if transport == "mpi":  # as between nodes
         monkeypatch.setenv("HPCDIST_CHECK_TRANSPORT", "mpi")
     rank, size = here()
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group = hasty_group(0.5)
     sender = size - 1
     if late and rank == 0:
         dist.destroy_process_group(group)
@@ -69,7 +69,7 @@ def test_messages_that_nobody_received(
 @pytest.mark.mpi(min_size=2)
 def test_who_destroys_a_group_alone_does_not_wait_long() -> None:
     rank, _ = here()
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group = hasty_group(0.5)
     took = 0.0
     if rank == 0:
         began = time.monotonic()

@@ -86,7 +86,8 @@ def test_the_programs_first_collective_is_number_1(no_world):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_has_only_started_has_called_nothing(no_world):
-    dist.init_process_group(timeout=timedelta(seconds=1))
+    dist.init_process_group(timeout=SHORT)
+    dist.group.WORLD.timeout = timedelta(seconds=1)
     late, text = dist.get_rank() == 1, ""
     if late:
         time.sleep(2)
@@ -336,7 +337,8 @@ def test_destroy_waits_for_outstanding_work(no_world):
 @pytest.mark.mpi(min_size=2)
 def test_destroy_gives_up_on_a_message_that_never_comes(no_world):
     """The error is raised, the group is gone, and the next one works."""
-    dist.init_process_group(timeout=timedelta(seconds=0.5))
+    dist.init_process_group(timeout=SHORT)
+    dist.group.WORLD.timeout = timedelta(seconds=0.5)
     work = dist.irecv(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
     start = time.monotonic()
     try:

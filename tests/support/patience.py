@@ -1,8 +1,13 @@
-"""Limits that a busy machine cannot break: how much longer than usual a job may take."""
+"""Limits that a busy machine cannot break: how much longer than usual something may take."""
 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import hpcdist
 
 #: Beyond this a limit would no longer end what hangs.
 MOST = 4.0
@@ -16,3 +21,15 @@ def patience() -> float:
     """
     sharing = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return min(max(1.0, sharing), MOST)
+
+
+def hasty_group(seconds: float, ranks: list[int] | None = None) -> hpcdist.ProcessGroup:
+    """Make a group whose operations give up after so many seconds.
+
+    Its members may take longer to make it: they come from different work, on cores that they share.
+    """
+    import hpcdist
+
+    group = hpcdist.new_group(ranks)
+    group.timeout = timedelta(seconds=seconds)
+    return group

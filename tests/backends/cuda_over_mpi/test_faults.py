@@ -19,6 +19,7 @@ import torch
 from long_form import LONG
 from long_form import size as how_many
 from over_mpi import CHUNK, copies, empty, start
+from patience import hasty_group
 from standin import cpu, gpu
 
 import hpcdist as dist
@@ -335,7 +336,7 @@ def test_a_forked_child_is_told():
 
 def test_destroyed_while_a_rank_does_not_come():
     rank = dist.get_rank()
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=0.5))
+    group = hasty_group(0.5, list(range(dist.get_world_size())))
     dist.all_reduce(ones(5), group=group)
     work = dist.all_reduce(ones(), group=group, async_op=True) if rank != VICTIM else None
     began, error = time.monotonic(), None

@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import standin
 import torch
+from patience import hasty_group
 from standin import cpu, gpu
 from torch.distributed.flight_recorder import fr_trace
 from torch.distributed.flight_recorder.components import utils
@@ -112,7 +113,7 @@ def test_the_dump_has_what_went_over_nccl(folder, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_a_failure_writes_a_dump(folder):
     rank = dist.get_rank()
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=0.4))
+    group = hasty_group(0.4, list(range(dist.get_world_size())))
     data = gpu(torch.ones(4))
     dist.all_reduce(data, group=group)
     cpu(data)

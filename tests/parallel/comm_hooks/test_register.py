@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from patience import hasty_group
 from torch import nn
 
 import hpcdist as dist
@@ -136,7 +136,7 @@ def test_a_future_that_nobody_completes_is_a_timeout(wrapped: bool) -> None:
     def never(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         return torch.futures.Future()
 
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = hasty_group(1)
     model = DDP(layers(), process_group=group, bucket_cap_mb=0)
     model.register_comm_hook(None, fp16_compress_wrapper(never) if wrapped else never)
     began, text = time.monotonic(), ""
