@@ -18,6 +18,7 @@ from hpcdist._store_options import STORE_OPTIONS
 
 __all__ = ["Option", "describe", "faults", "get", "option", "options", "register", "unread"]
 
+_PREFIX = "HPCDIST_"
 #: What is read elsewhere: by the build, and by the loader before there are settings.
 _OTHERS = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL")
 
@@ -150,15 +151,15 @@ def unread(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         For each, the most similar name of a setting, or empty.
     """
     env = os.environ if environ is None else environ
-    known = [item.variable for item in options()]
-    strangers = [
-        name
-        for name in sorted(env)
-        if name.startswith("HPCDIST_")
-        and not name.startswith("HPCDIST_TEST_")  # the tests' own
-        and name not in (*known, *_OTHERS)
-    ]
-    return {name: "".join(difflib.get_close_matches(name, known, 1)) for name in strangers}
+    known = {item.variable.removeprefix(_PREFIX): item.variable for item in options()}
+    found = {}
+    for variable in sorted(env):
+        name = variable.removeprefix(_PREFIX)
+        ours = variable in _OTHERS or name == variable or name.startswith("TEST_")
+        if name not in known and not ours:
+            near = difflib.get_close_matches(name, known, 1)
+            found[variable] = known[near[0]] if near else ""
+    return found
 
 
 def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
