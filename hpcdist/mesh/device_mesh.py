@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist.groups import state as _group
+from hpcdist.groups.comparison import Comparison, arguments
 from hpcdist.groups.new_group import part_of_world
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
@@ -40,6 +41,8 @@ class DeviceMesh(Grid):
     ------
     ValueError
         If the shape, the ranks or the names do not fit.
+    DistMismatchError
+        On all ranks, if a mesh of the whole world differs between them.
     DistTimeoutError
         If a member of a group does not call within the timeout.
 
@@ -59,6 +62,10 @@ class DeviceMesh(Grid):
         backend_override: Sequence[Override] | None = None,
         preserve_rank_order: bool = False,
     ) -> None:
+        if device_type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"device_type must be 'cpu' or 'cuda', without an index, not {device_type!r}"
+            )
         shape, ranks = _layout.grid(mesh)
         names = _layout.dimension_names(mesh_dim_names, shape)
         super().__init__(device_type, ranks, _layout.axes_of(shape), names)
@@ -76,9 +83,23 @@ class DeviceMesh(Grid):
                 f"the mesh must hold each rank at most once, from 0 to {size - 1}: got shape "
                 f"{list(shape)} with {len(ranks)} ranks up to {max(ranks)}"
             )
+        if len(ranks) == size:
+            facts = {"device_type": device_type, "mesh_dim_names": names, "shape": shape}
+            self._compare({**facts, "mesh": ranks})
         self._groups: list[Any] = [
             self._make_group(place, pair) for place, pair in enumerate(pairs)
         ]
+
+    @staticmethod
+    def _compare(facts: dict[str, Any]) -> None:
+        """Verify that all ranks of the world make the same mesh: its groups would be others'."""
+        Comparison(
+            _group._get_default_group(),
+            "DeviceMesh",
+            "DeviceMesh expects the same mesh",
+            "Make the same meshes in the same order on every rank",
+            lambda: arguments(facts),
+        ).verify()
 
     def _start(self, root: DeviceMesh | None) -> None:
         """Start without groups."""
@@ -187,6 +208,8 @@ class DeviceMesh(Grid):
         if self._names is None:
             raise ValueError("a mesh without mesh_dim_names cannot be sliced")
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if not names:
+            raise ValueError(f"name at least one dimension of {', '.join(self._names)}")
         if names == self._names:
             return self
         found = []

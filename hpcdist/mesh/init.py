@@ -53,8 +53,6 @@ def init_device_mesh(
     -----
     Source: ``torch.distributed.device_mesh.init_device_mesh``.
     """
-    if not device_type.isalpha():
-        raise ValueError(f"device_type must be a type without an index, not {device_type!r}")
     shape = tuple(operator.index(size) for size in mesh_shape)
     if not shape or min(shape) < 1:
         raise ValueError(f"mesh_shape must be a tuple of positive numbers, not {mesh_shape!r}")

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import bursts, parts
+from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.bucket import is_dense
 from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
+from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
 
 __all__ = ["ZeroRedundancyOptimizer"]
-
-API = "ZeroRedundancyOptimizer"
 
 
 class _Hook(JoinHook):
@@ -67,6 +66,10 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         If `params` are neither parameters nor groups of them.
     ValueError
         If there are none, or one is sparse.
+    DistMismatchError
+        On all ranks, if parameters, options or classes differ: it names the first that does.
+    DistTimeoutError
+        If a rank does not make it within the group's timeout.
 
     Notes
     -----
@@ -84,7 +87,6 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         overlap_with_ddp: bool = False,
         **defaults: Any,
     ) -> None:
-        params = _checked(params)
         self.process_group = member(process_group)
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
         self._generation = self.process_group._generation
@@ -96,12 +98,14 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         self._flats: list[tuple[int, torch.Tensor]] = []
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
-        torch.optim.Optimizer.__init__(self, params, defaults)
-        Joinable.__init__(self)
-        self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
-        # Show the class's defaults, as any optimizer does.
-        for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
-            group.update({k: v for k, v in local.items() if k != "params"})
+        with refusing(agreeing(self.process_group._comm), API):
+            torch.optim.Optimizer.__init__(self, checked(params), defaults)
+            Joinable.__init__(self)
+            self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
+            # Show the class's defaults, as any optimizer does.
+            for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
+                group.update({k: v for k, v in local.items() if k != "params"})
+            compare(self.process_group, optimizer_class, self.param_groups)
         self._lay_out()
 
     # -- shares --------------------------------------------------------------------------------
@@ -118,13 +122,18 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         ------
         ValueError
             If one of them is sparse, or in another group already.
+        DistMismatchError
+            On all ranks, if they add others.
         """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        _check_dense(group["params"])
-        self._assign(group)
+        with refusing(agreeing(self.process_group._comm), API):
+            super().add_param_group(param_group)
+            group = self.param_groups[-1]
+            check_dense(group["params"])
+            self._assign(group)
+            if self.optim is not None:
+                self.optim.add_param_group(self._share(group))
+                compare(self.process_group, type(self.optim), [group])
         if self.optim is not None:
-            self.optim.add_param_group(self._share(group))
             self._lay_out()
 
     def _assign(self, group: dict[str, Any]) -> None:
@@ -372,29 +381,3 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
     def _indices(self) -> dict[torch.Tensor, int]:
         ordered = [p for group in self.param_groups for p in group["params"]]
         return {parameter: number for number, parameter in enumerate(ordered)}
-
-
-def _checked(params: Any) -> list[Any]:
-    """Return parameters or groups as a list, or raise."""
-    if isinstance(params, torch.Tensor):
-        raise TypeError("params must be an iterable of parameters or of groups, not a tensor")
-    try:
-        items = list(params)
-    except TypeError as error:
-        raise TypeError(
-            f"params must be an iterable of parameters or of groups, not {type(params).__name__}"
-        ) from error
-    if not items:
-        raise ValueError("ZeroRedundancyOptimizer got an empty parameter list")
-    if not all(isinstance(i, torch.Tensor) for i in items):
-        if not all(isinstance(i, dict) for i in items):
-            raise TypeError("params must be parameters only, or parameter groups only")
-        if any("params" not in group for group in items):
-            raise ValueError('each parameter group must have a key "params"')
-    return items
-
-
-def _check_dense(params: Iterable[torch.Tensor]) -> None:
-    for parameter in params:
-        if parameter.layout != torch.strided:
-            raise ValueError(f"a parameter of layout {parameter.layout} cannot be shared out")

@@ -261,6 +261,21 @@ def test_equality_and_text():
     parallel_assert(repr(one) == f"DeviceMesh('cpu', (x={size}))")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_arrange_the_world_differently():
+    rank, size = place()
+    odd, order = rank == size - 1, list(range(size))
+    shape = (1, size) if odd else (size, 1)
+    backwards, name = order[::-1] if odd else order, "y" if odd else "x"
+    with parallel_raises(dist.DistMismatchError, match=r"'shape' with value \(1, "):
+        init_device_mesh("cpu", shape)
+    with parallel_raises(dist.DistMismatchError, match=rf"rank {size - 1} has argument 'mesh'"):
+        DeviceMesh("cpu", backwards)
+    with parallel_raises(dist.DistMismatchError, match="'mesh_dim_names'"):
+        init_device_mesh("cpu", (size,), mesh_dim_names=(name,))
+    parallel_assert(ranks_in(init_device_mesh("cpu", (size,)).get_group()) == order)
+
+
 def test_refusals():
     rank, size = place()
     mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("x", "y"))
@@ -275,7 +290,9 @@ def test_refusals():
         (ValueError, "overlap", lambda: mesh["x", "x"] if size > 1 else mesh["y", "nothing"]),
         (ValueError, "cannot be sliced", lambda: bare["x"]),
         (ValueError, "cannot be flattened", lambda: bare.flatten()),
+        (ValueError, "at least one dimension of x, y", lambda: mesh[()]),
         (ValueError, "without an index", lambda: init_device_mesh("cuda:0", (size,))),
+        (ValueError, "'cpu' or 'cuda'", lambda: DeviceMesh("nonsense", list(range(size)))),
         (ValueError, "positive", lambda: init_device_mesh("cpu", ())),
         (ValueError, "positive", lambda: init_device_mesh("cpu", (0,))),
         (ValueError, "at most once", lambda: init_device_mesh("cpu", (size + 1,))),

@@ -253,3 +253,32 @@ def test_wrong_use():
         ZeroRedundancyOptimizer([one, {"params": [one]}], torch.optim.SGD, lr=1.0)
     with parallel_raises(ValueError, match='key "params"'):
         ZeroRedundancyOptimizer([{"lr": 1.0}], torch.optim.SGD, lr=1.0)
+
+
+def odd_one(usual, odd):
+    return odd if dist.get_rank() == dist.get_world_size() - 1 else usual
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_make_it_differently():
+    """Also where each rank's share has as many elements as on the others."""
+
+    def parameters(*sizes):
+        return [nn.Parameter(torch.ones(size)) for size in sizes]
+
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    doubles = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    cases = [
+        (r"'0\.0' with shape", parameters(*odd_one((4, 5, 6), (5, 4, 6))), sgd, {"lr": 0.1}),
+        ("dtype float", odd_one(parameters(4), [doubles]), sgd, {"lr": 0.1}),
+        ("optimizer_class.*Adam", parameters(4, 5), odd_one(sgd, adam), {"lr": 0.1}),
+        (r"'0\.lr' with value 0.[12]", parameters(4, 5), sgd, {"lr": odd_one(0.1, 0.2)}),
+    ]
+    for text, given, kind, options in cases:
+        with parallel_raises(dist.DistMismatchError, match=text):
+            ZeroRedundancyOptimizer(given, kind, **options)
+    with parallel_raises(odd_one(dist.DistMismatchError, ValueError)):  # one has no leaf
+        ZeroRedundancyOptimizer(odd_one(parameters(3), [parameters(3)[0] * 2]), sgd, lr=0.1)
+    optimizer = ZeroRedundancyOptimizer(parameters(3), sgd, lr=0.1)
+    with parallel_raises(dist.DistMismatchError, match=r"'0\.0' with shape"):
+        optimizer.add_param_group({"params": parameters(odd_one(5, 6))})

@@ -10,7 +10,8 @@ from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
-from hpcdist.parallel.zero import API, ZeroRedundancyOptimizer
+from hpcdist.parallel.zero import ZeroRedundancyOptimizer
+from hpcdist.parallel.zero_arguments import API
 
 __all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
 

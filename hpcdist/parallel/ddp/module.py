@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
+from hpcdist.groups import comparison
 from hpcdist.groups import state as _group
 from hpcdist.parallel.ddp import arguments
 from hpcdist.parallel.ddp.attached import Attached
@@ -23,7 +24,7 @@ from hpcdist.parallel.ddp.delayed import DelayedReduction
 from hpcdist.parallel.ddp.precision import Precision
 from hpcdist.parallel.ddp.settings import Settings
 from hpcdist.parallel.ddp.shadow import Uneven
-from hpcdist.parallel.ddp.verify import Comparison, describe
+from hpcdist.parallel.describe import describe
 from hpcdist.parallel.reducer.bucket import API
 from hpcdist.parallel.reducer.reducer import Reducer
 from hpcdist.parallel.reducer.schedule import piece_size
@@ -32,6 +33,11 @@ from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.sync_batchnorm import TorchLayers
 
 __all__ = ["DistributedDataParallel"]
+
+_SAME_MODEL = (
+    "DDP expects same model",
+    "Build the module in the same way, and pass the same arguments, on every rank",
+)
 
 
 class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
@@ -215,22 +221,22 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         parameters = self._synced(False)
 
         def entries() -> Iterator[list[Any]]:
-            yield from (["argument", name, {"value": str(v)}] for name, v in facts.items())
+            yield from comparison.arguments(facts)
             yield from describe("parameter", parameters)
             yield from describe("buffer", self._synced(True)[len(parameters) :])
 
         group, named = self.process_group, self._synced(buffers)
-        comparison = Comparison(group, entries)
+        compared = comparison.Comparison(group, API, *_SAME_MODEL, entries)
 
         def due() -> int:
-            if not comparison.agrees():
+            if not compared.agrees():
                 return 2
             with suppress(Exception):  # of a tensor that cannot be sent, on all ranks
                 return 1 + len(packed(t for _, t in named))
             return 1
 
         with parts(agreeing(group._comm), API, due, waits=1):
-            comparison.verify()
+            compared.verify()
             arguments.check_tensors(named)
             if group.size() > 1:
                 send(group, packed(t for _, t in named), 0, API)

@@ -1,4 +1,4 @@
-"""Verifies before training that all ranks have the same module.
+"""Compares between ranks what they must have in common, before it is used.
 
 There are two steps. The ranks first exchange a digest of fixed size; if all digests are the same,
 that is all. Otherwise the ranks exchange the full descriptions, and every rank finds, and raises,
@@ -10,61 +10,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["Comparison", "describe"]
-
-API = "DistributedDataParallel"
+__all__ = ["Comparison", "Entry", "arguments"]
 
 # The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
 _WORDS = 5
-
-_Entry = list[Any]
-_FACTS = ("layout", "shape", "stride", "dtype", "device", "requires_grad")
 _MAX_LINES = 8
 
+#: ``[kind, name, {fact: text}]``, plain enough for JSON.
+Entry = list[Any]
 
-def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[_Entry]:
-    """Describe what must agree between ranks.
 
-    Parameters
-    ----------
-    kind : str
-        ``"parameter"`` or ``"buffer"``; appears in messages.
-    named : iterable of (str, torch.Tensor)
-        Full names and tensors.
-
-    Yields
-    ------
-    list
-        One ``[kind, name, {fact: text}]`` per tensor, plain enough for JSON. Local.
-    """
-    for name, tensor in named:
-        if torch.nn.parameter.is_lazy(tensor):
-            facts = {"shape": "not known before the first forward"}
-        elif tensor.layout != torch.strided:
-            facts = {"shape": str(tuple(tensor.shape)), "layout": str(tensor.layout)}
-        else:
-            facts = {
-                "shape": str(tuple(tensor.shape)),
-                # The stride of a dimension of size 1 has no meaning and may differ.
-                "stride": str(
-                    tuple(
-                        0 if n == 1 else st
-                        for st, n in zip(tensor.stride(), tensor.shape, strict=True)
-                    )
-                ),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "device": tensor.device.type,
-            }
-        facts["requires_grad"] = str(tensor.requires_grad)
-        yield [kind, name, facts]
+def arguments(facts: Mapping[str, Any]) -> Iterator[Entry]:
+    """Yield an entry for each argument, by its name."""
+    yield from (["argument", name, {"value": str(value)}] for name, value in facts.items())
 
 
 class Comparison:
@@ -74,14 +39,25 @@ class Comparison:
     ----------
     group : ProcessGroup
         All of its ranks must call :meth:`verify`.
+    api : str
+        Public name of what is compared.
+    expected, advice : str
+        Beginning and end of an error: "DDP expects same model", "Build the module in the same way".
     entries : callable
-        Yields entries of :func:`describe` and ``["argument", name, {"value": text}]``; the same
-        ones on each call. Many parameters make a long text, of which only one entry is in memory
-        unless ranks differ.
+        Yields entries, the same ones on each call. Many parameters make a long text, of which only
+        one entry is in memory unless ranks differ.
     """
 
-    def __init__(self, group: Any, entries: Callable[[], Iterable[_Entry]]) -> None:
-        self._group, self._entries = group, entries
+    def __init__(
+        self,
+        group: Any,
+        api: str,
+        expected: str,
+        advice: str,
+        entries: Callable[[], Iterable[Entry]],
+    ) -> None:
+        self._group, self._api, self._entries = group, api, entries
+        self._expected, self._advice = expected, advice
         self._mine = np.zeros(_WORDS, np.int64)
         self._rows = np.zeros((group.size(), _WORDS), np.int64)
 
@@ -105,7 +81,7 @@ class Comparison:
             length += len(line)
         words = length.to_bytes(8, "little") + digest.digest()
         self._mine[:] = np.frombuffer(words, np.int64)
-        self._group._comm.all_gather_into_tensor(self._rows, self._mine, api=API)
+        self._group._comm.all_gather_into_tensor(self._rows, self._mine, api=self._api)
         if not self.agrees():
             self._differ()
 
@@ -116,40 +92,38 @@ class Comparison:
         padded = np.zeros(longest, np.uint8)
         padded[: len(text)] = np.frombuffer(text, np.uint8)
         gathered = np.empty((size, longest), np.uint8)
-        self._group._comm.all_gather_into_tensor(gathered, padded, api=API)
+        self._group._comm.all_gather_into_tensor(gathered, padded, api=self._api)
         texts = [gathered[r, : lengths[r]].tobytes().decode() for r in range(size)]
-        raise DistMismatchError(_report(texts, self._group))
+        raise DistMismatchError(self._report(texts))
+
+    def _report(self, texts: list[str]) -> str:
+        """Return which ranks differ from the majority, and where first."""
+        usual, _ = max(Counter(texts).items(), key=lambda item: (item[1], -texts.index(item[0])))
+        reference = texts.index(usual)
+        lines = [
+            _first_difference(_parse(text), rank, _parse(usual), reference, self._group)
+            for rank, text in enumerate(texts)
+            if text != usual
+        ]
+        more = len(lines) - _MAX_LINES
+        if more > 0:
+            lines[_MAX_LINES:] = [f"and {more} more ranks"]
+        return (
+            f"{self._expected} across all ranks of group {self._group.name}, but "
+            f"{'; '.join(lines)}. {self._advice}."
+        )
 
 
-def _line(entry: _Entry) -> bytes:
+def _line(entry: Entry) -> bytes:
     return json.dumps(entry).encode() + b"\n"
 
 
-def _report(texts: list[str], group: Any) -> str:
-    """Return which ranks differ from the majority, and where first."""
-    usual, _ = max(Counter(texts).items(), key=lambda item: (item[1], -texts.index(item[0])))
-    reference = texts.index(usual)
-    lines = [
-        _first_difference(_parse(text), rank, _parse(usual), reference, group)
-        for rank, text in enumerate(texts)
-        if text != usual
-    ]
-    more = len(lines) - _MAX_LINES
-    if more > 0:
-        lines[_MAX_LINES:] = [f"and {more} more ranks"]
-    return (
-        f"DDP expects same model across all ranks of group {group.name}, but "
-        + "; ".join(lines)
-        + ". Build the module in the same way, and pass the same arguments, on every rank."
-    )
-
-
-def _parse(text: str) -> list[_Entry]:
+def _parse(text: str) -> list[Entry]:
     return [json.loads(line) for line in text.splitlines()]
 
 
 def _first_difference(
-    theirs: list[_Entry], rank: int, usual: list[_Entry], reference: int, group: Any
+    theirs: list[Entry], rank: int, usual: list[Entry], reference: int, group: Any
 ) -> str:
     """Describe the first entry in which two ranks differ."""
     who, other = f"rank {group._ranks[rank]}", f"rank {group._ranks[reference]}"
@@ -161,7 +135,9 @@ def _first_difference(
         if (kind, name) != (kind2, name2):
             return f"{start} has {kind} '{name}' where {other} has {kind2} '{name2}'"
         if facts != facts2:
-            differing = [fact for fact in (*_FACTS, "value") if facts.get(fact) != facts2.get(fact)]
+            differing = [
+                fact for fact in {**facts, **facts2} if facts.get(fact) != facts2.get(fact)
+            ]
             here = ", ".join(f"{fact} {facts.get(fact)}" for fact in differing)
             there = ", ".join(f"{fact} {facts2.get(fact)}" for fact in differing)
             return f"{start} has {kind} '{name}' with {here}, {other} with {there}"
