@@ -1,12 +1,14 @@
 """Reconfigures the world over and over, though no rank dies.
 
-reconfigurations.py [ROUNDS]: each makes a group, and reconfigures with an operation in flight.
+reconfigurations.py [ROUNDS]: each makes a group, and reconfigures with an operation in flight. Then
+threads make groups meanwhile.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -58,12 +60,42 @@ def one_is_late(world: dist.ProcessGroup) -> None:
     dist.barrier()
 
 
+def groups_are_made_meanwhile(world: dist.ProcessGroup) -> None:
+    """Two threads of each rank make and destroy groups while it reconfigures."""
+    rank, size, over, texts = dist.get_rank(), dist.get_world_size(), threading.Event(), []
+
+    def make(ranks: list[int]) -> None:
+        try:
+            while not over.is_set():
+                group = dist.new_group(ranks, timeout=timedelta(seconds=1))
+                dist.destroy_process_group(group)
+        except dist.RankFailedError as error:
+            texts.append(str(error))
+        except dist.DistTimeoutError:  # in the new world, where another rank has heard of the end
+            pass
+
+    lists = [list(range(size)), sorted({rank // 2 * 2, min(rank // 2 * 2 + 1, size - 1)})]
+    threads = [threading.Thread(target=make, args=(ranks,)) for ranks in lists]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    world.reconfigure()
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    check(not any(thread.is_alive() for thread in threads), "a thread is still making a group")
+    check(all("is being reconfigured" in text for text in texts), f"{texts}")
+    dist.barrier()
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     dist.init_process_group(timeout=timedelta(seconds=30))
     world = dist.group.WORLD
     seconds = sorted(one_round(world) for _ in range(int(sys.argv[1]) if sys.argv[1:] else 20))
     one_is_late(world)
+    for _ in range(5):
+        groups_are_made_meanwhile(world)
     if dist.get_rank() == 0:
         print(f"half of them took less than {seconds[len(seconds) // 2]:.3f} s", flush=True)
     dist.destroy_process_group()

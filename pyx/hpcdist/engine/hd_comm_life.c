@@ -19,6 +19,7 @@
 #include "hd_poller.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
+#include "hd_recover.h"
 #include "hd_roll.h"
 #include "hd_roll_desk.h"
 #include "hd_roll_words.h"
@@ -271,7 +272,7 @@ static int make_group(hd_comm *p, const int *ranks, int n, uint64_t uid, MPI_Com
     return failed(p->session, call, name, rc, text, room);
 }
 
-int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,
+static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const char *name,
                          double timeout, int *met, hd_comm **out, char *text, size_t room)
 {
     hd_roll roll = {.mpi = p->mpi,
@@ -284,12 +285,11 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .list = hd_hash_text(name),
                     .level = p->check,
                     .desk = hd_desk_of(p),
-                    .until = hd_until(timeout)};
+                    .until = hd_until(timeout),
+                    .vain = hd_ft_on(p->session) ? hd_make_vain : NULL};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
 
-    *out = NULL;
-    *met = 0;
     if (!roll.desk) {
         snprintf(text, room, "no memory for a group of %d ranks", n);
         return HD_ERR_MEMORY;
@@ -304,6 +304,8 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                  "group '%s' of %d ranks was not made%s (this is rank %d of '%s'): %s.%s", name, n,
                  within, p->rank, p->name, roll.text,
                  roll.advised ? "" : " All its members must call new_group with the same ranks.");
+        if (code == HD_ERR_BACKEND)
+            (void)hd_ft_explains(p->session, roll.mpi_error);
         return code;
     }
     *met = 1;
@@ -314,6 +316,25 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                      text, room);
     if (code == HD_OK)
         (*out)->node_limit = p->node_limit;
+    return code;
+}
+
+int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,
+                         double timeout, int *met, hd_comm **out, char *text, size_t room)
+{
+    hd_session *s = p->session;
+    int code;
+
+    *out = NULL;
+    *met = 0;
+    if (hd_ft_on(s) && (code = hd_make_begin(s))) {
+        snprintf(text, room, "group '%s' was not made: the default group is being reconfigured",
+                 name);
+        return code;
+    }
+    code = meet_and_make(p, ranks, n, tag, name, timeout, met, out, text, room);
+    if (hd_ft_on(s))
+        hd_make_end(s);
     return code;
 }
 

@@ -399,6 +399,9 @@ static int look_around(call *k, const hd_waiter *w, double patience)
                                  .who = k->r->rank},
                      0);
     }
+    if (!code && !k->leaves && k->r->vain && k->r->vain(k->r->session))
+        code =
+            leave(k, (hd_reason){.why = HD_ROLL_VAIN, .code = HD_ERR_FAILED, .who = k->r->rank}, 0);
     if (!code && !k->at)
         code = listen_to_strays(k);
     if (!code && k->parent > 0 && !k->heard && !k->asked && !k->leaves &&
@@ -480,7 +483,7 @@ int hd_roll_call(hd_roll *r)
         k.reason = (hd_reason){.why = HD_ROLL_GAVE_UP, .code = HD_ERR_TIMEOUT, .who = r->rank};
     if (k.reason.code && !r->text[0])
         hd_roll_explain(&k.reason, r->text, sizeof r->text);
-    r->advised = k.reason.why == HD_ROLL_LEVELS;
+    r->advised = k.reason.why == HD_ROLL_LEVELS || k.reason.why == HD_ROLL_VAIN;
     rc = pass_down(&k);
     linger(&k);
     hd_desk_close(r, !code);

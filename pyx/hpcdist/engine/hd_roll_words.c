@@ -36,6 +36,7 @@ static int fail_mpi(hd_roll *r, int rc, const char *call)
     hd_text t;
     hd_text_init(&t, r->text, sizeof r->text);
     hd_say(&t, "%s failed (error %d)", call, rc);
+    r->mpi_error = rc;
     return HD_ERR_BACKEND;
 }
 
@@ -121,6 +122,7 @@ void hd_roll_explain(const hd_reason *reason, char *text, size_t room)
         before = ": no word from rank ";
         break;
     case HD_ROLL_INTERRUPTED: hd_say(&t, "rank %d was interrupted", reason->who); return;
+    case HD_ROLL_VAIN: hd_say(&t, "the default group is being reconfigured"); return;
     case HD_ROLL_LISTS:
         hd_say(&t, "rank %d names other members, or another order, than rank %d", reason->who,
                reason->than);

@@ -20,8 +20,11 @@ typedef struct hd_roll {
     struct hd_desk *desk; /* where other threads hold roll calls at the same time; or NULL */
     uint64_t uid;         /* result: a random number, the same on all members */
     int64_t until;        /* ns of hd_now() */
-    int advised;          /* result: the error text says what to do */
-    char text[320];       /* the error text */
+    /* Whether no group can be made of that any more; or NULL. Asked every 50 ms. */
+    int (*vain)(const hd_session *s);
+    int mpi_error;  /* result, with HD_ERR_BACKEND */
+    int advised;    /* result: the error text says what to do */
+    char text[320]; /* the error text */
 
     /* The desk's: */
     struct hd_roll *next;
@@ -37,6 +40,7 @@ enum {
     HD_ROLL_ALONE,       /* no word from the leader, `who`, either */
     HD_ROLL_GAVE_UP,     /* `who` has */
     HD_ROLL_INTERRUPTED, /* `who` was, by a signal handler */
+    HD_ROLL_VAIN,        /* `who` has found that it is in vain */
     HD_ROLL_LISTS,       /* `who` names other members than `than` */
     HD_ROLL_LEVELS,      /* `who` has another level than `than` */
 };

@@ -39,6 +39,7 @@ typedef struct entry {
     int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
     uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
+    uint32_t makes;           /* its threads that make groups: see hd_make_begin() */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
@@ -69,6 +70,7 @@ struct hd_session {
     int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
                          * is made; 0: they do not */
     int settled;        /* atomic: all ranks that are left have met; `lost` is complete */
+    entry alone;        /* in place of this rank's in the page, where there is none */
     int meeting;        /* 1: in the agreement `met`, which timed out */
     int met_flag;
     MPI_Request met;
