@@ -9,9 +9,22 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
-from cases import OPS, Check, draw, finish, here, poison, reference
+from block_calls import (
+    OPERATIONS,
+    all_gather,
+    all_gather_into_tensor,
+    broadcast,
+    gather,
+    gather_uneven,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)  # fmt: skip
+from cases import Check, draw, finish, here, poison, reference
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -21,7 +34,6 @@ pytestmark = pytest.mark.ranks
 #: Bytes from which a group takes the memory; the same where ranks take turns; bytes of a piece.
 LEAST, TURNS, PIECE = 4 << 10, 16 << 10, 128 << 10
 LONG = 100_003  # elements
-GUARD = 3  # elements on both sides of an output
 
 
 @pytest.fixture
@@ -35,126 +47,13 @@ def shared(group) -> bool:
     return group._comm.node_memory > 0
 
 
-class Guarded:
-    """A poisoned output at an odd address, and what lies beside it."""
-
-    def __init__(self, dtype, n):
-        self.whole = poison(dtype, n + 2 * GUARD)
-        self.tensor = self.whole[GUARD : GUARD + n]
-        self.beside = poison(dtype, GUARD)
-
-    def look(self, check, label):
-        check.equal(self.whole[:GUARD], self.beside, f"{label}: before")
-        check.equal(self.whole[len(self.whole) - GUARD :], self.beside, f"{label}: behind")
-
-
-def uneven(n: int, size: int) -> list[int]:
-    """Lengths about n, one of them 0 if there are several."""
-    return [0 if r == 1 else n + 7 * r for r in range(size)]
-
-
-# Each of these makes the call with n elements per block, and notes what is wrong.
-
-
-def reduce_scatter_tensor(check, rng, group, dtype, n, async_op, op="SUM", name="", own=False):
-    rank, size = here()
-    parts = [draw(rng, dtype, n * size + 1)[1:] for _ in range(size)]
-    want = reference(op, [part[rank * n : (rank + 1) * n] for part in parts])
-    source, out = parts[rank].clone(), Guarded(dtype, n)
-    target = source[rank * n : (rank + 1) * n] if own else out.tensor
-    call = dist.reduce_scatter_tensor
-    finish(call(target, source, OPS[op], group=group, async_op=async_op), async_op)
-    check.near(target, *want, name)
-    others = torch.arange(n * size) // max(n, 1) != rank
-    check.equal(source[others] if own else source, parts[rank][others] if own else parts[rank],
-                f"{name}: the input")  # fmt: skip
-    out.look(check, name)
-
-
-def reduce_scatter(check, rng, group, dtype, n, async_op, op="SUM", name=""):
-    rank, size = here()
-    lengths = uneven(n, size)
-    parts = [[draw(rng, dtype, m) for m in lengths] for _ in range(size)]
-    out = Guarded(dtype, lengths[rank])
-    call = dist.reduce_scatter
-    finish(call(out.tensor, parts[rank], OPS[op], group=group, async_op=async_op), async_op)
-    check.near(out.tensor, *reference(op, [part[rank] for part in parts]), name)
-    out.look(check, name)
-
-
-def all_gather_into_tensor(check, rng, group, dtype, n, async_op, name="", at=None):
-    """at: where in the output the input lies, in elements; None: elsewhere."""
-    rank, size = here()
-    parts = [draw(rng, dtype, n) for _ in range(size)]
-    out, source = Guarded(dtype, n * size), parts[rank].clone()
-    if at is not None:
-        source = out.tensor[at : at + n].copy_(source)
-    finish(
-        dist.all_gather_into_tensor(out.tensor, source, group=group, async_op=async_op), async_op
-    )
-    check.equal(out.tensor, torch.cat(parts), name)
-    check.everywhere(out.tensor, name)
-    out.look(check, name)
-
-
-def all_gather(check, rng, group, dtype, n, async_op, name=""):
-    rank, size = here()
-    parts = [draw(rng, dtype, m) for m in uneven(n, size)]
-    outs = [Guarded(dtype, len(part)) for part in parts]
-    tensors = [out.tensor for out in outs]
-    finish(dist.all_gather(tensors, parts[rank].clone(), group=group, async_op=async_op), async_op)
-    for r, out in enumerate(outs):
-        check.equal(out.tensor, parts[r], f"{name}: of {r}")
-        out.look(check, f"{name}: of {r}")
-
-
-def all_to_all_single(check, rng, group, dtype, n, async_op, name=""):
-    rank, size = here()
-    parts = [draw(rng, dtype, n * size) for _ in range(size)]
-    out = Guarded(dtype, n * size)
-    call = dist.all_to_all_single
-    finish(call(out.tensor, parts[rank].clone(), group=group, async_op=async_op), async_op)
-    check.equal(out.tensor, torch.cat([p[rank * n : (rank + 1) * n] for p in parts]), name)
-    out.look(check, name)
-
-
-def all_to_all(check, rng, group, dtype, n, async_op, name="", sizes=None):
-    rank, size = here()
-    parts = [[draw(rng, dtype, n + (sizes or 0) * (r + q)) for q in range(size)]
-             for r in range(size)]  # fmt: skip
-    outs = [Guarded(dtype, len(parts[r][rank])) for r in range(size)]
-    tensors = [out.tensor for out in outs]
-    sent = [part.clone() for part in parts[rank]]
-    finish(dist.all_to_all(tensors, sent, group=group, async_op=async_op), async_op)
-    for r, out in enumerate(outs):
-        check.equal(out.tensor, parts[r][rank], f"{name}: of {r}")
-        out.look(check, f"{name}: of {r}")
-
-
-def broadcast(check, rng, group, dtype, n, async_op, name="", root=None):
-    rank, size = here()
-    root = n % size if root is None else root
-    value, out = draw(rng, dtype, n), Guarded(dtype, n)
-    if rank == root:
-        out.tensor.copy_(value)
-    call = dist.broadcast
-    finish(call(out.tensor, group_src=root, group=group, async_op=async_op), async_op)
-    check.equal(out.tensor, value, f"{name} from {root}")
-    out.look(check, name)
-
-
-OPERATIONS = [
-    reduce_scatter_tensor, reduce_scatter, all_gather_into_tensor, all_gather, all_to_all_single,
-    all_to_all, broadcast,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("call", OPERATIONS, ids=lambda call: call.__name__)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128], ids=str)
 def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
     check, (_, size) = Check(), here()
-    blocks = 1 if call is broadcast else size
-    shares = 1 if call in (broadcast, all_gather, all_gather_into_tensor) else max(size - 1, 1)
+    blocks = 1 if call in (broadcast, reduce) else size
+    whole = broadcast, reduce, all_gather, all_gather_into_tensor, gather, gather_uneven
+    shares = 1 if call in whole else max(size - 1, 1)
     piece = PIECE // shares // dtype.itemsize
     least = [bytes_ // blocks // dtype.itemsize for bytes_ in (LEAST, TURNS)]
     sizes = (0, *(n + k for n in least for k in (-1, 0, 1)), piece - 1, piece, piece + 1,
@@ -163,7 +62,8 @@ def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
         async_op = i % 2 == 1
         name = f"{call.__name__} {dtype} n={n} async={async_op}"
         call(check, rng, group, dtype, n, async_op, name=name)
-    check.that(shared(group) == (size > 1), f"memory of {group._comm.node_memory} bytes")
+    taken = size == 2 if call is reduce else size > 1
+    check.that(shared(group) == taken, f"memory of {group._comm.node_memory} bytes")
     check.done()
 
 
@@ -177,6 +77,8 @@ def test_reductions(rng, group, op, dtype):
     for own in (False, True):
         reduce_scatter_tensor(check, rng, group, dtype, n, False, op, f"{op} {dtype} {own}", own)
     reduce_scatter(check, rng, group, dtype, n, True, op, f"{op} {dtype} of a list")
+    for root in {0, here()[1] - 1}:
+        reduce(check, rng, group, dtype, 2 * n, root == 0, op, f"{op} {dtype} to one", root)
     check.done()
 
 
@@ -186,7 +88,27 @@ def test_an_input_that_lies_in_the_output(rng, group):
     n = LONG
     for at in (rank * n, (rank + 1) % size * n, n // 2 if size > 1 else 0):
         all_gather_into_tensor(check, rng, group, torch.float32, n, False, f"at {at}", at)
+    n = 15_001  # longer ones go through MPI
+    for differ in (0, 13):
+        for at in range(size):
+            if not differ or at != 1:
+                gather(check, rng, group, torch.float32, n, False, f"gather, {at}", 0, differ, at)
+    for at in range(size):
+        scatter(check, rng, group, torch.float32, n, False, f"scatter, {at}", 0, 0, at)
     check.done()
+
+
+def test_a_readonly_tensor_is_only_read(group):
+    """A rank that gets no result may reduce, and give, what it cannot write."""
+    rank, size = here()
+    array = np.ones(LONG, dtype=np.float32)
+    total = array.copy() if rank == 0 else array
+    if rank != 0:
+        array.flags.writeable = False
+    dist.reduce(total, group_dst=0, group=group)
+    lists = [np.zeros_like(array) for _ in range(size)] if rank == 0 else None
+    dist.gather(array, lists, group_dst=0, group=group)
+    parallel_assert(rank != 0 or bool((total == size).all() and all((x == 1).all() for x in lists)))
 
 
 def test_several_inputs_of_an_all_gather(rng, group):
@@ -201,12 +123,18 @@ def test_several_inputs_of_an_all_gather(rng, group):
     check.done()
 
 
-def test_sizes_that_differ_between_ranks_go_through_mpi(rng, group):
-    """No rank knows the longest of them."""
-    check = Check()
-    for n in (LEAST, LONG):
-        all_to_all(check, rng, group, torch.float32, n, False, f"n={n}", sizes=11)
-    check.that(not shared(group), f"memory of {group._comm.node_memory} bytes")
+def test_one_block_that_is_far_longer_than_the_others(rng, group):
+    """The rank that neither gives nor gets it goes through all of its pieces."""
+    check, (rank, size) = Check(), here()
+    lengths = [[0] * size for _ in range(size)]
+    lengths[size - 1][0] = 60_001
+    parts = [[draw(rng, torch.float32, n) for n in lengths[r]] for r in range(size)]
+    outs = [torch.full((lengths[r][rank],), -1.0) for r in range(size)]
+    for async_op in (False, True):
+        finish(dist.all_to_all(outs, parts[rank], group=group, async_op=async_op), async_op)
+        for r in range(size):
+            check.equal(outs[r], parts[r][rank], f"of {r}")
+    check.that(shared(group) == (size > 1), f"memory of {group._comm.node_memory} bytes")
     check.done()
 
 
@@ -233,11 +161,12 @@ def test_any_order_in_several_groups(rng, group):
 
 
 def test_without_the_entry_check(rng, group):
-    """No rank waits for the others before it writes into its slot."""
+    """No rank waits for the others before it writes into its slot. Where sizes may differ, no rank
+    knows the others', so these take turns with MPI."""
     check, (rank, _) = Check(), here()
     group._comm.check = 0
-    for turn in range(30):
-        if turn % 10 == rank:
+    for turn in range(12):
+        if turn % 6 == rank:
             time.sleep(0.01)
         for call in OPERATIONS:
             name = f"{call.__name__} {turn}"

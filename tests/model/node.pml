@@ -2,6 +2,10 @@
  *
  * -DR=ranks -DOPS=operations -DPIECES=pieces of each, -DCHECKED=1: the ranks agree before each operation.
  *
+ * -DSLOTS=1: the operations of hd_slots.c instead, with one meeting per piece and `out` behind the last one. By turns
+ * all ranks give to all (all_to_all, all_gather, reduce_scatter), one gives to the others (broadcast, scatter), the
+ * others give to one (gather, reduce).
+ *
  * A rank that is stopped, delayed or dead is one that takes no step for a while, or for ever. The clock is a
  * choice: whoever has found a peer behind may give up, at any later moment. Ctrl-C and a peer that has gone
  * are the same to the others.
@@ -9,7 +13,7 @@
  * For each operation, at any moment: no rank has returned a result where another has returned an error, no rank
  * takes MPI where another takes the memory, and nobody reads what is not what it should be.
  *
- * MUTANT=1 to 6 are faults that must be found. */
+ * MUTANT=1 to 6 are faults that must be found; with SLOTS, 1 and 3 to 6. */
 #ifndef R
 #define R 3
 #endif
@@ -24,6 +28,10 @@
 #endif
 #ifndef MUTANT
 #define MUTANT 0
+#endif
+
+#ifndef SLOTS
+#define SLOTS 0
 #endif
 
 #if MUTANT == 4
@@ -54,6 +62,11 @@ bit passed[OPS], abandoned[OPS];
 	d_step { i = 0; do :: i < R -> assert(i == me || (claim)); i++ :: else -> break od; i = 0 }
 #define NOBODY_READS(reads, k) FOR_OTHERS(reads[i] != (k) % HALVES + 1)
 #define ALL_HOLD(what, k) FOR_OTHERS(what[SLOT(i, k)] == (k) + 1)
+
+#define ROOT (op % R)
+#define GIVES(q) (op % 3 == 0 || (op % 3 == 1) == ((q) == ROOT))
+#define TAKES(q) (op % 3 == 0 || (op % 3 == 1) == ((q) != ROOT))
+#define GIVERS_HOLD(k) FOR_OTHERS(!GIVES(i) || given[SLOT(i, k)] == (k) + 1)
 
 inline ends(what)
 {
@@ -92,6 +105,9 @@ inline put_veto()
 proctype rank(byte me)
 {
 	byte op, done, k, q, i;
+#if SLOTS
+	byte g; /* pieces */
+#endif
 	bit told;
 
 	do
@@ -119,6 +135,67 @@ proctype rank(byte me)
 		:: else
 		fi;
 
+#if SLOTS
+		k = 0;
+		do
+		:: k == PIECES -> break
+		:: k < PIECES ->
+			if
+			:: GIVES(me) ->
+				atomic { NOBODY_READS(reads_given, g); given[SLOT(me, g)] = 0 }
+				given[SLOT(me, g)] = g + 1
+			:: else
+			fi;
+			in[me] = g + 1;
+			q = 0;
+			do
+			:: q == R -> q = 0; break
+			:: q < R && in[q] > g -> q++
+			:: q < R && in[q] <= g ->
+				if
+				:: broken && broken - 1 <= done -> goto failed
+				:: in[q] > g
+				:: goto mark
+				fi
+			od;
+			if
+			:: TAKES(me) ->
+				atomic { GIVERS_HOLD(g); reads_given[me] = g % HALVES + 1 }
+				atomic { GIVERS_HOLD(g); reads_given[me] = 0 }
+			:: else
+			fi;
+			g++;
+			k++
+		od;
+		atomic {
+			if
+			:: veto[me] && MUTANT != 6 -> goto failed
+			:: else -> out[me] = done + 1
+			fi
+		}
+		q = 0;
+		do
+		:: q == R -> q = 0; break
+		:: q < R && out[q] > done -> q++
+		:: q < R && out[q] <= done ->
+			if
+			:: broken && broken - 1 <= done -> goto failed
+			:: out[q] > done
+			:: goto late
+			fi
+		od;
+		goto all_out;
+late:
+#if MUTANT == 1
+		goto mark;
+#endif
+#if MUTANT == 3
+		atomic { if :: broken == 0 -> broken = done + 1 :: else fi }
+#endif
+		put_veto();
+all_out:
+		done++;
+#else
 		k = 0;
 		do
 		:: k == PIECES -> break
@@ -179,6 +256,7 @@ copy:			/* 3. */
 			done++;
 			k++
 		od;
+#endif
 		ends(result);
 		goto next;
 

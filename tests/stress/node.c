@@ -144,62 +144,143 @@ static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, in
     return takes ? RIGHT : BY_MPI;
 }
 
-/* What a rank must have of number i of its output, which has m numbers of each rank. */
-static int64_t expected(int kind, int op, int64_t m, int64_t i)
+/* Numbers that one rank has for another in an operation on m per pair. */
+static int64_t length(int kind, int op, int64_t m, int uneven, int from, int to)
+{
+    const int root = op % w->ranks;
+    if ((kind == HD_GATHER && to != root) || (kind == HD_SCATTER && from != root))
+        return 0;
+    return uneven ? m * ((7 * from + 3 * to + op) % 5) / 4 : m;
+}
+
+/* What a rank gives lies in `data`, in the order of the ranks that it is for. */
+static int64_t before(int kind, int op, int64_t m, int uneven, int from, int to)
 {
     int64_t sum = 0;
-    switch (kind) {
-    case HD_ALL_GATHER: return part(op, (int)(i / m), i % m);
-    case HD_ALL_TO_ALL: return part(op, (int)(i / m), self * m + i % m);
-    case HD_BROADCAST: return part(op, op % w->ranks, i);
-    default:
-        for (int r = 0; r < w->ranks; r++)
-            sum += part(op, r, self * m + i);
-        return sum;
+    for (int q = 0; q < to && kind != HD_ALL_GATHER && kind != HD_BROADCAST && kind != HD_REDUCE; q++)
+        sum += length(kind, op, m, uneven, from, q);
+    return sum;
+}
+
+/* What a rank must have of number i of what is from rank `from`. */
+static int64_t expected(int kind, int op, int64_t m, int uneven, int from, int64_t i)
+{
+    const int64_t at = before(kind, op, m, uneven, from, self) + i;
+    int64_t sum = 0;
+    if (kind != HD_REDUCE_SCATTER && kind != HD_REDUCE)
+        return part(op, from, at);
+    for (int r = 0; r < w->ranks; r++)
+        sum += part(op, r, at);
+    return sum;
+}
+
+static const char *const names[] = {
+    [HD_REDUCE] = "reduce", [HD_REDUCE_SCATTER] = "reduce_scatter", [HD_BROADCAST] = "broadcast",
+    [HD_ALL_GATHER] = "all_gather", [HD_GATHER] = "gather", [HD_SCATTER] = "scatter",
+    [HD_ALL_TO_ALL] = "all_to_all"};
+
+/* Which numbers this rank gets: `taken[q]` from rank q, one behind the other. */
+static int64_t portions(int kind, int op, int64_t m, int uneven, int64_t *taken)
+{
+    int64_t sum = 0;
+    for (int q = 0; q < w->ranks; q++) {
+        taken[q] = length(kind, op, m, uneven, q, self);
+        if (kind == HD_REDUCE)
+            taken[q] = q || self != op % w->ranks ? 0 : m * w->ranks;
+        else if (kind == HD_REDUCE_SCATTER)
+            taken[q] = q ? 0 : m;
+        else if (kind == HD_BROADCAST)
+            taken[q] = q == op % w->ranks ? m * w->ranks : 0;
+        sum += taken[q];
+    }
+    return sum;
+}
+
+static void look(int kind, int op, int64_t m, int uneven, const int64_t *out, const int64_t *taken)
+{
+    for (int q = 0; q < w->ranks; q++)
+        for (int64_t i = 0; i < taken[q]; i++, out++)
+            if (*out != expected(kind, op, m, uneven, q, i)) {
+                __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
+                fprintf(stderr, "rank %d: %s %d of %lld numbers per pair is wrong at %lld from %d\n", self,
+                        names[kind], op, (long long)m, (long long)i, q);
+                return;
+            }
+}
+
+/* The lists of what this rank gives and gets, or single tensors. */
+static void arrange(hd_job *j, int op, int64_t m, int uneven, int64_t *data, int64_t *out,
+                    const int64_t *taken, hd_seg (*blocks)[RANKS])
+{
+    const int kind = j->kind, lists = kind == HD_ALL_TO_ALL, mine = self == j->root;
+    const int64_t all = m * w->ranks;
+    for (int q = 0; q < w->ranks; q++) {
+        blocks[0][q] = (hd_seg){.ptr = (char *)(data + before(kind, op, m, uneven, self, q)),
+                                .n = length(kind, op, m, uneven, self, q)};
+        blocks[1][q] = (hd_seg){.ptr = (char *)out, .n = taken[q]};
+        out += taken[q];
+    }
+    out = (int64_t *)blocks[1][0].ptr;
+    j->in[0] = (hd_seg){.ptr = (char *)data, .n = kind == HD_ALL_GATHER ? m : all};
+    j->out[0] = (hd_seg){.ptr = (char *)out, .n = kind == HD_REDUCE_SCATTER ? m : all};
+    j->nin = j->nout = 1;
+    if (kind == HD_GATHER)
+        j->in[0] = blocks[0][j->root];
+    if (kind == HD_SCATTER)
+        j->out[0] = blocks[1][j->root];
+    if (lists || (kind == HD_SCATTER && mine)) {
+        j->in = blocks[0];
+        j->nin = w->ranks;
+    }
+    if (lists || (kind == HD_GATHER && mine)) {
+        j->out = blocks[1];
+        j->nout = w->ranks;
     }
 }
 
-/* One operation of hd_slots.c, on n numbers in all. */
-static int move(hd_comm *c, int kind, int op, int64_t n, double timeout, int64_t *data, int64_t *out)
+/* What the entry check says where sizes differ. */
+static void measure(hd_job *j, int op, int64_t m)
 {
-    static const char *const names[] = {
-        [HD_REDUCE_SCATTER] = "reduce_scatter", [HD_BROADCAST] = "broadcast",
-        [HD_ALL_GATHER] = "all_gather", [HD_ALL_TO_ALL] = "all_to_all"};
-    const int64_t m = n / w->ranks, given = kind == HD_ALL_GATHER ? m : m * w->ranks,
-                  taken = kind == HD_REDUCE_SCATTER ? m : m * w->ranks;
+    for (int from = 0; from < w->ranks && j->uneven; from++)
+        for (int to = 0; to < w->ranks; to++) {
+            const int64_t n = length(j->kind, op, m, 1, from, to);
+            j->longest = n > j->longest ? n : j->longest;
+            j->total += n;
+        }
+    j->verified = j->uneven;
+}
+
+/* One operation of hd_slots.c, on n numbers in all. */
+static int move(hd_comm *c, int kind, int op, int64_t n, int uneven, double timeout, int64_t *data,
+                int64_t *out)
+{
+    const int64_t m = n / w->ranks;
+    int64_t taken[RANKS], sum;
     hd_seg blocks[2][RANKS];
     int outcome = BY_MPI, takes;
     hd_job j;
     begin(&j, c, kind, names[kind], op, n, timeout);
     j.root = op % w->ranks;
-    j.nin = j.nout = 1;
-    contribute(data, op, self, given);
-    memset(out, 0xa5, sizeof *out * (size_t)taken);
-    if (kind == HD_BROADCAST && self == j.root)
-        memcpy(out, data, sizeof *out * (size_t)taken);
-    j.in[0] = (hd_seg){.ptr = (char *)data, .n = given};
-    j.out[0] = (hd_seg){.ptr = (char *)out, .n = taken};
-    if (kind == HD_ALL_TO_ALL) {
-        for (int q = 0; q < w->ranks; q++) {
-            blocks[0][q] = (hd_seg){.ptr = (char *)(data + q * m), .n = m};
-            blocks[1][q] = (hd_seg){.ptr = (char *)(out + q * m), .n = m};
-        }
-        j.in = blocks[0];
-        j.out = blocks[1];
-        j.nin = j.nout = w->ranks;
+    j.pairwise = kind >= HD_GATHER;
+    j.uneven = uneven &= j.pairwise;
+    sum = portions(kind, op, m, uneven, taken);
+    measure(&j, op, m);
+    if (uneven && j.total < SLOTS) { /* goes through MPI, and leaves the memory as it is */
+        hd_job_clear(&j);
+        return RIGHT;
     }
+    contribute(data, op, self, kind == HD_ALL_GATHER ? m : m * w->ranks);
+    memset(out, 0xa5, sizeof *out * (size_t)sum);
+    if (kind == HD_BROADCAST && self == j.root)
+        memcpy(out, data, sizeof *out * (size_t)sum);
+    arrange(&j, op, m, uneven, data, out, taken, blocks);
     if ((takes = hd_slots_takes(c, &j)))
         outcome = takes < 0 || hd_slots(c, &j) ? ERROR : RIGHT;
     j.in = &j.in1;
     j.out = &j.out1;
     hd_job_clear(&j);
-    for (int64_t i = 0; i < taken && outcome == RIGHT; i++)
-        if (out[i] != expected(kind, op, m, i)) {
-            __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
-            fprintf(stderr, "rank %d: %s %d of %lld numbers is wrong at %lld\n", self, names[kind], op,
-                    (long long)n, (long long)i);
-            break;
-        }
+    if (outcome == RIGHT)
+        look(kind, op, m, uneven, out, taken);
     return outcome;
 }
 
@@ -218,7 +299,8 @@ static void compare(int rounds)
 
 static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
 {
-    static const int moves[8] = {HD_REDUCE_SCATTER, HD_ALL_GATHER, HD_ALL_TO_ALL, HD_BROADCAST};
+    static const int moves[14] = {HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER,
+                                  HD_GATHER, HD_SCATTER, HD_ALL_TO_ALL};
     const int checked = (int)draw(all, 2), patient = draw(all, 60) == 0;
     const int64_t piece = 4096 * (w->ranks + (int64_t)draw(all, 4));
     int op;
@@ -227,11 +309,12 @@ static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
         const int64_t n = 512 + (int64_t)draw(all, draw(all, 8) ? 512 : LONGEST - 512);
         const int direct = (int)draw(all, 4); /* 2, 3: at another place on each rank */
         const double timeout = patient ? 0.15 : 0.0005 * (double)(1 + draw(all, 5));
-        const int kind = moves[draw(all, 8)]; /* in half of the cases none */
+        const int drawn = moves[draw(all, 14)], uneven = (int)draw(all, 2); /* in half of the cases none */
+        const int kind = drawn == HD_REDUCE && w->ranks > 2 ? 0 : drawn;    /* which goes through MPI */
         if (checked)
             meet(&w->before, (uint32_t)w->ranks);
         w->outcome[op][self] =
-            (uint8_t)(kind ? move(c, kind, op, n < SLOTS ? n + SLOTS : n, timeout, data, data + LONGEST)
+            (uint8_t)(kind ? move(c, kind, op, n < SLOTS ? n + SLOTS : n, uneven, timeout, data, data + LONGEST)
                            : operate(c, op, n, direct, timeout, data));
         if (w->outcome[op][self] == BY_MPI)
             break;

@@ -147,13 +147,19 @@ PROGRAMS = (
         long=("threads", "3", "200000"),
         slow=("threads", "3", "2000"),
     ),
-    Program(
-        name="node-halves",
-        sources=("tests/stress/node.c", *NODE),
-        variants=("plain",),
-        short=("processes", "3", "20000"),
-        long=("processes", "3", "20000"),
-        mutation=("pyx/hpcdist/engine/hd_node.c", "(int64_t)(r->node->given & 1)", "0"),
+    *(
+        Program(
+            name=f"node-{name}",
+            sources=("tests/stress/node.c", *NODE),
+            variants=("plain",),
+            short=("processes", "3", "20000"),
+            long=("processes", "3", "20000"),
+            mutation=(f"pyx/hpcdist/engine/hd_{file}.c", old, new),
+        )
+        for name, file, old, new in (
+            ("halves", "node", "(int64_t)(r->node->given & 1)", "0"),
+            ("blocks", "slots", "{scatter, 1,", "{scatter, 0,"),
+        )
     ),
     *(
         Program(

@@ -106,7 +106,9 @@ struct hd_job {
     const struct hd_carry
         *carry;          /* how the entry check moves the data, if it can; see hd_check.h */
     int carried;         /* after the check: it has */
-    int verified;        /* after the check: sizes that differ fit, pair by pair */
+    int verified;        /* after the check: sizes that differ fit, pair by pair; and then: */
+    int64_t longest;     /* elements of the longest block */
+    int64_t total;       /* and of all blocks */
     uint64_t checksum;   /* check level full: of a result that must be the same on all ranks */
     const char *refusal; /* why this rank cannot make the call: it only tells the others; or
                           * NULL */

@@ -42,14 +42,24 @@ static int match(const hd_comm *c, int parity, int from, int to)
     return a->n == b->n && (a->form == b->form || !a->form || !b->form);
 }
 
-int hd_page_pairs_match(const hd_comm *c, const hd_job *j, int parity)
+int hd_page_pairs_match(const hd_comm *c, hd_job *j, int parity)
 {
-    int all = c->size <= HD_PAIR_RANKS;
-    for (int r = 0; r < c->size && all; r++)
-        for (int q = 0; q < c->size && all; q++)
-            if ((j->kind != HD_SCATTER || r == j->root) && (j->kind != HD_GATHER || q == j->root))
-                all = match(c, parity, r, q);
-    return all;
+    int64_t longest = 0, total = 0;
+    if (c->size > HD_PAIR_RANKS)
+        return 0;
+    for (int r = 0; r < c->size; r++)
+        for (int q = 0; q < c->size; q++) {
+            const int64_t n = sends(c, r, parity)[q].n;
+            if ((j->kind == HD_SCATTER && r != j->root) || (j->kind == HD_GATHER && q != j->root))
+                continue;
+            if (!match(c, parity, r, q))
+                return 0;
+            longest = n > longest ? n : longest;
+            total += n;
+        }
+    j->longest = longest;
+    j->total = total;
+    return 1;
 }
 
 int64_t hd_page_pairs_before(const hd_comm *c, int parity, int of, int rank)

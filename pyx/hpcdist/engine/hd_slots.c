@@ -1,4 +1,5 @@
-/* reduce_scatter, all_gather, all_to_all and broadcast through the slots of hd_node.c.
+/* All operations but all_reduce through the slots of hd_node.c. An operation is a row of the table
+ * below: what a rank has for each rank, and what it gets from each.
  *
  * The blocks go in pieces, which use the halves of the slots in turn. For each piece a rank
  *   1. copies into its slot what it has for the others, and then announces `in`;
@@ -9,7 +10,10 @@
  * One meeting per piece suffices: a rank that writes piece k+2 has seen `in` of piece k+1 from all
  * ranks, and a rank announces that only when it has read all of piece k. `out` follows the last
  * piece, so that the whole operation is given up, or not, as one piece of an all_reduce is. No rank
- * touches another's tensor. */
+ * touches another's tensor.
+ *
+ * All ranks go through as many pieces as the longest block of any rank has, also those that have
+ * none. Where sizes differ, the entry check has told all of them how long it is. */
 #include <string.h>
 
 #include "hd_comm.h"
@@ -29,13 +33,134 @@
 
 typedef hd_node_run run;
 
-static int64_t longest(const hd_seg *list, int n)
+/* A rank's blocks, by the rank that each is for, or from. */
+typedef struct blocks {
+    hd_seg give[RANKS], take[RANKS];
+} blocks;
+
+/* ---- which blocks ---- */
+
+/* Equal blocks of one tensor. */
+static void divide(const run *r, char *at, int64_t n, hd_seg *out)
 {
-    int64_t most = 0;
-    for (int i = 0; i < n; i++)
-        most = list[i].n > most ? list[i].n : most;
-    return most;
+    for (int q = 0; q < r->c->size; q++)
+        out[q] = (hd_seg){.ptr = at + q * n * r->item, .n = n};
 }
+
+static void list(const run *r, const hd_seg *from, hd_seg *out)
+{
+    memcpy(out, from, (size_t)r->c->size * sizeof *out);
+}
+
+static void same(const run *r, hd_seg one, hd_seg *out)
+{
+    for (int q = 0; q < r->c->size; q++)
+        out[q] = one;
+}
+
+static int overlap(const run *r, hd_seg a, hd_seg b)
+{
+    return a.n && b.n && a.ptr < b.ptr + b.n * r->item && b.ptr < a.ptr + a.n * r->item;
+}
+
+/* An input that lies across an output would be overwritten before it is read. */
+static hd_seg safe(const run *r, hd_seg in, const hd_seg *out)
+{
+    const hd_seg own = out[r->c->rank];
+    for (int q = 0; q < r->c->size; q++)
+        if (in.ptr != own.ptr && overlap(r, in, out[q])) {
+            memmove(own.ptr, in.ptr, (size_t)(in.n * r->item));
+            return own;
+        }
+    return in;
+}
+
+/* Each of these fills the lists, which are empty before, for one operation on `in` and `out`. */
+
+static void reduce_scatter(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    if (r->j->listed)
+        list(r, in, b->give);
+    else
+        divide(r, in->ptr, out->n, b->give);
+    same(r, (hd_seg){.ptr = r->j->apart ? r->j->apart : out->ptr, .n = out->n}, b->take);
+}
+
+static void reduce(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    b->give[r->j->root] = *in;
+    if (r->c->rank == r->j->root)
+        same(r, *out, b->take);
+}
+
+static void broadcast(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    (void)in;
+    if (r->c->rank == r->j->root)
+        same(r, *out, b->give);
+    else
+        b->take[r->j->root] = *out;
+}
+
+static void all_gather(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    if (r->j->listed)
+        list(r, out, b->take);
+    else
+        divide(r, out->ptr, in->n, b->take);
+    same(r, safe(r, *in, b->take), b->give);
+}
+
+static void gather(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    const int root = r->j->root;
+    b->give[root] = *in;
+    if (r->c->rank == root) {
+        list(r, out, b->take);
+        b->give[root] = safe(r, *in, out);
+    }
+}
+
+static void scatter(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    const int root = r->j->root;
+    if (r->c->rank == root)
+        list(r, in, b->give);
+    b->take[root] = *out;
+}
+
+static void all_to_all(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
+{
+    list(r, in, b->give);
+    list(r, out, b->take);
+}
+
+#define ANY INT64_MAX
+
+/* An operation goes this way up to the limits behind it; beyond them MPI was as fast or faster, see
+ * docs/performance.md. The root of a reduce combines the blocks of all others, where MPI's ranks
+ * form a tree. The root of a scatter writes all blocks, and that of a gather reads them, once more
+ * than with MPI, which copies a long block once, from where it lies. */
+static const struct row {
+    void (*blocks)(const run *r, const hd_seg *in, const hd_seg *out, blocks *b);
+    int apart;            /* a rank has another block for each, and a slot a place for each; else
+                           * there is one block for all */
+    int ranks;            /* of the group */
+    int64_t even, uneven; /* bytes of all blocks, where their sizes are equal and where they are
+                           * not */
+} rows[] = {
+    [HD_REDUCE] = {reduce, 0, 2, ANY, ANY},
+    [HD_REDUCE_SCATTER] = {reduce_scatter, 1, RANKS, ANY, ANY},
+    [HD_BROADCAST] = {broadcast, 0, RANKS, ANY, ANY},
+    [HD_ALL_GATHER] = {all_gather, 0, RANKS, ANY, ANY},
+    [HD_GATHER] = {gather, 0, RANKS, 1 << 20, 1 << 20},
+    [HD_SCATTER] = {scatter, 1, RANKS, 256 << 10, 256 << 10},
+    [HD_ALL_TO_ALL] = {all_to_all, 1, RANKS, ANY, 256 << 10},
+};
+
+/* ---- how they move ---- */
+
+static int reduces(const hd_job *j) { return j->kind == HD_REDUCE || j->kind == HD_REDUCE_SCATTER; }
 
 /* What is left of n elements behind `at`, at most a piece. */
 static int64_t part(const run *r, int64_t n, int64_t at)
@@ -50,202 +175,138 @@ static void copy(const run *r, char *to, const char *from, int64_t n)
         memcpy(to, from, (size_t)(n * r->item));
 }
 
-/* Begins an operation that gives each rank `shares` blocks per piece, of at most PIECE bytes in
- * all. */
-static void begin(run *r, hd_comm *c, hd_job *j, int shares)
+static void put(const run *r, char *to, const char *from, int64_t n)
 {
-    int64_t bytes;
-    hd_node_begin(r, c, j);
-    bytes = r->step * r->item < PIECE ? r->step * r->item : PIECE;
-    r->step = bytes / shares / HD_LINE * HD_LINE / r->item;
-}
-
-/* Where, in the slot of rank `from`, what it has for rank `to` begins. */
-static char *share(const run *r, int from, int to)
-{
-    return hd_node_slot(r, from) + (to - (to > from)) * r->step * r->item;
-}
-
-/* ---- one block of each rank for each ---- */
-
-static void put_scaled(const run *r, char *to, const char *from, int64_t n)
-{
-    if (r->first)
+    if (r->first && n)
         hd_scale_mul(to, from, n, r->j->dtype, r->factor);
     else
         copy(r, to, from, n);
 }
 
-static int reduce_scatter(run *r, const hd_seg *in, char *to)
+/* Where, in the slot of rank `from`, what it has for rank `to` begins. */
+static char *place(const run *r, int from, int to)
 {
-    const int size = r->c->size, me = r->c->rank;
-    const int64_t most = longest(in, size);
-    int code;
-
-    for (int64_t at = 0; at < most; at += r->step) {
-        const int64_t n = part(r, in[me].n, at), off = at * r->item;
-        for (int i = 1; i < size; i++) {
-            const int q = (me + i) % size;
-            const int64_t m = part(r, in[q].n, at);
-            if (m)
-                put_scaled(r, share(r, me, q), in[q].ptr + off, m);
-        }
-        hd_node_give(r);
-        if (n)
-            put_scaled(r, to + off, in[me].ptr + off, n);
-        if ((code = hd_node_wait(r)))
-            return code;
-        for (int i = 1; i < size && n; i++)
-            r->reduce(share(r, (me + i) % size, me), to + off, n);
-        if (n)
-            hd_scale_after(r->c, r->j, to + off, n);
-        hd_node_next(r);
-    }
-    return HD_OK;
+    const int before = rows[r->j->kind].apart ? to - (to > from) : 0;
+    return hd_node_slot(r, from) + before * r->step * r->item;
 }
 
-static int all_to_all(run *r, const hd_seg *in, const hd_seg *out)
+static void give(const run *r, const hd_seg *list, int64_t at)
 {
     const int size = r->c->size, me = r->c->rank;
-    const int64_t most = in[0].n;
-    int code;
-
-    for (int64_t at = 0; at < most; at += r->step) {
-        const int64_t n = part(r, most, at), off = at * r->item;
-        for (int i = 1; i < size; i++)
-            copy(r, share(r, me, (me + i) % size), in[(me + i) % size].ptr + off, n);
-        hd_node_give(r);
-        copy(r, out[me].ptr + off, in[me].ptr + off, n);
-        if ((code = hd_node_wait(r)))
-            return code;
-        for (int i = 1; i < size; i++)
-            copy(r, out[(me + i) % size].ptr + off, share(r, (me + i) % size, me), n);
-        hd_node_next(r);
+    for (int i = 1; i < size; i++) {
+        const int q = (me + i) % size;
+        const int64_t n = part(r, list[q].n, at);
+        if (n)
+            put(r, place(r, me, q), list[q].ptr + at * r->item, n);
+        if (n && !rows[r->j->kind].apart)
+            return;
     }
-    return HD_OK;
 }
 
-/* ---- one block of a rank for all ---- */
-
-/* An input that lies across an output would be overwritten before it is read. */
-static hd_seg safe(const run *r, hd_seg in, const hd_seg *out)
+static void take(const run *r, const hd_seg *list, int64_t at)
 {
-    const hd_seg own = out[r->c->rank];
+    const int size = r->c->size, me = r->c->rank;
+    for (int i = 1; i < size; i++) {
+        const int q = (me + i) % size;
+        const int64_t n = part(r, list[q].n, at);
+        if (n && reduces(r->j))
+            r->reduce(place(r, q, me), list[q].ptr + at * r->item, n);
+        else if (n)
+            copy(r, list[q].ptr + at * r->item, place(r, q, me), n);
+    }
+}
+
+/* Elements of the longest block of any rank. */
+static int64_t longest(const run *r, const blocks *b)
+{
+    int64_t most = 0;
+    if (r->j->uneven)
+        return r->j->longest;
+    for (int q = 0; q < r->c->size; q++) {
+        most = b->give[q].n > most ? b->give[q].n : most;
+        most = b->take[q].n > most ? b->take[q].n : most;
+    }
+    return most;
+}
+
+/* Whether this rank's own block must be written last, because it lies in what it has for others. */
+static int comes_last(const run *r, const blocks *b)
+{
+    const int me = r->c->rank;
+    if (r->j->kind != HD_SCATTER)
+        return 0;
     for (int q = 0; q < r->c->size; q++)
-        if (in.ptr != own.ptr && in.n && in.ptr < out[q].ptr + out[q].n * r->item &&
-            out[q].ptr < in.ptr + in.n * r->item) {
-            memmove(own.ptr, in.ptr, (size_t)(in.n * r->item));
-            return own;
-        }
-    return in;
+        if (b->take[me].ptr != b->give[me].ptr && overlap(r, b->take[me], b->give[q]))
+            return 1;
+    return 0;
 }
 
-static int all_gather(run *r, hd_seg in, const hd_seg *out)
+static int move(run *r, const blocks *b)
 {
-    const int size = r->c->size, me = r->c->rank;
-    const int64_t most = longest(out, size);
+    const hd_seg from = b->give[r->c->rank], to = b->take[r->c->rank];
+    const int last = comes_last(r, b);
+    const int64_t most = longest(r, b);
     int code;
 
     for (int64_t at = 0; at < most; at += r->step) {
-        const int64_t n = part(r, in.n, at), off = at * r->item;
-        copy(r, hd_node_slot(r, me), in.ptr + off, n);
+        const int64_t n = part(r, from.n < to.n ? from.n : to.n, at), off = at * r->item;
+        give(r, b->give, at);
         hd_node_give(r);
-        copy(r, out[me].ptr + off, in.ptr + off, n);
+        if (n && !last)
+            put(r, to.ptr + off, from.ptr + off, n);
         if ((code = hd_node_wait(r)))
             return code;
-        for (int i = 1; i < size; i++) {
-            const int q = (me + i) % size;
-            copy(r, out[q].ptr + off, hd_node_slot(r, q), part(r, out[q].n, at));
-        }
+        take(r, b->take, at);
+        if (n && reduces(r->j))
+            hd_scale_after(r->c, r->j, to.ptr + off, n);
         hd_node_next(r);
     }
-    return HD_OK;
-}
-
-static int broadcast(run *r, hd_seg one, int root)
-{
-    int code;
-    for (int64_t at = 0; at < one.n; at += r->step) {
-        const int64_t n = part(r, one.n, at);
-        if (r->c->rank == root)
-            copy(r, hd_node_slot(r, root), one.ptr + at * r->item, n);
-        hd_node_give(r);
-        if ((code = hd_node_wait(r)))
-            return code;
-        if (r->c->rank != root)
-            copy(r, one.ptr + at * r->item, hd_node_slot(r, root), n);
-        hd_node_next(r);
-    }
+    if (last)
+        memmove(to.ptr, from.ptr, (size_t)(to.n * r->item));
     return HD_OK;
 }
 
 /* ---- the operations ---- */
 
-/* Equal blocks of one tensor. */
-static void divide(const run *r, char *at, int64_t n, hd_seg *out)
+/* Several inputs of an all_gather, all of them first: one may lie in an output of another. */
+static void put_in_place(const run *r)
 {
-    for (int q = 0; q < r->c->size; q++)
-        out[q] = (hd_seg){.ptr = at + q * n * r->item, .n = n};
-}
-
-static int reduced(run *r, char *to)
-{
-    hd_job *j = r->j;
-    hd_seg blocks[RANKS];
-    if (j->listed)
-        return reduce_scatter(r, j->in, to);
-    divide(r, j->in[0].ptr, j->out[0].n, blocks);
-    return reduce_scatter(r, blocks, to);
-}
-
-static int gathered(run *r)
-{
-    const int size = r->c->size, me = r->c->rank;
-    hd_job *j = r->j;
-    hd_seg blocks[RANKS];
-    int code = HD_OK;
-
-    if (!j->listed) {
-        divide(r, j->out[0].ptr, j->in[0].n, blocks);
-        return all_gather(r, safe(r, j->in[0], blocks), blocks);
-    }
-    /* Several inputs, all of them first: one may lie in an output of another. */
-    for (int i = 0; i < j->nin && j->nin > 1; i++) {
-        const hd_seg own = j->out[(int64_t)i * size + me];
+    const hd_job *j = r->j;
+    for (int i = 0; i < j->nin; i++) {
+        const hd_seg own = j->out[(int64_t)i * r->c->size + r->c->rank];
         if (own.n && own.ptr != j->in[i].ptr)
             memmove(own.ptr, j->in[i].ptr, (size_t)(own.n * r->item));
         j->in[i] = own;
     }
-    for (int i = 0; i < j->nin && !code; i++) {
-        const hd_seg *out = j->out + (int64_t)i * size;
-        code = all_gather(r, safe(r, j->in[i], out), out);
-    }
-    return code;
 }
 
-/* What the ranks agree on decides: the sum of all blocks, or -1 if it cannot go this way. Sizes
- * that differ between ranks, which no rank knows all of, do not; nor do lists that may, unchecked.
- */
-static int64_t elements(const hd_comm *c, const hd_job *j)
+static int has_row(const hd_job *j)
 {
-    const hd_seg *list = j->out;
-    int64_t sum = 0;
-    int n = j->nout;
+    return j->kind < (int)(sizeof rows / sizeof *rows) && rows[j->kind].blocks;
+}
 
-    if (j->kind == HD_REDUCE_SCATTER) {
-        if (!hd_reduce_kernel(j->redop, j->dtype))
-            return -1;
-        list = j->in;
-        n = j->nin;
-    } else if (j->kind == HD_ALL_TO_ALL) {
-        if (j->uneven || (j->listed && !c->check))
-            return -1;
-    } else if (j->kind != HD_ALL_GATHER && j->kind != HD_BROADCAST) {
+/* What the ranks agree on decides: bytes of all blocks, or -1 if it cannot go this way. Sizes that
+ * may differ do only where the entry check has told all ranks all of them. */
+static int64_t bytes_of(const hd_comm *c, const hd_job *j)
+{
+    const hd_seg *all = reduces(j) ? j->in : j->out;
+    const int n = reduces(j) ? j->nin : j->nout;
+    int64_t sum = 0;
+
+    if (reduces(j) && !hd_reduce_kernel(j->redop, j->dtype))
         return -1;
-    }
-    for (int i = 0; i < n; i++)
-        sum += list[i].n;
-    return sum;
+    if (!c->check && j->pairwise && (j->kind != HD_ALL_TO_ALL || j->listed))
+        return -1;
+    if (j->uneven)
+        sum = j->verified ? j->total : -1;
+    else if (j->kind == HD_GATHER)
+        sum = j->in[0].n * c->size;
+    else if (j->kind == HD_SCATTER)
+        sum = j->out[0].n * c->size;
+    else
+        for (int i = 0; i < n; i++)
+            sum += all[i].n;
+    return sum * (int64_t)hd_itemsize(j->dtype);
 }
 
 static int64_t least(const hd_comm *c)
@@ -255,26 +316,36 @@ static int64_t least(const hd_comm *c)
 
 int hd_slots_takes(hd_comm *c, hd_job *j)
 {
-    int64_t n;
-    if (!c->page || c->on_device || c->size < 2 || c->size > RANKS || (n = elements(c, j)) < 0 ||
-        n * (int64_t)hd_itemsize(j->dtype) < least(c))
+    int64_t bytes;
+    if (!c->page || c->on_device || c->size < 2 || !has_row(j) || c->size > rows[j->kind].ranks)
+        return 0;
+    bytes = bytes_of(c, j);
+    if (bytes < least(c) || bytes > (j->uneven ? rows[j->kind].uneven : rows[j->kind].even))
         return 0;
     return hd_node_ready(c, j);
 }
 
 int hd_slots(hd_comm *c, hd_job *j)
 {
+    const int times = j->kind == HD_ALL_GATHER && j->listed ? j->nin : 1;
+    int64_t bytes;
     int code;
     run r;
 
-    begin(&r, c, j, j->kind == HD_REDUCE_SCATTER || j->kind == HD_ALL_TO_ALL ? c->size - 1 : 1);
-    switch (j->kind) {
-    case HD_REDUCE_SCATTER: code = reduced(&r, j->apart ? j->apart : j->out[0].ptr); break;
-    case HD_ALL_GATHER: code = gathered(&r); break;
-    case HD_ALL_TO_ALL: code = all_to_all(&r, j->in, j->out); break;
-    default: code = broadcast(&r, j->out[0], j->root); break;
+    hd_node_begin(&r, c, j);
+    bytes = r.step * r.item < PIECE ? r.step * r.item : PIECE;
+    r.step = bytes / (rows[j->kind].apart ? c->size - 1 : 1) / HD_LINE * HD_LINE / r.item;
+    if (times > 1)
+        put_in_place(&r);
+    for (int i = 0; i < times; i++) {
+        blocks b;
+        memset(b.give, 0, (size_t)c->size * sizeof *b.give);
+        memset(b.take, 0, (size_t)c->size * sizeof *b.take);
+        rows[j->kind].blocks(&r, j->in + i, j->out + (int64_t)i * c->size, &b);
+        if ((code = move(&r, &b)))
+            return code;
     }
-    if (code || (code = hd_node_part(&r)))
+    if ((code = hd_node_part(&r)))
         return code;
     if (j->apart)
         copy(&r, j->out[0].ptr, j->apart, j->out[0].n);
