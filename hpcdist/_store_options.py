@@ -14,6 +14,7 @@ STORE_OPTIONS = (
         "Bytes that a store may hold: keys and values of a TCPStore's server, or the file of a "
         "FileStore. One more is an error, and the store goes on.",
         minimum=1 << 16,
+        maximum=1 << 50,
     ),
     Option(
         "store_key",
@@ -36,6 +37,7 @@ STORE_OPTIONS = (
         65536,
         "Connections that a TCPStore's server keeps; one more is turned away.",
         minimum=1,
+        maximum=1 << 24,
     ),
     Option(
         "store_idle",
@@ -43,5 +45,6 @@ STORE_OPTIONS = (
         0.0,
         "Seconds after which a TCPStore's server closes a connection that asks for nothing; the "
         "client connects again when it needs to. 0 keeps it.",
+        maximum=10**9,
     ),
 )

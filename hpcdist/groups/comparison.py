@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["Comparison", "Entry", "arguments"]
+__all__ = ["Comparison", "Entry", "arguments", "same_arguments"]
 
 # The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
 _WORDS = 5
@@ -30,6 +30,18 @@ Entry = list[Any]
 def arguments(facts: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield an entry for each argument, by its name."""
     yield from (["argument", name, {"value": str(value)}] for name, value in facts.items())
+
+
+def same_arguments(group: Any, api: str, facts: Mapping[str, Any]) -> None:
+    """Verify that all ranks give the same arguments; all must call it. One collective.
+
+    Raises
+    ------
+    DistMismatchError
+        On all ranks, if they do not.
+    """
+    expected, advice = f"{api} expects the same arguments", "Give them on every rank"
+    Comparison(group, api, expected, advice, lambda: arguments(facts)).verify()
 
 
 class Comparison:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist.groups import state as _group
-from hpcdist.groups.comparison import Comparison, arguments
+from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.new_group import part_of_world
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
@@ -85,21 +85,10 @@ class DeviceMesh(Grid):
             )
         if len(ranks) == size:
             facts = {"device_type": device_type, "mesh_dim_names": names, "shape": shape}
-            self._compare({**facts, "mesh": ranks})
+            same_arguments(_group._get_default_group(), "DeviceMesh", {**facts, "mesh": ranks})
         self._groups: list[Any] = [
             self._make_group(place, pair) for place, pair in enumerate(pairs)
         ]
-
-    @staticmethod
-    def _compare(facts: dict[str, Any]) -> None:
-        """Verify that all ranks of the world make the same mesh: its groups would be others'."""
-        Comparison(
-            _group._get_default_group(),
-            "DeviceMesh",
-            "DeviceMesh expects the same mesh",
-            "Make the same meshes in the same order on every rank",
-            lambda: arguments(facts),
-        ).verify()
 
     def _start(self, root: DeviceMesh | None) -> None:
         """Start without groups."""

@@ -12,6 +12,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
+from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
@@ -202,6 +203,8 @@ class PeriodicModelAverager(ModelAverager):
     ------
     ValueError
         If `period` or `warmup_steps` is out of range.
+    DistMismatchError
+        On all ranks, if they give different ones.
 
     Notes
     -----
@@ -217,6 +220,8 @@ class PeriodicModelAverager(ModelAverager):
             raise ValueError(f"period must be 1 or more, not {period}")
         if period == 1:
             _warn_of_one("a period")
+        facts = {"period": period, "warmup_steps": warmup_steps}
+        same_arguments(self.process_group, "PeriodicModelAverager", facts)
         self.period = period
         self.warmup_steps = warmup_steps
 
@@ -255,6 +260,8 @@ class HierarchicalModelAverager(ModelAverager):
     ValueError
         If the mapping is empty, its periods do not grow from 1 or more, its last size is not the
         group's, or `warmup_steps` is negative.
+    DistMismatchError
+        On all ranks, if they give different ones.
 
     Notes
     -----
@@ -285,6 +292,8 @@ class HierarchicalModelAverager(ModelAverager):
                 f"the last value of period_group_size_dict is {sizes[-1]}, but the group has "
                 f"{whole} ranks"
             )
+        facts = {"period_group_size_dict": period_group_size_dict, "warmup_steps": warmup_steps}
+        same_arguments(self.process_group, "HierarchicalModelAverager", facts)
         self.period_process_group_dict: dict[int, ProcessGroup] = {}
         for period, size in period_group_size_dict.items():
             _log.info("%d ranks average parameters every %d steps", size, period)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hpcdist._ops import ReduceOp
+from hpcdist.groups.comparison import same_arguments
 
 __all__ = ["Join", "JoinHook", "Joinable"]
 
@@ -127,8 +128,8 @@ class Join:
         With `throw_on_early_termination`: on the rank that ran out of inputs at the end of the
         block, on the others at their next step.
     DistMismatchError
-        On all ranks, if a step makes collectives that no hook shadows, for instance an
-        ``all_reduce`` of the loss inside the block.
+        On all ranks, if they enter it with different arguments, or if a step makes collectives that
+        no hook shadows, for instance an ``all_reduce`` of the loss inside the block.
 
     Notes
     -----
@@ -165,6 +166,7 @@ class Join:
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
         self._enable = enable
         self._throw = throw_on_early_termination
+        self._facts = {"throw_on_early_termination": self._throw, **kwargs}
         self._set(enable)
 
     def _set(self, enable: bool) -> None:
@@ -174,6 +176,8 @@ class Join:
             )
 
     def __enter__(self) -> None:
+        if self._enable:  # a rank without it makes another call, which all ranks hear of
+            same_arguments(self._group, API, self._facts)
         self._set(self._enable)
 
     def __exit__(

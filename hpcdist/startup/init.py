@@ -18,6 +18,7 @@ from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
+from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.queries import get_default_backend_for_device, is_backend_available
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.startup import attendance, checks, commits, steps, variables
@@ -364,11 +365,8 @@ def _default_backend(device_id: Any) -> str:
 
 def _timeout(timeout: timedelta | None) -> timedelta:
     if timeout is None:
-        return timedelta(seconds=config.get("timeout"))
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
-    if timeout <= timedelta(0):
-        raise ValueError(f"timeout must be positive, not {timeout}")
+        return limit_of(config.get("timeout"))
+    seconds_of(timeout)
     return timeout
 
 

@@ -18,6 +18,7 @@ from hpcdist import _engine, config
 from hpcdist._torch_version import explain
 from hpcdist.backends import mpi
 from hpcdist.errors import DistBackendError
+from hpcdist.groups.limits import limit_of
 from hpcdist.startup import attendance, steps, variables
 from hpcdist.store import TCPStore
 from hpcdist.torch.process_group import NAME
@@ -98,7 +99,7 @@ def meet(
     """
     if steps.alone():
         _refuse(steps.expected_size("env://", -1))
-    limit = timeout or timedelta(seconds=config.get("timeout"))
+    limit = timeout or limit_of(config.get("timeout"))
     with attendance.Watch(limit.total_seconds()):
         rank, size = mpi.start()
         comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)

@@ -142,6 +142,12 @@ def test_wrong_use():
         averaging.HierarchicalModelAverager({4: 1, 2: size})
     with parallel_raises(TypeError, match="not int"):
         averaging.get_params_to_average([1])
+    if size > 1:
+        odd = dist.get_rank() == size - 1
+        with parallel_raises(dist.DistMismatchError, match="'period' with value 3"):
+            averaging.PeriodicModelAverager(3 if odd else 2)
+        with parallel_raises(dist.DistMismatchError, match="'warmup_steps'"):
+            averaging.HierarchicalModelAverager({2: size}, 3 if odd else 0)
 
 
 def test_dtypes():

@@ -128,6 +128,18 @@ def test_a_collective_that_no_hook_shadows_is_named():
             dist.all_reduce(loss)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_arguments_that_differ():
+    counter, odd = our_counter(), dist.get_rank() == dist.get_world_size() - 1
+    with parallel_raises(dist.DistMismatchError, match="'throw_on_early_termination'"):
+        with ours.Join([counter], throw_on_early_termination=odd):
+            pass
+    text = "Join" if odd else "disagree"
+    with parallel_raises(dist.DistMismatchError, match=text):
+        with ours.Join([counter], enable=not odd):
+            dist.barrier()
+
+
 def test_wrong_use():
     with parallel_raises(ValueError, match="at least one"):
         ours.Join([])
