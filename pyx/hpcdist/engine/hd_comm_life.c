@@ -14,12 +14,12 @@
 #include "hd_ft.h"
 #include "hd_graves.h"
 #include "hd_lane.h"
+#include "hd_making.h"
 #include "hd_node.h"
 #include "hd_page_life.h"
 #include "hd_poller.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
-#include "hd_recover.h"
 #include "hd_roll.h"
 #include "hd_roll_desk.h"
 #include "hd_roll_words.h"
@@ -286,7 +286,7 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .level = p->check,
                     .desk = hd_desk_of(p),
                     .until = hd_until(timeout),
-                    .vain = hd_ft_on(p->session) ? hd_make_vain : NULL};
+                    .vain = hd_ft_on(p->session) ? hd_making_is_vain : NULL};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
 
@@ -327,14 +327,14 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
 
     *out = NULL;
     *met = 0;
-    if (hd_ft_on(s) && (code = hd_make_begin(s))) {
+    if (hd_ft_on(s) && (code = hd_making_begin(s))) {
         snprintf(text, room, "group '%s' was not made: the default group is being reconfigured",
                  name);
         return code;
     }
     code = meet_and_make(p, ranks, n, tag, name, timeout, met, out, text, room);
     if (hd_ft_on(s))
-        hd_make_end(s);
+        hd_making_end(s);
     return code;
 }
 

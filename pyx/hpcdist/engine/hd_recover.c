@@ -11,13 +11,13 @@
  *   4. An agreement on whether all ranks have made it; else again from 2. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_comm_life.h"
 #include "hd_ft.h"
 #include "hd_job.h"
+#include "hd_making.h"
 #include "hd_recover.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
@@ -28,61 +28,10 @@
  * done its part of it, and the last one to return from new_group would find its new group revoked.
  */
 #define PATIENCE_NS 250000000
-/* And then for which it lets groups be made to their end. */
-#define MAKING_NS 2000000000
-
-static entry *own(const hd_session *s) { return s->page ? &s->page[s->slot] : (entry *)&s->alone; }
-
-/* ---- groups that are being made ---- */
-
-int hd_make_vain(const hd_session *s)
-{
-    if (__atomic_load_n(&own(s)->recovers, __ATOMIC_SEQ_CST))
-        return 1;
-    for (int i = 0; s->page && i < s->node_n; i++)
-        if (__atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE))
-            return 1;
-    return 0;
-}
-
-int hd_make_begin(hd_session *s)
-{
-    __atomic_add_fetch(&own(s)->makes, 1, __ATOMIC_SEQ_CST);
-    if (!hd_make_vain(s))
-        return HD_OK;
-    hd_make_end(s);
-    return HD_ERR_FAILED;
-}
-
-void hd_make_end(hd_session *s) { __atomic_sub_fetch(&own(s)->makes, 1, __ATOMIC_ACQ_REL); }
-
-/* Whether a thread of this node that lives makes a group. */
-static int being_made(const hd_session *s)
-{
-    int made = __atomic_load_n(&own(s)->makes, __ATOMIC_SEQ_CST) != 0;
-    for (int i = 0; s->page && i < s->node_n; i++)
-        made |= !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
-                __atomic_load_n(&s->page[i].makes, __ATOMIC_ACQUIRE) != 0;
-    return made;
-}
-
-/* Lets this rank's threads end what they make. */
-static void let_out(const hd_session *s)
-{
-    const int64_t until = hd_later(hd_now(), MAKING_NS);
-    const struct timespec nap = {0, 1000000};
-    while (__atomic_load_n(&own(s)->makes, __ATOMIC_SEQ_CST) && hd_now() < until &&
-           !hd_session_broken(s))
-        nanosleep(&nap, NULL);
-}
-
-/* ---- meeting ---- */
 
 static void break_now(hd_session *s)
 {
-    uint32_t how = HD_NO_DEATH;
-    (void)__atomic_compare_exchange_n(&own(s)->recovers, &how, HD_BROKE, 0, __ATOMIC_ACQ_REL,
-                                      __ATOMIC_ACQUIRE);
+    hd_making_broke(s);
     hd_ft_break(s);
 }
 
@@ -90,7 +39,7 @@ static int is_time_to_break(hd_session *s, int64_t patient)
 {
     const int64_t now = hd_now();
     return hd_session_broken(s) ||
-           (now >= patient && (!being_made(s) || now >= hd_later(patient, MAKING_NS)));
+           (now >= patient && (!hd_making_goes_on(s) || now >= hd_later(patient, HD_MAKING_NS)));
 }
 
 /* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. */
@@ -178,8 +127,7 @@ static int meet(hd_session *s, double timeout, hd_text *t)
     int code;
     if (!s->meeting)
         s->met_flag = 1;
-    __atomic_store_n(&own(s)->recovers, broken ? HD_DEATH : HD_NO_DEATH, __ATOMIC_SEQ_CST);
-    let_out(s);
+    hd_making_stop(s, broken ? HD_DEATH : HD_NO_DEATH);
     code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, hd_until(timeout), s);
     break_now(s);
     if (code == HD_ERR_TIMEOUT) {

@@ -11,15 +11,6 @@
  * agreement, and the flag given first. */
 int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room);
 
-/* Around the making of a group, in a session that goes on after a death: Open MPI 5.0.11 may crash
- * if it hears of a revocation while a communicator is being made. So no recovery that knows of no
- * death revokes before all ranks' threads are outside, and none goes in while it waits for that.
- * hd_make_begin: HD_OK, or HD_ERR_FAILED, and the group cannot be made. */
-int hd_make_begin(hd_session *s);
-void hd_make_end(hd_session *s);
-/* Whether a rank of this node recovers: what is being made would be of no use. */
-int hd_make_vain(const hd_session *s);
-
 /* Collective over the ranks of the session that live. The session breaks, and these ranks make a
  * new one, with one communicator of all of them. came_from: their former ranks of the session, in
  * order; room for all of them. */

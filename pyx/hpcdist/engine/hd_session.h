@@ -39,7 +39,7 @@ typedef struct entry {
     int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
     uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
-    uint32_t makes;           /* its threads that make groups: see hd_make_begin() */
+    uint32_t makes;           /* its threads that make groups: see hd_making.h */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
