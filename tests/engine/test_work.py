@@ -174,6 +174,27 @@ def test_a_callback_may_wait_for_operations_of_its_own():
     parallel_assert(seen == sorted(seen), str(seen))
 
 
+def test_callbacks_of_several_groups_wait_at_once():
+    size = here()[1]
+    groups = [dist.new_group() for _ in range(4)]
+
+    def again(group, depth):
+        if depth == 0:
+            return float(size)
+        future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
+        return future.then(lambda f: again(group, depth - 1)).wait()
+
+    for _ in range(20):
+        works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups]
+        found = [
+            work.get_future().then(lambda f, group=group: again(group, 2))
+            for work, group in zip(works, groups, strict=True)
+        ]
+        parallel_assert([each.wait() for each in found] == [size] * 4)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
 def test_a_failing_callback_harms_nobody():
     rank, size = here()
     work = dist.barrier(async_op=True)

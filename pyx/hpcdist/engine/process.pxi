@@ -247,8 +247,8 @@ cdef int finish_callbacks(double patience) except -1:
     """Waits for callbacks of futures: Python would end a thread that still runs one, and torch then the process."""
     hd_notify_stop()
     until = time.monotonic() + patience
-    for thread in list(notifiers.values()):
-        if thread is not threading.current_thread():
+    for thread in list(notifiers):
+        if thread is not threading.current_thread() and thread.ident is not None:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 why = b"[hpcdist] the program ends while a callback of a future runs: aborting the job"

@@ -103,6 +103,6 @@ cdef bint other_threads() except -1:
         )
     # threads of the futures call users' callbacks, but only if there are any
     if not watched and not completing:
-        for ident in notifiers:
-            quiet += ident in frames
+        for notifier in list(notifiers):
+            quiet += notifier.ident in frames
     return len(frames) != 1 + quiet

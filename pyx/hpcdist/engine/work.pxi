@@ -59,7 +59,7 @@ hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
 cdef dict watched = {}  # address of a job -> its Work, until the future is completed
-cdef dict notifiers = {}  # ident -> thread that completes futures: one, and one more per callback that runs
+cdef dict notifiers = {}  # the threads that complete futures: one, and one more per callback that runs
 cdef int completing = 0  # how many of them run callbacks right now
 
 
@@ -80,17 +80,21 @@ def _complete_futures():
         completing -= 1
         if len(notifiers) - completing > 1:
             # another thread waits in place of this one: callbacks stay in order
-            notifiers.pop(threading.get_ident(), None)
+            notifiers.pop(threading.current_thread(), None)
             return
 
 
 cdef int provide_notifier() except -1:
     """Ensures that a thread can complete a future: a callback may wait for a future that it has made itself."""
-    if notifiers and threading.get_ident() not in notifiers or len(notifiers) > completing:
+    if notifiers and threading.current_thread() not in notifiers or len(notifiers) > completing:
         return 0
     thread = threading.Thread(target=_complete_futures, name="hpcdist-futures", daemon=True)
-    thread.start()
-    notifiers[thread.ident] = thread
+    notifiers[thread] = None  # before it runs a callback, which may need another one
+    try:
+        thread.start()
+    except BaseException:
+        notifiers.pop(thread, None)
+        raise
     return 0
 
 
