@@ -7,6 +7,7 @@ runs, so the ranks stay in step; ``Check.done`` fails on all ranks together.
 
 from __future__ import annotations
 
+import time
 import zlib
 
 import numpy as np
@@ -222,6 +223,12 @@ def finish(work, async_op: bool) -> None:
 def here() -> tuple[int, int]:
     """This rank and the number of ranks."""
     return dist.get_rank(), dist.get_world_size()
+
+
+def late(rank: int, size: int, seconds: float) -> None:
+    """Let the last rank come late."""
+    if rank == size - 1:
+        time.sleep(seconds)
 
 
 def ring() -> tuple[int, int, int, int]:
