@@ -47,7 +47,7 @@ cdef extern from "hd_comm.h" nogil:
         uint32_t seq, agreed
         hd_session* session
         int* node_slot
-        int one_node, freed, closing
+        int one_node, freed, closing, replaced
         void* page
         int pending
         int64_t node_limit
@@ -231,7 +231,6 @@ cdef extern from "hd_ft.h" nogil:
     const char* hd_ft_missing()
     void hd_ft_want(int)
     int hd_ft_on(const hd_session*)
-    int hd_ft_explains(hd_session*, int)
     void hd_ft_why(const hd_session*, char*, size_t)
     int hd_ft_lost(const hd_session*, int*, int)
 

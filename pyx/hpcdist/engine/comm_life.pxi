@@ -37,42 +37,47 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
 
 cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag, list met):
     """Makes a communicator of some ranks of the parent: see Comm.create_group."""
+    cdef int n = len(ranks), i
+    cdef int* members = <int*> malloc((n + 1) * sizeof(int))
+    if members == NULL:
+        raise MemoryError
+    try:
+        check_alive(parent)
+        for i in range(n):
+            members[i] = ranks[i]
+            root_in_range(parent, members[i], "rank")
+        if parent.c.rank not in ranks or len(set(ranks)) != n:
+            raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {parent.c.rank}")
+        enter(parent.c, True)
+        try:
+            return made_of(parent.c, members, n, name, timeout, tag, met)
+        finally:
+            hd_comm_exit(parent.c)
+    finally:
+        free(members)
+
+
+cdef Comm made_of(hd_comm* parent, const int* members, int n, str name, double timeout, int tag, list met):
+    """The same, between enter() and hd_comm_exit()."""
     cdef char text[512]
     text[0] = 0
     cdef hd_comm* made = NULL
     cdef Comm comm
-    cdef int n = len(ranks), code, i, broken, have_met = 0
-    cdef int* list = <int*> malloc((n + 1) * sizeof(int))
+    cdef int code, have_met = 0
     encoded = name.encode()
     cdef const char* cname = encoded
-    check_alive(parent)
-    if list == NULL:
-        raise MemoryError
-    try:
-        for i in range(n):
-            list[i] = ranks[i]
-            root_in_range(parent, list[i], "rank")
-        if parent.c.rank not in ranks or len(set(ranks)) != n:
-            raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {parent.c.rank}")
-        with nogil:
-            code = hd_comm_create_group(
-                parent.c, list, n, tag, cname, timeout, &have_met, &made, text, sizeof(text)
-            )
-    finally:
-        free(list)
+    with nogil:
+        code = hd_comm_create_group(parent, members, n, tag, cname, timeout, &have_met, &made, text, sizeof(text))
     if have_met and met is not None:
         met.append(name)
     if code:
         propagate()
         error = error_of(code, text)
-        with nogil:
-            broken = hd_session_broken(parent.c.session) or (
-                code == HD_ERR_BACKEND and hd_ft_explains(parent.c.session, 0)
-            )
-        if broken:
-            hd_ft_why(parent.c.session, text, sizeof(text))
-            error = RankFailedError(f"{text.decode()}: {error}")
-            name_lost(error, parent.c)
+        if hd_session_broken(parent.session):
+            if code != HD_ERR_FAILED:
+                hd_ft_why(parent.session, text, sizeof(text))
+                error = RankFailedError(f"{text.decode()}: {error}")
+            name_lost(error, parent)
         raise error
     comm = Comm.__new__(Comm)
     comm.c = made

@@ -42,12 +42,19 @@ cdef bint is_alive(Comm comm) noexcept:
     return not hd_forked and comm.c != NULL and not comm.c.freed and not comm.c.closing
 
 
+cdef object gone_error(hd_comm* c):
+    """The exception of a call that came too late for its group."""
+    if c != NULL and c.replaced:
+        return RankFailedError(f"the default group was reconfigured when this call of group '{c.name.decode()}' began")
+    return DistError(DESTROYED)
+
+
 cdef int check_alive(Comm comm) except -1:
     """Raise unless is_alive(); without a group, unless MPI may be used."""
     if hd_forked:
         raise forked_error("MPI")
     if comm is not None and not is_alive(comm):
-        raise DistError(DESTROYED)
+        raise gone_error(comm.c)
     return 0
 
 
@@ -59,7 +66,7 @@ def check_usable(Comm comm):
 cdef int enter(hd_comm* c, bint begins) except -1:
     """Call before any use of the group's session or MPI outside its lane, and hd_comm_exit() after it."""
     if not hd_comm_enter(c, begins):
-        raise DistError(DESTROYED)
+        raise gone_error(c)
     return 0
 
 

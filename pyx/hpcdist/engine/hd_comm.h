@@ -45,6 +45,7 @@ struct hd_comm {
     int freed;
     int closing; /* atomic: 1 no new operations, 2 waiting callers leave with an error:
                   * the group is being destroyed */
+    int replaced; /* atomic: closing, because the default group was reconfigured */
     int recalls; /* atomic: the group is being destroyed: cancel receives whose message
                   * has not arrived */
     int inside;  /* atomic: callers that use the session or MPI; while there are any,

@@ -272,6 +272,13 @@ static int make_group(hd_comm *p, const int *ranks, int n, uint64_t uid, MPI_Com
     return failed(p->session, call, name, rc, text, room);
 }
 
+static int is_vain(const hd_comm *p)
+{
+    if (hd_ft_on(p->session) && hd_making_is_vain(p->session))
+        return HD_ROLL_VAIN;
+    return __atomic_load_n(&p->closing, __ATOMIC_ACQUIRE) ? HD_ROLL_CLOSED : 0;
+}
+
 static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const char *name,
                          double timeout, int *met, hd_comm **out, char *text, size_t room)
 {
@@ -286,7 +293,8 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .level = p->check,
                     .desk = hd_desk_of(p),
                     .until = hd_until(timeout),
-                    .vain = hd_ft_on(p->session) ? hd_making_is_vain : NULL};
+                    .vain = is_vain,
+                    .parent = p};
     MPI_Comm made = MPI_COMM_NULL;
     int code;
 

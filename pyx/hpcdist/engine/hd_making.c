@@ -10,9 +10,10 @@ static entry *own(const hd_session *s) { return s->page ? &s->page[s->slot] : (e
 
 int hd_making_is_vain(const hd_session *s)
 {
-    int vain = __atomic_load_n(&own(s)->recovers, __ATOMIC_SEQ_CST) != 0;
-    for (int i = 0; s->page && i < s->node_n; i++)
-        vain |= __atomic_load_n(&s->page[i].recovers, __ATOMIC_SEQ_CST) != 0;
+    const entry *all = s->page ? s->page : own(s);
+    int vain = 0;
+    for (int i = 0; i < (s->page ? s->node_n : 1); i++)
+        vain |= __atomic_load_n(&all[i].recovers, __ATOMIC_SEQ_CST) != 0;
     return vain;
 }
 
@@ -29,10 +30,11 @@ void hd_making_end(hd_session *s) { __atomic_sub_fetch(&own(s)->makes, 1, __ATOM
 
 int hd_making_goes_on(const hd_session *s)
 {
-    int made = __atomic_load_n(&own(s)->makes, __ATOMIC_SEQ_CST) != 0;
-    for (int i = 0; s->page && i < s->node_n; i++)
-        made |= !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
-                __atomic_load_n(&s->page[i].makes, __ATOMIC_SEQ_CST) != 0;
+    const entry *all = s->page ? s->page : own(s);
+    int made = 0;
+    for (int i = 0; i < (s->page ? s->node_n : 1); i++)
+        made |= !(s->page && __atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE)) &&
+                __atomic_load_n(&all[i].makes, __ATOMIC_SEQ_CST) != 0;
     return made;
 }
 

@@ -218,6 +218,14 @@ static int rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **out, 
     return HD_ERR_BACKEND;
 }
 
+static void replace(hd_session *s)
+{
+    pthread_mutex_lock(&s->mu);
+    for (hd_comm *c = s->comms; c; c = c->next)
+        __atomic_store_n(&c->replaced, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&s->mu);
+}
+
 int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, hd_comm **out,
                     int *came_from, char *text, size_t room)
 {
@@ -235,7 +243,8 @@ int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota
     if ((code = meet(s, timeout, &t)))
         return code;
     __atomic_store_n(&s->rebuilt_by, hd_until(timeout), __ATOMIC_RELEASE);
-    code = rebuild(c, name, quota, out, came_from, &t);
+    if ((code = rebuild(c, name, quota, out, came_from, &t)) == HD_OK)
+        replace(s);
     __atomic_store_n(&s->rebuilt_by, code ? 0 : -1, __ATOMIC_RELEASE);
     return code;
 }

@@ -390,7 +390,7 @@ static int look_down(call *k)
 /* Every 50 ms. */
 static int look_around(call *k, const hd_waiter *w, double patience)
 {
-    int code = HD_OK;
+    int code = HD_OK, vain;
     if (!k->interrupted && hd_py.slow && hd_py.slow(NULL)) {
         k->interrupted = 1;
         code = leave(k,
@@ -399,9 +399,12 @@ static int look_around(call *k, const hd_waiter *w, double patience)
                                  .who = k->r->rank},
                      0);
     }
-    if (!code && !k->leaves && k->r->vain && k->r->vain(k->r->session))
-        code =
-            leave(k, (hd_reason){.why = HD_ROLL_VAIN, .code = HD_ERR_FAILED, .who = k->r->rank}, 0);
+    if (!code && !k->leaves && k->r->vain && (vain = k->r->vain(k->r->parent)))
+        code = leave(k,
+                     (hd_reason){.why = vain,
+                                 .code = vain == HD_ROLL_VAIN ? HD_ERR_FAILED : HD_ERR_CLOSED,
+                                 .who = k->r->rank},
+                     0);
     if (!code && !k->at)
         code = listen_to_strays(k);
     if (!code && k->parent > 0 && !k->heard && !k->asked && !k->leaves &&
@@ -483,7 +486,8 @@ int hd_roll_call(hd_roll *r)
         k.reason = (hd_reason){.why = HD_ROLL_GAVE_UP, .code = HD_ERR_TIMEOUT, .who = r->rank};
     if (k.reason.code && !r->text[0])
         hd_roll_explain(&k.reason, r->text, sizeof r->text);
-    r->advised = k.reason.why == HD_ROLL_LEVELS || k.reason.why == HD_ROLL_VAIN;
+    r->advised = k.reason.why == HD_ROLL_LEVELS || k.reason.why == HD_ROLL_VAIN ||
+                 k.reason.why == HD_ROLL_CLOSED;
     rc = pass_down(&k);
     linger(&k);
     hd_desk_close(r, !code);

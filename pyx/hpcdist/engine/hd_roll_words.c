@@ -123,6 +123,7 @@ void hd_roll_explain(const hd_reason *reason, char *text, size_t room)
         break;
     case HD_ROLL_INTERRUPTED: hd_say(&t, "rank %d was interrupted", reason->who); return;
     case HD_ROLL_VAIN: hd_say(&t, "the default group is being reconfigured"); return;
+    case HD_ROLL_CLOSED: hd_say(&t, "rank %d destroys that group", reason->who); return;
     case HD_ROLL_LISTS:
         hd_say(&t, "rank %d names other members, or another order, than rank %d", reason->who,
                reason->than);

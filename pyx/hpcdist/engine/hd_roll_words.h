@@ -20,8 +20,10 @@ typedef struct hd_roll {
     struct hd_desk *desk; /* where other threads hold roll calls at the same time; or NULL */
     uint64_t uid;         /* result: a random number, the same on all members */
     int64_t until;        /* ns of hd_now() */
-    /* Whether no group can be made of that any more; or NULL. Asked every 50 ms. */
-    int (*vain)(const hd_session *s);
+    /* Why no group can be made any more: HD_ROLL_VAIN, HD_ROLL_CLOSED or 0. NULL, or asked every
+     * 50 ms. */
+    int (*vain)(const hd_comm *parent);
+    const hd_comm *parent;
     int mpi_error;  /* result, with HD_ERR_BACKEND */
     int advised;    /* result: the error text says what to do */
     char text[320]; /* the error text */
@@ -40,7 +42,8 @@ enum {
     HD_ROLL_ALONE,       /* no word from the leader, `who`, either */
     HD_ROLL_GAVE_UP,     /* `who` has */
     HD_ROLL_INTERRUPTED, /* `who` was, by a signal handler */
-    HD_ROLL_VAIN,        /* `who` has found that it is in vain */
+    HD_ROLL_VAIN,        /* `who` has found that the default group is being reconfigured */
+    HD_ROLL_CLOSED,      /* `who` destroys the group whose members they are */
     HD_ROLL_LISTS,       /* `who` names other members than `than` */
     HD_ROLL_LEVELS,      /* `who` has another level than `than` */
 };

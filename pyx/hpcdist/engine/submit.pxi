@@ -260,7 +260,7 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
             if c.closing and not j.closing:  # set after check_alive(), by a thread that waits for this lane
                 hd_lane_leave(c)
                 hd_job_clear(j)
-                raise DistError(DESTROYED)
+                raise gone_error(c)
             c.seq += 1
             j.seq = c.seq
             j.inline_ = 1
@@ -327,7 +327,7 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
         hd_rec_end(job)
         unref(job)
         if rc < 0:
-            raise DistError(DESTROYED)
+            raise gone_error(comm.c)
         raise DistBackendError(f"the lane's thread could not be started (error {rc}): too many processes or threads?")
     return work
 
