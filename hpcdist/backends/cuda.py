@@ -37,6 +37,8 @@ class Cuda:
     memory = 2
     #: Name of the memory in messages.
     name = "cuda"
+    #: Whether memory that is freed is not used again before what is in its stream is done.
+    orderly = True
 
     def __init__(self) -> None:
         import torch

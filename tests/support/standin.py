@@ -194,6 +194,7 @@ class Runtime:
 
     memory = 1  # DLPack's number of host memory
     name = "cuda"
+    orderly = False
     _local = threading.local()
     #: Handle of a device's current stream, in this thread. None chosen: the index itself, which is
     #: 0 as the default stream's handle. Costs what torch's own function does.

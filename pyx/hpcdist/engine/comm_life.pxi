@@ -74,7 +74,7 @@ cdef Comm made_of(hd_comm* parent, const int* members, int n, str name, double t
         propagate()
         error = error_of(code, text)
         if hd_session_broken(parent.session):
-            if code != HD_ERR_FAILED:
+            if code != HD_ERR_FAILED or hd_ft_lost(parent.session, NULL, 0):
                 hd_ft_why(parent.session, text, sizeof(text))
                 error = RankFailedError(f"{text.decode()}: {error}")
             name_lost(error, parent)

@@ -102,6 +102,7 @@ cdef class StreamQueue:
     cdef object acquire
     cdef object release
     cdef object current          # index of a device -> handle of its current stream
+    cdef bint orderly            # freed memory is not used again before what is in its stream is done
     cdef int memory
     cdef str device_type
     cdef hd_cuda cuda
@@ -149,6 +150,7 @@ cdef class StreamQueue:
         hd_watch_forks()
         self.runtime = runtime
         self.current = runtime.raw
+        self.orderly = runtime.orderly
         self.memory = runtime.memory
         self.device_type = runtime.name
         address = given["create"]
@@ -349,14 +351,16 @@ cdef class StreamQueue:
             self.newest = w
         return w
 
-    cdef NcclWork work_of(self, hd_watched* w, Place place, list held, object tensors, bint blocks, int source):
-        """The handle of an operation that has been started; with the lock."""
+    cdef NcclWork work_of(self, hd_watched* w, Place place, uintptr_t current, list held, object tensors, bint blocks,
+                          int source):
+        """The handle of an operation that was started from the current stream; with the lock."""
         cdef NcclWork work = NcclWork.__new__(NcclWork)
         if w.state != HD_WATCH_CAPTURED:
             hd_watch_take(w)
         work.w = w
         work.queue = self
         work.place = place
+        work.begun_on = current
         work.held = held
         work.tensors = tensors
         work.blocks = blocks
@@ -388,12 +392,13 @@ cdef class StreamQueue:
                 held = [outs] if ins is outs else [outs, ins]
                 w = self.start(api, place, comm, current, True, c, None, held, &c.about, 1)
             else:
-                w = self.start(api, place, comm, current, False, c, None, outs if ins is outs else (outs, ins),
-                               &c.about, 1)
+                keep = None if self.orderly else outs if ins is outs else (outs, ins)
+                w = self.start(api, place, comm, current, False, c, None, keep, &c.about, 1)
             if entry is not None:
-                entry.follow(self.work_of(w, place, None, (), False, -1))
+                entry.follow(self.work_of(w, place, current, None, (), False, -1))
             if later or self.blocking_wait:
-                work = self.work_of(w, place, held, [outs] if ins is outs else [outs, ins], self.blocking_wait, -1)
+                shown = [outs] if ins is outs else [outs, ins]
+                work = self.work_of(w, place, current, held, shown, self.blocking_wait, -1)
             elif w.state == HD_WATCH_CAPTURED:
                 hd_watch_put(w)
         except BaseException:
@@ -468,8 +473,8 @@ cdef class StreamQueue:
                     entry = self.recording.note(api, ins, outs, peer, self.limit)
                 w = self.start(api, place, comm, current, later, NULL, enqueue, held, about, abouts)
                 if entry is not None:
-                    entry.follow(self.work_of(w, place, None, (), False, -1))
-                work = self.work_of(w, place, held, tensors, blocks, source)
+                    entry.follow(self.work_of(w, place, current, None, (), False, -1))
+                work = self.work_of(w, place, current, held, tensors, blocks, source)
             except BaseException:
                 if entry is not None:
                     entry.failed()

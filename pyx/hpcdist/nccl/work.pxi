@@ -95,7 +95,8 @@ cdef class NcclWork(StreamWork):
     cdef hd_watched* w
     cdef StreamQueue queue
     cdef Place place
-    cdef list held      # the tensors, until it has been waited for; the watched operation keeps them until it has ended
+    cdef uintptr_t begun_on  # the caller's stream then
+    cdef list held      # the tensors, until it has been waited for; so does the watched operation
     cdef object tensors
     cdef bint blocks    # whether wait() stops the caller, as for a barrier
     cdef int source
@@ -135,10 +136,22 @@ cdef class NcclWork(StreamWork):
             if hold(self.w, 1e9 if seconds < 0 else seconds) == HD_WATCH_RUNS:
                 raise DistTimeoutError(f"{self.what} is not done after {seconds:g} s of wait()")
         self.order()
+        self.let_go()
         copies, self.copies = self.copies, None
         for tensor, array in copies or ():
             self.queue.runtime.download(tensor, array)
         self.held = None
+
+    cdef void let_go(self):
+        """Keep the tensors no longer than the caller does, if the stream that it has them from waits for the operation.
+
+        The watchdog would keep them until it looks again, and by then a program may have freed many.
+        """
+        cdef void* keep = self.w.keep
+        cdef bint waits = self.queue.orderly and self.queue.current(self.place.number) == self.begun_on
+        if keep != NULL and (waits or self.w.state == HD_WATCH_DONE):
+            self.w.keep = NULL
+            Py_DECREF(<object> keep)
 
     cdef object captured(self, str why):
         return DistBackendError(
