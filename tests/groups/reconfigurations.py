@@ -84,7 +84,36 @@ def groups_are_made_meanwhile(world: dist.ProcessGroup) -> None:
     for thread in threads:
         thread.join(20)
     check(not any(thread.is_alive() for thread in threads), "a thread is still making a group")
-    check(all("is being reconfigured" in text for text in texts), f"{texts}")
+    check(all(told_why(text) for text in texts), f"{texts}")
+    dist.barrier()
+
+
+def told_why(text: str) -> bool:
+    """Whether an error of new_group says what was done to the group that it needs."""
+    return "is being reconfigured" in text or "was reconfigured" in text
+
+
+def groups_are_begun_meanwhile(world: dist.ProcessGroup) -> None:
+    """Threads go on making groups of this rank alone: some begin in a world that goes just then."""
+    over, errors = threading.Event(), []
+
+    def make() -> None:
+        while not over.is_set():
+            try:
+                dist.destroy_process_group(dist.new_group([dist.get_rank()]))
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    world.reconfigure()
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    for error in errors:
+        check(isinstance(error, dist.RankFailedError) and told_why(str(error)), repr(error))
     dist.barrier()
 
 
@@ -96,6 +125,9 @@ def main() -> None:
     one_is_late(world)
     for _ in range(5):
         groups_are_made_meanwhile(world)
+    sys.setswitchinterval(1e-6)
+    for _ in range(5):
+        groups_are_begun_meanwhile(world)
     if dist.get_rank() == 0:
         print(f"half of them took less than {seconds[len(seconds) // 2]:.3f} s", flush=True)
     dist.destroy_process_group()

@@ -159,6 +159,34 @@ def test_threads_that_wait_are_told(how: str) -> None:
     )
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_thread_that_makes_a_group_of_it_is_told() -> None:
+    """Rank 0 waits for the other members until it destroys the group that all of them are of."""
+    rank, size = here()
+    parent, told = dist.new_group(), []
+
+    def split() -> None:
+        try:
+            dist.split_group(parent, [list(range(size))])
+        except (dist.DistError, ValueError) as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=split) for _ in range(2 if rank == 0 else 0)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    dist.destroy_process_group(parent)
+    took = time.monotonic() - began
+    for thread in threads:
+        thread.join(10)
+    dist.barrier()
+    parallel_assert(
+        took < 5 and len(told) == len(threads) and all("destroy" in each for each in told),
+        lambda: f"{took:.2f} s, {told}",
+    )
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_destroyed_under_calls_of_other_threads(asynchronous: bool) -> None:
     rank, _ = here()
