@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from datetime import timedelta
 
 import cases
@@ -171,6 +172,34 @@ def test_async_operations_are_on_a_stream_of_their_own():
         parallel_assert(work.wait(10.0) and work.is_success())
         future = dist.all_reduce(data, async_op=True).get_future()
         parallel_assert(future.wait()[0] is data)
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "other stream"])
+def test_alone_tensors_are_kept_for_as_long_as_they_are_needed(how, runtime, monkeypatch):
+    """Memory that the stream waits for may be used again in it: nothing is kept any longer."""
+    monkeypatch.setattr(runtime, "orderly", True)
+    start()
+    memory = torch.ones(4)  # the stand-in's own is not used again in the order of streams
+    stream = standin.Stream()
+    waiter = standin.Stream() if how == "other stream" else stream
+    with standin.on(stream):
+        first = gpu(torch.ones(1))
+        dist.all_reduce(first)  # makes the communicator
+        stream.kernel(0.3)
+        data = memory.as_subclass(standin.FakeCuda)
+        alive = weakref.ref(data)
+        work = dist.all_reduce(data, async_op=how != "sync")
+        del data
+        parallel_assert((alive() is None) == (how == "sync"))
+        if work is not None:
+            with standin.on(waiter):
+                work.wait()
+            done = work.is_completed()
+            del work
+            parallel_assert(not done and (alive() is None) == (how == "async"), f"{done}")
+    waiter.synchronize()
+    dist.barrier()
+    parallel_assert(bool((memory == dist.get_world_size()).all()), f"{memory}")
 
 
 def test_each_tensor_goes_to_its_backend():
