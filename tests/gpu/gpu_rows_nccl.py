@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from gpu_table import (
+    HERE,
     Row,
     adder,
     finish,
@@ -269,6 +270,7 @@ except dist.DistError as error:
     jobs = [
         subprocess.Popen(
             [*python(), "-c", program, str(rank), f"file://{path}"],
+            cwd=HERE,
             env={**os.environ, "NCCL_STANDIN_BUS": "1b000"},  # of a rehearsal: both are there
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import runpy
 import sys
 from collections import Counter
@@ -70,9 +69,7 @@ def suite() -> str:
     conformance = SimpleNamespace(**runpy.run_path(str(HERE.parent / "conformance" / "run.py")))
     match = "^test_ddp_(buffer|comm)" if rehearsing() else CUDA_TESTS
     sides = ("gloo", "bridge") if rehearsing() else ("nccl", "bridge-gpu")
-    chosen = argparse.Namespace(
-        only=None, match=match, deadline=20.0, verbose=True, hang="", progress=True
-    )
+    chosen = conformance.parse(["-k", match, "--deadline", "20", "--verbose"])
     theirs, ours = (conformance.run(side, 1, chosen) for side in sides)
     lines = []
     for one in (theirs, ours):

@@ -51,12 +51,16 @@ class NotRehearsed(Exception):
     """What a row needs has nothing in its place without a GPU."""
 
 
+#: The last line of a traceback; torch puts the rank before it.
+WRONG = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b")
+
+
 class JobFailed(RuntimeError):
     """A job ended badly; its output is printed in the place of a traceback."""
 
     def __init__(self, how: str, said: str) -> None:
         lines = [line for line in said.splitlines() if line.strip()]
-        wrong = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        wrong = [line for line in lines if WRONG.match(line)]
         super().__init__(f"{how}: {(wrong or lines or ['no output'])[-1]}")
         self.said = said
 
@@ -183,6 +187,7 @@ def job(command: list[str], limit: float, env: dict[str, str]) -> str:
     """Run something; its output."""
     started = subprocess.Popen(
         command,
+        cwd=HERE,  # the root's sources would hide the hpcdist that is built
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
