@@ -75,7 +75,7 @@ class FileStore(Store):
         timeout: Timeout = DEFAULT_TIMEOUT,
         job_id: str | None = None,
     ) -> None:
-        path = os.path.abspath(os.fspath(file_name))
+        path = _path(file_name)
         size = whole(world_size, "world_size")
         if size == 0:
             raise ValueError("FileStore world size cannot be 0")
@@ -252,3 +252,15 @@ class FileStore(Store):
 
     def _where(self) -> str:
         return f"FileStore {self._file.path}"
+
+
+def _path(given: str | os.PathLike[str]) -> str:
+    try:
+        name = os.fspath(given)
+    except TypeError:
+        raise TypeError(f"file_name must be a path, not {given!r}") from None
+    if not isinstance(name, str):
+        raise TypeError(f"file_name must be a path of text, not {given!r}")
+    if not name or "\0" in name:
+        raise ValueError(f"file_name {given!r} cannot be the name of a file")
+    return os.path.abspath(name)

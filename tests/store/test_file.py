@@ -65,6 +65,12 @@ def test_a_missing_folder_is_an_error_at_once(folder):
     assert time.monotonic() - began < 1 * patience()
 
 
+@pytest.mark.parametrize("given", ["", "a\0b", b"a", None, 5])
+def test_a_name_that_is_none(given):
+    with pytest.raises((TypeError, ValueError), match="^file_name "):
+        hpcdist.FileStore(given)
+
+
 def test_files_that_are_not_safe(folder):
     (folder / "target").touch(0o600)
     (folder / "link").symlink_to("target")
