@@ -9,14 +9,16 @@ works where there is none.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 from hpcdist.debug.versions import version_of
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "program"]
 
 #: Command -> what it does, in one line of a terminal. The module of the same name in this folder
 #: does it (a dash is an underscore there).
@@ -74,6 +76,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     return _module(options.command).run(options)
+
+
+def program() -> int:
+    """Run the command of this process's arguments; say it in a line if its output is lost.
+
+    Returns
+    -------
+    int
+        The exit status: that of :func:`main`, or 1 if the standard output takes no more. A reader
+        who has gone, as ``head`` does, is told nothing.
+    """
+    try:
+        try:
+            return main()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _LOST:
+            raise
+        if error.errno != errno.EPIPE:
+            print(f"hpcdist: the output is lost: {error.strerror}", file=sys.stderr)
+        # what is still in the buffer would fail again when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+#: Errors of a standard output that takes no more.
+_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG)
 
 
 def _listing() -> str:

@@ -28,12 +28,14 @@ from hpcdist.errors import DistBackendError
 from hpcdist.launchers import commands, rank, variables
 from hpcdist.startup.variables import free_port
 
+from .numbers import natural, positive
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("-n", type=_positive, metavar="N", required=True, help="number of ranks")
+    parser.add_argument("-n", type=positive, metavar="N", required=True, help="number of ranks")
     parser.add_argument(
         "--hosts",
         type=_hosts,
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-restarts",
-        type=_count,
+        type=natural,
         default=0,
         metavar="N",
         help="start a job that fails up to N times again; a rank that was killed costs a slot of "
@@ -63,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--standby",
-        type=_count,
+        type=natural,
         default=0,
         metavar="M",
         help="with --max-restarts: M spare slots of this machine, or the last M of several hosts, "
@@ -159,20 +161,6 @@ def _shim(starter: commands.Starter) -> list[str]:
     """The program that sets RANK and the like on each rank, and becomes the user's."""
     blocks = [] if isinstance(starter, commands.Srun) else ["--blocks"]
     return [sys.executable, "-IS", rank.__file__, *blocks]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")
-    return number
 
 
 def _hosts(text: str) -> tuple[str, ...]:

@@ -135,6 +135,8 @@ def read_trace(path: Path) -> dict[str, Any]:
         trace = {"traceEvents": trace}
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError("not a trace in Chrome's format: it has no list traceEvents")
+    if not all(isinstance(event, dict) for event in trace["traceEvents"]):
+        raise ValueError("not a trace in Chrome's format: an event is no object")
     return trace
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,52 @@ def test_a_command_that_does_not_exist():
     done = run("benchmark")
     assert done.returncode == 2 and "invalid choice: 'benchmark'" in done.stderr
     assert all(name in done.stderr for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("launch", "-n", "x", "p"), "'x' is no whole number of at least 1"),
+        (("launch", "-n", "0", "p"), "'0' is no whole number of at least 1"),
+        (("launch", "-n", "1", "--standby", "-1", "p"), "'-1' is no whole number of at least 0"),
+        (("diagnose", "--timeout", "nan"), "'nan' is no number of seconds above 0"),
+        (("diagnose", "--timeout", "soon"), "'soon' is no number of seconds above 0"),
+    ],
+)
+def test_numbers_that_are_none(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+#: Without a buffer argparse itself would hide that its help is lost.
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
+@pytest.mark.parametrize("words", [(), ("--version",), ("diagnose",)])
+def test_an_output_that_takes_no_more(words):
+    command = [sys.executable, "-m", "hpcdist", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            cwd="/",
+            env=BUFFERED,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1, done.stderr
+    assert "hpcdist: the output is lost: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_who_has_gone():
+    command = [sys.executable, "-m", "hpcdist"]
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(command, cwd="/", env=BUFFERED, stdout=pipe, stderr=pipe)
+    job.stdout.close()
+    assert job.stderr.read() == b"" and job.wait(60) == 1
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -72,12 +72,13 @@ def test_the_command(tmp_path, capsys):
     assert "2 ranks" in capsys.readouterr().out
     with gzip.open(out, "rt") as file:
         assert len(json.load(file)["traceEvents"]) > 20
-    for bad in ("bad.json", "missing.json"):
+    (tmp_path / "numbers.json").write_text("[1, 2]")
+    for bad in ("bad.json", "missing.json", "numbers.json"):
         assert main(["merge-traces", str(out), first, str(tmp_path / bad)]) == 1
         assert bad in capsys.readouterr().err
     assert main(["merge-traces", str(tmp_path / "no" / "where.json"), first]) == 1
     assert {path.name for path in tmp_path.iterdir()} == {
-        "t0.json", "t1.json.gz", "bad.json", "all.json.gz",
+        "t0.json", "t1.json.gz", "bad.json", "numbers.json", "all.json.gz",
     }  # fmt: skip
     with pytest.raises(SystemExit):
         main(["merge-traces", str(out)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from ..numbers import natural, positive
 from .errors import BenchError
 
 __all__ = [
@@ -13,8 +14,6 @@ __all__ = [
     "add_models",
     "add_output",
     "add_sizes",
-    "natural",
-    "positive",
     "size",
     "sizes",
 ]
@@ -54,58 +53,6 @@ def size(text: str) -> int:
             f"{text!r} is no whole number of bytes, such as 8, 64K or 1.5M"
         ) from None
     return int(number)
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1.
-
-    Parameters
-    ----------
-    text : str
-        The number.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
-    """
-    return _at_least(1, text)
-
-
-def natural(text: str) -> int:
-    """A whole number of at least 0.
-
-    Parameters
-    ----------
-    text : str
-        The number.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
-    """
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    try:
-        number = int(text)
-        if number < least:
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number of at least {least}"
-        ) from None
-    return number
 
 
 def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M") -> None:

@@ -25,6 +25,7 @@ import argparse
 
 from hpcdist.dtypes import DTYPES, lookup
 
+from ..numbers import natural
 from . import arguments, formats, plot
 from .busy import busy
 from .errors import BenchError
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_libraries(group, names, asked_for=[Async.name])
     group.add_argument(
         "--busy",
-        type=arguments.natural,
+        type=natural,
         default=0,
         metavar="N",
         help="busy processes beside the ranks, on the node of rank 0 (0)",

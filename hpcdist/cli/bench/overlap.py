@@ -29,6 +29,7 @@ import numpy as np
 
 from hpcdist.dtypes import DTYPES, lookup
 
+from ..numbers import positive
 from . import arguments, formats
 from .errors import BenchError, Unsupported
 from .job import MpiJob
@@ -78,11 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time of the products over that of hpcdist's all_reduce (0.95)",
     )
     group.add_argument(
-        "--matrix", type=arguments.positive, default=512, metavar="N", help="rows and columns (512)"
+        "--matrix", type=positive, default=512, metavar="N", help="rows and columns (512)"
     )
-    group.add_argument(
-        "--threads", type=arguments.positive, default=1, metavar="N", help="of torch (1)"
-    )
+    group.add_argument("--threads", type=positive, default=1, metavar="N", help="of torch (1)")
     arguments.add_measure(parser, rounds=11, calls=False)
     group = parser.add_argument_group("what exactly")
     names = [library.name for library in _LIBRARIES]

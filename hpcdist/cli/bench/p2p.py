@@ -15,6 +15,7 @@ import argparse
 
 from hpcdist.dtypes import DTYPES, lookup
 
+from ..numbers import positive
 from . import arguments, formats, plot
 from .errors import BenchError
 from .job import MpiJob
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the elements (float32)",
     )
     group.add_argument(
-        "--window", type=arguments.positive, default=64, metavar="N", help="messages at once (64)"
+        "--window", type=positive, default=64, metavar="N", help="messages at once (64)"
     )
     arguments.add_libraries(group, [library.name for library in _LIBRARIES])
     group.add_argument(

@@ -24,6 +24,7 @@ from hpcdist.groups.state import get_rank, get_world_size, is_initialized
 from hpcdist.startup.destroy import destroy_process_group
 from hpcdist.startup.init import init_process_group
 
+from ..numbers import seconds
 from . import binding, build, gpu, infiniband, launcher, memory, reduce, report, settings, whole
 from .section import FAULT, WARNING, Place, Section
 
@@ -43,18 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="seconds for each of: starting MPI, asking the ranks, measuring (default: 60)",
     )
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be positive")
-    return value
 
 
 def local(place: Place) -> list[Section]:

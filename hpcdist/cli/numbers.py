@@ -1,0 +1,86 @@
+"""Numbers on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+__all__ = ["natural", "positive", "seconds"]
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1.
+
+    Parameters
+    ----------
+    text : str
+        The number.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0.
+
+    Parameters
+    ----------
+    text : str
+        The number.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        number = int(text)
+        if number < least:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number of at least {least}"
+        ) from None
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time of more than 0.
+
+    Parameters
+    ----------
+    text : str
+        The number.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
