@@ -55,22 +55,6 @@ def test_a_command_that_does_not_exist():
     assert all(name in done.stderr for name in cli.COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("launch", "-n", "x", "p"), "'x' is no whole number of at least 1"),
-        (("launch", "-n", "0", "p"), "'0' is no whole number of at least 1"),
-        (("launch", "-n", "1", "--standby", "-1", "p"), "'-1' is no whole number of at least 0"),
-        (("diagnose", "--timeout", "nan"), "'nan' is no number of seconds above 0"),
-        (("diagnose", "--timeout", "soon"), "'soon' is no number of seconds above 0"),
-    ],
-)
-def test_numbers_that_are_none(words, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2 and said in capsys.readouterr().err
-
-
 #: Without a buffer argparse itself would hide that its help is lost.
 BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
 
