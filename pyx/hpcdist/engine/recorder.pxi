@@ -92,9 +92,10 @@ def report_hang(str why="the program asks for it"):
     text = encoded
     for c in open_comms.values():
         comm = c
-        if comm.c.session != NULL:
+        if hd_comm_enter(comm.c, 0):
             with nogil:
                 hd_hang_report(comm.c.session, text, 0)
+                hd_comm_exit(comm.c)
             return
 
 

@@ -163,10 +163,11 @@ def recover(Comm comm, str name, double timeout):
     quota.cores, quota.group = hardware.cpu_quota() or (0.0, 0)
     check_alive(comm)
     refuse_in_handler(comm, b"reconfigure")
-    former = <int*> calloc(hd_session_size(comm.c.session), sizeof(int))
-    if former == NULL:
-        raise MemoryError
+    enter(comm.c, True)
     try:
+        former = <int*> calloc(hd_session_size(comm.c.session), sizeof(int))
+        if former == NULL:
+            raise MemoryError
         with nogil:
             code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, text, sizeof(text))
         if code:
@@ -179,4 +180,5 @@ def recover(Comm comm, str name, double timeout):
         propagate()  # Ctrl-C after the other ranks were let go on
         return new, tuple([former[i] for i in range(made.size)])
     finally:
+        hd_comm_exit(comm.c)
         free(former)
