@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 from hpcdist import _engine, log
 from hpcdist.backends.create import renewed
 from hpcdist.backends.dispatch import combine
-from hpcdist.errors import DistBackendError
+from hpcdist.errors import DistBackendError, DistError
 from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.hooks import Hooked
 from hpcdist.groups.limits import seconds_of
@@ -22,6 +21,8 @@ __all__ = ["Reconfigurable", "ReconfigureOptions", "Reconfigured", "agree"]
 
 _log = log.get_logger("group")
 
+#: How many exceptions of signal handlers the change to a new world outlasts.
+_HANDLERS = 8
 #: The most seconds that reconfigure waits for operations in flight of one group; all fail at once.
 DRAIN = 5.0
 
@@ -209,6 +210,8 @@ class Reconfigurable:
 
         Notes
         -----
+        If a signal handler raises, :meth:`get_reconfigure_handle` tells whether to call again: it
+        gives another text once the group is reconfigured.
         Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
         here MPI knows who lives (``MPIX_Comm_shrink``).
         """
@@ -227,9 +230,14 @@ class Reconfigurable:
         seconds = comm.timeout if given is None else given
         for group in list(world.groups):
             group._call_abort_hooks()
-        made, former = _engine.recover(comm, self._name, seconds)
-        lost = tuple(sorted(set(range(len(self._ranks))) - set(former)))
-        _adopt(self, made)
+        before, found = len(self._ranks), []
+        try:
+            _engine.recover(comm, self._name, seconds, found)
+        finally:
+            if found:  # also where a signal handler raises: the others have the new world
+                _adopt(self, found[0])
+        made, former = found
+        lost = tuple(sorted(set(range(before)) - set(former)))
         result = Reconfigured(lost, former, time.monotonic() - began)
         say = _log.warning if made.rank == 0 else _log.info
         say(
@@ -243,11 +251,51 @@ class Reconfigurable:
 
 
 def _adopt(pg: Any, made: _engine.Comm) -> None:
-    """Take the place of the old world: its groups are of no use any more."""
-    old = list(dict.fromkeys(reversed(pg._backends.values())))
+    """Take the place of the old world: its groups are of no use any more.
+
+    What a signal handler raises meanwhile comes out when all is done, as the others have done it.
+    """
+    generation, raised, old = pg._generation, None, [*reversed(pg._backends.values())]
+    for _ in range(_HANDLERS):
+        try:
+            if pg._generation == generation:
+                _switch(pg, made)
+            _lose_groups(pg, old)
+            world.counts.clear()
+            log.set_rank(made.rank, made.size)
+            _engine.mark_end("", made.rank, len(made.node_ranks))
+            break
+        except BaseException as error:
+            raised = error
+    for backend in dict.fromkeys(old):
+        try:
+            backend.free(DRAIN)
+        except DistError:
+            pass  # what does not end keeps its tensors; nothing waits for it
+        except BaseException as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
+def _switch(pg: Any, made: _engine.Comm) -> None:
+    backends = renewed(pg._backends, made)
+    comm = combine(backends)
+    if isinstance(pg._comm, Hooked):
+        comm = Hooked(backends)
+        comm.hooks = pg._comm.hooks
+    ranks = tuple(range(made.size))
+    index = {rank: rank for rank in ranks}
+    # From here on no call: signal handlers run at calls.
+    pg._backends, pg._comm, pg._ranks, pg._index = backends, comm, ranks, index
+    world.comm = comm
+    pg._generation += 1
+
+
+def _lose_groups(pg: Any, old: list[Any]) -> None:
     for group in reversed(list(world.groups)):
         if group is not pg:
-            backends = list(dict.fromkeys(reversed(group._backends.values())))
+            old.extend(reversed(group._backends.values()))
             group._comm = Absent(
                 f"the process group {group._name!r} was lost when the default group was "
                 "reconfigured: make it again"
@@ -255,30 +303,7 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
             group._backends = {}
             world.groups.pop(group)
             world.held.discard(group)
-            _free(backends)
-    _free(take_dropped())
-    hooks = pg._comm.hooks if isinstance(pg._comm, Hooked) else None
-    pg._backends = renewed(pg._backends, made)
-    pg._comm = combine(pg._backends)
-    if hooks is not None:
-        hooked = Hooked(pg._backends)
-        hooked.hooks = hooks
-        pg._comm = hooked
-    pg._ranks = tuple(range(made.size))
-    pg._index = {rank: rank for rank in pg._ranks}
-    pg._generation += 1
-    world.comm = pg._comm
-    world.counts.clear()
-    log.set_rank(made.rank, made.size)
-    _engine.mark_end("", made.rank, len(made.node_ranks))
-    _free(old)
-
-
-def _free(backends: list[Any]) -> None:
-    for backend in backends:
-        # what does not end keeps its tensors; nothing waits for it
-        with contextlib.suppress(Exception):
-            backend.free(DRAIN)
+    old.extend(take_dropped())
 
 
 def _check_handles(handles: Collection[str], comm: _engine.Comm) -> None:

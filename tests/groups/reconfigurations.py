@@ -7,6 +7,8 @@ threads make groups meanwhile.
 from __future__ import annotations
 
 import faulthandler
+import random
+import signal
 import sys
 import threading
 import time
@@ -117,6 +119,37 @@ def groups_are_begun_meanwhile(world: dist.ProcessGroup) -> None:
     dist.barrier()
 
 
+class Alarm(Exception):
+    """What the handler of a signal raises."""
+
+
+def raise_alarm(*_: object) -> None:
+    raise Alarm
+
+
+def handlers_raise(world: dist.ProcessGroup, rounds: int) -> None:
+    """At any moment of it: either it is to be called again, or it is done."""
+    before = signal.signal(signal.SIGALRM, raise_alarm)
+    raised = 0
+    for _ in range(rounds):
+        handle = world.get_reconfigure_handle()
+        dist.new_group()
+        while world.get_reconfigure_handle() == handle:
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 0.03))
+                    world.reconfigure()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                raised += 1
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        check(tensor.tolist() == [dist.get_world_size()] * 3, f"{tensor}")
+    signal.signal(signal.SIGALRM, before)
+    check(raised > 0, "no handler raised")
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     dist.init_process_group(timeout=timedelta(seconds=30))
@@ -125,6 +158,7 @@ def main() -> None:
     one_is_late(world)
     for _ in range(5):
         groups_are_made_meanwhile(world)
+    handlers_raise(world, 30)
     sys.setswitchinterval(1e-6)
     for _ in range(5):
         groups_are_begun_meanwhile(world)

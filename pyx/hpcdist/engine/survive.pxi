@@ -123,7 +123,7 @@ def agree(Comm comm, int flag, double timeout):
     return flag
 
 
-def recover(Comm comm, str name, double timeout):
+def recover(Comm comm, str name, double timeout, list found):
     """Make a new world of the ranks that live; every group of the old one is of no use then.
 
     All ranks of the world that live must call it.
@@ -136,13 +136,9 @@ def recover(Comm comm, str name, double timeout):
         Name of the new group in messages.
     timeout : float
         Seconds for the others to call it.
-
-    Returns
-    -------
-    comm : Comm
-        All ranks that live, in their former order.
-    ranks : tuple of int
-        Their ranks in the old world.
+    found : list
+        Gets the new communicator, of all ranks that live in their former order, and a tuple of their ranks in the old
+        world; also if a signal handler raises when it is made, because the others have it then.
 
     Raises
     ------
@@ -177,8 +173,8 @@ def recover(Comm comm, str name, double timeout):
         new.c = made
         open_comms[<size_t> made] = new
         hd_session_poisoned(comm.c.session)  # MPI_Finalize may wait for what was in flight then
-        propagate()  # Ctrl-C after the other ranks were let go on
-        return new, tuple([former[i] for i in range(made.size)])
+        found += [new, tuple([former[i] for i in range(made.size)])]
+        propagate()
     finally:
         hd_comm_exit(comm.c)
         free(former)
