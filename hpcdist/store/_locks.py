@@ -47,7 +47,12 @@ class ThreadLock:
                 "another operation of it. Set a flag in the handler and look at it later, or open "
                 "the store once more for the handler"
             )
-        return self._lock.acquire(timeout=timeout)
+        try:
+            return self._lock.acquire(timeout=timeout)
+        except BaseException:  # of a signal handler, maybe when it has just been taken
+            if self._lock._is_owned():  # type: ignore[attr-defined]
+                self._lock.release()
+            raise
 
     def release(self) -> None:
         """Give it back."""

@@ -6,8 +6,8 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from hpcdist.errors import DistStoreError, StoreTimeoutError
 from hpcdist.log import get_logger
@@ -264,7 +264,12 @@ class SharedFile:
             )
         try:
             self.use()
-            locks.lock(self._fd, locks.MAIN, deadline, self.path)
+            try:
+                locks.lock(self._fd, locks.MAIN, deadline, self.path)
+            except BaseException:  # a signal handler's may come when it has just been taken
+                with suppress(OSError):
+                    locks.unlock(self._fd, locks.MAIN)
+                raise
             try:
                 self._same_file()
                 self._read_all()
@@ -306,9 +311,7 @@ class SharedFile:
             return b""
         data = files.read_all(self._fd, size - self._offset, self._offset)
         entries, used = journal.records(self._header.nonce, self._offset, data)
-        for entry in entries:
-            self._apply(entry)
-        self._offset += used
+        self._take(entries, used)
         return data[used:]
 
     def _read_all(self) -> None:
@@ -350,12 +353,20 @@ class SharedFile:
             if isinstance(error, OSError):
                 raise self._failed(f"{len(data)} bytes cannot be written", error) from error
             raise
-        for entry in entries:
-            self._apply(entry)
-        self._offset += len(data)
+        self._take(entries, len(data))
 
     def _failed(self, what: str, error: OSError) -> DistStoreError:
         return DistStoreError(f"FileStore {self.path}: {what}: {error.strerror}")
+
+    def _take(self, entries: Iterable[journal.Entry], length: int) -> None:
+        """Apply the entries of so many bytes: all of them, or read everything anew next time."""
+        try:
+            for entry in entries:
+                self._apply(entry)
+            self._offset += length
+        except BaseException:  # of a signal handler
+            self._forget()
+            raise
 
     def _apply(self, entry: journal.Entry) -> None:
         kind, key, value = entry
