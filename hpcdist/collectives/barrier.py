@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Literal, overload
 
+from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
@@ -92,10 +93,5 @@ def barrier(
         seconds = None if timeout is None else seconds_of(timeout)
     if seconds is None:
         return comm.barrier(async_op)
-    # an operation reads the group's timeout when it begins
-    usual = comm.timeout
-    comm.timeout = seconds
-    try:
+    with limited(seconds):
         return comm.barrier(async_op)
-    finally:
-        comm.timeout = usual

@@ -1,5 +1,6 @@
 """barrier: nobody leaves before everybody has come."""
 
+import threading
 import time
 from datetime import timedelta
 
@@ -67,3 +68,22 @@ def test_groups_do_not_wait_for_each_other():
     dist.barrier(alone)
     dist.barrier()
     dist.destroy_process_group(alone)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_barriers_timeout_is_its_own():
+    """What another thread begins in the group meanwhile has the group's."""
+    rank, _ = here()
+    usual, found = dist.group.WORLD.timeout, []
+    if rank == 0:
+        thread = threading.Thread(target=dist.barrier, kwargs={"timeout": timedelta(seconds=20)})
+        thread.start()
+        time.sleep(0.1)
+        found.append(dist.group.WORLD.timeout)
+        dist.send(torch.ones(1), 1)
+        thread.join()
+    elif rank == 1:
+        dist.recv(torch.ones(1), 0)
+    if rank:
+        dist.barrier()
+    parallel_assert(all(each == usual for each in found), f"{found}")
