@@ -64,11 +64,18 @@ class SparseReduction:
             all_values = values.new_empty(sum(counts), *shape[dims:])
             self._comm.all_gather(list(all_places.split(counts)), places)
             self._comm.all_gather(list(all_values.split(counts)), values)
+        kind = all_values.dtype
+        if self._divisor != 1 and kind in (torch.float16, torch.bfloat16):
+            all_values = all_values.float()  # the sum may be too large for it, and the mean is not
         total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)
         total = total.coalesce()
-        if self._divisor != 1:
-            total._values().div_(self._divisor)
-        return total
+        if self._divisor == 1:
+            return total
+        whole = not kind.is_floating_point and not kind.is_complex
+        mean = total._values().div_(self._divisor, rounding_mode="trunc" if whole else None)
+        return torch.sparse_coo_tensor(
+            total._indices(), mean.to(kind), shape, is_coalesced=True, check_invariants=False
+        )
 
 
 def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False) -> None:

@@ -30,6 +30,20 @@ def test_sparse_tensors_add_up(rng, dims):
         dist.all_reduce(tensor, async_op=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.complex64])
+def test_means_of_sparse_tensors(dtype):
+    """Of numbers whose sum float16 cannot hold, and of whole numbers, which are rounded to zero."""
+    rank, size = here()
+    wanted = torch.tensor([40000, -5], dtype=dtype)
+    mine = wanted if dtype != torch.int64 else wanted + torch.tensor([0, -(rank == 0)])
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, 3]]), mine, (4,))
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    found = tensor.coalesce().values()
+    if size == 1 and dtype == torch.int64:
+        wanted = mine
+    parallel_assert(found.dtype == dtype and torch.equal(found, wanted), f"{found}")
+
+
 @pytest.mark.mpi(min_size=2)
 def test_sparse_tensors_of_other_shapes_are_refused():
     rank, _ = here()
