@@ -266,6 +266,13 @@ def ends_with_messages(rank: int, how: str) -> None:
         )
         wait.start()
         time.sleep(0.1)
+    elif how in ("destroy", "new_group"):  # which rank 1 joins too late, or not at all
+        group = dist.new_group()
+        if rank == 0:
+            act = dist.destroy_process_group if how == "destroy" else dist.new_group
+            args = (group,) if how == "destroy" else ()
+            threading.Thread(target=act, args=args, daemon=True).start()
+        time.sleep(0.1 if rank == 0 else 1.5)
     else:
         for _ in range(20):
             dist.irecv(np.zeros(1, np.float32), other)

@@ -196,7 +196,9 @@ def test_the_interpreter_may_end_in_any_state(state, count):
     count(1)
 
 
-@pytest.mark.parametrize("how", ["irecv", "irecv mpi4py", "thread", "callback"])
+@pytest.mark.parametrize(
+    "how", ["irecv", "irecv mpi4py", "thread", "callback", "destroy", "new_group"]
+)
 def test_no_thread_is_inside_mpi_when_it_ends(how):
     ended = run_job(2, PROGRAMS, "ends_with_messages", *how.split())
     assert ended.code == 0 and ended.text.count("ends\n") >= 2, ended.text

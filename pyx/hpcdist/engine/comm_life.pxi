@@ -93,8 +93,11 @@ cdef int together(Comm comm, double seconds) except -1:
     cdef hd_buf b
     cdef int left
     if comm.c.page != NULL:
+        if not hd_comm_enter(comm.c, 0):
+            return HD_LATER  # the program ends, and frees it
         with nogil:
             left = hd_page_leave(comm.c, hd_comm_unread(comm.c), seconds)
+            hd_comm_exit(comm.c)
         if left < 0:
             propagate()
         return left  # 2: HD_LATER

@@ -388,9 +388,8 @@ int hd_comm_drain(hd_comm *c, double seconds)
 int hd_comm_free(hd_comm *c, int drained, int together)
 {
     hd_session *s = c->session;
-    if (c->freed)
+    if (__atomic_exchange_n(&c->freed, 1, __ATOMIC_SEQ_CST)) /* by another thread, at the end */
         return HD_OK;
-    c->freed = 1;
     hd_comm_close(c, 2); /* no new caller gets in, and those inside leave */
     if (!drained || !hd_p2p_drain(c, 1.0)) {
         hd_session_poisoned(s);

@@ -49,7 +49,8 @@ int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
                 return -1;
             if ((ev & HD_WAIT_EXPIRED) ||
                 ((ev & HD_WAIT_HOOK) &&
-                 (hd_session_broken(c->session) || hd_session_gone(c->session, c->node_slot[r]))))
+                 (__atomic_load_n(&c->closing, __ATOMIC_ACQUIRE) >= 2 ||
+                  hd_session_broken(c->session) || hd_session_gone(c->session, c->node_slot[r]))))
                 return 2;
         }
         left += all[r].unread;

@@ -163,7 +163,9 @@ def _fail(kind, value, traceback):
         file=sys.stderr, flush=True,
     )
     said = f"unhandled {failed}: {value}".encode("utf-8", "replace")[:150]
-    hd_session_set_failing(comm.c.session, <const char*> said)
+    if hd_comm_enter(comm.c, 0):
+        hd_session_set_failing(comm.c.session, <const char*> said)
+        hd_comm_exit(comm.c)
     hd_failing(3.0)
 
 
