@@ -215,8 +215,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         *args: Any,
     ) -> Work:
         """Run a method of the native group as torch's options say."""
-        limit = limit_of(getattr(opts, "timeout", None))
-        with limited(0.0 if limit is None else limit.total_seconds()):
+        with _limited(opts):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
             method = shown(name, inputs, method, NAME)
             entry = None
@@ -232,6 +231,20 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
                 with entry:
                     method(*args)
         return self._collect(_DONE)
+
+    def _now(
+        self, name: str, opts: Any, tensors: list[Any], method: Callable[..., Any], *args: Any
+    ) -> Work:
+        """Run what has no asynchronous form, in place; its handle is done."""
+        with _limited(opts):
+            method = shown(name, tensors, method, NAME)
+            with (
+                contextlib.nullcontext()
+                if self._recorder is None
+                else self._note(name, tensors, tensors)
+            ):
+                method(*args)
+        return self._collect(FinishedWork(tensors))
 
     def _note(
         self, name: str, inputs: list[Any], outputs: list[Any], peers: str | None = None
@@ -280,3 +293,9 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         """Run an operation for each pair of tensors, in order; its Work is that of all."""
         works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return AllOf(works)
+
+
+def _limited(opts: Any) -> limited:
+    """Give an operation the timeout of its options."""
+    limit = limit_of(getattr(opts, "timeout", None))
+    return limited(0.0 if limit is None else limit.total_seconds())

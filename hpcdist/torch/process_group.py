@@ -23,7 +23,7 @@ from hpcdist.torch.base import NAME, BridgeBase
 from hpcdist.torch.compat import NAMES
 from hpcdist.torch.elsewhere import by_device
 from hpcdist.torch.ranges import shown
-from hpcdist.torch.work import BridgeWork, FinishedWork, flat
+from hpcdist.torch.work import BridgeWork, flat
 
 __all__ = ["NAME", "BridgeGroup"]
 
@@ -63,9 +63,10 @@ class BridgeGroup(BridgeBase):
         opts = bounded(opts, timeout)
         tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
-            reduce = shown("sparse_all_reduce", [tensor], sparse.all_reduce, NAME)
-            reduce(self._comm, tensor, op_of(opts))
-            return self._collect(FinishedWork([tensor]))
+            return self._now(
+                "sparse_all_reduce", opts, [tensor], sparse.all_reduce, self._comm, tensor,
+                op_of(opts),
+            )  # fmt: skip
         both = [tensor]
         return self._call(
             "all_reduce", opts, both, both, self._comm.all_reduce, tensor, op_of(opts)

@@ -16,6 +16,7 @@ import torch.distributed as td
 import hpcdist.torch
 from hpcdist._buffer import limit as call_limit
 from hpcdist._torch_version import version
+from hpcdist.groups import sparse
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
 
@@ -200,6 +201,15 @@ def test_torchs_parts_in_c_find_a_default_backend(bridge: BridgeGroup) -> None:
     own.allreduce_sparse([torch.zeros(2)], td.AllreduceOptions())
     assert bridge._comm.calls[-1][0] == "all_reduce"
     assert own._get_sequence_number_for_group() == 41
+
+
+def test_a_sparse_tensor_has_the_timeout_of_its_call(bridge: BridgeGroup, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(sparse, "all_reduce", lambda *_: seen.append(call_limit()))
+    tensor = torch.ones(3).to_sparse()
+    bridge.allreduce([tensor], timeout=timedelta(seconds=5)).wait()
+    assert bridge.allreduce([tensor]).result()[0] is tensor
+    assert seen == [5.0, 0.0]
 
 
 def test_a_group_and_its_delegate_end_together() -> None:
