@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcdist import _engine
+from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistTimeoutError
@@ -88,8 +89,9 @@ class Window(WindowMemory):
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         """
         seconds_of(opts)
-        there, _ = self._range(tensor, dst_rank, target_offset_nelems, "put")
+        there, part = self._range(tensor, dst_rank, target_offset_nelems, "put")
         there.copy_(elements_of(tensor, there))
+        self._check_whole(part, dst_rank, "put")
         return self._comm.finished([tensor])
 
     def get(
@@ -125,8 +127,9 @@ class Window(WindowMemory):
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
         seconds_of(opts)
-        there, _ = self._range(tensor, src_rank, target_offset_nelems, "get")
+        there, part = self._range(tensor, src_rank, target_offset_nelems, "get")
         fill_from(tensor, there, "get")
+        self._check_whole(part, src_rank, "get")
         return self._comm.finished([tensor])
 
     def accumulate(
@@ -172,6 +175,7 @@ class Window(WindowMemory):
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
         self._comm.accumulate(part, there, source, op, seconds)
+        self._check_whole(part, dst_rank, "accumulate")
         return self._comm.finished([tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
@@ -277,7 +281,10 @@ class Window(WindowMemory):
                 with suppress(IndexError):  # another thread took it
                     works.extend(map(list.pop, (kept,)))
             if not works:
-                works.extend(map(receive, (_nothing(),), (peer_rank,), (self._tag,)))
+                # a shorter time than the group has limits the wait alone, which takes no signal
+                alone = not async_op and (seconds or 0.0) <= comm.timeout
+                with limited(0.0 if alone else seconds or 0.0):
+                    works.extend(map(receive, (_nothing(),), (peer_rank,), (self._tag,)))
             if not async_op:
                 works[0].wait(seconds)
             return works[0]

@@ -40,7 +40,6 @@ class WindowMemory:
                 f"the process group {group._name!r} has no windows (supports_window is False): "
                 "they need all its ranks on one node, and the entry check through its memory"
             )
-        self._number: int | None = None
         self._tag = -1
         #: Of each rank: its memory, and what tells whether that is still symmetric. Replaced as a
         #: whole, because other threads read it.
@@ -93,8 +92,10 @@ class WindowMemory:
             place = comm.place(flat) if flat.numel() else None
             block, at = place or (0, 0)
             kind = zlib.crc32(str(tensor.dtype).encode())
-            number = _numbers.get(comm, 0) if self._number is None else self._number
-            mine = torch.tensor([block, at, flat.numel(), kind, number], device="cpu")
+            # a signal that nobody took is not for what is registered next
+            mine = torch.tensor(
+                [block, at, flat.numel(), kind, _numbers.get(comm, 0)], device="cpu"
+            )
         rows = torch.empty(comm.size * 5, dtype=torch.int64, device="cpu")
         comm.all_gather_into_tensor(rows, mine, api="tensor_register")
         table = rows.view(-1, 5).tolist()
@@ -102,13 +103,14 @@ class WindowMemory:
         _numbers[comm] = max(_numbers.get(comm, 0), number + 1)
         self._refuse_bad(table, tensor.dtype)
         parts: list[tuple[torch.Tensor, Any]] = []
-        for rank, (block, at, n, _, _) in enumerate(table):
-            if n == 0 or comm.size == 1:
-                parts.append((flat if n else flat[:0], None))
-                continue
-            part = comm.part(rank, block, at, n * tensor.itemsize)
-            parts.append((torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype), part))
-        self._number = number
+        with torch.inference_mode(False):  # what is made in it cannot be written outside of it
+            for rank, (block, at, n, _, _) in enumerate(table):
+                if n == 0 or comm.size == 1:
+                    parts.append((flat if n else flat[:0], None))
+                    continue
+                part = comm.part(rank, block, at, n * tensor.itemsize)
+                parts.append((torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype), part))
+        self._kept.clear()
         self._tag = number % tags(comm)  # at least 1,024; millions with most MPIs
         self._tensor, self._parts = tensor if owning else None, parts
 
@@ -132,7 +134,8 @@ class WindowMemory:
     def tensor_deregister(self) -> None:
         """End the access to the ranks' tensors. The window can register others.
 
-        All ranks of the group must call it; no rank returns before all have called.
+        All ranks of the group must call it, when no thread of theirs is in :meth:`Window.put` or
+        its like any more; no rank returns before all have called.
 
         Raises
         ------
@@ -166,12 +169,17 @@ class WindowMemory:
         parts = self._all()
         rank = self._group._check_rank(rank, "rank")
         part, keeper = parts[rank]
+        self._check_whole(keeper, rank, what)
+        return part, keeper
+
+    @staticmethod
+    def _check_whole(keeper: Any, rank: int, what: str) -> None:
+        """Raise if a rank's tensor does not lie in its part any more; also after what was moved."""
         if keeper is not None and not keeper.whole:
             raise DistBackendError(
                 f"{what}: the tensor of rank {rank} is no longer symmetric, because an operation "
                 "on it failed while data moved; register another"
             )
-        return part, keeper
 
     def _range(self, tensor: Any, rank: int, offset: int, what: str) -> tuple[torch.Tensor, Any]:
         """The elements of a rank's memory that a tensor is for, and its Part."""

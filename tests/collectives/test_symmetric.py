@@ -97,6 +97,26 @@ def test_memory_is_used_again_once_all_ranks_have_dropped_it(group):
     parallel_assert(held().mappings <= before, "one block at a time")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_memory_is_given_once_without_the_entry_check():
+    """Rank 0 may be ahead of the others then, and must not give again what they have not taken."""
+    rank, _ = here()
+    group = dist.new_group(pg_options=dist.MPIOptions(check="off"))
+    first = dist.empty(LONG, group=group)
+    del first
+    dist.barrier()
+    time.sleep(0.3 if rank else 0.0)
+    one = dist.empty(LONG, group=group)
+    if rank == 0:
+        del one
+    other = dist.empty(LONG, group=group)
+    dist.barrier()
+    parallel_assert(rank == 0 or one.data_ptr() != other.data_ptr(), "two tensors in one place")
+    del other
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def test_nothing_is_left_of_a_group(rng):
     before = held()
     for _ in range(3):

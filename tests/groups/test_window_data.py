@@ -177,3 +177,42 @@ def test_tensors_without_memory_are_refused(group):
         with parallel_raises(TypeError, match=r"torch\.func"):
             torch.func.grad(lambda x, call=call: (call(x, rank), x.sum())[1])(torch.ones(4))
     parallel_assert(bool((memory == 0).all()), "nothing was written")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_window_that_was_registered_in_inference_mode(group):
+    _, _, before, after = ring()
+    memory = dist.zeros(3, group=group)
+    with torch.inference_mode():
+        window = group.new_window(memory)
+    window.put(torch.ones(3), after)
+    window.map_remote_tensor(after)[0] += 1
+    dist.barrier()
+    parallel_assert(memory.tolist() == [2, 1, 1], f"{memory}")
+    del window
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["put", "get", "accumulate"])
+def test_memory_that_goes_while_data_move_is_an_error(group, what):
+    """The peer gives its tensor memory of its own after an operation that failed."""
+    _, _, before, after = ring()
+    window = group.new_window(dist.zeros(3, group=group))
+    parts = list(window._parts)
+    memory, part = parts[after]
+
+    class Goes:
+        looks = 0
+
+        @property
+        def whole(self):
+            self.looks += 1
+            return self.looks == 1
+
+    if what != "accumulate":  # whose part goes to the engine
+        parts[after] = memory, Goes()
+        window._parts = parts
+        with parallel_raises(dist.DistBackendError, match=f"{what}: .*no longer symmetric"):
+            getattr(window, what)(torch.ones(3), after)
+    dist.barrier()
+    del window, part

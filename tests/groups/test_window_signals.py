@@ -17,6 +17,7 @@ import pytest
 import torch
 from breaking import Stop, breaking
 from cases import here, raw, ring
+from patience import hasty_group
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -220,6 +221,40 @@ def test_a_registration_that_one_rank_missed(group: Any) -> None:
         window = group.new_window(memory)
         window.signal(after)
         window.wait_signal(before, opts=within(2.0))
+
+
+@two
+def test_a_signal_that_nobody_took_is_not_for_the_next_registration(group: Any) -> None:
+    _, _, before, after = ring()
+    window, _ = window_of(group, 1)
+    with parallel_raises(dist.DistTimeoutError):
+        window.wait_signal(before, opts=within(0.1))
+    dist.barrier()
+    window.signal(after)
+    dist.barrier()
+    window.tensor_deregister()
+    window.tensor_register(dist.zeros(1, group=group))
+    with parallel_raises(dist.DistTimeoutError):
+        window.wait_signal(before, opts=within(0.3))
+    window.signal(after)
+    window.wait_signal(before)
+
+
+@two
+@pytest.mark.parametrize("later", [False, True])
+def test_a_wait_has_its_own_timeout(later: bool) -> None:
+    """It may be longer than the group's, and shorter."""
+    rank, _, before, after = ring()
+    group = hasty_group(0.5)
+    window, _ = window_of(group, 1)
+    if rank == 0:
+        time.sleep(1.0)
+    window.signal(after)
+    window.wait_signal(before, async_op=later, opts=within(30.0)).wait()
+    group.timeout = timedelta(seconds=30)
+    with parallel_raises(dist.DistTimeoutError):
+        window.wait_signal(before, async_op=later, opts=within(0.2)).wait()
+    dist.destroy_process_group(group)
 
 
 def test_a_window_closed_while_threads_use_it(group: Any) -> None:

@@ -21,7 +21,6 @@
 #include "hd_status.h"
 #include "hd_threads.h"
 
-#define PAGE 4096
 #define LARGE_PAGE (2ll << 20)
 #define DROPS 31 /* blocks freed at a time */
 
@@ -47,6 +46,13 @@ typedef struct choice {
     uint64_t again; /* the block to be used again, or 0 */
     uint64_t drops[DROPS];
 } choice;
+
+/* 64 KiB on some machines. */
+static int64_t page_size(void)
+{
+    const long bytes = sysconf(_SC_PAGESIZE);
+    return bytes > 4096 ? bytes : 4096;
+}
 
 static int64_t up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -118,7 +124,7 @@ static void choose(const hd_comm *c, int64_t need, choice *out)
             continue;
         if (n < DROPS)
             out->drops[n++] = b->id;
-        if (b->part >= need && b->part / 2 <= up(need, PAGE) && whole(b) &&
+        if (b->part >= need && b->part / 2 <= up(need, page_size()) && whole(b) &&
             (!best || b->part < best->part))
             best = b;
     }
@@ -145,8 +151,8 @@ static void drop(hd_comm *c, const choice *pick)
 /* Nothing, on all ranks, if one of them cannot map it. */
 static int create(hd_comm *c, hd_job *j, hd_block **out)
 {
-    const int64_t page = j->count < LARGE_PAGE ? PAGE : LARGE_PAGE, part = up(j->count, page),
-                  head = up(c->size * (int64_t)sizeof(owner), page);
+    const int64_t page = j->count < LARGE_PAGE ? page_size() : LARGE_PAGE,
+                  part = up(j->count, page), head = up(c->size * (int64_t)sizeof(owner), page);
     hd_block *b = calloc(1, sizeof *b);
     void *at = NULL;
     int ok = b != NULL, rc;
@@ -182,10 +188,14 @@ int hd_block_take(hd_comm *c, hd_job *j)
 
     if (!c->page || c->on_device || j->count <= 0 || j->count > (INT64_MAX >> 1) / c->size)
         return HD_OK;
+    hd_mpi_lock(c->session);
+    /* Without the entry check rank 0 might choose before the others have taken what it gave last.
+     */
+    rc = c->check || c->size == 1 ? MPI_SUCCESS : MPI_Barrier(c->mpi);
     if (c->rank == 0)
         choose(c, j->count, &pick);
-    hd_mpi_lock(c->session);
-    rc = MPI_Bcast(&pick, sizeof pick, MPI_BYTE, 0, c->mpi);
+    if (!rc)
+        rc = MPI_Bcast(&pick, sizeof pick, MPI_BYTE, 0, c->mpi);
     if (!rc && pick.again) {
         b = by_id(c, pick.again);
         __atomic_store_n(&b->owners[b->rank].returned, 0, __ATOMIC_RELEASE);
@@ -246,13 +256,15 @@ void hd_block_detach(hd_comm *c, hd_spot place)
     own = mmap(NULL, (size_t)b->part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED)
         return;
+    /* Before the copy: whoever writes too late to be in it finds this afterwards. */
+    __atomic_store_n(&b->owners[b->rank].detached, 1, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     memcpy(own, part, (size_t)b->part);
     if (mremap(own, (size_t)b->part, (size_t)b->part, MREMAP_MAYMOVE | MREMAP_FIXED, part) ==
         MAP_FAILED) {
         munmap(own, (size_t)b->part);
-        return;
+        __atomic_store_n(&b->owners[b->rank].detached, 0, __ATOMIC_SEQ_CST);
     }
-    __atomic_store_n(&b->owners[b->rank].detached, 1, __ATOMIC_RELEASE);
 }
 
 /* ---- windows ---- */
@@ -270,6 +282,7 @@ hd_block *hd_block_ref(hd_comm *c, uint64_t id)
 
 int hd_block_whole(const hd_block *b, int rank)
 {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* after what was written: see hd_block_detach */
     return !__atomic_load_n(&b->owners[rank].detached, __ATOMIC_ACQUIRE);
 }
 
@@ -289,8 +302,13 @@ static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
         if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(j))
             return j->code = HD_ERR_INTERRUPT;
         how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : 0;
-        if (how)
-            return hd_fail_gone(c, j, by - 1, how);
+        if (how) {
+            hd_fail(j, HD_ERR_FAILED,
+                    "rank %d of group '%s' %s while it held the memory of rank %d, for which "
+                    "accumulate waits (this is rank %d of %d)",
+                    by - 1, c->name, how == 1 ? "left the job" : "died", rank, c->rank, c->size);
+            return HD_ERR_FAILED;
+        }
         if (ev & HD_WAIT_EXPIRED) {
             hd_fail(j, HD_ERR_TIMEOUT,
                     "timeout after %.3g s in accumulate of group '%s' (this is rank %d of %d): "
