@@ -230,7 +230,8 @@ class Reconfigurable:
         seconds = comm.timeout if given is None else given
         for group in list(world.groups):
             group._call_abort_hooks()
-        before, found = len(self._ranks), []
+        before = len(self._ranks)
+        found: list[Any] = []
         try:
             _engine.recover(comm, self._name, seconds, found)
         finally:

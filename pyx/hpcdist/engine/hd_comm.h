@@ -43,13 +43,13 @@ struct hd_comm {
     uint32_t check_seq; /* checks begun */
     uint32_t decided;   /* the last check that all ranks have joined */
     int freed;
-    int closing; /* atomic: 1 no new operations, 2 waiting callers leave with an error:
-                  * the group is being destroyed */
+    int closing;  /* atomic: 1 no new operations, 2 waiting callers leave with an error:
+                   * the group is being destroyed */
     int replaced; /* atomic: closing, because the default group was reconfigured */
-    int recalls; /* atomic: the group is being destroyed: cancel receives whose message
-                  * has not arrived */
-    int inside;  /* atomic: callers that use the session or MPI; while there are any,
-                  * neither is freed */
+    int recalls;  /* atomic: the group is being destroyed: cancel receives whose message
+                   * has not arrived */
+    int inside;   /* atomic: callers that use the session or MPI; while there are any,
+                   * neither is freed */
 
     hd_desk *desk;        /* of the roll calls for groups of its members; NULL: none yet */
     struct hd_late *late; /* atomic: how long this rank waited for each member: see hd_late.c */

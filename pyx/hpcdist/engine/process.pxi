@@ -217,7 +217,7 @@ def _leave():
         with nogil:
             p2p = hd_p2p_drain(NULL, 0.5)
         if not p2p:
-            print("[hpcdist] the program ends with sends, receives or new groups that no other rank joined", file=sys.stderr)
+            print("[hpcdist] the program ends with messages or new groups that no rank joined", file=sys.stderr)
     if not owned and comms and (failed is not None or (exit_status is not None and exit_status != 0)):
         # The package that owns MPI would now finalize it, and wait for ranks that wait for this
         # one.
