@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import Bucket
+from hpcdist.parallel.reducer.failure import EndOfBackward
+from hpcdist.parallel.reducer.graph import find_tensors
 
 __all__ = ["DelayedReduction"]
+
+# Private to torch: a torch without them fails at the import, not in backward.
+_current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class DelayedReduction:
@@ -38,7 +45,10 @@ class DelayedReduction:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._group = group
-        self._expected = False
+        self._generation = group._generation
+        self._expected = False  # a forward has announced a backward
+        self._task: int | None = None  # autograd's number of the current backward
+        self._left_behind = False  # reductions in flight of a backward that raised
         self._passes = 0
         kinds: dict[Any, list[int]] = {}
         for index, p in enumerate(self._parameters):
@@ -62,12 +72,53 @@ class DelayedReduction:
             handle.remove()
         self._handles = []
 
-    def expect(self, averages: bool) -> None:
-        """Set whether the next backward averages."""
-        self._expected = averages
+    # -- called by forward ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Finish a reduction that an exception in backward left behind.
+
+        Raises
+        ------
+        DistError
+            If that failed, on this rank or on a peer.
+        """
+        if self._task is not None and _current_graph_task() == -1:
+            self.cut_off(self._task)
+        if self._generation != self._group._generation:
+            # The ranks that are left go on, and what they have reduced so far may differ.
+            with suppress(DistError):
+                self._finish()
+            self._generation, self._passes = self._group._generation, 0
+        elif self._left_behind:
+            self._finish()
+
+    def expect(self, output: Any) -> None:
+        """Announce that the backward of `output` averages."""
+        self._expected = True
+        for tensor in find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._arm)
+
+    def keep_local(self) -> None:
+        """Announce that the next backward does not average."""
+        self._expected = False
+
+    # -- called by autograd --------------------------------------------------------------------
+
+    def _arm(self, _gradient: Any = None) -> None:
+        """Let the current backward average; that of a forward's output, or an announced one."""
+        if self._task is None:
+            if self._left_behind:
+                self._finish()
+            self._task = _current_graph_task()
+            _queue_callback(EndOfBackward(self, self._task))
+
+    @property
+    def _in_flight(self) -> bool:
+        return any(bucket.work is not None for bucket in self._buckets)
 
     def _too_late(self, name: str) -> None:
-        if any(bucket.work is not None for bucket in self._buckets):
+        if self._task is not None and self._in_flight:
             raise DistError(
                 f"the gradient of {name}, of delay_all_reduce_named_params, came after that of "
                 "param_to_hook_all_reduce had started their reduction, so it would be lost; choose "
@@ -75,20 +126,45 @@ class DelayedReduction:
             )
 
     def _start(self, _gradient: torch.Tensor) -> None:
-        if not self._expected or any(bucket.work is not None for bucket in self._buckets):
+        if self._task is None:
+            if not self._expected:
+                return
+            self._arm()
+        if self._in_flight:
             return
-        self._expected = False
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.pack()
                 bucket.work = bucket.reduce(self._group._comm, None, self._passes)
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    # -- the end of a pass ---------------------------------------------------------------------
+
+    def end_of_backward(self) -> None:
+        """Wait for the averages."""
+        self._task = None
+        if self._in_flight:
+            self._expected = False
+            self._finish()
+
+    def cut_off(self, task: int) -> None:
+        """Leave to the next forward what an exception in backward has cut off; does not wait.
+
+        Parameters
+        ----------
+        task : int
+            Autograd's number of the backward.
+        """
+        if self._task == task:
+            self._task, self._expected = None, False
+            self._left_behind = self._in_flight
 
     def _finish(self) -> None:
-        self._passes += 1
+        self._passes += self._in_flight
+        self._left_behind = False
         try:
             for bucket in self._buckets:
-                bucket.work.wait()
+                if bucket.work is not None:
+                    bucket.work.wait()
         finally:
             for bucket in self._buckets:
                 bucket.reset()

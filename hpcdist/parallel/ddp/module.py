@@ -336,6 +336,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         averages = self._averages()
         if self.reducer is not None:
             self.reducer.check()
+        if self._delayed is not None:
+            self._delayed.check()
         if torch.is_grad_enabled():
             self._attached.take()
         root = 0
@@ -365,14 +367,13 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self.require_forward_param_sync = averages
         if self._precision is not None and torch.is_grad_enabled():
             self._precision.watch(output)
-        if self._delayed is not None and torch.is_grad_enabled():
-            self._delayed.expect(averages)
-        if self.reducer is None:
-            return output
-        if averages:
-            self.reducer.expect(output)
-        elif torch.is_grad_enabled():
-            self.reducer.keep_local()
+        for each in (self.reducer, self._delayed):
+            if each is None:
+                continue
+            if averages:
+                each.expect(output)
+            elif torch.is_grad_enabled():
+                each.keep_local()
         return output
 
     def will_sync_module_buffers(self) -> bool:

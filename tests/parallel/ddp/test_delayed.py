@@ -1,0 +1,130 @@
+"""Delayed parameters in several backward passes, and after exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from ddp_cases import DDP, grads
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.last, self.spare = (nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, whole: bool = True) -> torch.Tensor:
+        y = self.last(torch.tanh(self.first(x)))
+        return self.spare(y) if whole else y
+
+
+def delayed(everything: bool = False) -> DDP:
+    """A module whose last layer's gradients wait for the first layer's; or all that DDP trains."""
+    net = Net()
+    names = ("last.", "spare.") if everything else ("last.",)
+    if everything:
+        DDP._set_params_and_buffers_to_ignore_for_model(net, ["first.weight", "first.bias"])
+    named = [(n, p) for n, p in net.named_parameters() if n.startswith(names)]
+    return DDP(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.first.weight)
+
+
+def input_of(rank: int, number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * rank + number)
+    return torch.randn(3, 2, generator=generator)
+
+
+def own(number: int) -> torch.Tensor:
+    return input_of(dist.get_rank(), number)
+
+
+def two_forwards_then_two_backwards(model: DDP) -> list[int]:
+    one, two = model(own(0)), model(own(1))
+    one.sum().backward()
+    two.sum().backward()
+    return [0, 1]
+
+
+def two_backwards_through_one_forward(model: DDP) -> list[int]:
+    loss = model(own(0)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return [0, 0]
+
+
+def a_forward_under_no_sync_between(model: DDP) -> list[int]:
+    one = model(own(0))
+    with model.no_sync():
+        model(own(1))
+    one.sum().backward()
+    return [0]
+
+
+def a_gradient_by_itself_between(model: DDP) -> list[int]:
+    one = model(own(0))
+    torch.autograd.grad(one.sum(), model.module.spare.weight, retain_graph=True)
+    one.sum().backward()
+    return [0]
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        two_forwards_then_two_backwards,
+        two_backwards_through_one_forward,
+        a_forward_under_no_sync_between,
+        a_gradient_by_itself_between,
+    ],
+)
+def test_each_backward_averages(use: Callable[[DDP], list[int]], everything: bool) -> None:
+    model, alone = delayed(everything), Net()
+    for _ in range(2):
+        model.zero_grad()
+        alone.zero_grad()
+        for number in use(model):
+            for rank in range(dist.get_world_size()):
+                (alone(input_of(rank, number)).sum() / dist.get_world_size()).backward()
+        pairs = [
+            (getattr(model.module, layer), getattr(alone, layer))
+            for layer in (("last", "spare") if everything else ("first", "last", "spare"))
+        ]
+        for ours, expected in pairs:
+            for a, b in zip(grads(ours), grads(expected), strict=True):
+                parallel_assert(torch.allclose(a, b, atol=1e-6), f"{a}, not {b}")
+
+
+class Boom(Exception):
+    pass
+
+
+def explode(_gradient: torch.Tensor) -> None:
+    raise Boom
+
+
+@pytest.mark.parametrize("where", ["an unused parameter", "after the trigger", "before it"])
+def test_an_exception_on_all_ranks_leaves_things_clean(where: str) -> None:
+    model = delayed()
+    for _ in range(2):
+        if where == "an unused parameter":
+            with parallel_raises(dist.DistError, match="spare"):
+                model(own(0), False).sum().backward()
+        else:
+            layer = model.module.first if where == "after the trigger" else model.module.last
+            hooked = layer.weight.register_post_accumulate_grad_hook(explode)
+            with parallel_raises(Boom):
+                model(own(0)).sum().backward()
+            hooked.remove()
+        model.zero_grad()
+        expected = delayed()
+        for each in (model, expected):
+            each(own(1)).sum().backward()
+        for a, b in zip(grads(model), grads(expected), strict=True):
+            parallel_assert(torch.equal(a, b), f"{a}, not {b}")
