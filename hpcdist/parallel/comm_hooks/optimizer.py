@@ -195,12 +195,7 @@ def optimizer_in_backward_hook(
     group = group_of(state.process_group)
     if bucket.index() == 0:
         state._waiting.clear()  # left over from a backward pass that failed
-        # A rank that shadows the others' passes (join) is not in backward: DDP restores its
-        # gradients afterwards.
-        if torch._C._current_graph_task_id() != -1:
-            # After DDP's own callback, which hands out the gradients.
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(state._forget_gradients)
+        bucket._after_pass(state._forget_gradients)
     state._finish(None)
     work = group._comm.all_reduce(buffer, ReduceOp.AVG, True, api="optimizer_in_backward_hook")
     state._waiting.append((work, bucket))

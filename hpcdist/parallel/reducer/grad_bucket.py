@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,13 +34,15 @@ class GradBucket:
         Another tensor in place of the bucket's buffer, of the same number of elements.
     comm : object, optional
         The communicator whose timeout counts for what the hook returns.
+    after : list of callable, optional
+        Called without arguments once the gradients of the pass are in place.
 
     Notes
     -----
     Local. Source: ``torch.distributed.GradBucket``.
     """
 
-    __slots__ = ("_bucket", "_buffer", "_comm", "_index", "_is_last")
+    __slots__ = ("_after", "_bucket", "_buffer", "_comm", "_index", "_is_last")
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class GradBucket:
         is_last: bool,
         buffer: torch.Tensor | None = None,
         comm: Any = None,
+        after: list[Callable[[], None]] | None = None,
     ) -> None:
         self._bucket = bucket
         self._index = index
@@ -55,6 +59,7 @@ class GradBucket:
         # As torch's: no hook then loses imaginary parts in a conversion to another real dtype.
         self._buffer = buffer if buffer is not None else self._own()
         self._comm = comm
+        self._after = after
 
     def _own(self) -> torch.Tensor:
         buffer = self._bucket.buffer
@@ -67,6 +72,15 @@ class GradBucket:
         return bounded(
             future, self._comm, f"DistributedDataParallel's hook for bucket {self._index}"
         )
+
+    def _after_pass(self, call: Callable[[], None]) -> None:
+        """Let DDP call something when it has handed out the averages of this pass.
+
+        That is the end of backward, or of ``finalize_backward()``. A rank that shadows the others'
+        passes (join) does not call it: DDP restores its gradients.
+        """
+        if self._after is not None:
+            self._after.append(call)
 
     def index(self) -> int:
         """Place of the bucket among all buckets, from 0.

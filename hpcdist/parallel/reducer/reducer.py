@@ -422,6 +422,8 @@ class Reducer:
             raise
         else:
             self.transfer.end()
+            for call in self.transfer.after_pass:
+                call()
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
             self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
@@ -487,7 +489,7 @@ class Reducer:
         self._task = None
         self._usage.reset()
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
-        self.after_backward = []
+        self.after_backward, self.transfer.after_pass = [], []
         if self._order is not None:
             self._order = []
         self._pipeline.reset()

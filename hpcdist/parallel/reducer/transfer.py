@@ -33,12 +33,15 @@ class Transfer:
         in one of them cannot pair its next one's buckets with its peers' last.
     divisor : int or None
         Divisor of the sums; None means the number of ranks.
+    after_pass : list of callable
+        Called when the averages of this pass are in place; a hook puts them there.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.passes = 0
         self.divisor: int | None = None
+        self.after_pass: list[Callable[[], None]] = []
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
         self._first = 0  # the group's calls before this pass
@@ -109,7 +112,7 @@ class Transfer:
         if self._hook is None:
             return bucket.reduce(self.comm, self.divisor, self.passes)
         state, hook = self._hook
-        given = GradBucket(bucket, index, last, comm=self.comm)
+        given = GradBucket(bucket, index, last, comm=self.comm, after=self.after_pass)
         work = hook(state, given)
         if not callable(getattr(work, "wait", None)):
             raise TypeError(
