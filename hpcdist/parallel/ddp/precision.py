@@ -15,9 +15,14 @@ from typing import Any
 
 import torch
 
+from hpcdist.parallel.reducer.failure import EndOfBackward
 from hpcdist.parallel.reducer.graph import find_tensors
 
 __all__ = ["MixedPrecision", "Precision"]
+
+# Private to torch: a torch without them fails at the import, not in backward.
+_current_graph_task = torch._C._current_graph_task_id
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 @dataclass
@@ -84,7 +89,7 @@ class Precision:
             and self.dtype not in (None, parameter.dtype)
         ]
         self._copies: list[torch.Tensor] = []
-        self._inside = False  # of a backward pass
+        self._task: int | None = None  # autograd's number of the backward pass that it is in
         if settings.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point() and name not in ignored:
@@ -93,7 +98,7 @@ class Precision:
     @contextmanager
     def in_forward(self) -> Iterator[None]:
         """Compute in low precision within, with copies of the parameters as they are now."""
-        self._inside = False
+        self._task = None
         self._copies = []  # first, so that old and new copies do not exist at the same time
         made: dict[int, torch.Tensor] = {}
         for _, _, parameter in self._places:
@@ -115,17 +120,32 @@ class Precision:
                 tensor.register_hook(self._on_backward)
 
     def _on_backward(self, _gradient: torch.Tensor) -> None:
-        if not self._inside:
-            self._inside = True
+        if self._task is None:
+            self._task = _current_graph_task()
             self._enter()
-            torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+            _queue_callback(EndOfBackward(self, self._task))
+
+    def end_of_backward(self) -> None:
+        """Take the copies out of the module."""
+        self._leave()
+
+    def cut_off(self, task: int) -> None:
+        """Do the same after an exception in backward.
+
+        Parameters
+        ----------
+        task : int
+            Autograd's number of the backward.
+        """
+        if self._task == task:
+            self._leave()
 
     def _enter(self) -> None:
         for (parameters, name, _), copy in zip(self._places, self._copies, strict=True):
             parameters[name] = copy  # type: ignore[assignment]
 
     def _leave(self) -> None:
-        self._inside = False
+        self._task = None
         for parameters, name, parameter in self._places:
             parameters[name] = parameter
 

@@ -137,7 +137,7 @@ class EndOfBackward:
     Parameters
     ----------
     reducer : object
-        Whose gradients the pass computes: its `end_of_backward` or its `cut_off` is called.
+        What waits for the end of the pass: its `end_of_backward` or its `cut_off` is called.
     task : int
         Autograd's number of the pass.
     """

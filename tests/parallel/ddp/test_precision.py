@@ -288,3 +288,26 @@ def test_complex_parameters_and_other_numbers_are_not_converted() -> None:
         for wrong in (torch.complex64, torch.int64):
             with parallel_raises(ValueError, match=f"{name} of mixed_precision must be"):
                 DDP(Mixture(), mixed_precision=MixedPrecision(**{name: wrong}))
+
+
+def fail(_gradient: torch.Tensor) -> None:
+    raise ZeroDivisionError
+
+
+def test_after_an_exception_in_backward_the_module_has_its_parameters() -> None:
+    model = DDP(Net(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    net, x = model.module, mine(batches(1)[0])
+    good = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
+    for kind in ("hook", "graph"):
+        output = model(x).float().sum()
+        handle = net.first.weight.register_hook(fail) if kind == "hook" else None
+        with parallel_raises((ZeroDivisionError, dist.DistError, RuntimeError)):
+            output.backward(create_graph=kind == "graph")
+        if handle is not None:
+            handle.remove()
+        parallel_assert(all(p.dtype == torch.float32 for p in model.parameters()))
+        parallel_assert(all(isinstance(p, nn.Parameter) for p in model.parameters()))
+        model.load_state_dict(good)
+        model.zero_grad()
+        model(x).float().sum().backward()
+        parallel_assert(all(bool((p == 3).all()) for p in model.parameters()))
