@@ -345,6 +345,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             root = self._join_step(averages)
         elif self.reducer is not None:
             self.reducer.transfer.divisor = None
+            self.reducer.may_skip(True)
         if averages:
             self._check_frozen()
             self._norms.check()

@@ -245,6 +245,7 @@ class Uneven(Joinable):
         return step.root
 
     def _take_step(self, step: Step) -> None:
-        self._the_reducer("join").transfer.divisor = (
-            None if self._divide_by_initial_world_size else step.training
-        )
+        reducer = self._the_reducer("join")
+        reducer.transfer.divisor = None if self._divide_by_initial_world_size else step.training
+        # A rank that is done learns only from the others which parameters nobody uses.
+        reducer.may_skip(False)

@@ -50,6 +50,8 @@ class Pipeline:
         Or pieces of them, in the order in which they are reduced.
     tracks : bool
         Whether it matters which parameters get gradients.
+    skips : bool
+        Whether this pass leaves out the buckets that no rank uses.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Pipeline:
         self._schedule = schedule
         self._transfer = transfer
         self._usage = usage
-        self._skip_unused = skip_unused
+        self.skips = skip_unused
         self._stats = stats
         self._streams = streams.streams_of(parameters)
         self.tracks = False
@@ -149,7 +151,7 @@ class Pipeline:
                 self._usage.share(self._transfer.comm, self._transfer.passes)
 
     def _start(self, bucket: Any, index: int) -> None:
-        if self._skip_unused and len(bucket.unused) == len(bucket.members):
+        if self.skips and len(bucket.unused) == len(bucket.members):
             return
         if self._streams is not None:
             self._streams.gather(bucket)

@@ -99,7 +99,7 @@ class Reducer:
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
-        self._find_unused = find_unused
+        self._find_unused, self._skips = find_unused, skip_unused
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
         self.before_backward: Callable[[], None] | None = None
@@ -171,6 +171,11 @@ class Reducer:
         self._pipeline.tracks = True
         self._order = []
         self._may_rebuild = True
+
+    def may_skip(self, allowed: bool) -> None:
+        """Let buckets that no rank uses be left out, if `skip_unused` is set, or not."""
+        skips = self._skips and allowed
+        self._pipeline.skips, self._usage.shared = skips, not skips
 
     def set_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let a user's hook communicate the buckets, which are then not divided into pieces."""

@@ -11,7 +11,7 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import comm_hooks
+from hpcdist.parallel import Join, comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [
@@ -246,3 +246,37 @@ def test_the_others_gradients_do_not_stay(set_to_none: bool, as_view: bool) -> N
             parallel_assert(left is None if set_to_none else left.item() == 0, f"{left}")
     model(x).sum().backward()
     parallel_assert(layer.weight.grad.item() == pytest.approx(10.0), f"{layer.weight.grad}")
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
+def test_with_unused_parameters_that_are_skipped_elsewhere(flag: str, as_view: bool) -> None:
+    """The ranks that are done do not know which ones the others leave unused."""
+
+    class Part(Net):
+        def forward(self, x: torch.Tensor, spare: bool = False) -> torch.Tensor:
+            return self.last(torch.tanh(self.spare(x) if spare else self.first(x)))
+
+    models = [
+        DDP(
+            Part(),
+            skip_all_reduce_unused_params=skip,
+            bucket_cap_mb=0.0001,
+            gradient_as_bucket_view=as_view,
+            **{flag: True},
+        )
+        for skip in (True, False)
+    ]
+    for model in models:
+        zero = dist.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        for _ in range(2):  # the second time after steps without join
+            with Join([model, zero]):
+                for x in inputs(dist.get_rank()):
+                    model.zero_grad()
+                    model(x, flag == "find_unused_parameters" and x[0, 0] > 0).sum().backward()
+                    zero.step()
+            model(inputs(0)[0]).sum().backward()
+            zero.step()
+    parallel_assert(distance(*models) == 0, f"off by {distance(*models)}")
+    zeros = [p for n, p in models[0].module.named_parameters() if "norm" in n]
+    parallel_assert(all(p.grad is None for p in zeros))
