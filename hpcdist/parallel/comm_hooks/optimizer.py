@@ -274,6 +274,8 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
             chosen = optimizer_state.params_to_optimize
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 if chosen is None or parameter in chosen:
+                    # as above, of mixed precision
+                    gradient = gradient.to(parameter.dtype)
                     optimizer_state.functional_optimizer.step_param(parameter, gradient)
             return buffer
 

@@ -66,7 +66,8 @@ class _Stepper:
                 continue  # averaged by DDP, and not this optimizer's
             by_owner.setdefault(owner, []).append(parameter)
             if owner == zero.rank:
-                parameter.grad = gradient
+                # with mixed precision the gradients have the reduction's dtype
+                parameter.grad = gradient.to(parameter.dtype)
         if zero.rank in by_owner:
             zero._step_some(by_owner[zero.rank])
         if zero.world_size == 1:

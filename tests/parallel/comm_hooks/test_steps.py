@@ -1,6 +1,8 @@
-"""Hooks whose optimizers step: with a backward that is ended by hand."""
+"""Hooks whose optimizers step: with a backward that is ended by hand, and in mixed precision."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from ddp_cases import DDP, distance, mine
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import MixedPrecision
 from hpcdist.parallel import comm_hooks as hooks
 from hpcdist.testing import parallel_assert
 
@@ -47,3 +51,45 @@ def test_an_optimizer_in_backward_that_is_ended_by_hand(kind: str, cap: float | 
         reference(mine(x)).square().mean().backward()
         optimizer.step()
         parallel_assert(distance(model, reference) <= 1e-6, f"{distance(model, reference)}")
+
+
+class Descend:
+    """Steps, and remembers the dtypes of gradients."""
+
+    def __init__(self) -> None:
+        self.seen: set[torch.dtype] = set()
+
+    def step_param(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.seen.add(gradient.dtype)
+        with torch.no_grad():
+            parameter.sub_(gradient, alpha=0.1)
+
+
+@pytest.mark.parametrize("kind", ["ZeRO", "ZeRO, interleaved", "after a hook"])
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32], ids=["bfloat16", "float32"])
+def test_in_mixed_precision_optimizers_step_in_full(
+    kind: str, reduce_dtype: torch.dtype | None
+) -> None:
+    settings = MixedPrecision(torch.bfloat16, reduce_dtype)
+    models = [DDP(net(), mixed_precision=settings, bucket_cap_mb=0.0001) for _ in range(2)]
+    descend = Descend()
+    hook: Any
+    if kind == "after a hook":
+        hook = hooks.hook_then_optimizer(hooks.allreduce_hook, hooks.OptimizerHookState(descend))
+    else:
+        zero = ZeroRedundancyOptimizer(
+            models[0].parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+        )
+        interleaved = kind == "ZeRO, interleaved"
+        wrap = hooks.hook_with_zero_step_interleaved if interleaved else hooks.hook_with_zero_step
+        hook = wrap(hooks.allreduce_hook, models[0], zero)
+    models[0].register_comm_hook(None, hook)
+    models[1].register_comm_hook(None, hooks.allreduce_hook)
+    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.1)
+    for x in batches():
+        for model in models:
+            model.zero_grad()
+            model(mine(x)).float().square().mean().backward()
+        optimizer.step()
+        parallel_assert(distance(*models) <= 1e-6, f"off by {distance(*models)}")
+    parallel_assert(descend.seen <= {torch.float32}, f"{descend.seen}")
