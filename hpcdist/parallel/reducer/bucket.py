@@ -218,6 +218,10 @@ class Bucket:
         """Size of the buffer in bytes."""
         return self.buffer.numel() * self.buffer.element_size()
 
+    @property
+    def _divides_first(self) -> bool:
+        return self.buffer.dtype == torch.float16
+
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
 
@@ -325,7 +329,8 @@ class Bucket:
         comm : Comm
             Communicator of the group; all ranks must call it.
         divisor : int or None
-            If given, the sum is to be divided by it, which :meth:`take` does.
+            If given, the sum is to be divided by it, which :meth:`take` does; but float16 is
+            divided here, because the sum may be too large for it where the average is not.
         extra : int
             A number that must be the same on all ranks.
         wait : bool
@@ -337,6 +342,8 @@ class Bucket:
             The operation.
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
+        if divisor is not None and self._divides_first:
+            self.buffer.div_(divisor)
         return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
@@ -349,11 +356,11 @@ class Bucket:
         keep : sequence of int
             Places in `parameters` of those that keep the gradient they had.
         divisor : int or None
-            Divide by this first.
+            Divide by this first, unless :meth:`reduce` did.
         """
         if result is not None:
             deliver(result, self.buffer)
-        if divisor is not None:
+        if divisor is not None and not self._divides_first:
             self.buffer.div_(divisor)
         if self.as_view:
             for place in self.unused:

@@ -280,3 +280,15 @@ def test_with_unused_parameters_that_are_skipped_elsewhere(flag: str, as_view: b
     parallel_assert(distance(*models) == 0, f"off by {distance(*models)}")
     zeros = [p for n, p in models[0].module.named_parameters() if "norm" in n]
     parallel_assert(all(p.grad is None for p in zeros))
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("initial", [True, False], ids=["initial-size", "present-size"])
+def test_averages_of_float16_whose_sum_is_infinite(initial: bool, as_view: bool) -> None:
+    model = DDP(nn.Linear(1, 1, bias=False).half(), gradient_as_bucket_view=as_view)
+    with model.join(divide_by_initial_world_size=initial):
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((1, 1), 40000.0).half()).sum().backward()
+            found = model.module.weight.grad.item()
+            parallel_assert(found == pytest.approx(40000, rel=2**-9), f"{found}")
