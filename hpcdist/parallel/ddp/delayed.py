@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import Bucket
-from hpcdist.parallel.reducer.failure import EndOfBackward
+from hpcdist.parallel.reducer.failure import API_ABANDON, EndOfBackward
 from hpcdist.parallel.reducer.graph import find_tensors
 
 __all__ = ["DelayedReduction"]
@@ -48,6 +49,7 @@ class DelayedReduction:
         self._generation = group._generation
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
+        self._begun = False  # one of the gradients of the pass is there
         self._left_behind = False  # reductions in flight of a backward that raised
         self._passes = 0
         kinds: dict[Any, list[int]] = {}
@@ -62,7 +64,7 @@ class DelayedReduction:
             if p is not trigger:
                 self._handles.append(
                     p.register_post_accumulate_grad_hook(
-                        lambda _p, name=self._names[index]: self._too_late(name)
+                        lambda _p, name=self._names[index]: self._on_gradient(name)
                     )
                 )
 
@@ -83,7 +85,7 @@ class DelayedReduction:
             If that failed, on this rank or on a peer.
         """
         if self._task is not None and _current_graph_task() == -1:
-            self.cut_off(self._task)
+            self._wind_up()
         if self._generation != self._group._generation:
             # The ranks that are left go on, and what they have reduced so far may differ.
             with suppress(DistError):
@@ -107,18 +109,23 @@ class DelayedReduction:
 
     def _arm(self, _gradient: Any = None) -> None:
         """Let the current backward average; that of a forward's output, or an announced one."""
-        if self._task is None:
+        task = _current_graph_task()
+        # A pass that raised before any of the gradients came is replaced by this one.
+        if self._task is None or (self._task != task and not self._begun):
             if self._left_behind:
                 self._finish()
-            self._task = _current_graph_task()
-            _queue_callback(EndOfBackward(self, self._task))
+            self._task = task
+            _queue_callback(EndOfBackward(self, task))
 
     @property
     def _in_flight(self) -> bool:
         return any(bucket.work is not None for bucket in self._buckets)
 
-    def _too_late(self, name: str) -> None:
-        if self._task is not None and self._in_flight:
+    def _on_gradient(self, name: str) -> None:
+        if self._task is None:
+            return
+        self._begun = True
+        if self._in_flight:
             raise DistError(
                 f"the gradient of {name}, of delay_all_reduce_named_params, came after that of "
                 "param_to_hook_all_reduce had started their reduction, so it would be lost; choose "
@@ -132,6 +139,7 @@ class DelayedReduction:
             self._arm()
         if self._in_flight:
             return
+        self._begun = True
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.pack()
@@ -141,22 +149,32 @@ class DelayedReduction:
 
     def end_of_backward(self) -> None:
         """Wait for the averages."""
-        self._task = None
+        self._task, self._begun = None, False
         if self._in_flight:
             self._expected = False
             self._finish()
 
     def cut_off(self, task: int) -> None:
-        """Leave to the next forward what an exception in backward has cut off; does not wait.
+        """Signal peers that an exception has ended backward; the next forward waits for the rest.
 
         Parameters
         ----------
         task : int
             Autograd's number of the backward.
         """
-        if self._task == task:
-            self._task, self._expected = None, False
-            self._left_behind = self._in_flight
+        if self._task == task and self._begun:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """Begin the calls in which peers may wait, as :class:`~.reducer.failure.Failure` does."""
+        self._task, self._begun, self._expected = None, False, False
+        if not self._in_flight:
+            for bucket in self._buckets:
+                comm = serving(self._group._comm, bucket.buffer)
+                if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+                    with suppress(DistError):  # the peers' too, and this rank has its own
+                        bucket.work = comm.barrier(async_op=True, api=API_ABANDON)
+        self._left_behind = self._in_flight
 
     def _finish(self) -> None:
         self._passes += self._in_flight

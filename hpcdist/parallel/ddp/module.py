@@ -96,8 +96,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     device_mesh : DeviceMesh, optional
         Of one dimension, in place of `process_group`.
     skip_all_reduce_unused_params : bool
-        With `find_unused_parameters`: skip buckets of which no parameter is used. The unused
-        parameters must then be the same on all ranks.
+        With `find_unused_parameters`: skip buckets of which no parameter is used, except under
+        :meth:`join`. The unused parameters must then be the same on all ranks.
     bucket_cap_mb_list : list of float, optional
         A size for each bucket in place of `bucket_cap_mb`; the last one applies to all that follow.
     batched_grad_copy : bool
@@ -334,10 +334,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
 
     def _before_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         averages = self._averages()
-        if self.reducer is not None:
-            self.reducer.check()
-        if self._delayed is not None:
-            self._delayed.check()
+        self._check_last_backward()
         if torch.is_grad_enabled():
             self._attached.take()
         root = 0
@@ -360,6 +357,18 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         if self._precision is not None:
             args, kwargs = self._precision.cast(args), self._precision.cast(kwargs)
         return args, kwargs
+
+    def _check_last_backward(self) -> None:
+        try:
+            if self.reducer is not None:
+                self.reducer.check()
+        except Exception:
+            if self._delayed is not None:  # which makes calls too, in which peers may wait
+                with suppress(Exception):
+                    self._delayed.check()
+            raise
+        if self._delayed is not None:
+            self._delayed.check()
 
     def _after_forward(self, output: Any) -> Any:
         self._sync_buffers("POST_FORWARD")

@@ -128,3 +128,27 @@ def test_an_exception_on_all_ranks_leaves_things_clean(where: str) -> None:
             each(own(1)).sum().backward()
         for a, b in zip(grads(model), grads(expected), strict=True):
             parallel_assert(torch.equal(a, b), f"{a}, not {b}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layer", ["spare", "last", "first"])
+def test_an_exception_on_one_rank_is_an_error_on_all_who_stay_in_step(layer: str) -> None:
+    group = dist.new_group()
+    net = Net()
+    named = [(n, p) for n, p in net.named_parameters() if n.startswith(("last.", "spare.w"))]
+    model = DDP(
+        net,
+        process_group=group,
+        delay_all_reduce_named_params=named,
+        param_to_hook_all_reduce=net.first.weight,
+    )
+    last = dist.get_rank() == dist.get_world_size() - 1
+    if last:
+        getattr(net, layer).bias.register_hook(explode)
+    with pytest.raises(Boom if last else dist.DistMismatchError):
+        model(own(0)).sum().backward()
+    with pytest.raises(dist.DistError, match="an earlier backward pass failed"):
+        model(own(0))
+    parallel_assert(True)  # all are here, so the next call is the same on all
+    group.barrier()
+    dist.destroy_process_group(group)
