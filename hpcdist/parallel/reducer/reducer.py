@@ -247,6 +247,9 @@ class Reducer:
         self._generation = self.transfer.group._generation
         self._rebuild = self._may_rebuild = False
         self._adopted, self._order, self._first_order = order, None, None
+        if self._recording or self._static is not None:
+            self._static = None  # a death in the first step: some ranks have seen the graph
+            self.set_static()
         self._pipeline.reorder(order)
         self.transfer.passes = 0
         self.stats.rebuilt(self.buckets, order)

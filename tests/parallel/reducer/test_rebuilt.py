@@ -88,3 +88,28 @@ def test_rank_0_decides_about_the_order() -> None:
         F.mse_loss(model(torch.ones(2, 64)), torch.zeros(2, 64)).backward()
     members = [bucket.members[0] for bucket in model.reducer.buckets]
     parallel_assert(members == [0, 1, 2, 3, 4], str(members))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_static_graph_that_some_ranks_saw_before_the_group_was_reconfigured() -> None:
+    group = dist.new_group()
+    model = DDP(Reversed(), process_group=group, static_graph=True)
+    alone, x = Reversed(), torch.randn(12, 64, generator=torch.Generator().manual_seed(2))
+    if dist.get_rank() == 0:
+        loss = model(mine(x)).square().mean()
+        with pytest.raises(dist.DistError):
+            loss.backward()
+    else:  # as many calls, in place of a death
+        for work in [dist.barrier(group, async_op=True) for _ in range(2)]:
+            with pytest.raises(dist.DistError):
+                work.wait()
+    parallel_assert(len(model.reducer.buckets) == 1)
+    group._generation += 1
+    for _ in range(3):
+        model.zero_grad()
+        alone.zero_grad()
+        model(mine(x)).square().mean().backward()
+        alone(x).square().mean().backward()
+        for a, b in zip(grads(model), grads(alone), strict=True):
+            parallel_assert(torch.allclose(a, b, atol=1e-6))
+    dist.destroy_process_group(group)
