@@ -346,10 +346,8 @@ class SharedFile:
             files.write_all(self._fd, data, self._offset)
             os.fdatasync(self._fd)
         except BaseException as error:
-            try:
+            with suppress(OSError):  # else torn, and cut off by the next writer
                 os.ftruncate(self._fd, self._offset)
-            except OSError:
-                pass  # torn, and cut off by the next writer
             if isinstance(error, OSError):
                 raise self._failed(f"{len(data)} bytes cannot be written", error) from error
             raise

@@ -382,29 +382,3 @@ def test_a_signal_handler_in_an_operation(folder):
     assert store.add("handled", 0) == len(done)
     assert refused and all("signal handler" in text for text in refused), len(done)
     store.close()
-
-
-def test_a_handlers_exception_in_the_middle_of_a_record(folder, monkeypatch):
-    """What was read so far does not count twice."""
-    from hpcdist.store._shared_file import SharedFile
-
-    name = str(folder / "store")
-    writer, reader = hpcdist.FileStore(name), hpcdist.FileStore(name)
-    for turn in range(5):
-        writer.append("key", str(turn))
-    apply, left = SharedFile._apply, [3]
-
-    def stopping(self, entry):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        apply(self, entry)
-
-    monkeypatch.setattr(SharedFile, "_apply", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        reader.get("key")
-    assert reader.get("key") == b"01234"
-    left[0] = 1
-    with pytest.raises(KeyboardInterrupt):
-        writer.append("key", "5")
-    assert writer.get("key") == reader.get("key") == b"012345"

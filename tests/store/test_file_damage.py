@@ -83,3 +83,29 @@ def test_writers_that_are_killed(folder):
     """The short form of tests/perf/stores.py: acknowledged writes are there, nothing hangs."""
     told = kill_writers(folder / "f", 12, random.Random(0))
     assert told["acknowledged"] > 20 and told["lost"] == 0 and told["wrong"] == 0
+
+
+def test_a_handlers_exception_in_the_middle_of_a_record(folder, monkeypatch):
+    """What was read so far does not count twice."""
+    from hpcdist.store._shared_file import SharedFile
+
+    name = str(folder / "store")
+    writer, reader = hpcdist.FileStore(name), hpcdist.FileStore(name)
+    for turn in range(5):
+        writer.append("key", str(turn))
+    apply, left = SharedFile._apply, [3]
+
+    def stopping(self, entry):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        apply(self, entry)
+
+    monkeypatch.setattr(SharedFile, "_apply", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        reader.get("key")
+    assert reader.get("key") == b"01234"
+    left[0] = 1
+    with pytest.raises(KeyboardInterrupt):
+        writer.append("key", "5")
+    assert writer.get("key") == reader.get("key") == b"012345"

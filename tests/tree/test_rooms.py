@@ -64,7 +64,6 @@ SHARED = {
     "parallel/comm_hooks": "parallel/test_comm_hooks.py",
     "parallel/ddp": "parallel/ddp/test_features.py",
     "parallel/ddp/arguments": "parallel/ddp/test_faults.py",
-    "parallel/ddp/delayed": "parallel/ddp/test_extras.py",
     "parallel/ddp/settings": "parallel/ddp/test_extras.py",
     "parallel/describe": "parallel/ddp/test_faults.py",
     "parallel/zero_arguments": "parallel/test_zero.py",

@@ -218,10 +218,6 @@ class Bucket:
         """Size of the buffer in bytes."""
         return self.buffer.numel() * self.buffer.element_size()
 
-    @property
-    def _divides_first(self) -> bool:
-        return self.buffer.dtype == torch.float16
-
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
 
@@ -329,8 +325,7 @@ class Bucket:
         comm : Comm
             Communicator of the group; all ranks must call it.
         divisor : int or None
-            If given, the sum is to be divided by it, which :meth:`take` does; but float16 is
-            divided here, because the sum may be too large for it where the average is not.
+            If given, :meth:`take` divides the sum by it; float16 is divided here.
         extra : int
             A number that must be the same on all ranks.
         wait : bool
@@ -342,8 +337,8 @@ class Bucket:
             The operation.
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
-        if divisor is not None and self._divides_first:
-            self.buffer.div_(divisor)
+        if divisor is not None and self.buffer.dtype == torch.float16:
+            self.buffer.div_(divisor)  # now: the sum may be infinite where the average is not
         return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
@@ -360,7 +355,7 @@ class Bucket:
         """
         if result is not None:
             deliver(result, self.buffer)
-        if divisor is not None and not self._divides_first:
+        if divisor is not None and self.buffer.dtype != torch.float16:
             self.buffer.div_(divisor)
         if self.as_view:
             for place in self.unused:
