@@ -181,7 +181,7 @@ def test_tensors_without_memory_are_refused(group):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_window_that_was_registered_in_inference_mode(group):
-    _, _, before, after = ring()
+    *_, after = ring()
     memory = dist.zeros(3, group=group)
     with torch.inference_mode():
         window = group.new_window(memory)
@@ -189,17 +189,15 @@ def test_a_window_that_was_registered_in_inference_mode(group):
     window.map_remote_tensor(after)[0] += 1
     dist.barrier()
     parallel_assert(memory.tolist() == [2, 1, 1], f"{memory}")
-    del window
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("what", ["put", "get", "accumulate"])
+@pytest.mark.parametrize("what", ["put", "get"])
 def test_memory_that_goes_while_data_move_is_an_error(group, what):
     """The peer gives its tensor memory of its own after an operation that failed."""
-    _, _, before, after = ring()
+    *_, after = ring()
     window = group.new_window(dist.zeros(3, group=group))
     parts = list(window._parts)
-    memory, part = parts[after]
 
     class Goes:
         looks = 0
@@ -209,10 +207,8 @@ def test_memory_that_goes_while_data_move_is_an_error(group, what):
             self.looks += 1
             return self.looks == 1
 
-    if what != "accumulate":  # whose part goes to the engine
-        parts[after] = memory, Goes()
-        window._parts = parts
-        with parallel_raises(dist.DistBackendError, match=f"{what}: .*no longer symmetric"):
-            getattr(window, what)(torch.ones(3), after)
+    parts[after] = parts[after][0], Goes()
+    window._parts = parts
+    with parallel_raises(dist.DistBackendError, match=f"{what}: .*no longer symmetric"):
+        getattr(window, what)(torch.ones(3), after)
     dist.barrier()
-    del window, part
