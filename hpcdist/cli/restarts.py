@@ -179,7 +179,7 @@ def _at_once(memory: Memory | None, began: float) -> bool:
         return True
     with contextlib.suppress(OSError):
         for path in memory.folder.iterdir():
-            if path.name[:2] in ("0.", "1.") and path.stat().st_mtime >= began:
+            if path.name[0].isdecimal() and path.stat().st_mtime >= began:
                 return False
     return True
 

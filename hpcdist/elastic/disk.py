@@ -32,6 +32,8 @@ _log = log.get_logger("elastic")
 _REST = "hpcdist"
 #: Commits that stay.
 _KEPT = 2
+#: Folders from which a State of this process has resumed.
+_claimed: set[str] = set()
 
 
 class Disk:
@@ -48,6 +50,22 @@ class Disk:
     def __init__(self, folder: str | os.PathLike[str], agree: Callable[[bool], bool]) -> None:
         self._folder = Path(folder)
         self._agree = agree
+
+    def claim(self) -> None:
+        """Take the folder for one State of this process; local.
+
+        Raises
+        ------
+        ValueError
+            If another one has it: it would take over what that one has committed.
+        """
+        path = os.path.realpath(self._folder)
+        if path in _claimed:
+            raise ValueError(
+                f"another State of this program keeps its commits in {self._folder}: give each a "
+                "folder of its own"
+            )
+        _claimed.add(path)
 
     def keep(self, step: int, own: Any, shards: Any) -> bool:
         """Write a commit; return whether all ranks have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,8 @@ class Keeper:
     ----------
     job : str
         Name of the job.
+    state : int
+        Which State of the program it keeps: it finds that one's commits only.
     agree : callable
         Takes a flag, and returns whether all ranks gave a true one.
     is_death : callable
@@ -84,10 +86,11 @@ class Keeper:
     def __init__(
         self,
         job: str,
+        state: int,
         agree: Callable[[bool], bool],
         is_death: Callable[[BaseException], bool],
     ) -> None:
-        self._agree, self._is_death = agree, is_death
+        self._state, self._agree, self._is_death = state, agree, is_death
         self._memory: Memory | None = None
         self._serial = 0
         self._nonce = ""
@@ -162,15 +165,15 @@ class Keeper:
         mine = self._on(self._nodes[rank])
         if self._memory is not None and rank == mine[0]:
             here = {r for r in range(size) if r in mine or self._neighbour(r) in mine}
-            slot = self._serial % 2
-            self._memory.clean(slot, [f"{slot}.{r}" for r in here])
+            slot = f"{self._state}.{self._serial % 2}."
+            self._memory.clean(slot, [f"{slot}{r}" for r in here])
         return True
 
     def _write(self, step: int, own: Any, shards: Any) -> bool:
         """Write this rank's file, and the copies of others'."""
         rank, size = world.comm.rank, world.comm.size
         blobs = [codec.encode(on_cpu(own)), codec.encode(on_cpu(shards))]
-        head = Head(self._serial + 1, self._nonce, step, size, rank)
+        head = Head(self._serial + 1, self._nonce, step, size, rank, self._state)
         pieces: list[bytes | bytearray] = [shape(head, blobs), *blobs]
         well = self._put(head.name, pieces, step)
         to = self._neighbour(rank)
@@ -178,7 +181,7 @@ class Keeper:
             held = [source for source in range(size) if self._neighbour(source) == rank]
             whole = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8)
             for source, packed in swap(whole, to, held).items():
-                name = f"{head.serial % 2}.{source}"
+                name = replace(head, rank=source).name
                 well &= self._put(name, [packed.numpy().data], step)
         return well
 
@@ -204,15 +207,27 @@ class Keeper:
     # -- reading ---------------------------------------------------------------------------------
 
     def find(self) -> Found | None:
-        """Read the newest commit that is complete and undamaged; None if there is none."""
+        """Read the newest commit that is complete and undamaged; None if there is none.
+
+        Raises
+        ------
+        ValueError
+            The ranks did not resume the same State.
+        """
         self._generation = -1
         self._meet()
+        states = gathered(self._state)
+        if len(set(states)) > 1:
+            raise ValueError(
+                "all ranks must resume the same States in the same order; before this one the "
+                f"ranks, from 0 on, have resumed {', '.join(map(str, states))}"
+            )
         rank = world.comm.rank
         first = self._on(self._nodes[rank])[0] == rank
         heads: list[Head] = []
         if self._memory is not None and first:
             self._memory.clean()
-            heads = self._memory.heads()
+            heads = [head for head in self._memory.heads() if head.state == self._state]
         holders: dict[_Id, dict[int, list[str]]] = {}
         for reader, lines in enumerate(gathered([_line(head) for head in heads])):
             for serial, nonce, step, size, old in lines:
@@ -230,12 +245,12 @@ class Keeper:
         size = commit[3]
         while all(files.get(old) for old in range(size)):
             readers = [self._reader(old, files[old]) for old in range(size)]
-            payloads, bad = self._try(commit, readers)
-            damaged = [each for some in gathered(bad) for each in some]
+            payloads, bad = self._try(commit, readers, files)
+            damaged = {each for some in gathered(bad) for each in some}
             if not damaged:
                 return self._share(commit, readers, files, payloads)
-            for old in damaged:
-                files[old].remove(self._nodes[readers[old]])
+            for old, node in damaged:
+                files[old].remove(node)
         return None
 
     def _reader(self, old: int, nodes: Sequence[str]) -> int:
@@ -246,18 +261,21 @@ class Keeper:
         return there[old % len(there)]
 
     def _try(
-        self, commit: _Id, readers: Sequence[int]
-    ) -> tuple[dict[int, list[bytearray]], list[int]]:
-        """Read what this rank is to read; also return what was damaged."""
+        self, commit: _Id, readers: Sequence[int], files: dict[int, list[str]]
+    ) -> tuple[dict[int, list[bytearray]], list[tuple[int, str]]]:
+        """Read what this rank needs and its node has; also return which files are damaged."""
+        rank = world.comm.rank
+        here, needed = self._nodes[rank], rank % commit[3]
+        wanted = {old for old, reader in enumerate(readers) if reader == rank}
+        if here in files[needed]:
+            wanted.add(needed)
         payloads, bad = {}, []
-        for old, reader in enumerate(readers):
-            if reader != world.comm.rank:
-                continue
+        for old in sorted(wanted):
             assert self._memory is not None
             try:
-                payloads[old] = self._memory.read(Head(*commit, old))
+                payloads[old] = self._memory.read(Head(*commit, old, self._state))
             except (OSError, DamagedError) as error:
-                bad.append(old)
+                bad.append((old, here))
                 _log.warning(
                     "the commit of step %d of rank %d in %s is not used: %s",
                     commit[2], old, self._memory.folder, error,
@@ -271,12 +289,10 @@ class Keeper:
         files: dict[int, list[str]],
         payloads: dict[int, list[bytearray]],
     ) -> Found:
-        """Give each rank what it needs: from its own node's memory, else from the reader."""
-        serial, nonce, step, size = commit
+        """Give each rank what its own node does not have, from the reader."""
+        _, _, step, size = commit
         rank, ranks = world.comm.rank, world.comm.size
-        own: Any = None
-        if rank % size in payloads:
-            own = payloads[rank % size][0]
+        own: Any = payloads[rank % size][0] if rank % size in payloads else None
         for other in range(ranks):
             old, reader = other % size, readers[other % size]
             if reader == other or self._nodes[other] in files[old]:
@@ -285,14 +301,11 @@ class Keeper:
                 swap(torch.frombuffer(payloads[old][0], dtype=torch.uint8), other, [])
             elif rank == other:
                 own = swap(None, None, [reader])[reader].numpy()
-        if own is None:
-            assert self._memory is not None
-            own = self._memory.read(Head(serial, nonce, step, size, rank % size))[0]
         return Found(
             step,
             size,
             codec.decode(own),
-            {old: codec.decode(blobs[1]) for old, blobs in payloads.items()},
+            {old: codec.decode(payloads[old][1]) for old in payloads if readers[old] == rank},
             size == ranks and all(reader == old for old, reader in enumerate(readers)),
         )
 

@@ -1,8 +1,8 @@
 """Commits in the memory of a node: files below ``/dev/shm`` that outlive the processes of a job.
 
 A job has a folder per node, ``/dev/shm/hpcdist.UID/commits-JOB``, and in it a file per rank for
-each of the last two commits. A file appears whole, by a rename, and has checksums. Its payload is
-the codec's, so reading runs no code. Nothing here communicates.
+each of the last two commits of each State. A file appears whole, by a rename, and has checksums.
+Its payload is the codec's, so reading runs no code. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import struct
 import time
+import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -53,6 +54,8 @@ class Head:
         Steps committed.
     size, rank : int
         Ranks that committed; whose state it is.
+    state : int
+        Which State of the program it is, in the order in which they resumed.
     blobs : list of (int, int)
         Bytes and checksum of each part of the payload.
     """
@@ -62,12 +65,13 @@ class Head:
     step: int
     size: int
     rank: int
+    state: int = 0
     blobs: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The file: each commit takes the place of the last but one."""
-        return f"{self.serial % 2}.{self.rank}"
+        """The file: each commit takes the place of the last but one of its State."""
+        return f"{self.state}.{self.serial % 2}.{self.rank}"
 
 
 def shape(head: Head, blobs: Sequence[bytes | bytearray]) -> bytes:
@@ -107,12 +111,14 @@ class Memory:
         _remove_leftovers(self.folder.parent, self.folder)
         _own_folder(self.folder)
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._release = weakref.finalize(self, os.close, self._lock)
+        self._release.atexit = False
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Say that this process needs the folder no more."""
         if self._lock >= 0:
-            os.close(self._lock)
+            self._release()
             self._lock = -1
 
     def remove(self) -> None:
@@ -156,7 +162,7 @@ class Memory:
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError, DamagedError), open(path, "rb") as file:
-                if re.fullmatch(r"[01]\.\d+", path.name):
+                if re.fullmatch(r"\d+\.[01]\.\d+", path.name):
                     found.append(_read_head(file.fileno()))
         return found
 
@@ -186,20 +192,21 @@ class Memory:
                 blobs.append(blob)
         return blobs
 
-    def clean(self, slot: int | None = None, keep: Sequence[str] = ()) -> None:
+    def clean(self, prefix: str = "", keep: Sequence[str] = ()) -> None:
         """Remove what earlier starts of the job have left.
 
         Parameters
         ----------
-        slot : int, optional
-            Remove the files of this slot; by default those that were not written to the end.
+        prefix : str
+            Remove the files whose names begin so; by default those that were not written to the
+            end.
         keep : sequence of str
             Files that are to stay.
         """
         for path in self.folder.iterdir():
             old = path.name.endswith(".part") or path.name.startswith("ended.")
-            if slot is not None:
-                old = path.name.startswith(f"{slot}.")
+            if prefix:
+                old = path.name.startswith(prefix)
             if old and path.name not in keep:
                 path.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import time
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ __all__ = ["State", "is_death"]
 _log = log.get_logger("elastic")
 #: Bits of a vote: the state may be committed; no rank is known to have died.
 STATE, ALIVE = 1, 2
+#: A State's number, in the order in which they resume: the same in every start of the job.
+_numbers = itertools.count()
 
 
 def _comm() -> Any:
@@ -57,8 +60,8 @@ class State:
         ``HPCDIST_COMMIT_JOB`` is set. Each rank then keeps its last two there.
     folder : path-like, optional
         Folder on a disk that all ranks can reach, for commits as well: the last two of those kept.
-        The loop goes on from there if no newer commit is in the nodes' memory; give another run
-        another folder.
+        The loop goes on from there if no newer commit is in the nodes' memory; give another run,
+        and another State of this one, another folder.
     folder_every : int
         Every how many commits one is kept there.
     **parts : object
@@ -84,6 +87,9 @@ class State:
 
     Notes
     -----
+    A program may have several, one after another or side by side. Each start of the job must resume
+    them in the same order: that tells which commits are whose.
+
     torch's random numbers are rolled back as well. Where the job ends when a rank dies
     (``supports_reconfigure`` is False) and is not started again, nothing is copied. Source:
     ``State`` of Horovod's elastic mode, with its ``commit`` and ``restore``.
@@ -182,17 +188,24 @@ class State:
         ------
         StateLostError
             A shard of an optimizer is in none of the files.
+        ValueError
+            The commit has other parts; the ranks resume different States; or another State of this
+            program has the folder.
         """
-        self.looked = True
         job = job_of_this_process()
         if not job and self._disk is None:
+            self.looked = True
             return False
         if world.pg is None:
             raise ValueError(NOT_INITIALIZED)
+        if self._disk is not None and not self.looked:
+            self._disk.claim()
+        self.looked = True
         began = time.monotonic()
         found, where = None, "the nodes' memory"
         if job:
-            self._keeper = self._keeper or Keeper(job, self._agreed, is_death)
+            if self._keeper is None:
+                self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
             found = self._keeper.find()
         if self._disk is not None:
             newer = self._disk.find(-1 if found is None else found.step)
@@ -212,6 +225,14 @@ class State:
     def _put(self, found: Found) -> None:
         """Put a commit of an earlier start in place."""
         own = found.own
+        sharded = {name for name, part in self._parts.items() if isinstance(part, Shards)}
+        if (set(own["parts"]), set(own["shards"])) != (set(self._parts) - sharded, sharded):
+            there, here = sorted([*own["parts"], *own["shards"]]), sorted(self._parts)
+            raise ValueError(
+                f"the commit of step {found.step} is of a State with the parts {', '.join(there)}, "
+                f"and this one has {', '.join(here)}, or others of them are sharded: every start "
+                "of a job must resume the same States in the same order"
+            )
         for name, part in self._parts.items():
             if isinstance(part, Shards):
                 shards = {rank: each[name] for rank, each in found.shards.items()}
@@ -241,6 +262,7 @@ class State:
         shards = {n: p.own(parts[n]) for n, p in self._parts.items() if isinstance(p, Shards)}
         own = {
             "parts": {name: parts[name] for name in parts if name not in shards},
+            "shards": sorted(shards),
             "values": values,
             "random": random,
             "lost": self.lost,

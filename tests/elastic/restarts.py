@@ -31,7 +31,7 @@ def die_once(folder: Path, what: str) -> None:
     except FileExistsError:
         return
     if what.startswith("damage"):
-        files = folder_of_job(job_of_this_process()).glob(f"[01].{dist.get_rank()}")
+        files = folder_of_job(job_of_this_process()).glob(f"0.[01].{dist.get_rank()}")
         newest = max(files, key=lambda file: file.stat().st_mtime_ns)
         os.truncate(newest, newest.stat().st_size - 100)
     print(f"rank {dist.get_rank()} dies: {what} at {time.time():.3f}", flush=True)

@@ -10,10 +10,10 @@ from torch.distributed import checkpoint
 
 import hpcdist as dist
 from hpcdist.elastic import State, elastic
-from hpcdist.elastic.disk import Disk, _load, _save
+from hpcdist.elastic.disk import Disk, _claimed, _load, _save
 from hpcdist.elastic.keep import gathered
 from hpcdist.optim import ZeroRedundancyOptimizer
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [
     pytest.mark.ranks,
@@ -34,7 +34,8 @@ def agreed(flag: bool) -> bool:
 
 
 def trained(folder, steps: int, stop: int = -1):
-    """Train, and stop without an end after some steps."""
+    """Train as a new start does, and stop without an end after some steps."""
+    _claimed.clear()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
@@ -89,6 +90,18 @@ def test_a_damaged_commit_is_not_used(folder, caplog):
     state, _ = trained(folder, 7)
     parallel_assert(state.began == 2)
     parallel_assert("step-4 is not used" in caplog.text or dist.get_rank() > 0)
+
+
+def test_two_states_cannot_have_one_folder(folder):
+    """The second one would take over what the first has committed."""
+    state, _ = trained(folder, 5)
+    other = State(values=torch.zeros(3), folder=f"{folder}/../{os.path.basename(folder)}")
+    with parallel_raises(ValueError, match="give each a folder of its own"):
+        other.resume()
+    parallel_assert(state.resume() and state.step == 4)
+    _claimed.clear()
+    with parallel_raises(ValueError, match="the parts model, plain, zero, and this one has values"):
+        other.resume()
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(folder, caplog):

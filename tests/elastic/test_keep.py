@@ -10,7 +10,7 @@ import torch
 
 import hpcdist as dist
 from hpcdist.elastic import keep, memory
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -22,10 +22,11 @@ def made(monkeypatch):
     dist.broadcast_object_list(name, 0)
     keepers = []
 
-    def make(nodes: int = 1):
+    def make(nodes: int = 1, state: int = 0):
         node = dist.get_rank() * nodes // dist.get_world_size()
         monkeypatch.setattr(keep, "node_of_this_process", lambda: f"node {node}")
-        keepers.append(keep.Keeper(f"test-{name[0]}-{node}", agreed, lambda error: False))
+        job = f"test-{name[0]}-{node}"
+        keepers.append(keep.Keeper(job, state, agreed, lambda error: False))
         parallel_assert(keepers[-1]._memory is not None)
         return keepers[-1]
 
@@ -58,7 +59,7 @@ def check(found: keep.Found | None, step: int) -> None:
 
 
 def newest(keeper: keep.Keeper):
-    files = keeper._memory.folder.glob(f"[01].{dist.get_rank()}")
+    files = keeper._memory.folder.glob(f"*.[01].{dist.get_rank()}")
     return max(files, key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -69,7 +70,7 @@ def test_the_newest_of_two_is_found(made):
         parallel_assert(write(keeper, step))
     again = made()
     check(again.find(), 5)
-    parallel_assert(len(list(again._memory.folder.glob("[01].*"))) == 2 * dist.get_world_size())
+    parallel_assert(len(list(again._memory.folder.glob("*.[01].*"))) == 2 * dist.get_world_size())
     parallel_assert(write(again, 6))
     check(made().find(), 6)
 
@@ -95,7 +96,7 @@ def test_a_damaged_file_is_refused_and_the_older_commit_taken(made, how):
     parallel_assert(write(again, 2))
     check(made().find(), 2)
     if dist.get_rank() == 0:
-        for path in again._memory.folder.glob("[01].0"):
+        for path in again._memory.folder.glob("*.[01].0"):
             os.truncate(path, 3)
     parallel_assert(made().find() is None)
 
@@ -157,3 +158,44 @@ def test_a_node_is_lost(made):
     parallel_assert(not found.same)
     parallel_assert(write(again, 4))
     check(made(2).find(), 4)
+
+
+def test_each_state_finds_its_own(made):
+    """A fold, or a second phase of training, does not take over what the first has committed."""
+    first = made()
+    first.find()
+    for step in (8, 9):
+        parallel_assert(write(first, step))
+    second = made(state=1)
+    parallel_assert(second.find() is None)
+    for step in (1, 2, 3):  # of both slots nothing of the first's is removed
+        parallel_assert(write(second, step))
+    check(made().find(), 9)
+    check(made(state=1).find(), 3)
+    if dist.get_world_size() > 1:
+        with parallel_raises(ValueError, match="the same States in the same order"):
+            made(state=dist.get_rank()).find()
+
+
+def test_a_damaged_copy_is_refused_where_another_rank_reads_the_file(made):
+    """Fewer ranks had committed: a rank without a file of its own number reads its node's copy."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    keeper = made(size)
+    whole = own(4) if rank == 0 else None
+    keeper.find()
+    memory_of = keeper._memory
+    blobs = [keep.codec.encode(whole), keep.codec.encode(["shard", 0, 4])]
+    sent = [blobs]
+    dist.broadcast_object_list(sent, 0)
+    head = memory.Head(1, "n", 4, 1, 0)  # one rank had committed, and every node has its file
+    pieces = [memory.shape(head, sent[0]), *sent[0]]
+    if rank == size - 1:
+        pieces[1] = bytes(len(pieces[1]))
+    memory_of.write(head.name, pieces)
+    dist.barrier()
+    found = made(size).find()
+    if size == 1:
+        parallel_assert(found is None)
+    else:
+        values = torch.arange(300) * 4
+        parallel_assert(found is not None and torch.equal(found.own["values"], values))

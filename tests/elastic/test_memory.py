@@ -26,7 +26,7 @@ def test_a_file_is_what_was_written_and_private(root):
     head = Head(7, "n", 6, 2, 1)
     blobs = [b"abc" * 1000, b""]
     here.write(head.name, [shape(head, blobs), *blobs])
-    path = here.folder / "1.1"
+    path = here.folder / "0.1.1"
     assert path.stat().st_mode & 0o777 == 0o600 and here.folder.stat().st_mode & 0o777 == 0o700
     (found,) = here.heads()
     assert (found.serial, found.step, found.size, found.rank) == (7, 6, 2, 1)
@@ -48,12 +48,12 @@ def test_a_file_is_what_was_written_and_private(root):
 def test_a_write_that_fails_leaves_nothing(root, monkeypatch):
     here = Memory("job")
     with pytest.raises(TypeError):
-        here.write("0.0", [b"abc", 5])
+        here.write("0.0.0", [b"abc", 5])
     monkeypatch.setattr(memory, "SPARE", 1.0)
     with pytest.raises(OSError, match="MiB do not fit into"):
-        here.write("0.0", [b"abc"])
+        here.write("0.0.0", [b"abc"])
     assert [path.name for path in here.folder.iterdir()] == ["lock"]
-    (here.folder / "1.3.77.part").touch()
+    (here.folder / "0.1.3.77.part").touch()
     (here.folder / "ended.0").touch()
     here.clean()
     assert [path.name for path in here.folder.iterdir()] == ["lock"]

@@ -85,6 +85,44 @@ def test_killed_jobs_go_on_where_they_were(tmp_path, count):
         count(1)
 
 
+FOLDS = """
+import os, pathlib, signal, sys
+import torch
+import hpcdist as dist
+from hpcdist.elastic import State, elastic
+dist.init_process_group()
+died = pathlib.Path(sys.argv[1])
+for fold in (1, 2, 3):
+    total = torch.zeros(1, dtype=torch.float64)
+    state = State(total=total)
+    for step in elastic(state, 4):
+        with step:
+            if (fold, step.index, dist.get_rank()) == (2, 2, 1) and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            each = torch.tensor([float(fold * 10 + step.index)], dtype=torch.float64)
+            dist.all_reduce(each)
+            total += each
+    if dist.get_rank() == 0:
+        print(f"fold {fold} began {state.began} total {total.item():g}", flush=True)
+"""
+
+
+def test_each_state_of_a_program_goes_on_from_its_own_commit(tmp_path):
+    """Three folds; a rank dies in the second, and the first one is not trained again."""
+    program = tmp_path / "folds.py"
+    program.write_text(FOLDS)
+    code, text = run(
+        *LAUNCH, "-n", "2", "--max-restarts", "1", "--standby", "1",
+        str(program), str(tmp_path / "died"),
+    )  # fmt: skip
+    assert code == 0 and RESTART.findall(text) == [("1", "2")], text
+    ends = re.findall(r"fold (\d) began (\d) total (\d+)", text)
+    assert ends == [
+        ("1", "0", "92"), ("1", "4", "92"), ("2", "2", "172"), ("3", "0", "252"),
+    ], text  # fmt: skip
+
+
 @pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested above")
 def test_restarts_of_torchrun(tmp_path):
     code, text = run(
