@@ -219,7 +219,8 @@ void hd_session_unref(hd_session *s)
     free(s->lost);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->mpi_mu);
-    free(s);
+    if (!s->meeting) /* else MPI still writes the flag of an agreement that gave up */
+        free(s);
 }
 
 void hd_session_adopt(hd_session *s, hd_comm *c)
