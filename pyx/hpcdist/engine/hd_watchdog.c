@@ -19,6 +19,7 @@
 #include "hd_hang.h"
 #include "hd_hydra.h"
 #include "hd_job.h"
+#include "hd_last_words.h"
 #include "hd_late.h"
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
@@ -214,6 +215,9 @@ static int superseded(hd_session *s, int64_t now, int64_t slept)
 /* slept: ns for which this process was stopped before this call. */
 static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
 {
+    char warning[512] = "";
+    hd_text t;
+    hd_text_init(&t, warning, sizeof warning);
     pthread_mutex_lock(&s->mu);
     for (hd_comm *c = s->comms; c; c = c->next) {
         uint64_t phase = __atomic_load_n(&c->data_phase, __ATOMIC_ACQUIRE);
@@ -233,8 +237,10 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
                 stuck(s, c, &m, (double)(now - c->wd_since) * 1e-9);
         }
     }
-    hd_late_look(s, now);
+    hd_late_look(s, now, &t);
     pthread_mutex_unlock(&s->mu);
+    if (warning[0])
+        hd_tell(warning); /* not with the mutex, which operations need as well */
 }
 
 /* A dead process that its parent has not waited for: signals still reach it. */
