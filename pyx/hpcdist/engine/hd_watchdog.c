@@ -329,16 +329,16 @@ static void *watchdog_main(void *arg)
     return NULL;
 }
 
-void hd_watchdog_start(hd_session *s)
+int hd_watchdog_start(hd_session *s)
 {
     sigset_t all, old;
-    s->wake[0] = s->wake[1] = -1;
     if (pipe2(s->wake, O_CLOEXEC | O_NONBLOCK))
-        return;
+        return 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
     s->watching = pthread_create(&s->watchdog, NULL, watchdog_main, s) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return s->watching;
 }
 
 void hd_watchdog_stop(hd_session *s)
