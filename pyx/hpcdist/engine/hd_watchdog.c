@@ -48,13 +48,14 @@ typedef struct moving {
 
 /* Each store is ordered after the end of the previous operation: a watchdog that reads one of the
  * new fields sees in read_moving() that the phase has changed. */
-void hd_data_begin(hd_comm *c, const hd_job *j)
+void hd_data_begin(hd_comm *c, hd_job *j)
 {
     /* An operation that did not wait reads no clock. */
     const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0;
     __atomic_store_n(&c->cur_api, j->api, __ATOMIC_RELEASE);
     __atomic_store_n(&c->cur_seq, j->seq, __ATOMIC_RELEASE);
     __atomic_store(&c->cur_timeout, &j->timeout, __ATOMIC_RELEASE);
+    j->data_until = until;
     __atomic_store_n(&c->cur_until, until, __ATOMIC_RELEASE);
     __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
 }
