@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from datetime import timedelta
 
@@ -172,6 +175,44 @@ def test_all_buckets_of_a_training_step_share_the_deadline():
         spent = time.monotonic() - began
         check.that(text.startswith("DistTimeoutError"), text)
         check.that(spent < 2 * PATIENCE + SLACK * patience(), f"{spent:.2f} s")
+    dist.barrier()
+    dist.destroy_process_group(group)
+    check.done()
+
+
+def test_the_tensors_of_one_operation_share_the_deadline():
+    """A rank that stops during a later one costs no more than in the first.
+
+    The watchdogs would end the job half a second after the deadline of the whole operation.
+    """
+    check, (rank, size) = Check(), here()
+    pids: list = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    tensors = [torch.ones(1 << 20) for _ in range(64)]
+    dist.all_reduce_coalesced(tensors, group=group)  # the memory is there
+    began, text = time.monotonic(), ""
+
+    def stop() -> None:
+        for pause, what in ((0.003, signal.SIGSTOP), (0.8, signal.SIGCONT),
+                            (0.003, signal.SIGSTOP), (0.6, signal.SIGCONT)):  # fmt: skip
+            time.sleep(pause)
+            os.kill(pids[-1], what)
+
+    group._comm.timeout = 1.0
+    dist.barrier()
+    stopper = threading.Thread(target=stop)
+    if rank == 0:
+        stopper.start()
+    try:
+        dist.all_reduce_coalesced(tensors, group=group)
+    except dist.DistTimeoutError as error:
+        text = str(error)
+    spent = time.monotonic() - began
+    if rank == 0:
+        stopper.join()
+    if text:  # else it was done before the rank stopped
+        check.that(spent < 3 * patience(), f"{spent:.2f} s")
     dist.barrier()
     dist.destroy_process_group(group)
     check.done()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from jobs import run_job
+from patience import patience
 
 pytestmark = pytest.mark.jobs
 
@@ -82,3 +84,14 @@ def test_where_it_is_silent():
     assert warnings("simple", late=7, HPCDIST_STRAGGLER="0.7") == []
     assert warnings("simple", HPCDIST_STRAGGLER="0") == []
     assert warnings("simple", HPCDIST_STRAGGLER="0.99") == []
+
+
+@pytest.mark.parametrize("what", ["late", "recorder"])
+def test_a_full_standard_error_holds_no_watchdog(what):
+    program = str(Path(__file__).with_name("full_stderr.py"))
+    env = {"HPCDIST_STRAGGLER_WINDOW": "1"} if what == "late" else {"HPCDIST_DUMP": "/proc/none"}
+    ended = run_job(2, program, what, limit=30, env=env)
+    assert ended.code == 0, ended.text
+    said = re.search(r"timeout True, ([\d.]+) s, (\d+) ticks", ended.text)
+    assert said, ended.text
+    assert float(said[1]) < 2 + 1.5 * patience() and int(said[2]) > 0, ended.text

@@ -94,6 +94,14 @@ def test_a_rank_that_dies_while_it_holds_memory_is_reported_at_once(count):
     count(1)
 
 
+@only_ulfm
+@pytest.mark.parametrize("what", ["session", "group"])
+def test_an_agreement_that_was_given_up_writes_to_no_freed_memory(what):
+    program = str(Path(__file__).with_name("given_up.py"))
+    ended = run_job(2, program, what, env=FT, ft=True, limit=40)
+    assert "kept" in ended.text and "MPI wrote" not in ended.text, ended.text
+
+
 def test_a_job_that_cannot_go_on_says_so_at_its_start():
     ended = run_job(2, PROGRAM, "carried", env=FT)
     assert ended.code != 0, ended.text

@@ -13,6 +13,24 @@ from jobs import run_job
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
+#: Refuses the engine a thread while `refuse` is set.
+REFUSE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+int refuse;
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg)
+{
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    Dl_info by;
+    if (refuse && dladdr(__builtin_return_address(0), &by) && strstr(by.dli_fname, "_engine"))
+        return EAGAIN;
+    real = dlsym(RTLD_NEXT, "pthread_create");
+    return real(t, a, f, arg);
+}
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,3 +68,12 @@ def test_without_a_launcher_the_world_is_one():
         timeout=60,
     )
     assert done.returncode == 0 and "well" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_watchdog_that_cannot_start_is_an_error_on_all_ranks(tmp_path):
+    source, library = tmp_path / "refuse.c", tmp_path / "refuse.so"
+    source.write_text(REFUSE)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    program = str(Path(__file__).with_name("no_watchdog.py"))
+    ended = run_job(2, program, limit=40, env={"LD_PRELOAD": str(library)})
+    assert ended.code == 0 and ended.text.count("started again") == 2, ended.text

@@ -189,8 +189,7 @@ int hd_block_take(hd_comm *c, hd_job *j)
     if (!c->page || c->on_device || j->count <= 0 || j->count > (INT64_MAX >> 1) / c->size)
         return HD_OK;
     hd_mpi_lock(c->session);
-    /* Without the entry check rank 0 might choose before the others have taken what it gave last.
-     */
+    /* Without the entry check rank 0 might choose before the others have taken what it gave. */
     rc = c->check || c->size == 1 ? MPI_SUCCESS : MPI_Barrier(c->mpi);
     if (c->rank == 0)
         choose(c, j->count, &pick);

@@ -79,18 +79,20 @@ int hd_end_job_early(int status)
 
 static void at_exit(int status, void *arg)
 {
+    char line[256];
     int up = 0;
     (void)arg;
     status &= 0xff;
     MPI_Initialized(&up);
     if (up || !status || early_pid != getpid() || !is_rank())
         return;
-    fprintf(stderr,
-            "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: ending "
-            "the job\n",
-            getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(),
-            status);
-    fflush(stderr);
+    snprintf(line, sizeof line,
+             "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: "
+             "ending "
+             "the job",
+             getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(),
+             status);
+    hd_tell(line);
     hd_until_read();
     hd_end_job_early(status);
 }

@@ -11,6 +11,7 @@
 
 #include "hd_comm.h"
 #include "hd_exit_page.h"
+#include "hd_last_words.h"
 #include "hd_session.h"
 
 /* The entry that tells the others that this process is on its way out; kept mapped after the
@@ -107,12 +108,13 @@ void hd_exit_watch(void)
         return;
     /* A rank that has passed MPI_Finalize may go; then this process follows at once. */
     if (gone >= 0 && ++ticks > 30) {
-        fprintf(stderr,
-                "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it "
-                "in MPI_Finalize: ending the process\n",
-                exit_page[exit_slot].world_rank, (int)getpid(), exit_page[gone].world_rank,
-                exit_page[gone].pid);
-        fflush(stderr);
+        char line[256];
+        snprintf(line, sizeof line,
+                 "[hpcdist rank %u, pid %d] rank %u (pid %u) has died, and this rank waits for it "
+                 "in MPI_Finalize: ending the process",
+                 exit_page[exit_slot].world_rank, (int)getpid(), exit_page[gone].world_rank,
+                 exit_page[gone].pid);
+        hd_tell(line);
         _exit(71); /* EX_OSERR */
     }
 }

@@ -129,5 +129,6 @@ void hd_comm_dispose(hd_comm *c)
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->work_cv);
     pthread_cond_destroy(&c->done_cv);
-    free(c);
+    if (!c->voting) /* else MPI still writes the flag of an agreement that gave up */
+        free(c);
 }

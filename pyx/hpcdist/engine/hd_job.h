@@ -99,10 +99,11 @@ struct hd_job {
                              * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
-    double timeout; /* seconds */
-    int64_t begun;  /* ns, when it was submitted; 0: it runs inline and has not waited yet */
-    int inline_;    /* runs on the caller's thread: can check for signals and read the
-                     * Python stack */
+    double timeout;     /* seconds */
+    int64_t begun;      /* ns, when it was submitted; 0: it runs inline and has not waited yet */
+    int64_t data_until; /* ns: its tensors' data must have moved by then; 0: not known yet */
+    int inline_;        /* runs on the caller's thread: can check for signals and read the
+                         * Python stack */
     const struct hd_carry
         *carry;          /* how the entry check moves the data, if it can; see hd_check.h */
     int carried;         /* after the check: it has */

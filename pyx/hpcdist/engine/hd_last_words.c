@@ -49,7 +49,7 @@ static int is_stderr(int fd)
 
 /* A pipe without a reader fills up, and a write to it then waits for ever: this one waits half a
  * second at most. */
-static void tell(int fd, const char *why)
+static void tell_to(int fd, const char *why)
 {
     char line[HD_TEXT + 2];
     struct pollfd room = {fd, POLLOUT, 0};
@@ -59,12 +59,14 @@ static void tell(int fd, const char *why)
         (void)!write(fd, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
+void hd_tell(const char *line) { tell_to(STDERR_FILENO, line); }
+
 void hd_last_words(const char *why)
 {
     if (why && why[0]) {
-        tell(STDERR_FILENO, why);
+        hd_tell(why);
         if (witness >= 0 && !is_stderr(witness))
-            tell(witness, why);
+            tell_to(witness, why);
     }
     fflush(stdout);
 }

@@ -83,31 +83,26 @@ static int first_to_warn(hd_session *s)
     return !__atomic_exchange_n(warned, 1, __ATOMIC_ACQ_REL);
 }
 
-static void warn(hd_session *s, const hd_comm *c, int rank, double seconds)
+static void warn(hd_session *s, const hd_comm *c, int rank, double seconds, hd_text *t)
 {
     const member *m = &c->late->by[rank];
     /* Between nodes a wait is counted when the next collective is called: it may have been longer.
      */
     const double all = (double)(__atomic_load_n(&m->ns, __ATOMIC_RELAXED) - m->ns_before) * 1e-9,
                  waited = all < seconds ? all : seconds;
-    char buffer[512];
-    hd_text t;
     if (!first_to_warn(s))
         return;
-    hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "[hpcdist rank %d of %d] warning: rank %d of group '%s'", s->rank, s->size, rank,
+    hd_say(t, "[hpcdist rank %d of %d] warning: rank %d of group '%s'", s->rank, s->size, rank,
            c->name);
     if (s->page && c->node_slot[rank] >= 0 && !c->as_world)
-        hd_say(&t, " (rank %u of the job)", s->page[c->node_slot[rank]].world_rank);
-    hd_say(&t,
+        hd_say(t, " (rank %u of the job)", s->page[c->node_slot[rank]].world_rank);
+    hd_say(t,
            " makes the others wait: in the last %.3g s rank %d waited %.3g s for it (%.0f %%) in "
            "%u collectives, at most %.3g s in one. This is said once per node; HPCDIST_STRAGGLER "
-           "sets the share (%.3g; 0: off). python -m hpcdist top shows what the ranks do.\n",
+           "sets the share (%.3g; 0: off). python -m hpcdist top shows what the ranks do.",
            seconds, s->rank, waited, 100 * waited / seconds,
            __atomic_load_n(&m->times, __ATOMIC_RELAXED) - m->times_before,
            (double)__atomic_load_n(&m->worst, __ATOMIC_RELAXED) * 1e-9, share);
-    fputs(buffer, stderr);
-    fflush(stderr);
 }
 
 /* The end of a window: the next one begins. The worst member, or -1. */
@@ -139,7 +134,7 @@ static void begin(const hd_comm *c)
     }
 }
 
-void hd_late_look(hd_session *s, int64_t now)
+void hd_late_look(hd_session *s, int64_t now, hd_text *t)
 {
     const hd_comm *found = NULL;
     double most = 0, part;
@@ -159,7 +154,7 @@ void hd_late_look(hd_session *s, int64_t now)
         }
     }
     if (found)
-        warn(s, found, who, (double)(now - s->window) * 1e-9);
+        warn(s, found, who, (double)(now - s->window) * 1e-9, t);
     for (const hd_comm *c = s->comms; c; c = c->next)
         begin(c);
     s->window = now;

@@ -15,9 +15,10 @@ void hd_late_wish(double share, double seconds);
  * thread that has the lane. */
 void hd_late_waited(hd_comm *c, const hd_job *j, int rank, int64_t ns, int more);
 
-/* By the watchdog on each tick, with the session's mutex: warns, once per node, if a rank makes
- * this one wait for more than that share of the time. */
-void hd_late_look(hd_session *s, int64_t now);
+/* By the watchdog on each tick, with the session's mutex: says a warning into t, once per node, if
+ * a rank makes this one wait for more than that share of the time. Writing it may take a while, so
+ * the caller does that without the mutex. */
+void hd_late_look(hd_session *s, int64_t now, hd_text *t);
 
 void hd_late_free(hd_comm *c);
 

@@ -455,7 +455,9 @@ void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
         (run){.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype), .factor = 1};
     r->reduce = hd_reduce_kernel(j->redop, j->dtype);
     r->first = hd_scales_first(c, j, &r->factor);
-    r->until = deadline(j);
+    if (!j->data_until)
+        j->data_until = deadline(j);
+    r->until = j->data_until;
     r->step = c->node->piece / r->item;
 }
 

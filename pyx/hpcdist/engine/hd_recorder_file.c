@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "hd_base.h"
+#include "hd_last_words.h"
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
 
@@ -306,8 +307,11 @@ void hd_rec_dump_failed(void)
     int error;
     if (!folder[0] || copied == hd_rec.failures || (dumped && now - dumped < 1000000000))
         return;
-    if ((error = hd_rec_dump()) > 0 && !dumped)
-        fprintf(stderr, "[hpcdist] the flight recorder cannot be copied into %s: %s\n", folder,
-                strerror(error));
+    if ((error = hd_rec_dump()) > 0 && !dumped) {
+        char line[512];
+        snprintf(line, sizeof line, "[hpcdist] the flight recorder cannot be copied into %s: %s",
+                 folder, strerror(error));
+        hd_tell(line);
+    }
     dumped = now;
 }

@@ -173,7 +173,7 @@ static int build(hd_comm *old, MPI_Comm left, const char *name, hd_quota quota, 
 }
 
 /* Some rank could not make its part. */
-static void demolish(hd_session *s, hd_comm **out)
+static void demolish(hd_session *s, MPI_Comm left, hd_comm **out)
 {
     hd_comm *failed = *out;
     *out = NULL;
@@ -185,6 +185,8 @@ static void demolish(hd_session *s, hd_comm **out)
     }
     if (s)
         hd_session_unref(s);
+    else
+        MPI_Comm_free(&left);
 }
 
 /* Of the ranks that are left, all of which are here. */
@@ -210,7 +212,7 @@ static int rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **out, 
             hd_session_unref(made); /* the communicator owns it now */
             return HD_OK;
         }
-        demolish(made, out);
+        demolish(made, left, out);
         if (code)
             break;
     }

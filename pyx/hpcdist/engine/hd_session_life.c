@@ -94,6 +94,10 @@ static hd_session *new_session(hd_text *t)
         return NULL;
     }
     s->refs = 1;
+    s->ctl = MPI_COMM_NULL;
+    s->wake[0] = s->wake[1] = -1;
+    for (int i = 0; i < HD_HELD; i++)
+        s->held[i] = -1;
     s->met = MPI_REQUEST_NULL;
     pthread_mutex_init(&s->mu, NULL);
     pthread_mutex_init(&s->mpi_mu, NULL);
@@ -102,7 +106,26 @@ static hd_session *new_session(hd_text *t)
     return s;
 }
 
-/* Collective over its control communicator, whose ranks are all here. */
+/* Starts the watchdog. Nothing would end a call for a rank without one, nor show that it lives: so
+ * all fail if one rank cannot start it. Collective. */
+static int watch(hd_session *s, hd_text *t)
+{
+    int without = hd_watchdog_start(s) ? s->size : s->rank;
+    const int rc = MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MIN, s->ctl);
+    if (rc == MPI_SUCCESS && without == s->size)
+        return HD_OK;
+    if (rc)
+        hd_say(t, "MPI_Allreduce failed (error %d)", rc);
+    else
+        hd_say(t,
+               "rank %d cannot start its watchdog: it may have no more threads, or no more open "
+               "files. See ulimit -u and ulimit -n there, and its container's limit of processes",
+               without);
+    return HD_ERR_BACKEND;
+}
+
+/* Collective over its control communicator, whose ranks are all here. After an error the caller
+ * gives the session back. */
 static int furnish(hd_session *s, hd_quota quota, hd_text *t)
 {
     MPI_Comm node = MPI_COMM_NULL;
@@ -135,8 +158,7 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
     if (s->ft)
         hd_ft_unguard(node);
     MPI_Comm_free(&node);
-    hd_watchdog_start(s);
-    return HD_OK;
+    return watch(s, t);
 }
 
 static int opening;
@@ -166,7 +188,7 @@ int hd_session_open(MPI_Comm from, double timeout, hd_quota quota, hd_session **
         rc = furnish(s, quota, &t);
     }
     if (rc)
-        free(s);
+        hd_session_unref(s);
     else
         *out = s;
     return rc;
@@ -183,10 +205,12 @@ int hd_session_reopen(MPI_Comm ctl, hd_quota quota, hd_session **out, char *text
     if (!(s = new_session(&t)))
         return HD_ERR_MEMORY;
     s->ctl = ctl;
-    if ((rc = furnish(s, quota, &t)))
-        free(s);
-    else
+    if ((rc = furnish(s, quota, &t))) {
+        s->ctl = MPI_COMM_NULL; /* the caller keeps it: the ranks have to agree over it */
+        hd_session_unref(s);
+    } else {
         *out = s;
+    }
     return rc;
 }
 
@@ -211,7 +235,7 @@ void hd_session_unref(hd_session *s)
         if (s->held[i] >= 0)
             close(s->held[i]);
     MPI_Finalized(&down);
-    if (!down)
+    if (!down && s->ctl != MPI_COMM_NULL)
         MPI_Comm_free(&s->ctl);
     hd_exit_unfollow(s);
     free(s->pidfd);
@@ -219,7 +243,8 @@ void hd_session_unref(hd_session *s)
     free(s->lost);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->mpi_mu);
-    free(s);
+    if (!s->meeting) /* else MPI still writes the flag of an agreement that gave up */
+        free(s);
 }
 
 void hd_session_adopt(hd_session *s, hd_comm *c)

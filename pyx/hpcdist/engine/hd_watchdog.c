@@ -19,6 +19,7 @@
 #include "hd_hang.h"
 #include "hd_hydra.h"
 #include "hd_job.h"
+#include "hd_last_words.h"
 #include "hd_late.h"
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
@@ -47,13 +48,14 @@ typedef struct moving {
 
 /* Each store is ordered after the end of the previous operation: a watchdog that reads one of the
  * new fields sees in read_moving() that the phase has changed. */
-void hd_data_begin(hd_comm *c, const hd_job *j)
+void hd_data_begin(hd_comm *c, hd_job *j)
 {
     /* An operation that did not wait reads no clock. */
     const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0;
     __atomic_store_n(&c->cur_api, j->api, __ATOMIC_RELEASE);
     __atomic_store_n(&c->cur_seq, j->seq, __ATOMIC_RELEASE);
     __atomic_store(&c->cur_timeout, &j->timeout, __ATOMIC_RELEASE);
+    j->data_until = until;
     __atomic_store_n(&c->cur_until, until, __ATOMIC_RELEASE);
     __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
 }
@@ -214,6 +216,9 @@ static int superseded(hd_session *s, int64_t now, int64_t slept)
 /* slept: ns for which this process was stopped before this call. */
 static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
 {
+    char warning[512] = "";
+    hd_text t;
+    hd_text_init(&t, warning, sizeof warning);
     pthread_mutex_lock(&s->mu);
     for (hd_comm *c = s->comms; c; c = c->next) {
         uint64_t phase = __atomic_load_n(&c->data_phase, __ATOMIC_ACQUIRE);
@@ -233,8 +238,10 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
                 stuck(s, c, &m, (double)(now - c->wd_since) * 1e-9);
         }
     }
-    hd_late_look(s, now);
+    hd_late_look(s, now, &t);
     pthread_mutex_unlock(&s->mu);
+    if (warning[0])
+        hd_tell(warning); /* not with the mutex, which operations need as well */
 }
 
 /* A dead process that its parent has not waited for: signals still reach it. */
@@ -323,16 +330,16 @@ static void *watchdog_main(void *arg)
     return NULL;
 }
 
-void hd_watchdog_start(hd_session *s)
+int hd_watchdog_start(hd_session *s)
 {
     sigset_t all, old;
-    s->wake[0] = s->wake[1] = -1;
     if (pipe2(s->wake, O_CLOEXEC | O_NONBLOCK))
-        return;
+        return 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
     s->watching = pthread_create(&s->watchdog, NULL, watchdog_main, s) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return s->watching;
 }
 
 void hd_watchdog_stop(hd_session *s)

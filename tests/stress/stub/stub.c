@@ -6,6 +6,7 @@
 #include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_hydra.h"
+#include "hd_last_words.h"
 #include "hd_late.h"
 #include "hd_pairs.h"
 #include "hd_recorder_file.h"
@@ -24,7 +25,8 @@ STUB void hd_hang_expect(hd_session *s, double left) { (void)s, (void)left; }
 STUB void hd_hang_look(hd_session *s) { (void)s; }
 STUB void hd_hang_report(hd_session *s, const char *why, int watchdog) { (void)s, (void)why, (void)watchdog; }
 STUB void hd_hang_say_where(hd_session *s, int slot, hd_text *t) { (void)s, (void)slot, (void)t; }
-STUB void hd_late_look(hd_session *s, int64_t now) { (void)s, (void)now; }
+STUB void hd_tell(const char *line) { (void)line; }
+STUB void hd_late_look(hd_session *s, int64_t now, hd_text *t) { (void)s, (void)now, (void)t; }
 STUB void hd_late_waited(hd_comm *c, const hd_job *j, int rank, int64_t ns, int more)
 {
     (void)c, (void)j, (void)rank, (void)ns, (void)more;
