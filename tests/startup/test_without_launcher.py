@@ -168,11 +168,12 @@ def test_open_mpi_is_told_the_command_under_torchrun():
     assert re.search(r"mpirun .*-n 2 \S*python -u \S*starts.py hpcdist_alone", text), text
 
 
-@pytest.mark.parametrize("how", ["launcher"] if OPEN_MPI else ["launcher", "plain"])
+@pytest.mark.parametrize("how", ["launcher", "ft"] if OPEN_MPI else ["launcher", "plain"])
 def test_spawn(how):
     """It raises what a rank raised, and leaves nothing behind."""
     before = set(Path("/tmp").glob("hpcdist-spawn-*"))
-    code, text = run([sys.executable, STARTS, "spawning", how])
+    more = {"HPCDIST_FT": "1"} if how == "ft" else {}
+    code, text = run([sys.executable, STARTS, "spawning", how], **more)
     assert code == 0 and "well" in text, text
     assert "ValueError: boom 1" in text and "in raising" in text, text
     assert "raised ProcessRaisedException by rank 1 from ValueError" in text, text
@@ -182,6 +183,19 @@ def test_spawn(how):
         # not at the line's beginning: hydra puts what two ranks write at once on one line
         assert re.search(rf"{tag.format(rank)}rank {rank} of 2", text), text
     assert set(Path("/tmp").glob("hpcdist-spawn-*")) <= before
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+def test_spawn_of_a_job_that_goes_on_after_a_death():
+    """After a death mpirun's status is 0 there, whatever the others do."""
+    code, text = run([sys.executable, STARTS, "spawning_deaths"], HPCDIST_FT="1")
+    assert code == 0 and text.count("rank 0 lives on") == 3, text
+    said = re.findall(r"\(\(.*", text)  # mpirun may have left a line unfinished before it
+    assert said[0] == "((1,),) nothing raised", text
+    assert said[1].startswith("((1,), 'raises') ProcessRaisedException of 0: "), text
+    assert said[1].endswith(" boom after a death"), text
+    assert said[2].startswith("((1,), 'exits') ProcessExitedException of 0: "), text
+    assert said[3].startswith("((0, 1),) ProcessExitedException of -1: no rank returned"), text
 
 
 def test_launch(tmp_path):

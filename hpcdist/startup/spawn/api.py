@@ -15,7 +15,7 @@ from multiprocessing import spawn as mp_spawn
 from pathlib import Path
 from typing import Any
 
-from hpcdist import _engine, launchers
+from hpcdist import _engine, config, launchers
 from hpcdist.errors import DistBackendError
 from hpcdist.launchers import commands, lines, variables
 from hpcdist.startup.variables import free_port
@@ -147,7 +147,8 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
             lines.ask_for(env)
         command = starter.command(nprocs, program, environ=_one_node(env))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
-        return ProcessContext([process], folder, nprocs)
+        blind = isinstance(starter, commands.OpenMpi) and bool(config.get("ft", env))
+        return ProcessContext([process], folder, nprocs, blind)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(nprocs):
