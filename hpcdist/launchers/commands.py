@@ -206,7 +206,9 @@ class Srun(Starter):
         options = [f"--mpi={self.plugin}", f"--ntasks={layout.ranks}"]
         if layout.hosts:
             hosts = ",".join(layout.hosts)
-            options += [f"--nodelist={hosts}", f"--ntasks-per-node={layout.here}"]
+            # else it takes as many nodes as the batch job has, spare and dead ones too
+            options += [f"--nodes={len(layout.hosts)}", f"--nodelist={hosts}"]
+            options += [f"--ntasks-per-node={layout.here}"]
         per_task = layout.environ.get("SLURM_CPUS_PER_TASK", "")
         if layout.share and per_task.isdecimal():  # srun does not take it over from sbatch
             options += [f"--cpus-per-task={per_task}", "--cpu-bind=cores"]

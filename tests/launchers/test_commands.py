@@ -71,7 +71,9 @@ def test_hosts(eight_cores):
         "--output tag -n 8"
     )
     assert line("hydra", 8, "a", "b") == "-hosts a,b -ppn 4 -bind-to core:2 -prepend-rank -n 8"
-    assert "--nodelist=a,b --ntasks-per-node=4" in line("srun", 8, "a", "b")
+    # else srun takes as many nodes as the batch job has, spare and dead ones among them
+    env = {"SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3"}
+    assert "--nodes=2 --nodelist=a,b --ntasks-per-node=4" in line("srun", 8, "a", "b", env=env)
 
 
 def test_srun_takes_the_batch_jobs_cores_over(eight_cores):
