@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdist import _engine, config, launchers
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands, lines, variables
+from hpcdist.launchers import batch, commands, lines, variables
 from hpcdist.startup.variables import free_port
 
 from . import child
@@ -169,7 +169,8 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
 
 
 def _one_node(env: Mapping[str, str]) -> dict[str, str]:
-    return {**env, "SLURM_JOB_NUM_NODES": "1"}
+    kept = {name: value for name, value in env.items() if name not in batch.LISTS}
+    return {**kept, "SLURM_JOB_NUM_NODES": "1"}
 
 
 def _is_outer(name: str) -> bool:
