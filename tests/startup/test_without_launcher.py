@@ -185,6 +185,21 @@ def test_spawn(how):
     assert set(Path("/tmp").glob("hpcdist-spawn-*")) <= before
 
 
+def test_spawn_from_sallocs_shell_starts_here(tmp_path):
+    """On a login node, which is not in the allocation; srun would start the ranks elsewhere."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        '#!/bin/sh\ncase "$*" in *mpi=list*) echo "none pmix pmi2"; exit;; esac\n'
+        "echo on another machine; exit 9\n"
+    )
+    srun.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "far", "SLURM_JOB_NUM_NODES": "1",
+           "SLURM_NODELIST": "far", "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "2"}  # fmt: skip
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    code, text = run([sys.executable, STARTS, "variables_of_spawn"], PATH=path, **job)
+    assert code == 0 and "after: 0 2" in text and "after: 1 2" in text, text
+
+
 @pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
 def test_spawn_of_a_job_that_goes_on_after_a_death():
     """After a death mpirun's status is 0 there, whatever the others do."""

@@ -120,7 +120,7 @@ def spawn(
 def _starter() -> commands.Starter | None:
     """Return the launcher; None where MPICH's processes can be started without one."""
     try:
-        return commands.find()
+        return commands.find("mpirun" if _beside_its_job(os.environ) else "auto")
     except DistBackendError:
         if launchers.mpi_family(_engine.library_version()) == "Open MPI":
             raise
@@ -139,6 +139,8 @@ def _write(folder: Path, fn: Callable[..., Any], args: Sequence[Any]) -> None:
 def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> ProcessContext:
     program = [sys.executable, "-c", _PROGRAM, str(folder)]
     env = {name: value for name, value in os.environ.items() if not _is_outer(name)}
+    if _beside_its_job(env):
+        env = {name: value for name, value in env.items() if not name.startswith("SLURM_")}
     variables.export({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, env)
     if starter is not None:
         if isinstance(starter, commands.Srun):
@@ -171,6 +173,11 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
 def _one_node(env: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in batch.LISTS}
     return {**kept, "SLURM_JOB_NUM_NODES": "1"}
+
+
+def _beside_its_job(env: Mapping[str, str]) -> bool:
+    """Whether this is salloc's shell on a login node: srun and mpirun would start elsewhere."""
+    return "SLURM_JOB_ID" in env and not ("SLURMD_NODENAME" in env or "SLURM_PROCID" in env)
 
 
 def _is_outer(name: str) -> bool:
