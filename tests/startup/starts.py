@@ -337,41 +337,6 @@ def spawning(how: str) -> None:
         say(f"raised ProcessExitedException by rank {error.error_index} with {error.exit_code}")
 
 
-def dying_in_spawn(rank: int, victims: tuple[int, ...], after: str = "") -> None:
-    import signal
-
-    import hpcdist as dist
-
-    dist.init_process_group()
-    dist.barrier()
-    if rank in victims:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        dist.barrier()
-    except dist.RankFailedError:
-        dist.group.WORLD.reconfigure()
-        say(f"rank {rank} lives on")
-        if after == "raises":
-            raise ValueError("boom after a death") from None
-        if after == "exits":
-            sys.exit(5)
-
-
-def spawning_deaths() -> None:
-    """A death that is survived is no failure of the job; what comes after it may be."""
-    import hpcdist as dist
-    from hpcdist.startup.spawn import ProcessException
-
-    for arguments in (((1,),), ((1,), "raises"), ((1,), "exits"), ((0, 1),)):
-        try:
-            dist.spawn(dying_in_spawn, arguments, nprocs=2)
-            say(f"{arguments} nothing raised")
-        except ProcessException as error:
-            first = str(error).strip().splitlines()[0]
-            cause = error.__cause__
-            say(f"{arguments} {type(error).__name__} of {error.error_index}: {first} {cause}")
-
-
 def sleeping() -> None:
     import time
 
@@ -416,7 +381,6 @@ PROGRAMS = {
         dying,
         missing,
         spawning,
-        spawning_deaths,
         sleeping,
         variables,
         variables_of_spawn,

@@ -23,6 +23,7 @@ from hpcdist.launchers import mpi_family
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
+SPAWN_DEATHS = str(Path(__file__).with_name("spawn_deaths.py"))
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")
 
@@ -203,7 +204,7 @@ def test_spawn_from_sallocs_shell_starts_here(tmp_path):
 @pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
 def test_spawn_of_a_job_that_goes_on_after_a_death():
     """After a death mpirun's status is 0 there, whatever the others do."""
-    code, text = run([sys.executable, STARTS, "spawning_deaths"], HPCDIST_FT="1")
+    code, text = run([sys.executable, SPAWN_DEATHS], HPCDIST_FT="1")
     assert code == 0 and text.count("rank 0 lives on") == 3, text
     said = re.findall(r"\(\(.*", text)  # mpirun may have left a line unfinished before it
     assert said[0] == "((1,),) nothing raised", text
