@@ -1,4 +1,4 @@
-"""The program of test_without_launcher.py whose spawned ranks die, in jobs that go on without them."""
+"""Jobs of hpcdist.spawn that go on without ranks that die, for test_without_launcher.py."""
 
 from __future__ import annotations
 
