@@ -25,7 +25,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands, rank, variables
+from hpcdist.launchers import batch, commands, rank, variables
 from hpcdist.startup.variables import free_port
 
 from .numbers import natural, positive
@@ -152,7 +152,9 @@ def _environment(
     env = dict(environ)
     place = {"MASTER_PORT": str(free_port())}
     if not isinstance(starter, commands.Srun):
-        place["MASTER_ADDR"] = hosts[0] if hosts else "127.0.0.1"
+        number, first = (len(hosts), hosts[0]) if hosts else batch.nodes(environ)
+        address = first if hosts or number > 1 else "127.0.0.1"
+        place.update({"MASTER_ADDR": address} if address else {})
     variables.export(place, env)
     return env
 

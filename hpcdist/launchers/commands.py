@@ -18,6 +18,7 @@ from pathlib import Path
 from hpcdist import _loader, config
 from hpcdist.errors import DistBackendError
 from hpcdist.hardware import allowed_cpus
+from hpcdist.launchers import batch
 
 __all__ = [
     "Hydra",
@@ -128,7 +129,7 @@ class Starter:
 
     def nodes(self, environ: Mapping[str, str]) -> int:
         """Number of nodes that the ranks are spread over where no hosts are named."""
-        return 1
+        return batch.nodes(environ)[0]
 
     def options(self, layout: Layout) -> list[str]:
         """The launcher's options for a layout."""
@@ -145,6 +146,7 @@ class OpenMpi(Starter):
         here = layout.here
         if layout.hosts:
             options += ["--host", ",".join(f"{host}:{here}" for host in layout.hosts)]
+        if layout.hosts or self.nodes(layout.environ) > 1:
             for name in sorted(layout.environ):
                 if _SENT.fullmatch(name) and name != "HPCDIST_STORE_KEY":
                     options += ["-x", name]
@@ -164,7 +166,9 @@ class Hydra(Starter):
         """Hydra binds to cores by number, and sends the whole environment."""
         options = []
         if layout.hosts:
-            options += ["-hosts", ",".join(layout.hosts), "-ppn", str(layout.here)]
+            options += ["-hosts", ",".join(layout.hosts)]
+        if layout.hosts or self.nodes(layout.environ) > 1:
+            options += ["-ppn", str(layout.here)]
         options += ["-bind-to", f"core:{layout.share}" if layout.share else "none"]
         options += ["-genv", "OMP_NUM_THREADS", str(layout.threads)] if layout.threads else []
         options += ["-prepend-rank"] if layout.label else []
@@ -206,7 +210,9 @@ class Srun(Starter):
         options = [f"--mpi={self.plugin}", f"--ntasks={layout.ranks}"]
         if layout.hosts:
             hosts = ",".join(layout.hosts)
-            options += [f"--nodelist={hosts}", f"--ntasks-per-node={layout.here}"]
+            # else it takes as many nodes as the batch job has, spare and dead ones too
+            options += [f"--nodes={len(layout.hosts)}", f"--nodelist={hosts}"]
+            options += [f"--ntasks-per-node={layout.here}"]
         per_task = layout.environ.get("SLURM_CPUS_PER_TASK", "")
         if layout.share and per_task.isdecimal():  # srun does not take it over from sbatch
             options += [f"--cpus-per-task={per_task}", "--cpu-bind=cores"]

@@ -8,7 +8,7 @@ from array import array
 from typing import Any
 
 from hpcdist import launchers, log
-from hpcdist.launchers.variables import MASTER, PLACE, export
+from hpcdist.launchers.variables import MASTER, PLACE, export, exported
 
 __all__ = ["export_place", "free_port"]
 
@@ -42,6 +42,8 @@ def export_place(comm: Any, api: str) -> None:
     address = bytearray(_LENGTH)
     if comm.rank == 0:
         host, port = (os.environ.get(name, "").strip() for name in MASTER)
+        if nodes > 1 and host == "127.0.0.1" and MASTER[0] in exported(os.environ):
+            host = ""  # launch knew of one node only
         host = host or ("127.0.0.1" if nodes == 1 else socket.gethostname())
         text = f"{host}|{port or free_port()}".encode()
         address[: len(text)] = text

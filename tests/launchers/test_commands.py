@@ -71,7 +71,9 @@ def test_hosts(eight_cores):
         "--output tag -n 8"
     )
     assert line("hydra", 8, "a", "b") == "-hosts a,b -ppn 4 -bind-to core:2 -prepend-rank -n 8"
-    assert "--nodelist=a,b --ntasks-per-node=4" in line("srun", 8, "a", "b")
+    # else srun takes as many nodes as the batch job has, spare and dead ones among them
+    env = {"SLURM_JOB_NUM_NODES": "3", "SLURM_NNODES": "3"}
+    assert "--nodes=2 --nodelist=a,b --ntasks-per-node=4" in line("srun", 8, "a", "b", env=env)
 
 
 def test_srun_takes_the_batch_jobs_cores_over(eight_cores):
@@ -79,6 +81,38 @@ def test_srun_takes_the_batch_jobs_cores_over(eight_cores):
     assert line("srun", 4, env=env) == (
         "--mpi=pmix --ntasks=4 --cpus-per-task=4 --cpu-bind=cores --label"
     )
+
+
+BATCH_JOBS = {
+    "slurm": {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "a,b"},
+    "step": {"SLURM_JOB_NUM_NODES": "9", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "a,b"},
+    "pbs": {"PBS_JOBID": "7", "PBS_NODEFILE": "{nodefile}"},
+    "lsf": {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 32 b 32"},
+}
+
+
+@pytest.fixture(params=BATCH_JOBS)
+def batch_job(request, tmp_path):
+    """The variables of a job of two nodes."""
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text("a\na\nb\nb\n")
+    job = BATCH_JOBS[request.param]
+    return {name: value.format(nodefile=nodefile) for name, value in job.items()}
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "hydra", "intel"])
+def test_mpirun_spreads_the_ranks_over_the_batch_jobs_nodes(eight_cores, batch_job, kind):
+    """mpirun takes the nodes from the batch system; it is told how many ranks each has."""
+    said = line(kind, 8, env=batch_job)
+    assert {"openmpi": "ppr:4:node:PE=2", "hydra": "-ppn 4", "intel": "-ppn 4"}[kind] in said
+    assert launch._environment(STARTERS[kind], (), batch_job)["MASTER_ADDR"] == "a"
+    one = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
+    assert launch._environment(STARTERS[kind], (), one)["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_a_list_of_nodes_that_cannot_be_read_is_one_node(tmp_path):
+    for env in ({"PBS_NODEFILE": str(tmp_path / "none")}, {"LSB_MCPU_HOSTS": ""}, {}):
+        assert STARTERS["hydra"].nodes(env) == 1
 
 
 def test_root_says_so_to_open_mpi(eight_cores):

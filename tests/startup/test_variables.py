@@ -95,3 +95,27 @@ def test_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     variables.export_place(Comm(rank=2, size=4, local_rank=0, node_ranks=(2, 3)), "test")
     values = [os.environ[name] for name in (*PLACE, *MASTER)]
     assert values == ["2", "4", "0", "2", "1", "head.org", "299"]
+
+
+class First(Comm):
+    def all_gather_into_tensor(self, out, mine, api):
+        out[:] = type(out)("q", [0, 0, 2, 2])
+
+    def broadcast(self, data, root, api):
+        pass
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_launchs_loopback_is_no_address_for_several_nodes(monkeypatch, ours):
+    """It knew of one node; what the user has set stays."""
+    for name in (*PLACE, *MASTER, EXPORTED):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "299")
+    if ours:
+        monkeypatch.setenv(EXPORTED, "MASTER_ADDR=127.0.0.1,MASTER_PORT=299")
+    monkeypatch.setattr(launchers, "find", lambda: "one")
+    monkeypatch.setattr(variables.socket, "gethostname", lambda: "head")
+    variables.export_place(First(rank=0, size=4, local_rank=0, node_ranks=(0, 1)), "test")
+    assert os.environ["MASTER_ADDR"] == ("head" if ours else "127.0.0.1")

@@ -23,6 +23,7 @@ from hpcdist.launchers import mpi_family
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
+SPAWN_DEATHS = str(Path(__file__).with_name("spawn_deaths.py"))
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")
 
@@ -168,11 +169,12 @@ def test_open_mpi_is_told_the_command_under_torchrun():
     assert re.search(r"mpirun .*-n 2 \S*python -u \S*starts.py hpcdist_alone", text), text
 
 
-@pytest.mark.parametrize("how", ["launcher"] if OPEN_MPI else ["launcher", "plain"])
+@pytest.mark.parametrize("how", ["launcher", "ft"] if OPEN_MPI else ["launcher", "plain"])
 def test_spawn(how):
     """It raises what a rank raised, and leaves nothing behind."""
     before = set(Path("/tmp").glob("hpcdist-spawn-*"))
-    code, text = run([sys.executable, STARTS, "spawning", how])
+    more = {"HPCDIST_FT": "1"} if how == "ft" else {}
+    code, text = run([sys.executable, STARTS, "spawning", how], **more)
     assert code == 0 and "well" in text, text
     assert "ValueError: boom 1" in text and "in raising" in text, text
     assert "raised ProcessRaisedException by rank 1 from ValueError" in text, text
@@ -182,6 +184,34 @@ def test_spawn(how):
         # not at the line's beginning: hydra puts what two ranks write at once on one line
         assert re.search(rf"{tag.format(rank)}rank {rank} of 2", text), text
     assert set(Path("/tmp").glob("hpcdist-spawn-*")) <= before
+
+
+def test_spawn_from_sallocs_shell_starts_here(tmp_path):
+    """On a login node, which is not in the allocation; srun would start the ranks elsewhere."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        '#!/bin/sh\ncase "$*" in *mpi=list*) echo "none pmix pmi2"; exit;; esac\n'
+        "echo on another machine; exit 9\n"
+    )
+    srun.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "far", "SLURM_JOB_NUM_NODES": "1",
+           "SLURM_NODELIST": "far", "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "2"}  # fmt: skip
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    code, text = run([sys.executable, STARTS, "variables_of_spawn"], PATH=path, **job)
+    assert code == 0 and "after: 0 2" in text and "after: 1 2" in text, text
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+def test_spawn_of_a_job_that_goes_on_after_a_death():
+    """After a death mpirun's status is 0 there, whatever the others do."""
+    code, text = run([sys.executable, SPAWN_DEATHS], HPCDIST_FT="1")
+    assert code == 0 and text.count("rank 0 lives on") == 3, text
+    said = re.findall(r"\(\(.*", text)  # mpirun may have left a line unfinished before it
+    assert said[0] == "((1,),) nothing raised", text
+    assert said[1].startswith("((1,), 'raises') ProcessRaisedException of 0: "), text
+    assert said[1].endswith(" boom after a death"), text
+    assert said[2].startswith("((1,), 'exits') ProcessExitedException of 0: "), text
+    assert said[3].startswith("((0, 1),) ProcessExitedException of -1: no rank returned"), text
 
 
 def test_launch(tmp_path):

@@ -51,6 +51,7 @@ SHARED = {
     "groups/subgroups": "groups/test_new_group.py",
     "groups/shrink": "backends/nccl/test_derive.py",
     "launchers": "launchers/test_launchers.py",
+    "launchers/batch": "launchers/test_commands.py",
     "launchers/pmi": "launchers/test_pmi.py",
     "log": "startup/test_alone.py",
     "profiler_events": "engine/test_profiler_events.py",

@@ -15,9 +15,9 @@ from multiprocessing import spawn as mp_spawn
 from pathlib import Path
 from typing import Any
 
-from hpcdist import _engine, launchers
+from hpcdist import _engine, config, launchers
 from hpcdist.errors import DistBackendError
-from hpcdist.launchers import commands, lines, variables
+from hpcdist.launchers import batch, commands, lines, variables
 from hpcdist.startup.variables import free_port
 
 from . import child
@@ -120,7 +120,7 @@ def spawn(
 def _starter() -> commands.Starter | None:
     """Return the launcher; None where MPICH's processes can be started without one."""
     try:
-        return commands.find()
+        return commands.find("mpirun" if _beside_its_job(os.environ) else "auto")
     except DistBackendError:
         if launchers.mpi_family(_engine.library_version()) == "Open MPI":
             raise
@@ -139,6 +139,8 @@ def _write(folder: Path, fn: Callable[..., Any], args: Sequence[Any]) -> None:
 def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> ProcessContext:
     program = [sys.executable, "-c", _PROGRAM, str(folder)]
     env = {name: value for name, value in os.environ.items() if not _is_outer(name)}
+    if _beside_its_job(env):
+        env = {name: value for name, value in env.items() if not name.startswith("SLURM_")}
     variables.export({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, env)
     if starter is not None:
         if isinstance(starter, commands.Srun):
@@ -147,7 +149,8 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
             lines.ask_for(env)
         command = starter.command(nprocs, program, environ=_one_node(env))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
-        return ProcessContext([process], folder, nprocs)
+        blind = isinstance(starter, commands.OpenMpi) and bool(config.get("ft", env))
+        return ProcessContext([process], folder, nprocs, blind)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(nprocs):
@@ -168,7 +171,13 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
 
 
 def _one_node(env: Mapping[str, str]) -> dict[str, str]:
-    return {**env, "SLURM_JOB_NUM_NODES": "1"}
+    kept = {name: value for name, value in env.items() if name not in batch.LISTS}
+    return {**kept, "SLURM_JOB_NUM_NODES": "1"}
+
+
+def _beside_its_job(env: Mapping[str, str]) -> bool:
+    """Whether this is salloc's shell on a login node: srun and mpirun would start elsewhere."""
+    return "SLURM_JOB_ID" in env and not ("SLURMD_NODENAME" in env or "SLURM_PROCID" in env)
 
 
 def _is_outer(name: str) -> bool:

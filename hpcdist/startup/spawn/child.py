@@ -45,10 +45,13 @@ def main() -> None:
         if leave.code not in (None, 0):
             code = leave.code if isinstance(leave.code, int) else 1
             _leave_word(folder, f"exit.{rank}", {"rank": rank, "pid": os.getpid(), "code": code})
+        else:
+            _leave_word(folder, f"well.{rank}", {})
         raise
     except BaseException as error:
         _tell(folder, rank, error)
         raise
+    _leave_word(folder, f"well.{rank}", {})
 
 
 def _with_launcher() -> int:

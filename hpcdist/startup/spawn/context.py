@@ -91,14 +91,22 @@ class ProcessContext:
         Where the processes record how they ended; it is deleted with them.
     nprocs : int
         Number of ranks.
+    blind : bool
+        The launcher's status may be 0 after any failure: mpirun's of a job that goes on after a
+        death.
     """
 
     def __init__(
-        self, processes: Sequence[subprocess.Popen[Any]], folder: Path, nprocs: int
+        self,
+        processes: Sequence[subprocess.Popen[Any]],
+        folder: Path,
+        nprocs: int,
+        blind: bool = False,
     ) -> None:
         self.processes = list(processes)
         self.folder = folder
         self.nprocs = nprocs
+        self._blind = blind
         self._launched = len(processes) == 1 and nprocs > 1
         self._printers = [
             threading.Thread(target=_print, args=(rank, stream, out), daemon=True)
@@ -152,6 +160,7 @@ class ProcessContext:
                     self.end(GRACE if grace_period is None else grace_period, signal.SIGTERM)
                     self._raise()
                 if None not in codes:
+                    self._judge()
                     break
                 if end is not None and time.monotonic() >= end:
                     return False
@@ -188,6 +197,17 @@ class ProcessContext:
         for printer in self._printers:
             printer.join(1.0)  # longer only if a grandchild keeps the pipe open
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _judge(self) -> None:
+        """Raise if the ranks' words contradict the launcher's status, which is 0.
+
+        Open MPI's mpirun ends with 0 once a death was to be survived, whatever else fails.
+        """
+        if any(self.folder.glob("error.*")) or any(self.folder.glob("exit.*")):
+            self._raise()
+        if self._blind and not any(self.folder.glob("well.*")):
+            text = "no rank returned from the function or raised: see the launcher's output"
+            raise ProcessExitedException(text, -1, self.processes[0].pid, 1)
 
     def _raise(self) -> None:
         errors = [json.loads(path.read_text()) for path in self.folder.glob("error.*")]
