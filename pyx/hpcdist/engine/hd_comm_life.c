@@ -391,6 +391,9 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     if (__atomic_exchange_n(&c->freed, 1, __ATOMIC_SEQ_CST)) /* by another thread, at the end */
         return HD_OK;
     hd_comm_close(c, 2); /* no new caller gets in, and those inside leave */
+    /* a rank has died, and the others did not reconfigure: each ends when it likes */
+    if (hd_session_broken(s) && !__atomic_load_n(&c->replaced, __ATOMIC_ACQUIRE))
+        hd_exit_unmet(1);
     if (!drained || !hd_p2p_drain(c, 1.0)) {
         hd_session_poisoned(s);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */

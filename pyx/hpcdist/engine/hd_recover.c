@@ -15,6 +15,7 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_comm_life.h"
+#include "hd_exit.h"
 #include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_making.h"
@@ -226,6 +227,7 @@ static void replace(hd_session *s)
     for (hd_comm *c = s->comms; c; c = c->next)
         __atomic_store_n(&c->replaced, 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&s->mu);
+    hd_exit_unmet(0); /* the ranks that are left have met */
 }
 
 int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, hd_comm **out,
