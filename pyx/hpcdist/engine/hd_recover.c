@@ -81,12 +81,14 @@ static int agree(MPI_Comm comm, int *flag, MPI_Request *request, int *going, int
     return code;
 }
 
+/* One that has called may have been stopped since. */
 static void say_absent(const hd_session *s, hd_text *t, int recovers)
 {
     const char *before = " (";
     for (int i = 0; s->page && i < s->node_n; i++)
         if (i != s->slot && !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
-            !(recovers && __atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE))) {
+            !(recovers && __atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE) &&
+              !hd_session_silent(s, i))) {
             hd_say(t, "%srank %u ", before, s->page[i].world_rank);
             hd_session_report((hd_session *)s, i, t);
             before = "; ";

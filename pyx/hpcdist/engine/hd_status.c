@@ -152,11 +152,17 @@ static void say_last(hd_text *t, const entry *e)
         hd_say(t, " #%u", __atomic_load_n(&e->seq, __ATOMIC_RELAXED));
 }
 
+int64_t hd_session_silent(const hd_session *s, int slot)
+{
+    const int64_t since = hd_now() - __atomic_load_n(&s->page[slot].beat, __ATOMIC_RELAXED);
+    return since > 2000000000LL ? since : 0;
+}
+
 void hd_session_report(hd_session *s, int slot, hd_text *t)
 {
     entry *e;
     uint64_t phase, tp;
-    int64_t now = hd_now(), beat;
+    int64_t now = hd_now(), silent;
     double since = 0.0;
 
     if (!s->page || slot < 0) {
@@ -169,10 +175,9 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     case 2: hd_say(t, "died (pid %u)", e->pid); return;
     case 3: hd_say(t, "%.159s", e->why); return;
     }
-    beat = __atomic_load_n(&e->beat, __ATOMIC_RELAXED);
-    if (now - beat > 2000000000LL) {
+    if ((silent = hd_session_silent(s, slot))) {
         hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)",
-               (double)(now - beat) * 1e-9, e->pid);
+               (double)silent * 1e-9, e->pid);
         return;
     }
     phase = __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE);

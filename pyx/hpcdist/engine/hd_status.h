@@ -22,6 +22,8 @@ void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left
  * it, while this rank cannot leave its own: neither ever will. 0: there is none. *where: that
  * group. */
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
+/* ns since the rank in `slot` has shown that it lives; 0: it is no longer than usual. */
+int64_t hd_session_silent(const hd_session *s, int slot);
 void hd_session_report(hd_session *s, int slot,
                        hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
 
