@@ -51,7 +51,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     if state.iter < state.start_powerSGD_iter:
         state.maybe_increase_iter(bucket)
         return average(group_of(state.process_group), buffer, API)
-    return state._pipeline.start(_by_matrix(state, bucket, buffer))
+    return state._pipeline.start(_by_matrix(state, bucket, buffer), bucket.index() == 0)
 
 
 def batched_powerSGD_hook(
@@ -83,7 +83,7 @@ def batched_powerSGD_hook(
     if state.iter < state.start_powerSGD_iter:
         state.maybe_increase_iter(bucket)
         return average(group_of(state.process_group), buffer, API)
-    return state._pipeline.start(_as_square(state, bucket, buffer))
+    return state._pipeline.start(_as_square(state, bucket, buffer), bucket.index() == 0)
 
 
 def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:

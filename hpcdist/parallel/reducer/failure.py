@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError, RankFailedError
+from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
 
@@ -63,7 +65,7 @@ class Failure:
         ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
         for bucket in buckets if ends_soon else ():
             if bucket.work is not None:
-                self.settle(bucket.work.wait)
+                self.settle(partial(give_up, bucket.work))
         if self._transfer.has_hook:  # whose second calls need not have been made
             self.cut_off(buckets, len(buckets), more)
         barriers, self._barriers = self._barriers or [], None
@@ -124,7 +126,7 @@ class Failure:
         self.cut_off(buckets, started, more)
         for bucket in buckets[:started]:
             if bucket.work is not None:
-                self.settle(bucket.work.wait)
+                self.settle(partial(give_up, bucket.work))
         self.settle(usage.wait)
         barriers, self._barriers = self._barriers or [], None
         for barrier in barriers:
