@@ -13,7 +13,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["Driven", "Pipeline", "dense_buffer", "group_of"]
+__all__ = ["Driven", "Pipeline", "begins", "dense_buffer", "group_of"]
 
 
 class Driven(torch.futures.Future):
@@ -151,6 +151,11 @@ class _Run:
         self.stages = stages
         self.work: Any = None
         self.result: torch.Tensor | None = None
+
+
+def begins(bucket: GradBucket) -> bool:
+    """Return whether a bucket is the first of its backward pass; DDP may leave out bucket 0."""
+    return bool(getattr(bucket, "_first", bucket.index() == 0))
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:

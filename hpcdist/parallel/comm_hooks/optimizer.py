@@ -10,7 +10,7 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import Driven, begins, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import deliver
@@ -197,7 +197,7 @@ def optimizer_in_backward_hook(
     """
     buffer = dense_buffer(bucket, "optimizer_in_backward_hook")
     group = group_of(state.process_group)
-    if bucket.index() == 0:
+    if begins(bucket):
         state._waiting.clear()  # left over from a backward pass that failed
         bucket._after_pass(state._forget_gradients)
     state._finish(None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpcdist.parallel.comm_hooks._future import Driven
+from hpcdist.parallel.comm_hooks._future import Driven, begins
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import copy_each, deliver
@@ -28,9 +28,10 @@ class _Stepper:
         self._sent: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
 
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if bucket.index() == 0:
+        if begins(bucket):
             # Left over from a backward pass that failed.
             self._waiting, self._sent = [], []
+            bucket._after_pass(self._receive)  # DDP may leave out the last bucket
         if self._interleaved:
             self._step_upto(None)
         self._waiting.append((bucket, bucket._bounded(self._hook(state, bucket))))

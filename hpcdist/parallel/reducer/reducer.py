@@ -425,13 +425,13 @@ class Reducer:
                 unused = self._pipeline.finish()
                 for future in self.after_backward:
                     future.wait()
+                for call in self.transfer.after_pass:
+                    call()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
         else:
             self.transfer.end()
-            for call in self.transfer.after_pass:
-                call()
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
             self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
@@ -497,7 +497,7 @@ class Reducer:
         self._task = None
         self._usage.reset()
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
-        self.after_backward, self.transfer.after_pass = [], []
+        self.after_backward = []
         if self._order is not None:
             self._order = []
         self._pipeline.reset()

@@ -150,3 +150,37 @@ def test_ranks_that_give_up_at_different_buckets_stay_in_step(kind: str) -> None
     dist.all_gather_object(calls, dist.group.WORLD._comm.seq)
     parallel_assert(len(set(calls)) == 1, f"calls of the ranks: {calls}")
     parallel_assert(took < 5, f"{took:.1f} s")
+
+
+class Part(nn.Module):
+    """Leaves a layer out, on all ranks."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.out: int | None = out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, layer in enumerate(self.layers):
+            if place != self.out:
+                x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", STEPPING)
+@pytest.mark.parametrize("out", [0, 2], ids=["without the last bucket", "without the first"])
+def test_buckets_that_are_left_out(kind: str, out: int) -> None:
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = stepping(kind, Part(out), **options)
+    reference = DDP(Part(out), **options)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step, x in enumerate(batches(4)):
+        if kind != "in backward":  # it leaves no gradients
+            model.zero_grad()
+        model(mine(x)).square().mean().backward()
+        backward(reference, x)
+        optimizer.step()
+        off = distance(model, reference)
+        parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
+        parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
