@@ -13,7 +13,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["Driven", "Pipeline", "begins", "dense_buffer", "group_of"]
+__all__ = ["Driven", "Pipeline", "begins", "counted", "dense_buffer", "group_of"]
 
 
 class Driven(torch.futures.Future):
@@ -156,6 +156,19 @@ class _Run:
 def begins(bucket: GradBucket) -> bool:
     """Return whether a bucket is the first of its backward pass; DDP may leave out bucket 0."""
     return bool(getattr(bucket, "_first", bucket.index() == 0))
+
+
+def counted(state: Any, bucket: GradBucket, average: Any) -> Any:
+    """Let a state count a step when its last average is there.
+
+    Not when it begins: in a pass that is given up, only some ranks may have come so far.
+    """
+
+    def count(done: Any) -> torch.Tensor:
+        state.maybe_increase_iter(bucket)
+        return done.value()
+
+    return average.then(count)
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:

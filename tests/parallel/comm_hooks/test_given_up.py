@@ -152,6 +152,35 @@ def test_ranks_that_give_up_at_different_buckets_stay_in_step(kind: str) -> None
     parallel_assert(took < 5, f"{took:.1f} s")
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["PowerSGD", "batched PowerSGD", "post-local"])
+def test_only_steps_that_were_averaged_are_counted(kind: str) -> None:
+    """One rank has started all buckets of a pass that is given up, the others have not."""
+    state: Any = hooks.PowerSGDState(None, start_powerSGD_iter=4)
+    hook: Any = hooks.batched_powerSGD_hook
+    if kind == "post-local":
+        state, hook = hooks.PostLocalSGDState(None, None, 4), hooks.post_localSGD_hook
+    elif kind == "PowerSGD":
+        hook = hooks.powerSGD_hook
+    model = DDP(net(), bucket_cap_mb=0)
+    model.register_comm_hook(state, hook)
+    x = batches(1)[0]
+    for _ in range(3):
+        backward(model, x)
+    parallel_assert(state.iter == 3, f"{state.iter}")
+    leaf = torch.ones(1, requires_grad=True)
+    with suppress(Boom, dist.DistMismatchError):
+        if dist.get_rank() == 0:
+            leaf.register_hook(fail)  # the last that backward comes to
+            model(mine(x) * leaf).sum().backward()
+        else:
+            with failing(model.module[0]):
+                backward(model, x)
+    with suppress(dist.DistError):
+        model(mine(x))
+    parallel_assert(state.iter == 3, f"{state.iter}")
+
+
 class Part(nn.Module):
     """Leaves a layer out, on all ranks."""
 
