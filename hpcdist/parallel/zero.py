@@ -13,10 +13,10 @@ from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.join import Join, Joinable, JoinHook
-from hpcdist.parallel.reducer.bucket import is_dense
 from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
+from hpcdist.parallel.zero_memory import Flats
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -48,7 +48,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         None means the default group.
     parameters_as_bucket_view : bool
         Store the parameters of a share contiguously, so that each share is one message without
-        packing. ``parameter.data`` is moved.
+        packing. ``parameter.data`` is moved, and by a step moved again if it lies elsewhere then.
     overlap_with_ddp : bool
         Step in DDP's backward, bucket by bucket, through
         :func:`~hpcdist.parallel.comm_hooks.hook_with_zero_step`; ``step()`` then does nothing.
@@ -95,7 +95,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         self.hooked = False
         self._owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
-        self._flats: list[tuple[int, torch.Tensor]] = []
+        self._flats = Flats()
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
         with refusing(agreeing(self.process_group._comm), API):
@@ -154,24 +154,8 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
 
     def _lay_out(self) -> None:
         """Move the parameters of each share into one tensor per dtype and device."""
-        if not self.parameters_as_bucket_view or self.overlap_with_ddp:
-            return
-        self._flats = []
-        for rank in range(self.world_size):
-            kinds: dict[Any, list[torch.Tensor]] = {}
-            for parameter in self._of_rank(rank):
-                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-            for (dtype, device), members in kinds.items():
-                flat = torch.empty(sum(p.numel() for p in members), dtype=dtype, device=device)
-                for parameter, part in zip(
-                    members, flat.split([p.numel() for p in members]), strict=True
-                ):
-                    old = parameter.data
-                    new = part.view(old.shape)
-                    if is_dense(old):  # channels last keeps its layout
-                        new = part.as_strided(old.shape, old.stride(), part.storage_offset())
-                    parameter.data = new.copy_(old)
-                self._flats.append((rank, flat))
+        if self.parameters_as_bucket_view and not self.overlap_with_ddp:
+            self._flats.lay_out(self._of_rank(rank) for rank in range(self.world_size))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -240,8 +224,13 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
             return
         if self.parameters_as_bucket_view:
             comm = self.process_group._comm
-            with parts(agreeing(comm), API, len(self._flats), waits=0):
-                works = [comm.broadcast(flat, rank, True, api=API) for rank, flat in self._flats]
+            with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
+                if self._flats.moved():
+                    self._lay_out()
+                works = [
+                    comm.broadcast(flat, rank, True, api=API, extra=order)
+                    for rank, flat, order in self._flats.all
+                ]
             for work in works:
                 work.wait()
         else:
