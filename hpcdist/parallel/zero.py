@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
@@ -288,10 +288,11 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         Parameters
         ----------
         to : int
-            Rank of the group on which :meth:`state_dict` can be called afterwards.
+            Rank of the group on which :meth:`state_dict` can be called afterwards. It gets the
+            states in ordinary memory, also those of GPUs.
         """
         self._options(self.param_groups, self.optim.param_groups)
-        state = copy.copy(self.optim.state_dict()["state"])
+        state = on_cpu(self.optim.state_dict()["state"])
         here = self.rank == to
         states: list[Any] | None = [None] * self.world_size if here else None
         gather_object(state, states, group=self.process_group, group_dst=to)

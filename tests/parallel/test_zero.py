@@ -282,3 +282,29 @@ def test_ranks_that_make_it_differently():
     optimizer = ZeroRedundancyOptimizer(parameters(3), sgd, lr=0.1)
     with parallel_raises(dist.DistMismatchError, match=r"'0\.0' with shape"):
         optimizer.add_param_group({"params": parameters(odd_one(5, 6))})
+
+
+class Far(torch.Tensor):
+    """On another device, as it says."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_states_on_a_gpu_are_collected():
+    """In ordinary memory, as the codec needs them."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+    zero = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.5, momentum=0.9)
+    for number, parameter in enumerate(parameters):
+        if zero._owner[parameter] == dist.get_rank():
+            state = torch.full((3,), float(number)).as_subclass(Far)
+            zero.optim.state[parameter]["momentum_buffer"] = state
+    zero.consolidate_state_dict()
+    if dist.get_rank() == 0:
+        found = {n: each["momentum_buffer"] for n, each in zero.state_dict()["state"].items()}
+        same = all(torch.equal(value, torch.full((3,), float(n))) for n, value in found.items())
+        assert len(found) == 4 and same
