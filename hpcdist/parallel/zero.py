@@ -178,6 +178,8 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         ------
         RuntimeError
             With ``overlap_with_ddp``, if no hook steps in backward.
+        DistError
+            If the group was reconfigured, and the shares are still those of the former ranks.
         """
         if self.overlap_with_ddp:
             if not self.hooked:
@@ -290,7 +292,13 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         to : int
             Rank of the group on which :meth:`state_dict` can be called afterwards. It gets the
             states in ordinary memory, also those of GPUs.
+
+        Raises
+        ------
+        DistError
+            If the group was reconfigured, as for :meth:`step`.
         """
+        self._check_generation()
         self._options(self.param_groups, self.optim.param_groups)
         state = on_cpu(self.optim.state_dict()["state"])
         here = self.rank == to

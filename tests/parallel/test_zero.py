@@ -308,3 +308,25 @@ def test_states_on_a_gpu_are_collected():
         found = {n: each["momentum_buffer"] for n, each in zero.state_dict()["state"].items()}
         same = all(torch.equal(value, torch.full((3,), float(n))) for n, value in found.items())
         assert len(found) == 4 and same
+
+
+def test_shares_of_former_ranks(monkeypatch, rng):
+    """After reconfigure() without reshard(): each way to use them raises."""
+    model = DDP(network(), bucket_cap_mb=0.001)
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.01
+    )
+    hook = comm_hooks.hook_with_zero_step(comm_hooks.allreduce_hook, model, zero)
+    model.register_comm_hook(None, hook)
+    data = batches(rng, 3)
+    train(model, zero, data[:1])
+    monkeypatch.setattr(zero, "_generation", zero._generation - 1)
+    with parallel_raises(dist.DistError, match="reshard"):
+        zero.consolidate_state_dict()
+    before = [p.detach().clone() for p in model.parameters()]
+    with parallel_raises(dist.DistError, match="reshard"):
+        train(model, zero, data[1:2])
+    parallel_assert(off([p.detach() for p in model.parameters()], before) == 0)
+    monkeypatch.undo()
+    train(model, zero, data[2:])
+    zero.consolidate_state_dict()
