@@ -123,18 +123,33 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         ValueError
             If one of them is sparse, or in another group already.
         DistMismatchError
-            On all ranks, if they add others.
+            On all ranks, if they add others. Nothing is added then.
         """
-        with refusing(agreeing(self.process_group._comm), API):
-            super().add_param_group(param_group)
-            group = self.param_groups[-1]
-            check_dense(group["params"])
-            self._assign(group)
-            if self.optim is not None:
-                self.optim.add_param_group(self._share(group))
-                compare(self.process_group, type(self.optim), [group])
+        before, loads = len(self.param_groups), self._loads[:]
+        try:
+            with refusing(agreeing(self.process_group._comm), API):
+                super().add_param_group(param_group)
+                group = self.param_groups[-1]
+                check_dense(group["params"])
+                self._assign(group)
+                if self.optim is not None:
+                    self.optim.add_param_group(self._share(group))
+                    compare(self.process_group, type(self.optim), [group])
+        except BaseException:
+            self._remove(before, loads)
+            raise
         if self.optim is not None:
             self._lay_out()
+
+    def _remove(self, before: int, loads: list[int]) -> None:
+        """Forget the parameter groups behind the first so many, which could not be added."""
+        for group in self.param_groups[before:]:
+            for parameter in group["params"]:
+                self._owner.pop(parameter, None)
+        del self.param_groups[before:]
+        if self.optim is not None:
+            del self.optim.param_groups[before:]
+        self._loads = loads
 
     def _assign(self, group: dict[str, Any]) -> None:
         for parameter in sorted(group["params"], key=lambda p: p.numel(), reverse=True):

@@ -282,6 +282,16 @@ def test_ranks_that_make_it_differently():
     optimizer = ZeroRedundancyOptimizer(parameters(3), sgd, lr=0.1)
     with parallel_raises(dist.DistMismatchError, match=r"'0\.0' with shape"):
         optimizer.add_param_group({"params": parameters(odd_one(5, 6))})
+    late = nn.Parameter(torch.ones(5))
+    with parallel_raises(dist.DistMismatchError, match=r"'0\.lr' with value"):
+        optimizer.add_param_group({"params": [late], "lr": odd_one(0.5, 0.25)})
+    with parallel_raises(odd_one(dist.DistMismatchError, ValueError)):  # sparse on one rank
+        sparse = torch.ones(2, 2).to_sparse()
+        optimizer.add_param_group({"params": [odd_one(nn.Parameter(torch.ones(2, 2)), sparse)]})
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    late.grad = torch.ones(5)
+    optimizer.step()
+    parallel_assert(len(optimizer.param_groups) == 2 and late.eq(0.5).all())
 
 
 class Far(torch.Tensor):
