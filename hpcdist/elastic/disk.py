@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from hpcdist import codec, log
-from hpcdist.elastic.keep import Found, gathered, on_cpu
+from hpcdist.elastic.keep import Found, gathered
 from hpcdist.groups.world import world
+from hpcdist.parallel.host import on_cpu
 
 __all__ = ["Disk"]
 

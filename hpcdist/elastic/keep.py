@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +16,9 @@ from hpcdist.elastic.shards import swap
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.launchers.pmi.server import node_of_this_process
+from hpcdist.parallel.host import on_cpu
 
-__all__ = ["Found", "Keeper", "on_cpu"]
+__all__ = ["Found", "Keeper"]
 
 _log = log.get_logger("elastic")
 #: Number of a commit, nonce, step, size: what the files of one commit have in common.
@@ -48,17 +48,6 @@ class Found:
     own: Any
     shards: dict[int, Any]
     same: bool
-
-
-def on_cpu(thing: Any) -> Any:
-    """Return a structure with its tensors in ordinary memory, as the codec needs them."""
-    if isinstance(thing, torch.Tensor):
-        return thing.detach().cpu()
-    if type(thing) in (dict, OrderedDict):
-        return type(thing)((key, on_cpu(value)) for key, value in thing.items())
-    if type(thing) in (list, tuple):
-        return type(thing)(on_cpu(value) for value in thing)
-    return thing
 
 
 def gathered(thing: Any) -> list[Any]:

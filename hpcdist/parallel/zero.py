@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,11 +11,12 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
-from hpcdist.parallel.reducer.bucket import is_dense
 from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
+from hpcdist.parallel.zero_memory import Flats
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -48,7 +48,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         None means the default group.
     parameters_as_bucket_view : bool
         Store the parameters of a share contiguously, so that each share is one message without
-        packing. ``parameter.data`` is moved.
+        packing. ``parameter.data`` is moved, and by a step moved again if it lies elsewhere then.
     overlap_with_ddp : bool
         Step in DDP's backward, bucket by bucket, through
         :func:`~hpcdist.parallel.comm_hooks.hook_with_zero_step`; ``step()`` then does nothing.
@@ -95,7 +95,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         self.hooked = False
         self._owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
-        self._flats: list[tuple[int, torch.Tensor]] = []
+        self._flats = Flats()
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
         with refusing(agreeing(self.process_group._comm), API):
@@ -123,18 +123,33 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         ValueError
             If one of them is sparse, or in another group already.
         DistMismatchError
-            On all ranks, if they add others.
+            On all ranks, if they add others. Nothing is added then.
         """
-        with refusing(agreeing(self.process_group._comm), API):
-            super().add_param_group(param_group)
-            group = self.param_groups[-1]
-            check_dense(group["params"])
-            self._assign(group)
-            if self.optim is not None:
-                self.optim.add_param_group(self._share(group))
-                compare(self.process_group, type(self.optim), [group])
+        before, loads = len(self.param_groups), self._loads[:]
+        try:
+            with refusing(agreeing(self.process_group._comm), API):
+                super().add_param_group(param_group)
+                group = self.param_groups[-1]
+                check_dense(group["params"])
+                self._assign(group)
+                if self.optim is not None:
+                    self.optim.add_param_group(self._share(group))
+                    compare(self.process_group, type(self.optim), [group])
+        except BaseException:
+            self._remove(before, loads)
+            raise
         if self.optim is not None:
             self._lay_out()
+
+    def _remove(self, before: int, loads: list[int]) -> None:
+        """Forget the parameter groups behind the first so many, which could not be added."""
+        for group in self.param_groups[before:]:
+            for parameter in group["params"]:
+                self._owner.pop(parameter, None)
+        del self.param_groups[before:]
+        if self.optim is not None:
+            del self.optim.param_groups[before:]
+        self._loads = loads
 
     def _assign(self, group: dict[str, Any]) -> None:
         for parameter in sorted(group["params"], key=lambda p: p.numel(), reverse=True):
@@ -154,24 +169,8 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
 
     def _lay_out(self) -> None:
         """Move the parameters of each share into one tensor per dtype and device."""
-        if not self.parameters_as_bucket_view or self.overlap_with_ddp:
-            return
-        self._flats = []
-        for rank in range(self.world_size):
-            kinds: dict[Any, list[torch.Tensor]] = {}
-            for parameter in self._of_rank(rank):
-                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-            for (dtype, device), members in kinds.items():
-                flat = torch.empty(sum(p.numel() for p in members), dtype=dtype, device=device)
-                for parameter, part in zip(
-                    members, flat.split([p.numel() for p in members]), strict=True
-                ):
-                    old = parameter.data
-                    new = part.view(old.shape)
-                    if is_dense(old):  # channels last keeps its layout
-                        new = part.as_strided(old.shape, old.stride(), part.storage_offset())
-                    parameter.data = new.copy_(old)
-                self._flats.append((rank, flat))
+        if self.parameters_as_bucket_view and not self.overlap_with_ddp:
+            self._flats.lay_out(self._of_rank(rank) for rank in range(self.world_size))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -194,6 +193,8 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         ------
         RuntimeError
             With ``overlap_with_ddp``, if no hook steps in backward.
+        DistError
+            If the group was reconfigured, and the shares are still those of the former ranks.
         """
         if self.overlap_with_ddp:
             if not self.hooked:
@@ -240,8 +241,13 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
             return
         if self.parameters_as_bucket_view:
             comm = self.process_group._comm
-            with parts(agreeing(comm), API, len(self._flats), waits=0):
-                works = [comm.broadcast(flat, rank, True, api=API) for rank, flat in self._flats]
+            with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
+                if self._flats.moved():
+                    self._lay_out()
+                works = [
+                    comm.broadcast(flat, rank, True, api=API, extra=order)
+                    for rank, flat, order in self._flats.all
+                ]
             for work in works:
                 work.wait()
         else:
@@ -299,10 +305,17 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         Parameters
         ----------
         to : int
-            Rank of the group on which :meth:`state_dict` can be called afterwards.
+            Rank of the group on which :meth:`state_dict` can be called afterwards. It gets the
+            states in ordinary memory, also those of GPUs.
+
+        Raises
+        ------
+        DistError
+            If the group was reconfigured, as for :meth:`step`.
         """
+        self._check_generation()
         self._options(self.param_groups, self.optim.param_groups)
-        state = copy.copy(self.optim.state_dict()["state"])
+        state = on_cpu(self.optim.state_dict()["state"])
         here = self.rank == to
         states: list[Any] | None = [None] * self.world_size if here else None
         gather_object(state, states, group=self.process_group, group_dst=to)

@@ -282,3 +282,61 @@ def test_ranks_that_make_it_differently():
     optimizer = ZeroRedundancyOptimizer(parameters(3), sgd, lr=0.1)
     with parallel_raises(dist.DistMismatchError, match=r"'0\.0' with shape"):
         optimizer.add_param_group({"params": parameters(odd_one(5, 6))})
+    late = nn.Parameter(torch.ones(5))
+    with parallel_raises(dist.DistMismatchError, match=r"'0\.lr' with value"):
+        optimizer.add_param_group({"params": [late], "lr": odd_one(0.5, 0.25)})
+    with parallel_raises(odd_one(dist.DistMismatchError, ValueError)):  # sparse on one rank
+        sparse = torch.ones(2, 2).to_sparse()
+        optimizer.add_param_group({"params": [odd_one(nn.Parameter(torch.ones(2, 2)), sparse)]})
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    late.grad = torch.ones(5)
+    optimizer.step()
+    parallel_assert(len(optimizer.param_groups) == 2 and late.eq(0.5).all())
+
+
+class Far(torch.Tensor):
+    """On another device, as it says."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_states_on_a_gpu_are_collected():
+    """In ordinary memory, as the codec needs them."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+    zero = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.5, momentum=0.9)
+    for number, parameter in enumerate(parameters):
+        if zero._owner[parameter] == dist.get_rank():
+            state = torch.full((3,), float(number)).as_subclass(Far)
+            zero.optim.state[parameter]["momentum_buffer"] = state
+    zero.consolidate_state_dict()
+    if dist.get_rank() == 0:
+        found = {n: each["momentum_buffer"] for n, each in zero.state_dict()["state"].items()}
+        same = all(torch.equal(value, torch.full((3,), float(n))) for n, value in found.items())
+        assert len(found) == 4 and same
+
+
+def test_shares_of_former_ranks(monkeypatch, rng):
+    """After reconfigure() without reshard(): each way to use them raises."""
+    model = DDP(network(), bucket_cap_mb=0.001)
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.01
+    )
+    hook = comm_hooks.hook_with_zero_step(comm_hooks.allreduce_hook, model, zero)
+    model.register_comm_hook(None, hook)
+    data = batches(rng, 3)
+    train(model, zero, data[:1])
+    monkeypatch.setattr(zero, "_generation", zero._generation - 1)
+    with parallel_raises(dist.DistError, match="reshard"):
+        zero.consolidate_state_dict()
+    before = [p.detach().clone() for p in model.parameters()]
+    with parallel_raises(dist.DistError, match="reshard"):
+        train(model, zero, data[1:2])
+    parallel_assert(off([p.detach() for p in model.parameters()], before) == 0)
+    monkeypatch.undo()
+    train(model, zero, data[2:])
+    zero.consolidate_state_dict()

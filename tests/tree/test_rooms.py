@@ -78,6 +78,7 @@ SHARED = {
     "parallel/reducer/texts": "parallel/ddp/test_faults.py",
     "parallel/reducer/transfer": "parallel/reducer/test_pieces.py",
     "parallel/sync": "parallel/ddp/test_module.py",
+    "parallel/host": "parallel/test_zero.py",
     "rendezvous": "tree/test_aliases.py",
     "startup": "startup/test_init.py",
     "startup/rendezvous": "startup/test_rendezvous.py",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["Driven", "Pipeline", "dense_buffer", "group_of"]
+__all__ = ["Driven", "Pipeline", "begins", "counted", "dense_buffer", "group_of"]
 
 
 class Driven(torch.futures.Future):
@@ -27,11 +29,15 @@ class Driven(torch.futures.Future):
     ----------
     drive : callable
         Called once, without arguments; returns the value.
+    settle : callable
+        Called in its place where the backward pass is given up: waits for the communication that
+        has begun, and begins no other.
     """
 
-    def __init__(self, drive: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, drive: Callable[[], torch.Tensor], settle: Callable[[], Any]) -> None:
         super().__init__()
         self._drive: Callable[[], torch.Tensor] | None = drive
+        self._settle = settle
         self._error: BaseException | None = None
 
     def wait(self) -> Any:
@@ -47,6 +53,17 @@ class Driven(torch.futures.Future):
                 raise
         return super().wait()
 
+    def give_up(self) -> None:
+        """Wait for what has begun, unless it is complete; what would have followed is dropped.
+
+        Peers may have given up elsewhere in the same pass. A collective that this rank began now
+        would meet another of theirs, and a step would be taken by some ranks only.
+        """
+        drive, self._drive = self._drive, None
+        if drive is not None:
+            self._error = RuntimeError("the backward pass of this bucket was given up")
+            self._settle()
+
     def value(self) -> Any:
         """The same as :meth:`wait`."""
         return self.wait()
@@ -58,7 +75,7 @@ class Driven(torch.futures.Future):
             self.wait()
             return callback(self)
 
-        return Driven(drive)
+        return Driven(drive, self.give_up)
 
 
 #: Yields handles of collectives, and returns the result.
@@ -77,14 +94,24 @@ class Pipeline:
     def __init__(self) -> None:
         self._running: deque[_Run] = deque()
 
-    def start(self, stages: Stages) -> Driven:
-        """Advance what runs by one stage, begin `stages`, and return the future of its result."""
+    def start(self, stages: Stages, first: bool) -> Driven:
+        """Advance what runs by one stage, begin `stages`, and return the future of its result.
+
+        Parameters
+        ----------
+        stages : generator
+            The collectives of a bucket.
+        first : bool
+            Whether it is the first of a backward pass. What still runs is of one that failed.
+        """
+        if first:
+            self._drop()
         for run in list(self._running):
             self._advance(run)
         run = _Run(stages)
         self._running.append(run)
         self._advance(run)
-        return Driven(lambda: self._finish(run))
+        return Driven(lambda: self._finish(run), lambda: self._give_up(run))
 
     def _advance(self, run: _Run) -> None:
         try:
@@ -105,6 +132,17 @@ class Pipeline:
             self._advance(run)
         return run.result
 
+    def _give_up(self, run: _Run) -> None:
+        if run in self._running:
+            self._running.remove(run)
+        if run.result is None and run.work is not None:
+            run.work.wait()
+
+    def _drop(self) -> None:
+        while self._running:
+            with suppress(DistError):  # of a pass whose error was raised already
+                self._give_up(self._running[0])
+
 
 class _Run:
     __slots__ = ("result", "stages", "work")
@@ -113,6 +151,24 @@ class _Run:
         self.stages = stages
         self.work: Any = None
         self.result: torch.Tensor | None = None
+
+
+def begins(bucket: GradBucket) -> bool:
+    """Return whether a bucket is the first of its backward pass; DDP may leave out bucket 0."""
+    return bool(getattr(bucket, "_first", bucket.index() == 0))
+
+
+def counted(state: Any, bucket: GradBucket, average: Any) -> Any:
+    """Let a state count a step when its last average is there.
+
+    Not when it begins: in a pass that is given up, only some ranks may have come so far.
+    """
+
+    def count(done: Any) -> torch.Tensor:
+        state.maybe_increase_iter(bucket)
+        return done.value()
+
+    return average.then(count)
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:

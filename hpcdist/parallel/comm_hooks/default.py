@@ -10,6 +10,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -36,7 +37,7 @@ def average(group: ProcessGroup, tensor: torch.Tensor, api: str) -> Future[torch
         work.wait()
         return tensor
 
-    return Driven(finish)
+    return Driven(finish, work.wait)
 
 
 def allreduce_hook(process_group: ProcessGroup | None, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -78,7 +79,7 @@ def _in_half(
         work.wait()
         return buffer.copy_(half)
 
-    return Driven(decompress)
+    return Driven(decompress, work.wait)
 
 
 def fp16_compress_hook(
@@ -145,7 +146,7 @@ def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
             bucket.set_buffer(buffer)
             return buffer
 
-        return Driven(decompress)
+        return Driven(decompress, lambda: give_up(inner))
 
     return in_half
 

@@ -10,8 +10,9 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import Driven, begins, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -162,6 +163,9 @@ class OptimizerInBackward:
 
     def _forget_gradients(self) -> None:
         self._waiting.clear()
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
         for parameter in self.optimizers:
             parameter.grad = None
 
@@ -193,7 +197,7 @@ def optimizer_in_backward_hook(
     """
     buffer = dense_buffer(bucket, "optimizer_in_backward_hook")
     group = group_of(state.process_group)
-    if bucket.index() == 0:
+    if begins(bucket):
         state._waiting.clear()  # left over from a backward pass that failed
         bucket._after_pass(state._forget_gradients)
     state._finish(None)
@@ -205,7 +209,14 @@ def optimizer_in_backward_hook(
             state._finish(bucket)
         return buffer
 
-    return Driven(finish)
+    def give_up() -> None:
+        # The others may have stepped with this bucket already: it was averaged in time there.
+        try:
+            finish()
+        finally:
+            state._clear_gradients()
+
+    return Driven(finish, give_up)
 
 
 class OptimizerHookState:
@@ -279,6 +290,6 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
                     optimizer_state.functional_optimizer.step_param(parameter, gradient)
             return buffer
 
-        return Driven(step)
+        return Driven(step, lambda: give_up(future))
 
     return hook_and_step

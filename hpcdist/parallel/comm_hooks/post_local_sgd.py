@@ -7,12 +7,13 @@ import torch
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.comm_hooks._future import dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import counted, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
 
+API = "post_localSGD_hook"
 _log = get_logger("comm_hooks")
 
 
@@ -96,10 +97,8 @@ def post_localSGD_hook(
     arXiv:1808.07217.
     """
     if state.iter < state.start_localSGD_iter:
-        state.maybe_increase_iter(bucket)
         group = group_of(state.process_group)
-    elif not state.post_local_gradient_allreduce:
+        return counted(state, bucket, average(group, dense_buffer(bucket, API), API))
+    if not state.post_local_gradient_allreduce:
         return noop_hook(None, bucket)
-    else:
-        group = group_of(state.subgroup)
-    return average(group, dense_buffer(bucket, "post_localSGD_hook"), "post_localSGD_hook")
+    return average(group_of(state.subgroup), dense_buffer(bucket, API), API)

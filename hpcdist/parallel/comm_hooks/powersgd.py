@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hpcdist._ops import ReduceOp
-from hpcdist.parallel.comm_hooks._future import Stages, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import Stages, begins, counted, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -49,9 +49,8 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     """
     buffer = dense_buffer(bucket, API)
     if state.iter < state.start_powerSGD_iter:
-        state.maybe_increase_iter(bucket)
-        return average(group_of(state.process_group), buffer, API)
-    return state._pipeline.start(_by_matrix(state, bucket, buffer))
+        return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    return state._pipeline.start(_by_matrix(state, bucket, buffer), begins(bucket))
 
 
 def batched_powerSGD_hook(
@@ -81,9 +80,8 @@ def batched_powerSGD_hook(
     """
     buffer = dense_buffer(bucket, "batched_powerSGD_hook")
     if state.iter < state.start_powerSGD_iter:
-        state.maybe_increase_iter(bucket)
-        return average(group_of(state.process_group), buffer, API)
-    return state._pipeline.start(_as_square(state, bucket, buffer))
+        return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    return state._pipeline.start(_as_square(state, bucket, buffer), begins(bucket))
 
 
 def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:

@@ -111,4 +111,4 @@ def _exchange(
             total += (message[head:].view(channels, width).float() - zeros) * scales
         return buffer.copy_(total.view(-1)[:count].div_(group.size()))
 
-    return Driven(average)
+    return Driven(average, work.wait)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from hpcdist.parallel.comm_hooks._future import Driven
+from hpcdist.parallel.comm_hooks._future import Driven, begins
 from hpcdist.parallel.comm_hooks.default import Hook
+from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
@@ -27,25 +28,39 @@ class _Stepper:
         self._sent: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
 
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if bucket.index() == 0:
+        if begins(bucket):
+            self._zero._check_generation()
             # Left over from a backward pass that failed.
             self._waiting, self._sent = [], []
+            bucket._after_pass(self._receive)  # DDP may leave out the last bucket
         if self._interleaved:
             self._step_upto(None)
         self._waiting.append((bucket, bucket._bounded(self._hook(state, bucket))))
-        return Driven(lambda: self._finish(bucket))
+        return Driven(lambda: self._finish(bucket), lambda: self._give_up(bucket))
 
     def _finish(self, bucket: GradBucket) -> torch.Tensor:
         self._step_upto(bucket)
         if bucket.is_last():
-            with torch.no_grad():
-                for work, flat, members in self._sent:
-                    work.wait()
-                    parts = flat.split([p.numel() for p in members])
-                    views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
-                    copy_each(members, views)
-            self._sent = []
+            self._receive()
         return bucket.buffer()
+
+    def _give_up(self, bucket: GradBucket) -> None:
+        """Step no further; take what the owners have stepped in backward and sent already."""
+        for waiting in self._waiting:
+            if waiting[0] is bucket:
+                self._waiting.remove(waiting)
+                give_up(waiting[1])
+                break
+        self._receive()
+
+    def _receive(self) -> None:
+        with torch.no_grad():
+            while self._sent:
+                work, flat, members = self._sent.pop(0)
+                work.wait()
+                parts = flat.split([p.numel() for p in members])
+                views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
+                copy_each(members, views)
 
     def _step_upto(self, last: GradBucket | None) -> None:
         if last is not None and not any(bucket is last for bucket, _ in self._waiting):

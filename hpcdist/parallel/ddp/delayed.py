@@ -11,14 +11,10 @@ import torch
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import Bucket
-from hpcdist.parallel.reducer.failure import API_ABANDON, EndOfBackward
+from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
 
 __all__ = ["DelayedReduction"]
-
-# Private to torch: a torch without them fails at the import, not in backward.
-_current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class DelayedReduction:
@@ -84,7 +80,7 @@ class DelayedReduction:
         DistError
             If that failed, on this rank or on a peer.
         """
-        if self._task is not None and _current_graph_task() == -1:
+        if self._task is not None and current_backward() == -1:
             self._wind_up()
         if self._generation != self._group._generation:
             # The ranks that are left go on, and what they have reduced so far may differ.
@@ -109,13 +105,13 @@ class DelayedReduction:
 
     def _arm(self, _gradient: Any = None) -> None:
         """Let the current backward average; that of a forward's output, or an announced one."""
-        task = _current_graph_task()
+        task = current_backward()
         # A pass that raised before any of the gradients came is replaced by this one.
         if self._task is None or (self._task != task and not self._begun):
             if self._left_behind:
                 self._finish()
             self._task = task
-            _queue_callback(EndOfBackward(self, task))
+            watch(self)
 
     @property
     def _in_flight(self) -> bool:

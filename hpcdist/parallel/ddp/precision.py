@@ -15,14 +15,10 @@ from typing import Any
 
 import torch
 
-from hpcdist.parallel.reducer.failure import EndOfBackward
+from hpcdist.parallel.reducer.failure import current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
 
 __all__ = ["MixedPrecision", "Precision"]
-
-# Private to torch: a torch without them fails at the import, not in backward.
-_current_graph_task = torch._C._current_graph_task_id
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 @dataclass
@@ -121,9 +117,9 @@ class Precision:
 
     def _on_backward(self, _gradient: torch.Tensor) -> None:
         if self._task is None:
-            self._task = _current_graph_task()
+            self._task = current_backward()
             self._enter()
-            _queue_callback(EndOfBackward(self, self._task))
+            watch(self)
 
     def end_of_backward(self) -> None:
         """Take the copies out of the module."""

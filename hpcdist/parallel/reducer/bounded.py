@@ -10,7 +10,7 @@ import torch
 
 from hpcdist.errors import DistTimeoutError
 
-__all__ = ["Bounded", "bounded"]
+__all__ = ["Bounded", "bounded", "give_up"]
 
 # The maximum of Event.wait; 50 days.
 _LONGEST = threading.TIMEOUT_MAX / 2
@@ -75,3 +75,12 @@ def bounded(work: Any, comm: Any, what: str) -> Any:
     if type(work) is torch.futures.Future:
         return Bounded(work, comm, what)
     return work
+
+
+def give_up(work: Any) -> None:
+    """Wait for the communication behind a hook's result, and for as little else as possible.
+
+    hpcdist's futures drop what would follow it: further collectives, a step. Another future's
+    callbacks run by themselves, so that one is waited for.
+    """
+    getattr(work, "give_up", work.wait)()

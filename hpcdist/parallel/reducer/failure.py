@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import torch
 
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError, RankFailedError
+from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
 
-__all__ = ["EndOfBackward", "Failure"]
+__all__ = ["Failure", "current_backward", "watch"]
+
+# Private to torch: a torch without them fails at the import, not in backward.
+current_backward = torch._C._current_graph_task_id  # autograd's number; -1 outside of backward
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 # The name that peers see when this rank's backward ended before all buckets were full.
 API_ABANDON = "DistributedDataParallel: backward ended without all gradients"
@@ -63,7 +71,7 @@ class Failure:
         ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
         for bucket in buckets if ends_soon else ():
             if bucket.work is not None:
-                self.settle(bucket.work.wait)
+                self.settle(partial(give_up, bucket.work))
         if self._transfer.has_hook:  # whose second calls need not have been made
             self.cut_off(buckets, len(buckets), more)
         barriers, self._barriers = self._barriers or [], None
@@ -124,14 +132,26 @@ class Failure:
         self.cut_off(buckets, started, more)
         for bucket in buckets[:started]:
             if bucket.work is not None:
-                self.settle(bucket.work.wait)
+                self.settle(partial(give_up, bucket.work))
         self.settle(usage.wait)
         barriers, self._barriers = self._barriers or [], None
         for barrier in barriers:
             self.settle(barrier.wait)
 
 
-class EndOfBackward:
+def watch(reducer: Any) -> None:
+    """Call an object where the current backward pass of this thread ends.
+
+    Parameters
+    ----------
+    reducer : object
+        Its `end_of_backward` is called at the end; its `cut_off`, with autograd's number of the
+        pass, after an exception.
+    """
+    _queue_callback(_EndOfBackward(reducer, current_backward()))
+
+
+class _EndOfBackward:
     """The callback that autograd calls at the end of a backward pass, or drops after an exception.
 
     Parameters

@@ -36,13 +36,16 @@ class GradBucket:
         The communicator whose timeout counts for what the hook returns.
     after : list of callable, optional
         Called without arguments once the gradients of the pass are in place.
+    first : bool
+        Whether it is the first one of this backward pass that a hook gets; those before it may have
+        been left out.
 
     Notes
     -----
     Local. Source: ``torch.distributed.GradBucket``.
     """
 
-    __slots__ = ("_after", "_bucket", "_buffer", "_comm", "_index", "_is_last")
+    __slots__ = ("_after", "_bucket", "_buffer", "_comm", "_first", "_index", "_is_last")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class GradBucket:
         buffer: torch.Tensor | None = None,
         comm: Any = None,
         after: list[Callable[[], None]] | None = None,
+        first: bool = False,
     ) -> None:
         self._bucket = bucket
         self._index = index
@@ -60,6 +64,7 @@ class GradBucket:
         self._buffer = buffer if buffer is not None else self._own()
         self._comm = comm
         self._after = after
+        self._first = first
 
     def _own(self) -> torch.Tensor:
         buffer = self._bucket.buffer

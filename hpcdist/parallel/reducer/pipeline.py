@@ -102,7 +102,7 @@ class Pipeline:
 
     def reset(self) -> None:
         """Prepare for the next pass."""
-        self._transfer.passes += 1
+        self._transfer.over()
         self._next = 0
         self._late = None
         if self._streams is not None:

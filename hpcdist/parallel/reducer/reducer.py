@@ -27,7 +27,7 @@ from hpcdist._graph import GradientHook
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer import graph, texts
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
-from hpcdist.parallel.reducer.failure import EndOfBackward, Failure
+from hpcdist.parallel.reducer.failure import Failure, current_backward, watch
 from hpcdist.parallel.reducer.pipeline import Pipeline
 from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.parallel.reducer.stats import Stats
@@ -35,10 +35,6 @@ from hpcdist.parallel.reducer.transfer import Transfer
 from hpcdist.parallel.reducer.unused import Usage
 
 __all__ = ["Reducer"]
-
-# Private to torch: a torch without them fails at the import, not in backward.
-_current_graph_task = torch._C._current_graph_task_id  # -1 outside of backward
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Reducer:
@@ -207,7 +203,7 @@ class Reducer:
         """
         if self._held:
             raise RuntimeError(texts.held("the next forward"))
-        if self._task is not None and _current_graph_task() == -1:
+        if self._task is not None and current_backward() == -1:
             self._abandon()
         if self.transfer.group._generation != self._generation:
             self._failure.forget()  # the ranks that are left go on
@@ -275,7 +271,7 @@ class Reducer:
         """Record the current backward pass, and register the callback for its end."""
         if self._held:
             raise RuntimeError(texts.held("the next backward"))
-        task = _current_graph_task()
+        task = current_backward()
         # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
         if self._task is None or (not self._running and self._task != task):
             if self.before_backward is not None:
@@ -283,7 +279,7 @@ class Reducer:
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
-            _queue_callback(EndOfBackward(self, task))
+            watch(self)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it to the pipeline when it is complete."""
@@ -325,7 +321,7 @@ class Reducer:
         This hook of a parameter runs before those of its gradient's node, where torch attaches
         optimizers.
         """
-        task = _current_graph_task()
+        task = current_backward()
         if task != self._local_task:
             self._local_task = task
             if self.before_backward is not None:
@@ -425,13 +421,13 @@ class Reducer:
                 unused = self._pipeline.finish()
                 for future in self.after_backward:
                     future.wait()
+                for call in self.transfer.after_pass:
+                    call()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
         else:
             self.transfer.end()
-            for call in self.transfer.after_pass:
-                call()
             size = sum(self._parameters[i].numel() * self._parameters[i].itemsize for i in unused)
             self.stats.finished(self.buckets, frozenset(unused), size)
             self._rebuild = self._may_rebuild
@@ -497,7 +493,7 @@ class Reducer:
         self._task = None
         self._usage.reset()
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
-        self.after_backward, self.transfer.after_pass = [], []
+        self.after_backward = []
         if self._order is not None:
             self._order = []
         self._pipeline.reset()

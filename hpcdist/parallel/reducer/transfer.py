@@ -45,6 +45,7 @@ class Transfer:
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
         self._first = 0  # the group's calls before this pass
+        self._given = False  # a bucket of this pass to the hook
 
     @property
     def comm(self) -> Any:
@@ -76,6 +77,11 @@ class Transfer:
         """It has ended well."""
         if self._hook is not None:
             self._calls = self._made()
+
+    def over(self) -> None:
+        """The pass is over, in one way or another."""
+        self.passes += 1
+        self.after_pass, self._given = [], False
 
     def owed(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.
@@ -112,7 +118,10 @@ class Transfer:
         if self._hook is None:
             return bucket.reduce(self.comm, self.divisor, self.passes)
         state, hook = self._hook
-        given = GradBucket(bucket, index, last, comm=self.comm, after=self.after_pass)
+        given = GradBucket(
+            bucket, index, last, None, self.comm, self.after_pass, first=not self._given
+        )
+        self._given = True
         work = hook(state, given)
         if not callable(getattr(work, "wait", None)):
             raise TypeError(

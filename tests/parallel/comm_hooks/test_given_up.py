@@ -1,0 +1,215 @@
+"""Backward passes that an exception ends on all ranks: what hooks have begun is dropped there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from ddp_cases import DDP, distance, mine
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import comm_hooks as hooks
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+
+def net(seed: int = 3, width: int = 5) -> nn.Sequential:
+    torch.manual_seed(seed)
+    middle = nn.Linear(width, width)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), middle, nn.Linear(width, 2))
+
+
+def batches(steps: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randn(12, 4, generator=generator) for _ in range(steps)]
+
+
+class Boom(Exception):
+    """What a gradient's hook raises."""
+
+
+def fail(_gradient: torch.Tensor) -> None:
+    raise Boom
+
+
+@contextmanager
+def failing(layer: nn.Module) -> Iterator[None]:
+    """Let backward raise at a layer, as a guard against NaN would."""
+    handle = layer.weight.register_hook(fail)  # type: ignore[union-attr]
+    with suppress(Boom, dist.DistMismatchError):
+        yield
+    handle.remove()
+
+
+def backward(model: nn.Module, x: torch.Tensor) -> None:
+    model.zero_grad()
+    model(mine(x)).square().mean().backward()
+
+
+def everywhere(model: nn.Module) -> bool:
+    """Whether all ranks have the same parameters."""
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    return bool(torch.equal(first, flat))
+
+
+class Descend:
+    """Steps one parameter."""
+
+    def step_param(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(gradient, alpha=0.1)
+
+
+def stepping(kind: str, module: nn.Module, **options: Any) -> DDP:
+    """A model whose hook steps it with SGD."""
+    model = DDP(module, bucket_cap_mb=0, **options)
+    state, hook = None, hooks.allreduce_hook
+    if kind == "after a hook":
+        hook = hooks.hook_then_optimizer(hook, hooks.OptimizerHookState(Descend()))
+    elif kind == "in backward":
+        state = hooks.OptimizerInBackward(torch.optim.SGD, model.parameters(), lr=0.1)
+        hook = hooks.optimizer_in_backward_hook
+    else:
+        zero = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+        )
+        wrap = hooks.hook_with_zero_step
+        if kind == "ZeRO, interleaved":
+            wrap = hooks.hook_with_zero_step_interleaved
+        hook = wrap(hook, model, zero)
+    model.register_comm_hook(state, hook)
+    return model
+
+
+STEPPING = ["ZeRO", "ZeRO, interleaved", "after a hook", "in backward"]
+
+
+@pytest.mark.parametrize("kind", STEPPING)
+def test_a_pass_that_is_given_up_leaves_the_ranks_equal(kind: str) -> None:
+    """A hook that steps when backward is over steps not at all, the others alike on all ranks."""
+    model, reference = stepping(kind, net()), DDP(net())
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    data = batches(6)
+    for step, x in enumerate(data):
+        if step in (2, 4):
+            with failing(model.module[0]):
+                backward(model, x)
+        model.zero_grad()
+        loss = model(mine(x)).square().mean()  # forward ends what was given up
+        parallel_assert(everywhere(model), f"{kind}: ranks differ before step {step}")
+        if kind in ("ZeRO", "after a hook"):
+            parallel_assert(distance(model, reference) <= 1e-6, f"{kind}: it stepped")
+        else:  # these step while backward goes on
+            for one, other in zip(reference.parameters(), model.parameters(), strict=True):
+                one.data.copy_(other.data)
+        loss.backward()
+        backward(reference, x)
+        optimizer.step()
+        off = distance(model, reference)
+        parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
+        parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["PowerSGD", "batched PowerSGD", "after PowerSGD", "ZeRO"])
+def test_ranks_that_give_up_at_different_buckets_stay_in_step(kind: str) -> None:
+    """What is owed for the rest of the pass is paid once: no second collective follows."""
+    model = DDP(net(width=12), bucket_cap_mb=0)
+    state: Any = hooks.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
+    hook: Any = hooks.powerSGD_hook
+    if kind == "batched PowerSGD":
+        hook = hooks.batched_powerSGD_hook
+    elif kind == "after PowerSGD":
+        hook = hooks.hook_then_optimizer(hook, hooks.OptimizerHookState(Descend()))
+    elif kind == "ZeRO":
+        zero = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+        )
+        state, hook = None, hooks.hook_with_zero_step(hooks.allreduce_hook, model, zero)
+    model.register_comm_hook(state, hook)
+    x = batches(1)[0]
+    for _ in range(5):
+        backward(model, x)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    with failing(model.module[2 if last else 0]):
+        backward(model, x)
+    began = time.monotonic()
+    with suppress(dist.DistError):  # of those that were in an average
+        model(mine(x))
+    took = time.monotonic() - began
+    calls: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(calls, dist.group.WORLD._comm.seq)
+    parallel_assert(len(set(calls)) == 1, f"calls of the ranks: {calls}")
+    parallel_assert(took < 5, f"{took:.1f} s")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["PowerSGD", "batched PowerSGD", "post-local"])
+def test_only_steps_that_were_averaged_are_counted(kind: str) -> None:
+    """One rank has started all buckets of a pass that is given up, the others have not."""
+    state: Any = hooks.PowerSGDState(None, start_powerSGD_iter=4)
+    hook: Any = hooks.batched_powerSGD_hook
+    if kind == "post-local":
+        state, hook = hooks.PostLocalSGDState(None, None, 4), hooks.post_localSGD_hook
+    elif kind == "PowerSGD":
+        hook = hooks.powerSGD_hook
+    model = DDP(net(), bucket_cap_mb=0)
+    model.register_comm_hook(state, hook)
+    x = batches(1)[0]
+    for _ in range(3):
+        backward(model, x)
+    parallel_assert(state.iter == 3, f"{state.iter}")
+    leaf = torch.ones(1, requires_grad=True)
+    with suppress(Boom, dist.DistMismatchError):
+        if dist.get_rank() == 0:
+            leaf.register_hook(fail)  # the last that backward comes to
+            model(mine(x) * leaf).sum().backward()
+        else:
+            with failing(model.module[0]):
+                backward(model, x)
+    with suppress(dist.DistError):
+        model(mine(x))
+    parallel_assert(state.iter == 3, f"{state.iter}")
+
+
+class Part(nn.Module):
+    """Leaves a layer out, on all ranks."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.out: int | None = out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, layer in enumerate(self.layers):
+            if place != self.out:
+                x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", STEPPING)
+@pytest.mark.parametrize("out", [0, 2], ids=["without the last bucket", "without the first"])
+def test_buckets_that_are_left_out(kind: str, out: int) -> None:
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = stepping(kind, Part(out), **options)
+    reference = DDP(Part(out), **options)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step, x in enumerate(batches(4)):
+        if kind != "in backward":  # it leaves no gradients
+            model.zero_grad()
+        model(mine(x)).square().mean().backward()
+        backward(reference, x)
+        optimizer.step()
+        off = distance(model, reference)
+        parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
+        parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
