@@ -18,6 +18,7 @@ from hpcdist.recordings.analysis.match import collectives, divergences
 from hpcdist.recordings.analysis.page import page
 from hpcdist.recordings.analysis.report import analysis
 from hpcdist.recordings.analysis.text import lines, ranks_in_words
+from hpcdist.recordings.frtrace import as_frtrace
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -76,6 +77,20 @@ def test_ranks_without_a_recorder_are_not_spoken_of():
     assert "not recorded" not in whole
     agreeing = "\n".join(lines(analysis(job([{"ms": 0}], [{"ms": 0}])[:1])))
     assert "No divergence: the ranks with a recorder called the same collectives" in agreeing
+
+
+def test_the_collectives_of_the_start_are_not_the_programs_first():
+    start = [{"ms": n, "name": "init_process_group", "seq": n + 1} for n in (0, 1)]
+    waits = {"ms": 9, "seq": 1, "state": "running", "ended": None}
+    recordings = job([*start, waits], start)
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.seq, one.collective.absent) == ("absent", 1, [1])
+    for one in recordings:  # whatever else the ranks have done
+        one.operations += [call(3, one.groups[0], 8, seq=0, kind="recv")]
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.absent) == ("absent", [1])
+    entries = as_frtrace(recordings[0])["entries"]
+    assert [e["collective_seq_id"] for e in entries if not e["is_p2p"]] == [1]
 
 
 def test_ranks_that_called_different_things():

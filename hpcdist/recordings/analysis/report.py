@@ -126,10 +126,10 @@ def _late(waits: dict[int, dict[str, float]], seconds: float) -> list[dict[str, 
 
 def _operations(recordings: list[Recording]) -> list[dict[str, Any]]:
     """Time and bandwidth by rank and operation; of those whose end was timed."""
-    arrived: dict[tuple[int, int], int] = {}
+    arrived: dict[tuple[str, int], int] = {}
     for one in collectives(recordings):
         if one.whole:
-            arrived[one.group.uid, one.seq] = max(call.called for call in one.calls.values())
+            arrived[one.series, one.seq] = max(call.called for call in one.calls.values())
     rows = []
     for recording in recordings:
         by_name: dict[str, list[Operation]] = defaultdict(list)
@@ -140,18 +140,17 @@ def _operations(recordings: list[Recording]) -> list[dict[str, Any]]:
     return rows
 
 
-def _sums(operations: list[Operation], arrived: dict[tuple[int, int], int]) -> dict[str, Any]:
+def _sums(operations: list[Operation], arrived: dict[tuple[str, int], int]) -> dict[str, Any]:
     waited = moved = 0
     timed = size = 0
     for one in operations:
         if one.ended is None or one.state != "done":
             continue
-        group = one.group
         begun = max(
             one.called,
             one.started or 0,
             one.agreed or 0,
-            arrived.get((group.uid, one.seq), 0) if group and not one.message else 0,
+            arrived.get((one.series, one.seq), 0) if one.group and not one.message else 0,
         )
         timed += 1
         size += one.bytes
