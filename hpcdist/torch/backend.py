@@ -63,7 +63,7 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
 
 def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
     if not _group.is_initialized():
-        if ranks and ranks != list(range(len(ranks))):
+        if ranks and ranks != list(range(dist.get_world_size())):
             raise ValueError(
                 f"the backend {NAME!r} cannot make the group of ranks {ranks}, because hpcdist is "
                 f"not initialised: give {NAME!r} to torch.distributed.init_process_group, or call "
