@@ -130,6 +130,33 @@ def test_who_was_late_and_by_how_much():
     assert found[2]["worst"] == pytest.approx(0.05)
 
 
+def test_one_delay_counts_once_in_asynchronous_calls():
+    """Rank 1 begins 5 ms late; each of its 20 calls is as late. Then the ranks meet."""
+
+    def calls(late: float, queued: bool = True) -> list[dict[str, Any]]:
+        made = [{"ms": 10 * n + late, "queued": queued} for n in range(20)]
+        return [*made, {"ms": 300}, {"ms": 400 + late, "queued": queued}]
+
+    first, second = analysis(job(calls(0), calls(5)))["waits"]
+    assert (first["others_waited"], first["waited"], second["waited"]) == (0, 0, 0)
+    assert second["others_waited"] == pytest.approx(0.010) and second["times_last"] == 22
+    assert second["worst"] == pytest.approx(0.005) and not second["straggler"]
+    # in calls that wait, each is a wait of its own
+    assert analysis(job(calls(0, False), calls(5)))["waits"][1]["straggler"]
+    # a rank that falls further and further behind; the last of three need not be the same
+    three = job(
+        *([{"ms": 10 * n + n * late, "queued": True} for n in range(9)] for late in (0, 1, 3))
+    )
+    assert analysis(three)["waits"][2]["others_waited"] == pytest.approx(0.016)
+    three = job(
+        *(
+            [{"ms": 10 * n + (n % 3 == late), "queued": True} for n in range(9)]
+            for late in (0, 1, 2)
+        )
+    )
+    assert [one["others_waited"] for one in analysis(three)["waits"]] == [pytest.approx(0.003)] * 3
+
+
 def test_bandwidth_counts_from_when_all_have_arrived():
     size = {"elements": 1_000_000, "outputs": 1_000_000, "shape": (1_000_000,)}
     ended = BEGIN + 30 * MS

@@ -92,14 +92,23 @@ def _process(one: Recording) -> dict[str, Any]:
 
 
 def _waits(recordings: list[Recording]) -> dict[int, dict[str, float]]:
-    """What each rank waited for others, and what the others waited for it, in seconds."""
+    """What each rank waited for others, and what the others waited for it, in seconds.
+
+    A rank that is behind stays so in asynchronous calls, because nobody waits in them: there it
+    counts by how far it fell further behind since the collective before, as in hd_late.c.
+    """
     waits: dict[int, dict[str, float]] = {
         one.rank: {"waited": 0.0, "caused": 0.0, "last": 0, "worst": 0.0} for one in recordings
     }
+    before: dict[str, tuple[int, int]] = {}  # by series: the rank that stays behind, nanoseconds
     for one in collectives(recordings):
         if not one.whole or len(one.calls) < 2:
             continue
         late, behind = one.late()
+        who, lag = before.pop(one.series, (late, 0))
+        if all(call.queued for rank, call in one.calls.items() if rank != late):
+            before[one.series] = late, behind
+            behind = max(0, behind - lag) if who == late else behind
         last = one.calls[late].called
         for rank, call in one.calls.items():
             if not call.queued:  # an asynchronous call holds up no rank
