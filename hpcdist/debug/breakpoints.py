@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -11,6 +12,8 @@ import types
 from typing import Any
 
 from hpcdist._buffer import limited
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import parts
 from hpcdist.groups.state import _get_default_group, _resolve
 
 from . import standard_input
@@ -45,6 +48,10 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     DistTimeoutError
         If a rank does not arrive within the group's timeout, or the debugger takes longer than
         `timeout_s`.
+    bdb.BdbQuit
+        On the rank in the debugger, by ``quit``.
+    DistError
+        On the others, if that rank left by ``quit`` or another exception.
 
     Notes
     -----
@@ -52,7 +59,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     a launcher passes on. Open MPI's mpirun gives its own to rank 0, with ``--stdin N`` to rank N;
     MPICH's gives it to rank 0 only; srun to all. A rank without one opens a socket that only its
     user can access, and prints the command that attaches to it. The end of input counts as
-    ``continue``, except in a batch job of Slurm, PBS, LSF or Flux: there the user can attach.
+    ``continue``, except in a batch job of Slurm, PBS, LSF or Flux: there the user can attach. So
+    does the end of the process that attached.
     Source: ``torch.distributed.breakpoint``.
     """
     pg = _resolve(None)
@@ -65,12 +73,13 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     _calls[line] = _calls.get(line, 0) + 1
     if _calls[line] <= skip:
         return
-    # all are here before one of them stops: from now on the others may wait without a limit
-    pg._comm.barrier(api="breakpoint")
     debugger = None
-    if pg.rank() == rank:
-        debugger = _debug(frame, rank)
-    _wait(_FOREVER if timeout_s is None else timeout_s)
+    with parts(agreeing(pg._comm), "breakpoint", 2):
+        # all are here before one of them stops: from now on the others may wait without a limit
+        pg._comm.barrier(api="breakpoint")
+        if pg.rank() == rank:
+            debugger = _debug(frame, rank)
+        _wait(_FOREVER if timeout_s is None else timeout_s)
     if debugger is not None and debugger.steps:
         # last, so that the next line it stops at is the caller's
         sys.settrace(debugger.trace_dispatch)
@@ -85,11 +94,7 @@ def _debug(frame: types.FrameType, rank: int) -> Any:
     """Let the user look around in a frame; the debugger, or None at the end of input."""
     state = standard_input.look(rank)
     if state == standard_input.ENDED:
-        print(
-            f"[hpcdist rank {rank}] breakpoint: standard input is at its end: going on",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say(rank, "standard input is at its end: going on")
         return None
     connection = _connect(rank) if state == standard_input.ABSENT else None
     if connection is None:
@@ -102,13 +107,18 @@ def _debug(frame: types.FrameType, rank: int) -> Any:
         debugger = _make(rank, file, file)
     debugger.show(frame)
     if connection is not None and not debugger.steps:
-        file.close()
+        with contextlib.suppress(OSError):  # it is closed nevertheless
+            file.close()
         connection.close()
     if debugger.quitting:
         import bdb
 
         raise bdb.BdbQuit
     return debugger
+
+
+def _say(rank: int, text: str) -> None:
+    print(f"[hpcdist rank {rank}] breakpoint: {text}", file=sys.stderr, flush=True)
 
 
 def _make(rank: int, stdin: Any, stdout: Any) -> Any:
@@ -129,6 +139,16 @@ def _make(rank: int, stdin: Any, stdout: Any) -> Any:
                 self.botframe = above
                 above = above.f_back
             self.interaction(frame, None)
+
+        def interaction(self, *args: Any) -> None:
+            try:
+                super().interaction(*args)
+            except (BrokenPipeError, ConnectionResetError):
+                self.forget()
+                self.clear_all_breaks()
+                self.set_continue()
+                self.steps = False
+                _say(rank, "the other end of the debugger is gone: going on")
 
         def do_continue(self, arg: str) -> Any:
             self.steps = bool(self.breaks)
@@ -163,11 +183,10 @@ def _connect(rank: int) -> socket.socket:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path)
             server.listen(1)
-            print(
-                f"[hpcdist rank {rank}] breakpoint: this rank has no input of its own. Attach on "
-                f"{socket.gethostname()} with: python -m hpcdist attach {path}",
-                file=sys.stderr,
-                flush=True,
+            _say(
+                rank,
+                f"this rank has no input of its own. Attach on {socket.gethostname()} with: "
+                f"python -m hpcdist attach {path}",
             )
             return server.accept()[0]
     finally:

@@ -35,8 +35,8 @@ def as_frtrace(recording: Recording, label: str = "gloo") -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     messages: dict[str, int] = {}
     for operation in recording.operations:
-        if operation.group is None or operation.group.uid not in names:
-            continue
+        if operation.group is None or operation.group.uid not in names or operation.starts:
+            continue  # the start's numbers come again in the program
         name = names[operation.group.uid]
         messages[name] = messages.get(name, 0) + operation.message
         entries.append(_entry(operation, name, list(names.values()).index(name), messages, label))

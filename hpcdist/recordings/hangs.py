@@ -28,9 +28,9 @@ def hangs(rows: list[dict[str, Any]], least: float = 1.0) -> list[dict[str, Any]
     for row in rows:
         for one in row["open"]:
             if one["seq"] and one["seconds"] >= least and row["alive"]:
-                waiting[one["uid"], one["seq"]].append((row["rank"], one))
+                waiting[one["series"], one["seq"]].append((row["rank"], one))
     found = []
-    for (uid, seq), ranks in waiting.items():
+    for (series, seq), ranks in waiting.items():
         calls: dict[str, list[int]] = defaultdict(list)
         for rank, one in ranks:
             calls[one["call"]].append(rank)
@@ -44,7 +44,7 @@ def hangs(rows: list[dict[str, Any]], least: float = 1.0) -> list[dict[str, Any]
                 "missing": sorted(
                     row["rank"]
                     for row in rows
-                    if uid in row["groups"] and row["reached"].get(uid, 0) < seq
+                    if series in row["groups"] and row["reached"].get(series, 0) < seq
                 ),
             }
         )
@@ -72,13 +72,13 @@ def arrivals(
     """
     members: dict[str, int] = defaultdict(int)
     for row in rows:
-        for uid in row["groups"]:
-            members[uid] += 1
+        for series in row["groups"]:
+            members[series] += 1
     calls: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
-        for uid, seq, called in row["calls"]:
-            calls[uid, seq].append((called, row["rank"]))
-    whole = [sorted(c) for (uid, _), c in calls.items() if len(c) == members[uid] > 1]
+        for series, seq, called in row["calls"]:
+            calls[series, seq].append((called, row["rank"]))
+    whole = [sorted(c) for (series, _), c in calls.items() if len(c) == members[series] > 1]
     whole = [order for order in whole if order[0][0] > after]
     table = {row["rank"]: {"waited": 0.0, "times": 0.0, "of": 0.0} for row in rows}
     for order in whole:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 __all__ = ["Group", "Operation", "Recording", "Site"]
 
+#: The name of the collectives by which the default group starts; then its numbers begin anew.
+_START = "init_process_group"
+
 
 @dataclass(frozen=True)
 class Site:
@@ -28,6 +31,11 @@ class Group:
     size: int
     uid: int
     ranks: tuple[int, ...]
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """Names of its two series of numbers: the program's collectives, those of its start."""
+        return str(self.uid), f"{self.uid} start"
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,16 @@ class Operation:
     def message(self) -> bool:
         """Whether it is a send or a receive."""
         return self.kind in ("send", "recv")
+
+    @property
+    def starts(self) -> bool:
+        """Whether the default group's start called it, not the program."""
+        return self.name == _START
+
+    @property
+    def series(self) -> str:
+        """The series in which it is numbered, see :attr:`Group.series`; empty without a group."""
+        return self.group.series[self.starts] if self.group else ""
 
     @property
     def bytes(self) -> int:

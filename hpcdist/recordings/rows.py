@@ -117,8 +117,9 @@ def row_of(one: Recording, now: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        Times in seconds. `calls` has the group, the number and the time of recent collectives,
-        `reached` the last collective of each group, `open` the operations that have not ended.
+        Times in seconds. `groups` has the name of each group by both its series of numbers,
+        `calls` the series, the number and the time of recent collectives, `reached` the last
+        collective of each series, `open` the operations that have not ended.
     """
     open_ = [operation for operation in one.operations if not operation.finished]
     last = one.operations[-1] if one.operations else None
@@ -141,11 +142,9 @@ def row_of(one: Recording, now: int) -> dict[str, Any]:
         "operations": last.number if last else 0,
         "bytes": {o.number: o.bytes for o in one.operations},
         "names": {o.number: o.name for o in one.operations},
-        "groups": {str(group.uid): group.name for group in one.groups},
-        "reached": {str(o.group.uid): o.seq for o in collectives if o.group},
-        "calls": [
-            (str(o.group.uid), o.seq, o.called) for o in collectives if o.group and not o.queued
-        ],
+        "groups": {series: group.name for group in one.groups for series in group.series},
+        "reached": {o.series: o.seq for o in collectives},
+        "calls": [(o.series, o.seq, o.called) for o in collectives if not o.queued],
         "open": [_open(operation, now) for operation in open_],
         "stacks": one.stacks[:_LONGEST],
         "stacks_age": (now - one.stacks_at) / 1e9 if one.stacks_at else None,
@@ -157,7 +156,7 @@ def _open(operation: Operation, now: int) -> dict[str, Any]:
     return {
         "call": str(operation),
         "group": operation.group.name if operation.group else "",
-        "uid": str(operation.group.uid) if operation.group else "",
+        "series": operation.series,
         "seq": 0 if operation.message else operation.seq,
         "seconds": (now - operation.called) / 1e9,
     }

@@ -21,6 +21,9 @@ __all__ = ["last_words", "parallel_assert", "parallel_raises"]
 
 E = TypeVar("E", bound=BaseException)
 
+#: What ends a program, or a generator. What else is no Exception may be an outcome of pytest's.
+_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
 
 def last_words(fd: int | None = None) -> None:
     """Send what hpcdist says before it ends the job to a file descriptor as well as to stderr.
@@ -74,7 +77,8 @@ def parallel_assert(
     ----------
     condition : object or callable
         What must be true. A callable is called without arguments; an exception in it counts as a
-        failure of this rank and is reported with the others.
+        failure of this rank and is reported with the others, also if ``pytest.raises``,
+        ``pytest.fail`` or ``pytest.skip`` raise it. ``KeyboardInterrupt`` and ``SystemExit`` pass.
     message : str or callable, optional
         Text of this rank for the report. A callable is called only on failure.
     group : ProcessGroup, optional
@@ -100,7 +104,9 @@ def parallel_assert(
         if not (condition() if callable(condition) else condition):
             problem = message() if callable(message) else message
             problem = "the condition is false" if problem is None else str(problem)
-    except Exception as exc:
+    except _ENDS:
+        raise
+    except BaseException as exc:
         problem, cause = f"{type(exc).__name__}: {exc}", exc
     _fail_together("parallel_assert", problem, group, cause)
 
@@ -174,7 +180,7 @@ class parallel_raises:
     ) -> bool:
         __tracebackhide__ = True
         problem = self._problem(exc)
-        if problem is not None and exc is not None and not isinstance(exc, Exception):
+        if problem is not None and isinstance(exc, _ENDS):
             return False
         self.value = exc
         _fail_together("parallel_raises", problem, self.group, exc)

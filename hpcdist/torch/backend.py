@@ -63,7 +63,7 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
 
 def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
     if not _group.is_initialized():
-        if ranks and ranks != list(range(len(ranks))):
+        if ranks and ranks != list(range(dist.get_world_size())):
             raise ValueError(
                 f"the backend {NAME!r} cannot make the group of ranks {ranks}, because hpcdist is "
                 f"not initialised: give {NAME!r} to torch.distributed.init_process_group, or call "
@@ -105,9 +105,12 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
 
 
 def _known(ours: ProcessGroup) -> BridgeGroup | None:
-    """Return torch's group for one of ours; not that of a destroyed group of the same name."""
+    """Return torch's group for one of ours; not that of a destroyed group of the same name.
+
+    Nor one that torch has destroyed: whether something still refers to it differs between ranks.
+    """
     found = _bridges.get(ours.name)
-    return found if found is not None and found.native is ours else None
+    return found if found is not None and found.native is ours and not found.ended else None
 
 
 def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
@@ -176,8 +179,9 @@ def group(pg: Any = None) -> Any:
 def to_torch(ours: Any = None) -> Any:
     """Return torch.distributed's view of a group of hpcdist.
 
-    All members must call it the first time; from then on it is local. With the default group it
-    also initialises torch.distributed, where that has not been done.
+    All members must call it the first time; from then on it is local, until torch destroys
+    its view. With the default group it also initialises torch.distributed, where that has not been
+    done.
 
     Parameters
     ----------

@@ -72,6 +72,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         self.native = group
         self._comm = group._comm
         self._release = release
+        self.ended = False  # whether torch has destroyed it
         self._name = group.name
         self._description = group.group_desc
         self._coalesced: list[Work] | None = None
@@ -148,6 +149,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
 
     def shutdown(self) -> None:
         """Free what was made for torch; hpcdist's own groups stay."""
+        self.ended = True
         self._end_others("shutdown")
         release, self._release = self._release, None
         if release is not None:
@@ -159,6 +161,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         They keep their tensors, and end when their peers call or their timeouts pass. Abort hooks
         run first.
         """
+        self.ended = True
         if self._release is not None and not self._comm.freed:
             self._run_abort_hooks()
             self._comm.timeout = _SOON

@@ -18,6 +18,7 @@ from hpcdist.recordings.analysis.match import collectives, divergences
 from hpcdist.recordings.analysis.page import page
 from hpcdist.recordings.analysis.report import analysis
 from hpcdist.recordings.analysis.text import lines, ranks_in_words
+from hpcdist.recordings.frtrace import as_frtrace
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -78,6 +79,20 @@ def test_ranks_without_a_recorder_are_not_spoken_of():
     assert "No divergence: the ranks with a recorder called the same collectives" in agreeing
 
 
+def test_the_collectives_of_the_start_are_not_the_programs_first():
+    start = [{"ms": n, "name": "init_process_group", "seq": n + 1} for n in (0, 1)]
+    waits = {"ms": 9, "seq": 1, "state": "running", "ended": None}
+    recordings = job([*start, waits], start)
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.seq, one.collective.absent) == ("absent", 1, [1])
+    for one in recordings:  # whatever else the ranks have done
+        one.operations += [call(3, one.groups[0], 8, seq=0, kind="recv")]
+    (one,) = divergences(recordings)
+    assert (one.kind, one.collective.absent) == ("absent", [1])
+    entries = as_frtrace(recordings[0])["entries"]
+    assert [e["collective_seq_id"] for e in entries if not e["is_p2p"]] == [1]
+
+
 def test_ranks_that_called_different_things():
     other = {"name": "broadcast", "kind": "broadcast", "op": "", "peer": 0}
     recordings = job(
@@ -113,6 +128,33 @@ def test_who_was_late_and_by_how_much():
     assert found[2]["others_waited"] == pytest.approx(0.5) and found[2]["times_last"] == 10
     assert found[0]["waited"] == pytest.approx(0.5) and found[2]["waited"] == 0
     assert found[2]["worst"] == pytest.approx(0.05)
+
+
+def test_one_delay_counts_once_in_asynchronous_calls():
+    """Rank 1 begins 5 ms late; each of its 20 calls is as late. Then the ranks meet."""
+
+    def calls(late: float, queued: bool = True) -> list[dict[str, Any]]:
+        made = [{"ms": 10 * n + late, "queued": queued} for n in range(20)]
+        return [*made, {"ms": 300}, {"ms": 400 + late, "queued": queued}]
+
+    first, second = analysis(job(calls(0), calls(5)))["waits"]
+    assert (first["others_waited"], first["waited"], second["waited"]) == (0, 0, 0)
+    assert second["others_waited"] == pytest.approx(0.010) and second["times_last"] == 22
+    assert second["worst"] == pytest.approx(0.005) and not second["straggler"]
+    # in calls that wait, each is a wait of its own
+    assert analysis(job(calls(0, False), calls(5)))["waits"][1]["straggler"]
+    # a rank that falls further and further behind; the last of three need not be the same
+    three = job(
+        *([{"ms": 10 * n + n * late, "queued": True} for n in range(9)] for late in (0, 1, 3))
+    )
+    assert analysis(three)["waits"][2]["others_waited"] == pytest.approx(0.016)
+    three = job(
+        *(
+            [{"ms": 10 * n + (n % 3 == late), "queued": True} for n in range(9)]
+            for late in (0, 1, 2)
+        )
+    )
+    assert [one["others_waited"] for one in analysis(three)["waits"]] == [pytest.approx(0.003)] * 3
 
 
 def test_bandwidth_counts_from_when_all_have_arrived():

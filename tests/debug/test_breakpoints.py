@@ -54,6 +54,18 @@ def test_on_another_rank_through_a_socket():
         assert not path.parent.exists()
 
 
+def test_the_process_that_attached_may_go():
+    command, env = mpirun_command(2)
+    with Terminal(*command, sys.executable, PROGRAM, "1", env=env) as terminal:
+        found = terminal.until(r"python (-m hpcdist attach \S+)")
+        with Terminal(sys.executable, *found[1].split()) as attached:
+            attached.until(r"\(Pdb, rank 1\) ")
+            attached.process.kill()
+        for _ in "01":
+            terminal.until(r"rank \d waited")
+        assert terminal.end() == 0
+
+
 def test_attaching_where_nobody_waits():
     done = subprocess.run(
         [sys.executable, "-m", "hpcdist", "attach", "/nowhere/rank1"],
@@ -65,13 +77,13 @@ def test_attaching_where_nobody_waits():
 # --- the end of input ----------------------------------------------------------------------------
 
 
-def run(commands: bytes | int, **more: str) -> str:
+def run(commands: bytes | int, *arguments: str, **more: str) -> str:
     """Run the program on two ranks, with these commands (or this file) as mpirun's input."""
     command, env = mpirun_command(2)
     env = {k: v for k, v in env.items() if k not in ("SLURM_JOB_ID", "PBS_JOBID")}
     given = {"input": commands} if isinstance(commands, bytes) else {"stdin": commands}
     done = subprocess.run(
-        [*command, sys.executable, PROGRAM, "0", "60"],
+        [*command, sys.executable, PROGRAM, "0", "60", *arguments],
         **given, env=env | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE,
     )  # fmt: skip
     text = done.stdout.decode()
@@ -92,6 +104,13 @@ def test_the_end_of_input_continues(tmp_path: Path) -> None:
     (tmp_path / "commands").write_text("p secret\n")
     with open(tmp_path / "commands", "rb") as file:
         assert "'only-rank-0-knows-1'" in run(file.fileno())
+
+
+def test_an_exception_in_the_debugger_reaches_the_other_ranks() -> None:
+    """They wait there without a limit; a notebook, for example, catches what `quit` raises."""
+    text = run(b"p secret\nquit\n", "go on")
+    assert "rank 0 caught BdbQuit" in text
+    assert "rank 1 caught DistError: rank 0 could not take part: BdbQuit" in text, text
 
 
 def test_in_a_batch_job_the_user_attaches() -> None:

@@ -52,6 +52,16 @@ def test_what_has_not_waited_long_and_messages_do_not_count():
     assert hangs(rows([(0, {**OPEN, "kind": "recv", "name": "recv", "peer": 1})], [])) == []
 
 
+def test_the_collectives_of_the_start_are_not_the_programs_first():
+    start = [(0, {"name": "init_process_group", "seq": n}) for n in (1, 2)]
+    (one,) = hangs(rows([*start, (1000, {**OPEN, "seq": 1})], start))
+    assert (one["group"], one["number"], one["missing"]) == ("world", 1, [1])
+    (one,) = hangs(rows([*start, (1000, {**OPEN, "seq": 2})], [*start, (0, {"seq": 1})]))
+    assert (one["number"], one["missing"]) == (2, [1])
+    (one,) = hangs(rows([start[0], (0, {**start[1][1], **OPEN})], start[:1]))
+    assert (one["number"], one["missing"]) == (2, [1])  # a rank that is missed in the start itself
+
+
 def test_who_arrives_last():
     calls = rows([(0, {}), (10, {}), (30, {})], [(1, {}), (18, {}), (30, {})])
     table, seconds, newest = arrivals(calls)

@@ -16,14 +16,19 @@ from recorded_jobs import SLEEPER, pids_of, start
 
 from hpcdist.cli import top as command
 from hpcdist.cli.top import remote_commands
+from hpcdist.recordings import find, folder_of_user, read
+from hpcdist.recordings.analysis.match import divergences
+from hpcdist.recordings.hangs import hangs
+from hpcdist.recordings.rows import rows_of
 
 pytestmark = pytest.mark.jobs
 
 
 @pytest.fixture
-def hung():
+def hung(request):
     """A job whose rank 1 sleeps while rank 0 waits in a barrier: the pids of its ranks."""
-    job = start(SLEEPER.format(seconds=60))
+    program = getattr(request, "param", SLEEPER)
+    job = start(program.format(seconds=60))
     pids: dict[int, int] = {}
     try:
         pids = pids_of(job)
@@ -82,6 +87,17 @@ def test_a_hung_job(hung):
     rows = json.loads(top(digits, "--json").stdout)
     assert [row["rank"] for row in rows] == [0, 1] and rows[0]["inside"] and not rows[1]["inside"]
     assert 0 < rows[0]["seconds"] < 60
+
+
+@pytest.mark.parametrize("hung", [SLEEPER.replace("d.all_reduce(np.ones(3))", "")], indirect=True)
+def test_a_rank_that_misses_the_first_collective(hung):
+    """The collectives of init_process_group do not count as the program's first ones."""
+    rows = rows_of(str(hung[0]), stacks=False)
+    (one,) = hangs(rows, least=0.0)
+    assert (one["group"], one["number"], one["missing"]) == ("world", 1, [1])
+    paths = [path for path in find(folder_of_user()) if read(path).job == rows[0]["job"]]
+    (apart,) = divergences([read(path) for path in paths])
+    assert (apart.kind, apart.collective.seq, apart.collective.absent) == ("absent", 1, [1])
 
 
 def test_stacks_of_a_hung_job(hung):

@@ -11,7 +11,7 @@ BEGIN = 1_700_000_000_000_000_000  # ns since 1970
 MS = 1_000_000  # ns
 
 
-def operation(group: Group, seq: int, ms: float, **more: Any) -> Operation:
+def operation(group: Group, seq: int, ms: float, /, **more: Any) -> Operation:
     """An all_reduce of 1,000 floats, called so long after BEGIN; `more` has what is different."""
     values = {
         "number": seq, "name": "all_reduce", "kind": "all_reduce", "group": group, "seq": seq,

@@ -62,6 +62,31 @@ def test_an_error_in_the_condition_is_a_failure():
     assert isinstance(error.__cause__, KeyError) == (rank == 0)
 
 
+def test_what_pytest_raises_is_a_failure_too():
+    """``pytest.fail`` and its like raise what is no Exception."""
+    rank, size = here()
+
+    def condition():
+        with pytest.raises(ValueError):
+            if rank:
+                raise ValueError
+        return True
+
+    def expect(outcome):
+        with parallel_raises(ValueError):
+            if rank == 0:
+                outcome("not here")
+            raise ValueError
+
+    for call, said in (
+        (lambda: parallel_assert(condition), "Failed: DID NOT RAISE"),
+        (lambda: expect(pytest.fail), "Failed was raised instead of ValueError: not here"),
+        (lambda: expect(pytest.skip), "Skipped was raised instead of ValueError"),
+    ):
+        text = failure(call)
+        assert f"failed on 1 of {size} ranks" in text and f"rank 0: {said}" in text, text
+
+
 def test_raises_on_some_ranks_only():
     rank, size = here()
     bad = size - 1

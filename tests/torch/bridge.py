@@ -103,6 +103,13 @@ def groups(rank: int, size: int) -> None:
             assert t.tolist() == [2.0, 2.0]
         td.all_reduce(t := torch.ones(2), group=td.new_group(timeout=timedelta(seconds=10)))
         assert t.tolist() == [size, size]
+    else:  # its members alone would wait for the other ranks, as MPI starts with all of them
+        said = ""
+        try:
+            td.new_group([0], timeout=timedelta(seconds=10), backend="hpcdist")
+        except ValueError as error:
+            said = str(error)
+        assert ("hpcdist is not initialised" in said) == (rank == 0), said
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 

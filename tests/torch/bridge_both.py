@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as td
@@ -24,6 +26,24 @@ def library() -> float:
     if td.is_available() and td.is_initialized():
         td.all_reduce(x)
     return x.item()
+
+
+def again(end: Callable[[], None]) -> None:
+    """A view that one rank keeps does not decide what the next one is: ranks would differ in it."""
+    pair = hpcdist.new_group([0, 1])
+    kept = [td.group.WORLD, hpcdist.torch.to_torch(pair)] if hpcdist.get_rank() == 0 else []
+    end()
+    hpcdist.torch.init_process_group(timeout=timedelta(seconds=10))
+    assert hpcdist.torch.group() is hpcdist.group.WORLD and td.group.WORLD not in kept
+    views = [hpcdist.torch.to_torch(pair)]
+    assert views[0] not in kept
+    td.destroy_process_group(views[0])
+    views.append(hpcdist.torch.to_torch(pair))
+    for group in (None, views[1]):
+        x = torch.ones(1)
+        td.all_reduce(x, group=group)
+        assert x.item() == 2.0
+    hpcdist.destroy_process_group(pair)
 
 
 def main(first: str) -> None:
@@ -50,6 +70,8 @@ def main(first: str) -> None:
     model(torch.full((1, 2), hpcdist.get_rank() + 1.0)).backward()
     assert model.module.weight.grad.tolist() == [[(size + 1) / 2] * 2]
     if first == "native":
+        for end in (td.destroy_process_group, td.distributed_c10d._abort_process_group):
+            again(end)
         td.destroy_process_group()
         assert hpcdist.is_initialized() and not td.is_initialized()
         hpcdist.barrier()

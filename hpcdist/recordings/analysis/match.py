@@ -35,6 +35,11 @@ class Collective:
     absent: list[int]
 
     @property
+    def series(self) -> str:
+        """The series of its number, see :attr:`hpcdist.recordings.Group.series`."""
+        return next(iter(self.calls.values())).series
+
+    @property
     def first(self) -> int:
         """When the first rank called it, in nanoseconds since 1970."""
         return min(operation.called for operation in self.calls.values())
@@ -83,37 +88,38 @@ def collectives(recordings: list[Recording]) -> Iterator[Collective]:
     Yields
     ------
     Collective
-        Group by group, in the order of their numbers.
+        Series by series, in the order of their numbers.
     """
-    groups: dict[int, Group] = {}
-    calls: dict[int, dict[int, dict[int, Operation]]] = {}
-    members: dict[int, set[int]] = {}
-    oldest: dict[tuple[int, int], int] = {}
+    groups: dict[str, Group] = {}
+    calls: dict[str, dict[int, dict[int, Operation]]] = {}
+    members: dict[str, set[int]] = {}
+    oldest: dict[tuple[str, int], int] = {}
     overwriting: set[int] = set()  # ranks whose recorders have begun to overwrite
     for recording in recordings:
         for group in recording.groups:
-            groups.setdefault(group.uid, group)
-            members.setdefault(group.uid, set()).add(recording.rank)
+            for series in group.series:
+                groups.setdefault(series, group)
+                members.setdefault(series, set()).add(recording.rank)
         full = bool(recording.operations) and recording.operations[0].number > 1
         if full:
             overwriting.add(recording.rank)
         for operation in recording.operations:
             if operation.group is None or operation.message:
                 continue
-            uid, seq = operation.group.uid, operation.seq
-            calls.setdefault(uid, {}).setdefault(seq, {})[recording.rank] = operation
+            series, seq = operation.series, operation.seq
+            calls.setdefault(series, {}).setdefault(seq, {})[recording.rank] = operation
             if full:
-                oldest.setdefault((uid, recording.rank), seq)
-    for uid, numbers in calls.items():
+                oldest.setdefault((series, recording.rank), seq)
+    for series, numbers in calls.items():
         for seq in sorted(numbers):
             absent = [
                 rank
-                for rank in sorted(members[uid])
+                for rank in sorted(members[series])
                 # what a recorder has overwritten may have been this call, also if nothing is left
                 if rank not in numbers[seq]
-                and oldest.get((uid, rank), seq if rank in overwriting else 0) < seq
+                and oldest.get((series, rank), seq if rank in overwriting else 0) < seq
             ]
-            yield Collective(groups[uid], seq, numbers[seq], absent)
+            yield Collective(groups[series], seq, numbers[seq], absent)
 
 
 def divergences(recordings: list[Recording]) -> list[Divergence]:

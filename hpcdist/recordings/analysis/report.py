@@ -92,14 +92,23 @@ def _process(one: Recording) -> dict[str, Any]:
 
 
 def _waits(recordings: list[Recording]) -> dict[int, dict[str, float]]:
-    """What each rank waited for others, and what the others waited for it, in seconds."""
+    """What each rank waited for others, and what the others waited for it, in seconds.
+
+    A rank that is behind stays so in asynchronous calls, because nobody waits in them: there it
+    counts by how far it fell further behind since the collective before, as in hd_late.c.
+    """
     waits: dict[int, dict[str, float]] = {
         one.rank: {"waited": 0.0, "caused": 0.0, "last": 0, "worst": 0.0} for one in recordings
     }
+    before: dict[str, tuple[int, int]] = {}  # by series: the rank that stays behind, nanoseconds
     for one in collectives(recordings):
         if not one.whole or len(one.calls) < 2:
             continue
         late, behind = one.late()
+        who, lag = before.pop(one.series, (late, 0))
+        if all(call.queued for rank, call in one.calls.items() if rank != late):
+            before[one.series] = late, behind
+            behind = max(0, behind - lag) if who == late else behind
         last = one.calls[late].called
         for rank, call in one.calls.items():
             if not call.queued:  # an asynchronous call holds up no rank
@@ -126,10 +135,10 @@ def _late(waits: dict[int, dict[str, float]], seconds: float) -> list[dict[str, 
 
 def _operations(recordings: list[Recording]) -> list[dict[str, Any]]:
     """Time and bandwidth by rank and operation; of those whose end was timed."""
-    arrived: dict[tuple[int, int], int] = {}
+    arrived: dict[tuple[str, int], int] = {}
     for one in collectives(recordings):
         if one.whole:
-            arrived[one.group.uid, one.seq] = max(call.called for call in one.calls.values())
+            arrived[one.series, one.seq] = max(call.called for call in one.calls.values())
     rows = []
     for recording in recordings:
         by_name: dict[str, list[Operation]] = defaultdict(list)
@@ -140,18 +149,17 @@ def _operations(recordings: list[Recording]) -> list[dict[str, Any]]:
     return rows
 
 
-def _sums(operations: list[Operation], arrived: dict[tuple[int, int], int]) -> dict[str, Any]:
+def _sums(operations: list[Operation], arrived: dict[tuple[str, int], int]) -> dict[str, Any]:
     waited = moved = 0
     timed = size = 0
     for one in operations:
         if one.ended is None or one.state != "done":
             continue
-        group = one.group
         begun = max(
             one.called,
             one.started or 0,
             one.agreed or 0,
-            arrived.get((group.uid, one.seq), 0) if group and not one.message else 0,
+            arrived.get((one.series, one.seq), 0) if one.group and not one.message else 0,
         )
         timed += 1
         size += one.bytes
