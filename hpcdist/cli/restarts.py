@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from hpcdist import config
 from hpcdist.elastic.memory import Memory
 from hpcdist.launchers.commands import OpenMpi, Srun, Starter
-from hpcdist.startup.commits import job_of_this_process
+from hpcdist.startup.commits import folder_of_job, job_of_this_process
 
 __all__ = ["Pool", "hosts_of_allocation", "lost_a_rank", "supervise"]
 
@@ -110,8 +111,8 @@ def supervise(
     job = named or f"{os.getpid()}-{secrets.token_hex(6)}"
     env = {**os.environ, "HPCDIST_COMMIT_JOB": job}
     env.setdefault("SLURM_KILL_BAD_EXIT", "1")
-    # Under --with-ft ulfm mpirun's status is 0 whatever happens.
-    blind = isinstance(starter, OpenMpi) and bool(config.get("ft", env)) and _here(pool.hosts)
+    # Under --with-ft ulfm mpirun's status is 0 after a death, whatever happens then.
+    blind = isinstance(starter, OpenMpi) and bool(config.get("ft", env))
     soon = tries = 0
     memory = None
     try:
@@ -122,7 +123,7 @@ def supervise(
             ranks, hosts = pool.now()
             began = time.time()
             status, stopped = _run(*build(ranks, hosts, env))
-            if status == 0 and blind and memory is not None and memory.folder.exists():
+            if status == 0 and blind and _left(job, hosts):
                 status = 1
             if status in (0, USAGE) or stopped:
                 named = named if status else ""
@@ -169,6 +170,17 @@ def _memory(job: str) -> Memory | None:
     except OSError as error:
         print(f"hpcdist launch: no commits in this node's memory: {error}", file=sys.stderr)
         return None
+
+
+def _left(job: str, hosts: Sequence[str]) -> bool:
+    """Whether a try has left its folder: the last rank of a node that ends well removes it."""
+    folder = folder_of_job(job)
+    if _here(hosts):
+        return folder.exists()
+    ssh = shutil.which("ssh")
+    return (
+        ssh is not None and _run_there(ssh, hosts[0], f"test ! -e {shlex.quote(str(folder))}") == 1
+    )
 
 
 def _at_once(memory: Memory | None, began: float) -> bool:
@@ -259,13 +271,18 @@ def _dead(hosts: Sequence[str], starter: Starter) -> list[str]:
     ssh = shutil.which("ssh")
     for host in hosts:
         if ssh and not _here([host]):  # else it cannot be told
-            asked = [ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "true"]
-            # 255 is ssh's own: it did not get there
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if subprocess.run(asked, capture_output=True, timeout=30).returncode != 255:
-                    continue
-            found.append(host)
+            if _run_there(ssh, host, "true") == 255:
+                found.append(host)
     return found
+
+
+def _run_there(ssh: str, host: str, command: str) -> int:
+    """Run a shell's command on a host; 255, which is ssh's own: it did not get there."""
+    asked = [ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, command]
+    try:
+        return subprocess.run(asked, capture_output=True, timeout=30).returncode
+    except subprocess.TimeoutExpired:
+        return 255
 
 
 def _ask(command: Sequence[str]) -> str | None:

@@ -61,6 +61,22 @@ def test_hosts_that_ssh_cannot_reach(monkeypatch, tmp_path):
     assert restarts._dead(["good", "bad"], Hydra("/bin/run")) == []
 
 
+def test_how_a_job_ended_where_its_status_does_not_say_it(monkeypatch, tmp_path):
+    """Its folder tells: of this machine if a rank ran here, else of the first host."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$5" = there ] && shift 5 && exec sh -c "$*"\nexit 255\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    folder = tmp_path / "it's left"
+    monkeypatch.setattr(restarts, "folder_of_job", lambda job: folder)
+    places = [], ["there", "localhost"], ["there"], ["lost"]
+    assert [restarts._left("job", place) for place in places] == [False] * 4
+    folder.mkdir()
+    assert [restarts._left("job", place) for place in places] == [True, True, True, False]
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert not restarts._left("job", ["there"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
