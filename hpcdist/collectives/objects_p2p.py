@@ -211,7 +211,7 @@ def _send(comm: Any, peer: int, header: Any, data: Any) -> None:
 
 
 def _claim(messages: dict[_Message, None], peer: int, generation: int) -> _Message:
-    """Return the first message whose receive was interrupted, from a peer or from any; or a new one.
+    """Return the first message of a peer, or of any, whose receive was interrupted; or a new one.
 
     A message belongs to the thread that receives it until that leaves its call.
     """
