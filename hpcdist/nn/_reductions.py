@@ -108,7 +108,7 @@ def all_reduce(
 
 
 def _derived(tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None) -> torch.Tensor:
-    """all_reduce with an operation that is not linear; `name` is what ranks compare, if not that."""
+    """all_reduce with an operation that is not linear; ranks compare `name`, if it is another."""
     if op.name == "PRODUCT":
         return nodes.AllReduceProduct.apply(tensor, group, name)
     return nodes.AllReduceExtreme.apply(tensor, op, group, name)
