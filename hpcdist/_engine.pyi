@@ -16,6 +16,7 @@ _Op = Any
 EITHER: Any
 # Bytes.
 DEVICE_LEAST: int
+OBJECTS: int
 SIGNAL: int
 ANNOUNCEMENT: int
 PIECE: int

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
-from itertools import repeat
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import Comm, op_range
+from hpcdist._engine import OBJECTS, Comm, op_range, tags
 from hpcdist.backends.dispatch import serving
 from hpcdist.collectives._parts import Part, check_list, decode, of_message
 from hpcdist.errors import DistMismatchError
@@ -17,15 +20,29 @@ from hpcdist.groups.state import _resolve
 
 __all__ = ["recv_object_list", "send_object_list"]
 
-#: Tag of object messages between two ranks, so that they never match a tensor's receive. It is the
-#: largest tag that every MPI allows: MPI guarantees tags up to 32767, and the engine uses five
-#: bits.
+#: Tag of the headers, so that they never match a tensor's receive. It is the largest tag that every
+#: MPI allows: MPI guarantees tags up to 32767, and the engine uses five bits.
 _TAG = 1022
 
-#: Per group and sender: the sizes of a message whose payload has not arrived, or arrived while a
-#: signal handler raised. The next receive continues from there.
-_begun: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[int], Any]]]
-_begun = weakref.WeakKeyDictionary()
+#: Tags of the payloads, a new one for each: threads may send and receive several messages between
+#: two ranks at once, and then neither end begins payloads in the order of their headers.
+_numbers = count()
+
+
+class _Message:
+    """A message that arrives, or that arrived in part before an exception ended its receive."""
+
+    __slots__ = ("data", "generation", "header", "owner", "peer")
+
+    def __init__(self, generation: int) -> None:
+        self.generation, self.owner = generation, threading.get_ident()
+        self.peer, self.header, self.data = -1, [0, 0, 0], None
+
+
+#: Per group: the messages whose header has arrived, until their objects are in the caller's list.
+#: The next receive continues with one that no call works on any more.
+_begun: weakref.WeakKeyDictionary[Any, dict[_Message, None]] = weakref.WeakKeyDictionary()
+_claiming = threading.RLock()
 
 
 def send_object_list(
@@ -83,7 +100,7 @@ def send_object_list(
     part = Part("send_object_list", comm.rank)
     part.encode(list(object_list), pickle)
     with op_range("send_object_list", pg._name):
-        _send(comm, peer, [np.array([part.size, length], np.int64), part.data])
+        _send(comm, peer, np.array([part.size, length, 0], np.int64), part.data)
     if part.error:
         part.fail([part.data])
 
@@ -154,79 +171,117 @@ def recv_object_list(
     if src is not None or group_src is not None:
         peer = pg._peer(src, group_src, "src")
     length = check_list(object_list, "object_list")
-    with op_range(api, pg._name):
-        peer, (size, sent), data = _receive(pg, peer)
-    begun = _begun[pg]
+    messages = _begun.setdefault(pg, {})
+    message = _claim(messages, peer, pg._generation)
     try:
-        if size < 0:
-            Part(api, comm.rank).fail([data])
-        if sent != length:
-            raise DistMismatchError(
-                f"{api}: rank {peer} sent a list of {sent} objects, rank {comm.rank} receives into "
-                f"a list of {length}"
-            )
-        objects = decode(api, peer, data, pickle)
-    except BaseException as error:
-        if of_message(error):  # the next call could not decode it either
-            begun.pop(peer)
-        raise
-    object_list[:] = objects
-    begun.pop(peer)  # no signal handler runs between the line above and this one
-    return int(pg._ranks[peer])
+        with op_range(api, pg._name):
+            _receive(comm, messages, message, peer)
+        try:
+            objects = _objects(api, comm.rank, message, length, pickle)
+        except BaseException as error:
+            if of_message(error):  # the next call could not decode it either
+                messages.pop(message)
+            raise
+        object_list[:] = objects
+        messages.pop(message)  # no signal handler runs between the line above and this one
+        return int(pg._ranks[message.peer])
+    finally:
+        message.owner = 0
 
 
 # No signal handler runs inside extend(): every operation that MPI has started is in the list.
 
 
-def _send(comm: Any, peer: int, messages: list[Any]) -> None:
-    """Send all of them or none; over MPI that is true even if a signal handler raises."""
-    if not isinstance(serving(comm, messages[0]), Comm):
-        for message in messages:
-            comm.send(message, peer, _TAG)
+def _send(comm: Any, peer: int, header: Any, data: Any) -> None:
+    """Send both or neither; over MPI that is true even if a signal handler raises."""
+    here = serving(comm, header)
+    if not isinstance(here, Comm):
+        comm.send(header, peer, _TAG)
+        comm.send(data, peer, _TAG)
         return
+    header[2] = next(_numbers) % tags(here)
+    calls = (
+        partial(comm.isend, header, peer, _TAG),
+        partial(comm.isend, data, peer, int(header[2]), tag_kind=OBJECTS),
+    )
     works: list[Any] = []
-    works.extend(map(comm.isend, messages, repeat(peer), repeat(_TAG)))
+    works.extend(map(partial.__call__, calls))
     for work in works:
         work.wait()
 
 
-def _receive(pg: Any, peer: int) -> tuple[int, list[int], Any]:
+def _claim(messages: dict[_Message, None], peer: int, generation: int) -> _Message:
+    """Return the first message of a peer, or of any, whose receive was interrupted; or a new one.
+
+    A message belongs to the thread that receives it until that leaves its call.
+    """
+    with _claiming:
+        for message in list(messages):
+            if message.generation != generation:  # its sender has another rank now, or none
+                messages.pop(message, None)
+            elif peer in (-1, message.peer) and _is_free(message):
+                message.owner = threading.get_ident()
+                return message
+    return _Message(generation)
+
+
+def _is_free(message: _Message) -> bool:
+    """Whether no call works on a message; a second signal may have kept one from saying so."""
+    if message.owner != threading.get_ident():
+        return message.owner == 0
+    frame: Any = sys._getframe()
+    while frame is not None:  # is this a signal handler's call, within that call?
+        if frame.f_code is recv_object_list.__code__ and frame.f_locals.get("message") is message:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _receive(comm: Any, messages: dict[_Message, None], message: _Message, peer: int) -> None:
     """Receive a message; what arrived before an exception is kept for the next call."""
-    comm, begun = pg._comm, _begun.setdefault(pg, {})
-    if peer < 0:
-        peer = next(iter(begun), peer)
-    if peer not in begun:
-        header = np.empty(2, np.int64)
+    if message.peer < 0:
+        header = np.empty(3, np.int64)
 
         def keep(source: int) -> None:
-            begun[source] = (header.tolist(), None)
+            message.peer, message.header = source, header.tolist()
+            messages[message] = None
 
-        peer = _message(comm, header, peer, keep)
-    sizes, data = begun[peer]
-    if data is None:
-        payload = np.empty(abs(sizes[0]), np.uint8)
+        _arrive(comm, partial(comm.irecv, header, peer, _TAG), (header, peer, _TAG), keep)
+    if message.data is None:
+        size, _, number = message.header
+        payload = np.empty(abs(size), np.uint8)
 
-        def keep_all(source: int) -> None:
-            begun[source] = (sizes, payload)
+        def keep_all(_: int) -> None:
+            message.data = payload
 
-        _message(comm, payload, peer, keep_all)
-    return (peer, *begun[peer])
+        begin = partial(comm.irecv, payload, message.peer, number, tag_kind=OBJECTS)
+        _arrive(comm, begin, (payload, message.peer, _TAG), keep_all)
 
 
-def _message(comm: Any, array: Any, peer: int, keep: Callable[[int], None]) -> int:
+def _arrive(comm: Any, begin: Callable[[], Any], rest: Any, keep: Callable[[int], None]) -> None:
     """Receive into an array, and keep the data if it has arrived, even after an exception."""
-    if not isinstance(serving(comm, array), Comm):
-        source = int(comm.recv(array, peer, _TAG))
-        keep(source)
-        return source
+    if not isinstance(serving(comm, rest[0]), Comm):
+        keep(int(comm.recv(*rest)))
+        return
     works: list[Any] = []
     try:
-        works.extend(map(comm.irecv, (array,), (peer,), (_TAG,)))
+        works.extend(map(partial.__call__, (begin,)))
         works[0].wait()
-        source = int(works[0].source_rank())
-        keep(source)
-        return source
+        keep(int(works[0].source_rank()))
     except BaseException:
         if works and not works[0].cancel() and works[0].exception() is None:
             keep(works[0].source_rank())
         raise
+
+
+def _objects(api: str, rank: int, message: _Message, length: int, pickle: bool | None) -> Any:
+    """Return the objects of a message that has arrived."""
+    size, sent, _ = message.header
+    if size < 0:
+        Part(api, rank).fail([message.data])
+    if sent != length:
+        raise DistMismatchError(
+            f"{api}: rank {message.peer} sent a list of {sent} objects, rank {rank} receives into "
+            f"a list of {length}"
+        )
+    return decode(api, message.peer, message.data, pickle)

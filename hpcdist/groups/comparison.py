@@ -7,29 +7,75 @@ the same first difference.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from enum import Enum
 from typing import Any, NoReturn
 
 import numpy as np
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["Comparison", "Entry", "arguments", "same_arguments"]
+__all__ = ["Comparison", "Entry", "arguments", "digest", "same_arguments"]
 
 # The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
 _WORDS = 5
 _MAX_LINES = 8
 
+#: The types whose text is their value.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, timedelta)
+_PLAIN_OF_TORCH = ("torch.dtype", "torch.device")
+
 #: ``[kind, name, {fact: text}]``, plain enough for JSON.
 Entry = list[Any]
 
 
+def digest(*facts: Any) -> int:
+    """Return a number for what `repr` shows of facts: an operation's `extra`, as its errors tell.
+
+    It costs no message, but ranks that differ do not hear in what.
+    """
+    return 1 << 32 | zlib.crc32(repr(facts).encode())
+
+
 def arguments(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield an entry for each argument, by its name."""
-    yield from (["argument", name, {"value": str(value)}] for name, value in facts.items())
+    """Yield an entry for each argument, by its name.
+
+    Numbers, texts, dtypes and the like, also in containers and dataclasses, must have the same
+    value; of other objects, whose texts may contain an address, only the type is compared.
+    """
+    for name, value in facts.items():
+        text = str(value) if isinstance(value, str) else _shown(value)
+        yield ["argument", name, {"value": text}]
+
+
+def _shown(value: Any) -> str:
+    """Return a text that is the same in all processes that have the same value."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_shown(k)}: {_shown(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        text = ", ".join(map(_shown, value))
+        return f"({text})" if isinstance(value, tuple) else f"[{text}]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_shown, value))) + "}"
+    if isinstance(value, type):
+        return _name(value)
+    if dataclasses.is_dataclass(value):
+        fields = (field.name for field in dataclasses.fields(value))
+        shown = ", ".join(f"{name}={_shown(getattr(value, name, None))}" for name in fields)
+        return f"{type(value).__name__}({shown})"
+    if isinstance(value, _PLAIN) or _name(type(value)) in _PLAIN_OF_TORCH:
+        return str(value) if isinstance(value, (Enum, np.generic)) else repr(value)
+    return f"a {_name(type(value))}"
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def same_arguments(group: Any, api: str, facts: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ rank adds them up.
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts, refusing
+from hpcdist.groups.comparison import digest
 
 __all__ = ["SparseReduction", "all_reduce"]
 
@@ -31,17 +31,27 @@ class SparseReduction:
     tensor : torch.Tensor
         Sparse COO, coalesced; shape and number of sparse dimensions are the same on all ranks.
     divisor : int
-        What to divide the sum by.
+        What to divide the sum by, the same on all ranks.
     api : str
         Name of the operation in messages.
-    extra : int
-        A number that must be the same on all ranks.
+    extra : int, optional
+        A number that must be the same on all ranks, in place of the digest of tensor and divisor.
+
+    Raises
+    ------
+    DistMismatchError
+        On all ranks, when they wait, if one divides and another does not, or `extra` differs.
     """
 
     def __init__(
-        self, comm: Any, tensor: torch.Tensor, divisor: int, api: str, extra: int = 0
+        self, comm: Any, tensor: torch.Tensor, divisor: int, api: str, extra: int | None = None
     ) -> None:
         self._comm, self._tensor, self._divisor = comm, tensor, divisor
+        # Each rank divides by itself: no collective has the operation among its own arguments.
+        self._api = api = f"{api} ({'SUM' if divisor == 1 else 'AVG'})"
+        if extra is None:
+            shape, dims = tuple(tensor.shape), tensor.sparse_dim()
+            extra = digest(shape, dims, str(tensor.dtype), divisor)
         own = np.array([tensor._nnz()], np.int64)
         self._counts = np.empty(comm.size, np.int64)
         self._work = comm.all_gather_into_tensor(self._counts, own, True, api=api, extra=extra)
@@ -57,7 +67,7 @@ class SparseReduction:
         self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
-        with parts(agreeing(self._comm, self._tensor), API, 3, begun=1):
+        with parts(agreeing(self._comm, self._tensor), self._api, 3, begun=1):
             values = self._tensor._values().contiguous()
             places = self._tensor._indices().T.contiguous()
             all_places = places.new_empty(sum(counts), dims)
@@ -100,7 +110,7 @@ def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False)
     ValueError
         If the operation is another, or `async_op` is true.
     DistError
-        If a rank does not take part, or has another shape.
+        If a rank does not take part, or has another shape, dtype or operation.
     """
     with refusing(agreeing(comm, tensor), "all_reduce"):
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
@@ -109,9 +119,7 @@ def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False)
             raise ValueError(
                 "all_reduce of a sparse tensor takes two rounds: async_op must be False"
             )
-    shape = f"{tuple(tensor.shape)} {tensor.sparse_dim()} {tensor.dtype}"
     divisor = comm.size if op == ReduceOp.AVG else 1
     with torch.no_grad(), parts(agreeing(comm, tensor), API, 3):
         own = tensor.coalesce()
-        total = SparseReduction(comm, own, divisor, API, zlib.crc32(shape.encode()))
-        tensor.copy_(total.wait())
+        tensor.copy_(SparseReduction(comm, own, divisor, API).wait())

@@ -198,7 +198,7 @@ def all_to_all(
     pg = member(group)
     outputs = nodes.one_per_rank(pg, output_tensor_list, "output_tensor_list")
     inputs = nodes.one_per_rank(pg, input_tensor_list, "input_tensor_list")
-    return tuple(nodes.AllToAll.apply(outputs, None, pg, *inputs))
+    return tuple(nodes.AllToAll.apply(outputs, None, pg, None, *inputs))
 
 
 @nodes.collective

@@ -28,6 +28,7 @@ __all__ = [
     "AllToAllSingle",
     "Broadcast",
     "Gather",
+    "Into",
     "Reduce",
     "ReduceScatter",
     "ReduceScatterSingle",
@@ -125,10 +126,12 @@ class AllReduceExtreme(Function):
     """MIN or MAX: the gradient goes to the ranks that hold the extreme value, in equal parts."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None
+    ) -> torch.Tensor:
         ctx.group = group
         out = _copy(tensor)
-        group._comm.all_reduce(out, op, api=_api("all_reduce"))
+        group._comm.all_reduce(out, op, api=_api("all_reduce") or name)
         ctx.save_for_backward(tensor, out)
         return out
 
@@ -138,18 +141,19 @@ class AllReduceExtreme(Function):
         chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
         holders = _copy(chosen)
         ctx.group._comm.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
-        return AllReduce.apply(gradient, ReduceOp.SUM, ctx.group) * (chosen / holders), None, None
+        summed = AllReduce.apply(gradient, ReduceOp.SUM, ctx.group)
+        return summed * (chosen / holders), None, None, None
 
 
 class AllReduceProduct(Function):
     """PRODUCT: the gradient is scaled by the product of the other ranks' values."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any, name: str | None) -> torch.Tensor:
         ctx.group = group
         ctx.save_for_backward(tensor)
         out = _copy(tensor)
-        group._comm.all_reduce(out, ReduceOp.PRODUCT, api=_api("all_reduce"))
+        group._comm.all_reduce(out, ReduceOp.PRODUCT, api=_api("all_reduce") or name)
         return out
 
     @staticmethod
@@ -160,7 +164,7 @@ class AllReduceProduct(Function):
         # Not product / tensor: a single zero would lose its gradient.
         others = [part for rank, part in enumerate(parts) if rank != group.rank()]
         factor = torch.stack([*others, torch.ones_like(tensor)]).prod(0)
-        return AllReduce.apply(gradient, ReduceOp.SUM, group) * factor, None
+        return AllReduce.apply(gradient, ReduceOp.SUM, group) * factor, None, None
 
 
 class Broadcast(Function):
@@ -304,17 +308,34 @@ class AllToAll(Function):
     """A list from every rank to every rank; the transpose is the way back."""
 
     @staticmethod
-    def forward(ctx: Any, into: Any, shapes: Shapes, group: Any, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, into: Any, shapes: Shapes, group: Any, name: str | None, *tensors: torch.Tensor
+    ) -> Any:
         ctx.group = group
         ctx.shapes = [tensor.shape for tensor in tensors]
         out = _filled(into, tensors[0], shapes)
-        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors], api=_api("all_to_all"))
+        name = _api("all_to_all") or name
+        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors], api=name)
         _changed(into)
         return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return (None, None, None, *AllToAll.apply(None, ctx.shapes, ctx.group, *gradients))
+        back = AllToAll.apply(None, ctx.shapes, ctx.group, None, *gradients)
+        return (None, None, None, None, *back)
+
+
+class Into(Function):
+    """A copy in memory of the caller's, with the gradient of what was copied. Local."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, into: Any) -> torch.Tensor:
+        (out,) = _filled(into, tensor, ())
+        return out.copy_(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
 
 
 class AllToAllSingle(Function):

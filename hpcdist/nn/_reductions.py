@@ -21,6 +21,7 @@ __all__ = [
 
 _SUM = ReduceOp.SUM
 _LINEAR = ("SUM", "AVG", "PREMUL_SUM")
+_DERIVED = ("MIN", "MAX", "PRODUCT")
 
 
 def _op(op: Any, *tensors: torch.Tensor) -> ReduceOp:
@@ -101,11 +102,16 @@ def all_reduce(
     """
     pg = member(group)
     op = _op(op, tensor)
-    if op.name in ("MIN", "MAX"):
-        return nodes.AllReduceExtreme.apply(tensor, op, pg)
-    if op.name == "PRODUCT":
-        return nodes.AllReduceProduct.apply(tensor, pg)
+    if op.name in _DERIVED:
+        return _derived(tensor, op, pg, None)
     return nodes.AllReduce.apply(tensor, op, pg)
+
+
+def _derived(tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None) -> torch.Tensor:
+    """all_reduce with an operation that is not linear; ranks compare `name`, if it is another."""
+    if op.name == "PRODUCT":
+        return nodes.AllReduceProduct.apply(tensor, group, name)
+    return nodes.AllReduceExtreme.apply(tensor, op, group, name)
 
 
 @nodes.collective
@@ -148,8 +154,8 @@ def reduce(
     pg = member(group)
     op = _op(op, tensor)
     root = pg._place(dst, None, "dst")
-    if op.name in ("MIN", "MAX", "PRODUCT"):
-        everywhere = all_reduce(tensor, op, pg)
+    if op.name in _DERIVED:
+        everywhere = _derived(tensor, op, pg, f"reduce to rank {root}")
         here = torch.tensor(pg.rank() == root, device=tensor.device)
         return torch.where(here, everywhere, torch.zeros_like(everywhere))
     return nodes.Reduce.apply(tensor, root, op, pg)
@@ -254,20 +260,20 @@ def _exchanged(
     output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp, group: Any
 ) -> torch.Tensor:
     """reduce_scatter with an operation that is not linear: exchange the parts, reduce here."""
-    if op.name in ("BAND", "BOR", "BXOR"):
+    mine = inputs[group.rank()]
+    # A rank may need no gradient where others do, but the dtype is the same on all.
+    if op.name not in _DERIVED or not (mine.is_floating_point() or mine.is_complex()):
         group._comm.reduce_scatter(output, [nodes.plain(part) for part in inputs], op)
         return output
-    mine = inputs[group.rank()]
     if output.shape != mine.shape or output.dtype != mine.dtype:
         raise ValueError(
             f"output must be like element {group.rank()} of the inputs, {tuple(mine.shape)} of "
             f"{mine.dtype}, not {tuple(output.shape)} of {output.dtype}"
         )
-    parts = torch.stack(nodes.AllToAll.apply(None, [mine.shape] * group.size(), group, *inputs))
+    shapes, name = [mine.shape] * group.size(), f"reduce_scatter ({op.name})"
+    parts = torch.stack(nodes.AllToAll.apply(None, shapes, group, name, *inputs))
     if op.name == "PRODUCT":
         reduced = parts.prod(0)
     else:
         reduced = parts.amin(0) if op.name == "MIN" else parts.amax(0)
-    with torch.no_grad():
-        output.copy_(reduced)
-    return reduced
+    return nodes.Into.apply(reduced, [output])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
-from hpcdist.groups.comparison import same_arguments
+from hpcdist.groups.comparison import digest, same_arguments
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
@@ -58,6 +59,10 @@ def get_params_to_average(params: Parameters) -> list[torch.nn.Parameter]:
     -----
     Source: ``torch.distributed.algorithms.model_averaging.utils.get_params_to_average``.
     """
+    return [parameter for parameter in _flattened(params) if parameter.grad is not None]
+
+
+def _flattened(params: Parameters) -> list[torch.nn.Parameter]:
     found = []
     for item in params:
         if isinstance(item, torch.nn.Parameter):
@@ -66,7 +71,7 @@ def get_params_to_average(params: Parameters) -> list[torch.nn.Parameter]:
             found.extend(item["params"])
         else:
             raise TypeError(f"a parameter or parameter group is needed, not {type(item).__name__}")
-    return [parameter for parameter in found if parameter.grad is not None]
+    return found
 
 
 def average_parameters(
@@ -88,36 +93,14 @@ def average_parameters(
     ------
     TypeError
         On all ranks, if a parameter is of integers, whose average is none.
+    DistMismatchError
+        On all ranks, if their parameters differ in number, shape or dtype.
 
     Notes
     -----
     Source: ``torch.distributed.algorithms.model_averaging.utils.average_parameters``.
     """
-    group = member(process_group)
-    if group.size() == 1:
-        return
-    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    untrained = set()
-    for parameter in params:
-        tensor = parameter.detach()
-        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        if not parameter.requires_grad:
-            untrained.add(id(tensor))
-    with torch.no_grad(), parts(agreeing(group._comm), API, len(by_kind)):
-        for dtype, _ in by_kind:
-            if not (dtype.is_floating_point or dtype.is_complex):
-                raise TypeError(
-                    f"average_parameters takes floating point or complex numbers, not {dtype}: an "
-                    "average of integers is not an integer"
-                )
-        for tensors in by_kind.values():
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            group._comm.all_reduce(flat, ReduceOp.AVG, api=API)
-            pieces = flat.split([tensor.numel() for tensor in tensors])
-            views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
-            # those that are not trained are buffers, whose changes DDP does not count either
-            with unseen(t for t in tensors if id(t) in untrained):
-                copy_each(tensors, views)
+    _average(lambda: dict(enumerate(params)), process_group)
 
 
 def average_parameters_or_parameter_groups(
@@ -125,7 +108,8 @@ def average_parameters_or_parameter_groups(
 ) -> None:
     """Average those parameters that have a gradient.
 
-    All ranks of the group must call it.
+    All ranks of the group must call it, with the same parameters in the same order, and gradients
+    for the same ones.
 
     Parameters
     ----------
@@ -134,11 +118,73 @@ def average_parameters_or_parameter_groups(
     process_group : ProcessGroup, optional
         None means the default group.
 
+    Raises
+    ------
+    TypeError
+        If `params` contains anything else, or a parameter is of integers. Ranks that have no such
+        parameters raise DistMismatchError.
+    DistMismatchError
+        On all ranks, if other parameters have a gradient, or they differ in shape or dtype.
+
     Notes
     -----
     Source: the function of this name in ``torch.distributed.algorithms.model_averaging.utils``.
     """
-    average_parameters(get_params_to_average(params), process_group)
+    _average_trained(params, process_group, None)
+
+
+def _average_trained(
+    params: Parameters, process_group: ProcessGroup | None, step: int | None
+) -> None:
+    def those() -> dict[int, torch.Tensor]:
+        every = _flattened(params)
+        # Without any, the device tells through which backend the others call.
+        nothing = {-1: every[0].detach().new_empty(0, dtype=torch.float32)} if every else {}
+        return {i: p for i, p in enumerate(every) if p.grad is not None} or nothing
+
+    _average(those, process_group, step)
+
+
+def _average(
+    those: Callable[[], Mapping[int, torch.Tensor]],
+    process_group: ProcessGroup | None,
+    step: int | None = None,
+) -> None:
+    """Average parameters by their place in a list; all ranks must have the same, and the step."""
+    group = member(process_group)
+    if group.size() == 1:
+        those()
+        return
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    untrained = set()
+    with (
+        torch.no_grad(),
+        parts(agreeing(group._comm), API, lambda: max(1, len(by_kind))),
+    ):
+        places = those()
+        for parameter in places.values():
+            tensor = parameter.detach()
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+            if not parameter.requires_grad:
+                untrained.add(id(tensor))
+        for dtype, _ in by_kind:
+            if not (dtype.is_floating_point or dtype.is_complex):
+                raise TypeError(
+                    f"average_parameters takes floating point or complex numbers, not {dtype}: an "
+                    "average of integers is not an integer"
+                )
+        # They travel as one, whose size alone would be compared.
+        facts = digest(step, [(i, tuple(p.shape), str(p.dtype)) for i, p in places.items()])
+        if not by_kind:
+            group._comm.all_reduce(np.zeros(0), ReduceOp.AVG, api=API, extra=facts)
+        for tensors in by_kind.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            group._comm.all_reduce(flat, ReduceOp.AVG, api=API, extra=facts)
+            pieces = flat.split([tensor.numel() for tensor in tensors])
+            views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+            # those that are not trained are buffers, whose changes DDP does not count either
+            with unseen(t for t in tensors if id(t) in untrained):
+                copy_each(tensors, views)
 
 
 class ModelAverager(ABC):
@@ -152,7 +198,7 @@ class ModelAverager(ABC):
     Attributes
     ----------
     step : int
-        How often :meth:`average_parameters` was called.
+        How often :meth:`average_parameters` was called; the ranks that average have the same.
     """
 
     def __init__(self, process_group: ProcessGroup | None = None) -> None:
@@ -234,9 +280,14 @@ class PeriodicModelAverager(ModelAverager):
         ----------
         params : iterable of torch.nn.Parameter or of dict
             Parameters, or parameter groups of an optimizer.
+
+        Raises
+        ------
+        DistMismatchError
+            On all ranks, if other parameters have a gradient, or this is another step for them.
         """
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
-            average_parameters_or_parameter_groups(params, self.process_group)
+            _average_trained(params, self.process_group, self.step)
         self.step += 1
 
 
@@ -312,10 +363,15 @@ class HierarchicalModelAverager(ModelAverager):
         ----------
         params : iterable of torch.nn.Parameter or of dict
             Parameters, or parameter groups of an optimizer.
+
+        Raises
+        ------
+        DistMismatchError
+            On all ranks, if other parameters have a gradient, or this is another step for them.
         """
         if self.step >= self.warmup_steps:
             due = [p for p in self.period_process_group_dict if self.step % p == 0]
             if due:
                 group = self.period_process_group_dict[due[-1]]
-                average_parameters_or_parameter_groups(params, group)
+                _average_trained(params, group, self.step)
         self.step += 1

@@ -143,6 +143,14 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         torch.nn.Module
             The module, or its replacement. Parameters and buffers are the same tensors.
         """
+        return cls._converted(module, process_group, {})
+
+    @classmethod
+    def _converted(
+        cls, module: torch.nn.Module, process_group: Any, done: dict[int, torch.nn.Module]
+    ) -> torch.nn.Module:
+        if id(module) in done:  # a module may have several names, also in one parent
+            return done[id(module)]
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             converted = cls(
                 module.num_features,
@@ -158,11 +166,14 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             for name in ("running_mean", "running_var", "num_batches_tracked"):
                 setattr(converted, name, getattr(module, name))
             converted.training = module.training
+            done[id(module)] = done[id(converted)] = converted
             return converted
-        for name, child in module.named_children():
-            replaced = cls.convert_sync_batchnorm(child, process_group)
-            if replaced is not child:
-                setattr(module, name, replaced)
+        done[id(module)] = module
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                replaced = cls._converted(child, process_group, done)
+                if replaced is not child:
+                    setattr(module, name, replaced)
         return module
 
 
@@ -275,6 +286,7 @@ class _Normalize(Function):
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(var + eps), count)
         ctx.group, ctx.axes = group, axes
+        ctx.of_bias = None if bias is None else bias.dtype
         same = [None if p is None else p.to(kind) for p in (weight, bias)]
         out = F.batch_norm(input.to(kind), mean, var, same[0], same[1], False, 0.0, eps)
         return out.to(input.dtype)
@@ -297,8 +309,6 @@ class _Normalize(Function):
             result.sub_(normal.mul_(of_normal.view(shape)))
             factor = scale if weight is None else scale * weight.to(scale.dtype)
             result = result.mul_(factor.view(shape)).to(gradient.dtype)
-        if weight is None:
-            return result, None, None, None, None, None, None, None
-        to_weight = to_weight.to(weight.dtype)
-        shift = to_bias.to(weight.dtype) if ctx.needs_input_grad[2] else None
-        return result, to_weight, shift, None, None, None, None, None
+        factor = None if weight is None else to_weight.to(weight.dtype)
+        shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
+        return result, factor, shift, None, None, None, None, None

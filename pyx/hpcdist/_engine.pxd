@@ -79,7 +79,7 @@ cdef extern from "hd_job.h" nogil:
         HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
         HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
         HD_QUEUED, HD_RUNNING, HD_DONE
-        HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE
+        HD_OBJECTS, HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE
 
     ctypedef struct hd_seg:
         char* ptr

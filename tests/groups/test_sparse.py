@@ -7,6 +7,7 @@ from cases import (
 )
 
 import hpcdist as dist
+from hpcdist.parallel.reducer.sparse import all_reduce_sparse
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -52,3 +53,18 @@ def test_sparse_tensors_of_other_shapes_are_refused():
     tensor = torch.ones(3).to_sparse()
     dist.all_reduce(tensor)
     parallel_assert(tensor.to_dense()[0].item() == here()[1])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_operations_that_differ_are_refused():
+    """Each rank adds up and divides by itself: one had the sum, another the mean."""
+    rank, size = here()
+    tensor, odd = torch.ones(3).to_sparse(), rank == size - 1
+    with parallel_raises(dist.DistMismatchError, match=r"tensor \(SUM\)"):
+        dist.all_reduce(tensor, dist.ReduceOp.AVG if odd else dist.ReduceOp.SUM)
+    with parallel_raises(dist.DistMismatchError):
+        all_reduce_sparse(tensor, dist.group.WORLD, average=odd)
+    with parallel_raises(dist.DistMismatchError, match="digest of the arguments"):
+        all_reduce_sparse(torch.ones(3, 2 + odd), dist.group.WORLD)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    parallel_assert(tensor.to_dense().tolist() == [1.0] * 3)

@@ -162,3 +162,54 @@ def test_dtypes():
             counts = nn.Parameter(torch.ones(2).to(dtype), requires_grad=False)
             with parallel_raises(TypeError, match=f"not {dtype}"):
                 averaging.average_parameters([nn.Parameter(torch.ones(1)), counts])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_other_parameters_are_not_averaged_with_each_other():
+    """Their values travel as one tensor, which had as many elements on every rank."""
+    odd = dist.get_rank() == dist.get_world_size() - 1
+
+    def towers(use):
+        both = [nn.Parameter(torch.full((2,), float(i))) for i in (1, 3)]
+        for number in use:
+            both[number].grad = torch.zeros(2)
+        return both
+
+    def refused(parameters, average=averaging.average_parameters_or_parameter_groups):
+        with parallel_raises(dist.DistMismatchError, match="digest of the arguments"):
+            average(parameters)
+
+    own = towers([1 if odd else 0])
+    refused(own)
+    parallel_assert([p[0].item() for p in own] == [1, 3])
+    refused([{"params": towers([1] if odd else [0])}])
+    refused(towers([] if odd else [0]))
+    refused([] if odd else towers([0, 1]))
+    shapes = [nn.Parameter(torch.ones(shape)) for shape in ((3, 2), (2, 3))]
+    refused([shapes[odd]], averaging.average_parameters)
+    halves = [nn.Parameter(torch.ones(2, dtype=torch.float16)), *towers([])]
+    refused(halves[odd:], averaging.average_parameters)
+    late = averaging.PeriodicModelAverager(2)
+    late.step = 2 * odd
+    refused(towers([0]), late.average_parameters)
+    with parallel_raises(TypeError if odd else dist.DistMismatchError, match="not int"):
+        averaging.average_parameters_or_parameter_groups([1] if odd else towers([0]))
+    same = towers([0])
+    averaging.average_parameters(p for p in same)
+    parallel_assert([p[0].item() for p in same] == [1, 3])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_without_gradients_is_not_a_step_behind():
+    """It made no call: the others averaged with what it had a period later."""
+    me, parameter = dist.get_rank(), nn.Parameter(torch.zeros(2))
+    averager = averaging.PeriodicModelAverager(2)
+    errors = []
+    for step in range(4):
+        parameter.grad = torch.zeros(2) if me or step else None
+        try:
+            averager.average_parameters([parameter])
+        except dist.DistMismatchError:
+            errors.append(step)
+            averager.step += 1
+    parallel_assert(errors == [0], lambda: f"{errors}")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
+from datetime import timedelta
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +19,12 @@ from hpcdist.parallel import join as ours
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
+
+
+@dataclasses.dataclass
+class Option:
+    number: int
+    other: Any
 
 
 def counters(module, package, group):
@@ -138,6 +150,38 @@ def test_arguments_that_differ():
     with parallel_raises(dist.DistMismatchError, match=text):
         with ours.Join([counter], enable=not odd):
             dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_arguments_that_only_look_different():
+    """An object's default text has its address in it, which no two processes have in common."""
+    counter, odd = our_counter(), dist.get_rank() == dist.get_world_size() - 1
+    kept = [bytearray(1 << 16 if odd else 16)]  # no two have objects at the same addresses
+    other = {
+        "scaler": object(),
+        "criterion": lambda x: x,
+        "several": [object(), {"f": test_wrong_use, "set": {3, 1, 2} if odd else {2, 1, 3}}],
+        "partial": functools.partial(max, 1),
+        "weights": torch.ones(2) * odd,
+        "log": logging.getLogger(f"rank{odd}"),
+        "dtype": torch.float32,
+        "option": Option(2, kept),
+    }
+    with ours.Join([counter], **other):
+        counter()
+    parallel_assert(counter.kwargs == other)
+    for value in (
+        [1, {"a": (2, 3.0 + odd)}],
+        {"a": torch.float32 if odd else torch.float64},
+        Option(odd, None),
+        object() if odd else lambda: 1,
+        np.float32(1 + odd),
+        timedelta(seconds=1 + odd),
+        torch.nn.Linear if odd else torch.nn.Conv2d,
+    ):
+        with parallel_raises(dist.DistMismatchError, match="argument 'value'"):
+            with ours.Join([counter], value=value):
+                pass
 
 
 def test_wrong_use():

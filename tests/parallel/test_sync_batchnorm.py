@@ -156,6 +156,42 @@ def test_convert():
     parallel_assert(isinstance(SyncBatchNorm.convert_sync_batchnorm(inner), nn.SyncBatchNorm))
 
 
+def test_a_bias_without_a_weight_is_trained(rng):
+    """DDP called it unused, and without DDP nothing was said."""
+    size, me = dist.get_world_size(), dist.get_rank()
+    whole = torch.from_numpy(rng.standard_normal((2 * size, 3, 2, 2)))
+    mine, reference = ours_and_reference(3)
+    mine.bias.data = mine.bias.data.float()  # its gradient has its dtype
+    mine.weight = reference.weight = None
+    converted = SyncBatchNorm.convert_sync_batchnorm(ours_and_reference(3)[1])
+    converted.weight = None
+    reference(whole).square().sum().backward()
+    for layer in (mine, converted):
+        layer(whole.split(2)[me]).square().sum().backward()
+        summed = layer.bias.grad.clone()
+        dist.all_reduce(summed)
+        parallel_assert(layer.bias.grad.dtype == layer.bias.dtype)
+        parallel_assert(close(summed, reference.bias.grad, 1e-4), lambda s=summed: f"{s}")
+        layer.bias.requires_grad_(False)
+        layer(whole.split(2)[me].requires_grad_()).sum().backward()
+
+
+def test_convert_a_layer_that_has_several_names():
+    """A second name kept the plain layer, which normalises each rank by itself."""
+    norm, twice = nn.BatchNorm1d(3), nn.Sequential(nn.BatchNorm1d(3))
+    model = nn.Sequential(norm, nn.ReLU(), norm, twice, nn.ModuleDict({"a": twice, "b": norm}))
+    model.other = model[3]
+    model.nothing = None
+    model.register_module("none", None)
+    SyncBatchNorm.convert_sync_batchnorm(model)
+    layers = [model[0], model[2], model[3][0], model[4]["a"][0], model[4]["b"], model.other[0]]
+    parallel_assert(all(type(layer) is SyncBatchNorm for layer in layers), lambda: f"{model}")
+    parallel_assert(layers[0] is layers[1] is layers[4] and layers[2] is layers[3] is layers[5])
+    x = torch.arange(6.0).view(2, 3) * (1 + dist.get_rank())
+    model[:3](x).sum().backward()
+    parallel_assert(model[0].num_batches_tracked.item() == 2)
+
+
 def test_wrong_use():
     with parallel_raises(ValueError, match="at least one channel"):
         SyncBatchNorm(0)(torch.ones(2, 0, 3))

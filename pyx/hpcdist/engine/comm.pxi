@@ -474,7 +474,7 @@ cdef class Comm:
     def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):
         """Starts a send; on_device: from an address in device memory. See :func:`hpcdist.isend`.
 
-        A tag_kind of SIGNAL, ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
+        A tag_kind of OBJECTS, SIGNAL, ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
         """
         return post(self, tensor, dst, tag_of(self, tag), HD_SEND, SIGNALS if tag_kind == HD_SIGNAL else ISEND, on_device,
                     tag_kind)

@@ -148,9 +148,10 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         sep = ", ";
     }
     if (j->extra) { /* DDP's own collectives put another number here */
-        hd_say(t, "%s%s %lld", sep,
-               strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass",
-               (long long)j->extra);
+        const char *what = strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass";
+        if (j->extra >> 32)
+            what = "digest of the arguments";
+        hd_say(t, "%s%s %lld", sep, what, (long long)(j->extra & UINT32_MAX));
         sep = ", ";
     }
     hd_say(t, j->later ? "%sasync_op=True)" : "%s)", j->later ? sep : "");

@@ -31,7 +31,7 @@ enum hd_kind {
 };
 
 /* Messages of a layer above that no user's tensor can match, whatever its type and tag. */
-enum hd_tag_kind { HD_SIGNAL = 27, HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
+enum hd_tag_kind { HD_OBJECTS = 26, HD_SIGNAL = 27, HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
 
 enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
 

@@ -234,8 +234,9 @@ static void time_out(hd_job *j)
 static int other_dtype(hd_job *j)
 {
     hd_comm *c = j->comm;
-    for (int d = 0; d <= HD_ANNOUNCEMENT && j->tag_kind != HD_PIECE && j->tag_kind != HD_SIGNAL;
-         d++) {
+    if (j->tag_kind && j->tag_kind != HD_ANNOUNCEMENT)
+        return 0;
+    for (int d = 0; d <= HD_ANNOUNCEMENT; d++) {
         const int announced = d == HD_ANNOUNCEMENT;
         MPI_Status st;
         int flag = 0, rc;

@@ -36,7 +36,7 @@ cdef object either = EITHER
 cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory up to this size go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
-SIGNAL, ANNOUNCEMENT, PIECE = HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
+OBJECTS, SIGNAL, ANNOUNCEMENT, PIECE = HD_OBJECTS, HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
 
 
 cdef Api api_named(object name, Api default):
