@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from functools import lru_cache
 from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ NEWEST = 128
 #: Letters of a stack that are kept.
 _LONGEST = 32 << 10
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-#: Innermost frames that are not the program's: the wait itself.
-_LIBRARY = re.compile("/(hpcdist|torch/distributed)/")
+#: The libraries whose frames are not the program's but the wait itself, each with one of its files.
+_LIBRARIES = {"hpcdist": "recordings/rows.py", "torch/distributed": "distributed_c10d.py"}
+_LIBRARY = re.compile(f"/({'|'.join(_LIBRARIES)})(?=/)")
 
 
 def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
@@ -181,8 +184,21 @@ def where(stacks: str) -> str:
         ``me/train.py:12 in load < me/train.py:64 in main``; empty if there is none.
     """
     main = stacks[stacks.rfind("hread 0x") :] if "hread 0x" in stacks else ""
-    frames = dropwhile(lambda frame: _LIBRARY.search(frame[0]), _FRAME.findall(main))
+    frames = dropwhile(lambda frame: _of_library(frame[0]), _FRAME.findall(main))
     return " < ".join(
         f"{'/'.join(file.rsplit('/', 2)[-2:])}:{line} in {function}"
         for file, line, function in islice(frames, 3)
+    )
+
+
+def _of_library(file: str) -> bool:
+    """Whether a file is of a library that waits: the program's folder may have the same name."""
+    return any(_is_library(file[: one.end()], one[1]) for one in _LIBRARY.finditer(file))
+
+
+@lru_cache(maxsize=256)
+def _is_library(folder: str, name: str) -> bool:
+    above = folder.removesuffix(f"/{name}")
+    return above.endswith(("/site-packages", "/dist-packages")) or os.path.isfile(
+        f"{folder}/{_LIBRARIES[name]}"
     )

@@ -17,7 +17,8 @@ from hpcdist._buffer import limit as call_limit
 from hpcdist._buffer import limited
 from hpcdist._engine import EITHER
 from hpcdist.backends.cuda_over_mpi import StagedGroup
-from hpcdist.backends.dispatch import serving
+from hpcdist.backends.dispatch import agreeing, serving
+from hpcdist.backends.refusal import parts
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import state as _group
@@ -293,8 +294,15 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         return self._messages
 
     def _each(self, method: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
-        """Run an operation for each pair of tensors, in order; its Work is that of all."""
-        works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        """Run an operation for each pair of tensors, in order; its Work is that of all.
+
+        The ranks begin asynchronous ones all at once. So a rank that cannot begin one refuses the
+        later ones as well.
+        """
+        name, due = method.__name__, max(len(outputs), len(inputs))
+        waits = 0 if getattr(opts, "asyncOp", True) else None
+        with parts(agreeing(self._comm, outputs), name, due, waits=waits):
+            works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return AllOf(works)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,9 @@ __all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
 
 
 _ZERO = timedelta(0)
+
+#: Seconds in which the operations behind one that has failed end as a rule.
+_REST = 1.0
 
 
 def limit_of(timeout: timedelta | None) -> timedelta | None:
@@ -206,6 +211,11 @@ class FinishedWork(Work):
         return done
 
 
+def _until(end: float) -> timedelta:
+    """How long it is until then, of ``time.monotonic``; never zero, which means no limit."""
+    return max(timedelta(seconds=end - time.monotonic()), timedelta.resolution)
+
+
 class AllOf(Work):
     """Several operations as one.
 
@@ -220,9 +230,22 @@ class AllOf(Work):
         self._works = list(works)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until all are done; raise the first error."""
-        for work in self._works:
-            work.wait(timeout)
+        """Wait until all are done; raise the first error.
+
+        Those behind one that has failed fail as a rule, too: it takes note of their errors.
+        """
+        limit = limit_of(timeout)
+        end = None if limit is None else time.monotonic() + limit.total_seconds()
+        waiting = iter(self._works)
+        try:
+            for work in waiting:
+                work.wait(None if end is None else _until(end))
+        except Exception:
+            end = time.monotonic() + _REST
+            for other in waiting if work.is_completed() else ():
+                with contextlib.suppress(Exception):
+                    other.wait(_until(end))
+            raise
         return True
 
     def synchronize(self) -> None:

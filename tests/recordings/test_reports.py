@@ -140,6 +140,25 @@ def test_the_programs_own_handler_stays():
     assert job.returncode == 0 and "mine" in text and "hang report" not in text, text
 
 
+def test_a_program_may_lie_in_a_folder_named_hpcdist(tmp_path):
+    program = tmp_path / "hpcdist" / "train.py"
+    program.parent.mkdir()
+    program.write_text("""
+import time, hpcdist
+from datetime import timedelta
+hpcdist.init_process_group(timeout=timedelta(seconds=1.2))
+if hpcdist.get_rank() == 1:
+    time.sleep(2.6)
+try:
+    hpcdist.barrier()
+except hpcdist.DistError as error:
+    print(error, flush=True)
+""")
+    ended = run_job(2, str(program))
+    assert ended.code == 0, ended.text
+    assert re.search(r"rank 1: .*, now at hpcdist/train.py:6 in <module>", ended.text), ended.text
+
+
 def test_without_the_report():
     ended = run_job(2, str(PROGRAM), "late_barrier", env={"HPCDIST_HANG_REPORT": "0"})
     assert ended.code == 0 and "hang report" not in ended.text, ended.text

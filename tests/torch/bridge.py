@@ -8,6 +8,7 @@ Every line of the output says what was checked; a wrong result is an exception.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import time
@@ -176,7 +177,32 @@ def failures(rank: int, size: int) -> None:
             continue
         raise AssertionError("different sizes, and the future holds no error")
     td.barrier()
+    refused_pairs(rank, size)
     say("failures")
+
+
+def refused_pairs(rank: int, size: int) -> None:
+    """Of coalesced pairs one is wrong on a rank: the ranks stay in step, whichever it is."""
+    for wrong, together in itertools.product(range(3), (True, False)):
+        whole = [torch.ones(2 * size) for _ in range(3)]
+        shares = [torch.ones(2) for _ in range(3)]
+        shares[wrong] = shares[wrong].to(torch.int64 if rank == 0 else torch.float32)
+        for one, to, given in (
+            (td.all_gather_into_tensor, whole, shares),
+            (td.reduce_scatter_tensor, shares, whole),
+        ):
+            try:
+                with td._coalescing_manager(async_ops=together) as manager:
+                    for i in range(3):
+                        one(to[i], given[i])
+                if together:
+                    manager.wait()
+            except (TypeError, hpcdist.DistMismatchError) as error:
+                assert "int64" in str(error), str(error)
+            else:
+                raise AssertionError(f"pair {wrong} of {one.__name__} was wrong")
+            td.all_reduce(total := torch.ones(1))
+            assert total.item() == size
 
 
 def timeouts(rank: int, size: int) -> None:

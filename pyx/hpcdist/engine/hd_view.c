@@ -270,6 +270,20 @@ static char *main_thread(char *text)
     return found;
 }
 
+/* Whether a file is of this library: the program's folder may have the same name. */
+static int of_library(const char *file)
+{
+    static const char name[] = "/hpcdist/", one[] = "recordings/rows.py";
+    char path[4096];
+    for (const char *at = file; (at = strstr(at, name)); at++) {
+        const int n = (int)(at - file) + (int)sizeof name - 1;
+        if ((size_t)snprintf(path, sizeof path, "%.*s%s", n, file, one) < sizeof path &&
+            access(path, F_OK) == 0)
+            return 1;
+    }
+    return 0;
+}
+
 void hd_view_where(const hd_view *v, hd_text *t)
 {
     static const char before[] = "  File \"", line[] = "\", line ";
@@ -284,7 +298,7 @@ void hd_view_where(const hd_view *v, hd_text *t)
             break;
         at = end;
         *quote = 0;
-        if (!n && strstr(file, "/hpcdist/"))
+        if (!n && of_library(file))
             continue; /* the wait itself */
         hd_say(t, "%s", n++ ? " < " : "");
         say_line(file, (int)(quote - file), atoi(quote + sizeof line - 1), in + 4,
