@@ -12,6 +12,8 @@ from hpcdist.errors import DistTimeoutError
 
 __all__ = ["Bounded", "bounded", "give_up"]
 
+# What `.then` returns is of the base class.
+_PLAIN = (torch.futures.Future, torch._C.Future)
 # The maximum of Event.wait; 50 days.
 _LONGEST = threading.TIMEOUT_MAX / 2
 
@@ -72,7 +74,7 @@ def bounded(work: Any, comm: Any, what: str) -> Any:
 
     The engine's handles, and what runs in the waiting thread, have their own deadlines.
     """
-    if type(work) is torch.futures.Future:
+    if type(work) in _PLAIN:
         return Bounded(work, comm, what)
     return work
 
