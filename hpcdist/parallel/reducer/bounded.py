@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpcdist.errors import DistTimeoutError
+from hpcdist.errors import DistError, DistTimeoutError
 
 __all__ = ["Bounded", "bounded", "give_up"]
 
@@ -46,13 +46,32 @@ class Bounded:
         DistTimeoutError
             If it is not complete in time.
         """
+        self._complete()
+        return self._future.wait()
+
+    def give_up(self) -> None:
+        """Wait for it without using its value.
+
+        Raises
+        ------
+        DistError
+            If it failed. Torch's futures keep no types: any error may be one of communication.
+        """
+        self._complete()
+        try:
+            self._future.wait()
+        except DistError:
+            raise
+        except Exception as error:
+            raise DistError(f"{self._what} failed: {error}") from error
+
+    def _complete(self) -> None:
         if not self._future.done():
             over = threading.Event()
             self._future.add_done_callback(lambda _: over.set())
             while not over.wait(self._left()):
                 if self._left() == 0.0:
                     raise self._timeout()
-        return self._future.wait()
 
     def _left(self) -> float:
         if self._seconds < 0:
