@@ -59,10 +59,18 @@ class Driven(torch.futures.Future):
         Peers may have given up elsewhere in the same pass. A collective that this rank began now
         would meet another of theirs, and a step would be taken by some ranks only.
         """
-        drive, self._drive = self._drive, None
-        if drive is not None:
-            self._error = RuntimeError("the backward pass of this bucket was given up")
+        if self._drive is None:
+            return
+        try:
             self._settle()
+        except DistError:
+            self._forget()
+            raise
+        self._forget()  # not after a handler's exception: what has begun is waited for again
+
+    def _forget(self) -> None:
+        self._drive = None
+        self._error = RuntimeError("the backward pass of this bucket was given up")
 
     def value(self) -> Any:
         """The same as :meth:`wait`."""
@@ -133,15 +141,17 @@ class Pipeline:
         return run.result
 
     def _give_up(self, run: _Run) -> None:
-        if run in self._running:
-            self._running.remove(run)
         if run.result is None and run.work is not None:
             run.work.wait()
+        if run in self._running:
+            self._running.remove(run)
 
     def _drop(self) -> None:
         while self._running:
             with suppress(DistError):  # of a pass whose error was raised already
                 self._give_up(self._running[0])
+                continue
+            self._running.popleft()
 
 
 class _Run:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hpcdist._ops import ReduceOp
+from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, begins, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import Hook
@@ -155,8 +156,12 @@ class OptimizerInBackward:
             work, bucket = self._waiting[0]
             if upto is None and not work.is_completed():
                 return
+            try:
+                work.wait()
+            except DistError:
+                self._waiting.popleft()
+                raise
             self._waiting.popleft()
-            work.wait()
             self._step(bucket)
             if bucket is upto:
                 return
@@ -211,10 +216,8 @@ def optimizer_in_backward_hook(
 
     def give_up() -> None:
         # The others may have stepped with this bucket already: it was averaged in time there.
-        try:
-            finish()
-        finally:
-            state._clear_gradients()
+        finish()
+        state._clear_gradients()
 
     return Driven(finish, give_up)
 

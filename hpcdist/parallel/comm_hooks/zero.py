@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.errors import DistError
 from hpcdist.parallel.comm_hooks._future import Driven, begins
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
@@ -48,19 +49,24 @@ class _Stepper:
         """Step no further; take what the owners have stepped in backward and sent already."""
         for waiting in self._waiting:
             if waiting[0] is bucket:
-                self._waiting.remove(waiting)
                 give_up(waiting[1])
+                self._waiting.remove(waiting)
                 break
         self._receive()
 
     def _receive(self) -> None:
         with torch.no_grad():
             while self._sent:
-                work, flat, members = self._sent.pop(0)
-                work.wait()
+                work, flat, members = self._sent[0]
+                try:
+                    work.wait()
+                except DistError:
+                    del self._sent[0]
+                    raise
                 parts = flat.split([p.numel() for p in members])
                 views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
                 copy_each(members, views)
+                del self._sent[0]
 
     def _step_upto(self, last: GradBucket | None) -> None:
         if last is not None and not any(bucket is last for bucket, _ in self._waiting):

@@ -173,12 +173,19 @@ class DelayedReduction:
         self._left_behind = self._in_flight
 
     def _finish(self) -> None:
-        self._passes += self._in_flight
-        self._left_behind = False
+        # Also after a handler's exception: what is in flight uses the buckets.
+        self._left_behind = True
         try:
             for bucket in self._buckets:
                 if bucket.work is not None:
                     bucket.work.wait()
-        finally:
-            for bucket in self._buckets:
-                bucket.reset()
+        except DistError:
+            self._reset()
+            raise
+        self._reset()
+
+    def _reset(self) -> None:
+        self._passes += self._in_flight
+        self._left_behind = False
+        for bucket in self._buckets:
+            bucket.reset()

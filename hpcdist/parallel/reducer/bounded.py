@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from hpcdist.errors import DistTimeoutError
+from hpcdist.errors import DistError, DistTimeoutError
 
 __all__ = ["Bounded", "bounded", "give_up"]
 
+# What `.then` returns is of the base class.
+_PLAIN = (torch.futures.Future, torch._C.Future)
 # The maximum of Event.wait; 50 days.
 _LONGEST = threading.TIMEOUT_MAX / 2
 
@@ -44,13 +46,32 @@ class Bounded:
         DistTimeoutError
             If it is not complete in time.
         """
+        self._complete()
+        return self._future.wait()
+
+    def give_up(self) -> None:
+        """Wait for it without using its value.
+
+        Raises
+        ------
+        DistError
+            If it failed. Torch's futures keep no types: any error may be one of communication.
+        """
+        self._complete()
+        try:
+            self._future.wait()
+        except DistError:
+            raise
+        except Exception as error:
+            raise DistError(f"{self._what} failed: {error}") from error
+
+    def _complete(self) -> None:
         if not self._future.done():
             over = threading.Event()
             self._future.add_done_callback(lambda _: over.set())
             while not over.wait(self._left()):
                 if self._left() == 0.0:
                     raise self._timeout()
-        return self._future.wait()
 
     def _left(self) -> float:
         if self._seconds < 0:
@@ -72,7 +93,7 @@ def bounded(work: Any, comm: Any, what: str) -> Any:
 
     The engine's handles, and what runs in the waiting thread, have their own deadlines.
     """
-    if type(work) is torch.futures.Future:
+    if type(work) in _PLAIN:
         return Bounded(work, comm, what)
     return work
 

@@ -118,6 +118,8 @@ class Failure:
     def abandon(self, buckets: Sequence[Any], started: int, more: int, usage: Any) -> None:
         """Finish a backward pass that will never fill the remaining buckets.
 
+        After an exception of a signal handler call it again: what is in flight uses the buckets.
+
         Parameters
         ----------
         buckets : sequence of Bucket
@@ -131,12 +133,15 @@ class Failure:
         """
         self.cut_off(buckets, started, more)
         for bucket in buckets[:started]:
-            if bucket.work is not None:
-                self.settle(partial(give_up, bucket.work))
+            work = bucket.work
+            if not hasattr(work, "give_up") and not hasattr(work, "is_completed"):
+                bucket.work = None  # a program's own object: it may raise each time
+            if work is not None:
+                self.settle(partial(give_up, work))
         self.settle(usage.wait)
-        barriers, self._barriers = self._barriers or [], None
-        for barrier in barriers:
+        for barrier in self._barriers or []:
             self.settle(barrier.wait)
+        self._barriers = None
 
 
 def watch(reducer: Any) -> None:

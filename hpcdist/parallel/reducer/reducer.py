@@ -481,11 +481,9 @@ class Reducer:
 
     def _abandon(self) -> None:
         """Finish a backward pass that will never fill the remaining buckets."""
-        try:
-            pipeline = self._pipeline
-            self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, self._usage)
-        finally:
-            self._reset()
+        pipeline = self._pipeline
+        self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, self._usage)
+        self._reset()
 
     def _reset(self) -> None:
         """Prepare for the next pass."""

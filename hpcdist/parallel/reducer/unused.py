@@ -93,8 +93,8 @@ class Usage:
     def wait(self) -> None:
         """Wait until it is known what the others use."""
         if self._work is not None:
-            work, self._work = self._work, None
-            work.wait()
+            self._work.wait()
+            self._work = None
 
     def unused_anywhere(self, members: list[int], places: Iterable[int]) -> list[int]:
         """Return those of `places` in `members` whose parameters got no gradient on any rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from torch import nn
 import hpcdist as dist
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import comm_hooks as hooks
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -213,3 +214,81 @@ def test_buckets_that_are_left_out(kind: str, out: int) -> None:
         off = distance(model, reference)
         parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
         parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
+
+
+@contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Let a signal's handler raise on rank 0, and the last rank come later."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Boom
+
+    first, last = (dist.get_rank() == rank for rank in (0, dist.get_world_size() - 1))
+    if last:
+        time.sleep(3 * seconds)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds if first else 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["no hook", "allreduce", "ZeRO", "after a hook", "in backward"])
+def test_a_handlers_exception_while_a_pass_is_given_up(kind: str) -> None:
+    """What is in flight then still uses the buckets: the next forward goes on to wait for it."""
+    steps = kind in STEPPING
+    model = stepping(kind, net()) if steps else DDP(net(), bucket_cap_mb=0)
+    if kind == "allreduce":
+        model.register_comm_hook(None, hooks.allreduce_hook)
+    reference, data = DDP(net()), batches(5)
+    for x in data[:3]:
+        backward(model, x)
+    dist.barrier()
+    heard = False
+    with interrupted(0.3):
+        with failing(model.module[0]):
+            backward(model, data[3])
+        try:
+            model(mine(data[3]))
+        except Boom:
+            heard = True
+    model.zero_grad()
+    loss = model(mine(data[4])).square().mean()
+    before = [p.detach().clone() for p in model.parameters()]
+    loss.backward()
+    parallel_assert(heard == (dist.get_rank() == 0), f"{kind}: {heard}")
+    parallel_assert(everywhere(model), f"{kind}: ranks differ after a step")
+    for parameter, value in zip(reference.parameters(), before, strict=True):
+        parameter.data.copy_(value)
+    backward(reference, data[4])
+    for own, other, value in zip(model.parameters(), reference.parameters(), before, strict=True):
+        found = (value - own.detach()) / 0.1 if steps else own.grad
+        off = (found - other.grad).abs().max().item()
+        parallel_assert(off <= 1e-5, f"{kind}: off by {off}")
+
+
+def test_a_future_that_fails_in_a_pass_that_is_given_up() -> None:
+    """Torch's futures keep no types: the error may be one of communication."""
+    model, fails = DDP(net(), bucket_cap_mb=0), []
+
+    def then(future: torch.futures.Future[Any]) -> torch.Tensor:
+        if fails:
+            raise ValueError("of the program")
+        return future.value()[0]
+
+    def hook(state: Any, bucket: Any) -> Any:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(then)
+
+    model.register_comm_hook(None, hook)
+    x = batches(1)[0]
+    backward(model, x)
+    fails.append(1)
+    with failing(model.module[0]):
+        backward(model, x)
+    for _ in range(2):
+        with parallel_raises(dist.DistError, match="earlier backward pass failed.*of the program"):
+            model(mine(x))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -152,3 +155,35 @@ def test_an_exception_on_one_rank_is_an_error_on_all_who_stay_in_step(layer: str
     parallel_assert(True)  # all are here, so the next call is the same on all
     group.barrier()
     dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_handlers_exception_in_the_forward_after() -> None:
+    """The reduction that backward left behind is waited for by the next forward."""
+
+    def handler(number: int, frame: object) -> None:
+        raise Boom
+
+    model, expected = delayed(everything=True), delayed(everything=True)
+    dist.barrier()
+    hooked = model.module.first.weight.register_post_accumulate_grad_hook(explode)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(0.9)  # the others' reductions are in flight until then
+    before = signal.signal(signal.SIGALRM, handler)
+    heard = False
+    with suppress(Boom):
+        model(own(0)).sum().backward()
+    hooked.remove()
+    signal.setitimer(signal.ITIMER_REAL, 0.0 if dist.get_rank() else 0.3)
+    try:
+        model(own(0))
+    except Boom:
+        heard = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    model.zero_grad()
+    model(own(1)).sum().backward()
+    parallel_assert(heard == (dist.get_rank() == 0), f"{heard}")
+    expected(own(1)).sum().backward()
+    for a, b in zip(grads(model), grads(expected), strict=True):
+        parallel_assert(torch.allclose(a, b, atol=1e-6), f"{a}, not {b}")
