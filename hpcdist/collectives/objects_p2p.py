@@ -36,7 +36,8 @@ class _Message:
 
     def __init__(self, generation: int) -> None:
         self.generation, self.owner = generation, threading.get_ident()
-        self.peer, self.header, self.data = -1, [0, 0, 0], None
+        self.peer, self.header = -1, [0, 0, 0]
+        self.data: Any = None
 
 
 #: Per group: the messages whose header has arrived, until their objects are in the caller's list.
@@ -258,7 +259,7 @@ def _receive(comm: Any, messages: dict[_Message, None], message: _Message, peer:
         _arrive(comm, begin, (payload, message.peer, _TAG), keep_all)
 
 
-def _arrive(comm: Any, begin: Callable[[], Any], rest: Any, keep: Callable[[int], None]) -> None:
+def _arrive(comm: Any, begin: partial[Any], rest: Any, keep: Callable[[int], None]) -> None:
     """Receive into an array, and keep the data if it has arrived, even after an exception."""
     if not isinstance(serving(comm, rest[0]), Comm):
         keep(int(comm.recv(*rest)))

@@ -118,8 +118,8 @@ class Join:
         Raise on all ranks as soon as one has no inputs left, instead of shadowing. It costs a
         synchronous exchange per step.
     **kwargs
-        Passed to every ``join_hook``, such as ``divide_by_initial_world_size`` for DDP. Ranks compare
-        plain values, and the types of other objects.
+        Passed to every ``join_hook``, such as ``divide_by_initial_world_size`` for DDP. Ranks
+        compare plain values, and the types of other objects.
 
     Raises
     ------
