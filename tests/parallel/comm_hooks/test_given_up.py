@@ -96,7 +96,7 @@ STEPPING = ["ZeRO", "ZeRO, interleaved", "after a hook", "in backward"]
 
 @pytest.mark.parametrize("kind", STEPPING)
 def test_a_pass_that_is_given_up_leaves_the_ranks_equal(kind: str) -> None:
-    """A hook that steps when backward is over steps not at all, the others alike on all ranks."""
+    """A hook that steps after backward does not step; one that steps in it does so on all ranks."""
     model, reference = stepping(kind, net()), DDP(net())
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     data = batches(6)
