@@ -18,13 +18,6 @@
 
 static int wanted;
 
-/* With `mu` held. */
-#define GUARDED 4
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-static MPI_Comm guarded[GUARDED];
-static int guards;
-static unsigned deaths, deaths_shrunk; /* seen so far; when the last shrink began */
-
 void hd_ft_want(int yes) { wanted = yes; }
 
 int hd_ft_on(const hd_session *s) { return s->ft; }
@@ -186,6 +179,13 @@ int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int 
 }
 
 #ifdef HAS_ULFM
+
+/* With `mu` held. */
+#define GUARDED 4
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static MPI_Comm guarded[GUARDED];
+static int guards;
+static unsigned deaths, deaths_shrunk; /* seen so far; when the last shrink began */
 
 const char *hd_ft_missing(void)
 {

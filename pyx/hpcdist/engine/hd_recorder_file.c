@@ -308,9 +308,9 @@ void hd_rec_dump_failed(void)
     if (!folder[0] || copied == hd_rec.failures || (dumped && now - dumped < 1000000000))
         return;
     if ((error = hd_rec_dump()) > 0 && !dumped) {
-        char line[512];
-        snprintf(line, sizeof line, "[hpcdist] the flight recorder cannot be copied into %s: %s",
-                 folder, strerror(error));
+        char line[PATH + 128];
+        snprintf(line, sizeof line, "[hpcdist] the flight recorder cannot be copied: %.60s: %s",
+                 strerror(error), folder);
         hd_tell(line);
     }
     dumped = now;
