@@ -12,7 +12,9 @@ from turns import Turns
 #: More failures than this are no accident, and cost more time than they tell.
 MOST = 8
 #: Characters of an error that one line shows.
-WIDTH = 300
+WIDTH = 600
+#: A rule, as mpirun draws it above what it says.
+RULE = re.compile(r"([-=*_])\1{9,}")
 #: In a report: what is wrong however often it comes out right.
 NEVER_EXCUSED = re.compile(
     r"Segmentation fault|Signal: |SIGSEGV|SIGBUS|SIGABRT|AddressSanitizer|ThreadSanitizer"
@@ -35,10 +37,10 @@ def from_root(name: str) -> str:
 
 
 def error_of(report: str) -> str:
-    """Return the line of a test's report that says most."""
-    marked = [line[1:].strip() for line in report.splitlines() if line.startswith("E  ")]
-    lines = marked or [line.strip() for line in report.splitlines() if line.strip()]
-    return lines[0][:WIDTH] if lines else "it said nothing"
+    """Return in one line what a test's report says: a job's output, too, stands in an error."""
+    marked = [line[1:] for line in report.splitlines() if line.startswith("E  ")]
+    lines = [" ".join(RULE.sub("", line).split()) for line in marked or report.splitlines()]
+    return " / ".join(line for line in lines if line)[:WIDTH] or "it said nothing"
 
 
 def excusable(stage: Stage, report: str) -> bool:
