@@ -51,7 +51,7 @@ def naming(what: str) -> Iterator[None]:
         yield
     except DistMismatchError as error:
         if "digest of the arguments" in str(error):
-            error.args = (f"{error}. The digest is that of {what}.",)
+            error.args = (f"{error}\nThe digest is that of {what}.",)
         raise
 
 

@@ -13,7 +13,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
-from hpcdist.groups.comparison import digest, same_arguments
+from hpcdist.groups.comparison import digest, naming, same_arguments
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
@@ -158,6 +158,7 @@ def _average(
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     untrained = set()
     with (
+        naming("the step, and of each averaged parameter its place, shape and dtype"),
         torch.no_grad(),
         parts(agreeing(group._comm), API, lambda: max(1, len(by_kind))),
     ):
