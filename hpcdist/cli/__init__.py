@@ -79,13 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """Run the command of this process's arguments; say it in a line if its output is lost.
+    """Run the command of this process's arguments, and print one line if its output is lost.
 
     Returns
     -------
     int
-        The exit status: that of :func:`main`, or 1 if the standard output takes no more. A reader
-        who has gone, as ``head`` does, is told nothing.
+        The exit status: that of :func:`main`, or 1 if standard output cannot be written to. No line
+        is printed where a reader has closed it, as ``head`` does.
     """
     try:
         try:

@@ -178,9 +178,9 @@ def _left(job: str, hosts: Sequence[str]) -> bool:
     if _here(hosts):
         return folder.exists()
     ssh = shutil.which("ssh")
-    return (
-        ssh is not None and _run_there(ssh, hosts[0], f"test ! -e {shlex.quote(str(folder))}") == 1
-    )
+    if ssh is None:
+        return False
+    return _run_there(ssh, hosts[0], f"test ! -e {shlex.quote(str(folder))}") == 1
 
 
 def _at_once(memory: Memory | None, began: float) -> bool:

@@ -13,6 +13,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ import numpy as np
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["Comparison", "Entry", "arguments", "digest", "same_arguments"]
+__all__ = ["Comparison", "Entry", "arguments", "digest", "naming", "same_arguments"]
 
 # The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
 _WORDS = 5
@@ -38,9 +39,20 @@ Entry = list[Any]
 def digest(*facts: Any) -> int:
     """Return a number for what `repr` shows of facts: an operation's `extra`, as its errors tell.
 
-    It costs no message, but ranks that differ do not hear in what.
+    It costs no message. Ranks that differ see two numbers: :func:`naming` adds what they are of.
     """
     return 1 << 32 | zlib.crc32(repr(facts).encode())
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Add to a DistMismatchError of the block what its digest is of, on this rank."""
+    try:
+        yield
+    except DistMismatchError as error:
+        if "digest of the arguments" in str(error):
+            error.args = (f"{error}\nThe digest is that of {what}.",)
+        raise
 
 
 def arguments(facts: Mapping[str, Any]) -> Iterator[Entry]:

@@ -14,7 +14,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts, refusing
-from hpcdist.groups.comparison import digest
+from hpcdist.groups.comparison import digest, naming
 
 __all__ = ["SparseReduction", "all_reduce"]
 
@@ -64,7 +64,8 @@ class SparseReduction:
         torch.Tensor
             Sparse COO, coalesced; bitwise the same on every rank.
         """
-        self._work.wait()
+        with naming("shape, number of sparse dimensions, dtype and divisor"):
+            self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
         with parts(agreeing(self._comm, self._tensor), self._api, 3, begun=1):

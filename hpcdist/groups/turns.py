@@ -25,15 +25,16 @@ _STEP = 0.001
 class _Place:
     """A place in a queue. It is free again when nothing refers to it, whatever exception came."""
 
-    __slots__ = ("__weakref__", "thread")
+    __slots__ = ("__weakref__", "key", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[int, ...]) -> None:
+        self.key = key
         self.thread = threading.get_ident()
 
 
-#: In the order in which they came; a change of it is one step of the interpreter.
-_Queue = dict["weakref.ref[_Place]", None]
-_queues: dict[tuple[int, ...], _Queue] = {}
+#: In the order in which they came, whatever the ranks; a change of it is one step of the
+#: interpreter.
+_places: dict[weakref.ref[_Place], None] = {}
 
 
 @contextmanager
@@ -54,12 +55,11 @@ def turn(ranks: tuple[int, ...], end: float) -> Iterator[None]:
         If it is not over by then.
     """
     key = ranks if _engine.thread_level() == "multiple" else ()
-    queue = _queues.setdefault(key, {})
-    place = _Place()
+    place = _Place(key)
     own = weakref.ref(place)
     try:
-        queue[own] = None
-        while not _is_first(queue, own, place.thread):
+        _places[own] = None
+        while not _is_first(own, place):
             if time.monotonic() >= end:
                 raise DistTimeoutError(
                     "no group was made within the timeout, because other threads of this rank were "
@@ -69,17 +69,17 @@ def turn(ranks: tuple[int, ...], end: float) -> Iterator[None]:
             time.sleep(_STEP)
         yield
     finally:
-        queue.pop(own, None)
+        _places.pop(own, None)
 
 
-def _is_first(queue: _Queue, own: weakref.ref[_Place], thread: int) -> bool:
+def _is_first(own: weakref.ref[_Place], place: _Place) -> bool:
     """Whether no other thread is before this one; a call that a handler interrupted is no other."""
-    for each in tuple(queue):
+    for each in tuple(_places):
         if each is own:
             return True
-        place = each()
-        if place is None:
-            queue.pop(each, None)
-        elif place.thread != thread:
+        other = each()
+        if other is None:
+            _places.pop(each, None)
+        elif other.key == place.key and other.thread != place.thread:
             return False
     return True

@@ -13,11 +13,12 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
-from hpcdist.groups.comparison import digest, same_arguments
+from hpcdist.groups.comparison import digest, naming, same_arguments
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.reducer.copies import copy_each, unseen
+from hpcdist.parallel.reducer.copies import unseen
+from hpcdist.parallel.sync import unpack
 
 API = "average_parameters"
 
@@ -158,6 +159,7 @@ def _average(
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     untrained = set()
     with (
+        naming("the step, and of each averaged parameter its place, shape and dtype"),
         torch.no_grad(),
         parts(agreeing(group._comm), API, lambda: max(1, len(by_kind))),
     ):
@@ -180,11 +182,9 @@ def _average(
         for tensors in by_kind.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             group._comm.all_reduce(flat, ReduceOp.AVG, api=API, extra=facts)
-            pieces = flat.split([tensor.numel() for tensor in tensors])
-            views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
             # those that are not trained are buffers, whose changes DDP does not count either
             with unseen(t for t in tensors if id(t) in untrained):
-                copy_each(tensors, views)
+                unpack(flat, tensors)
 
 
 class ModelAverager(ABC):

@@ -51,6 +51,10 @@ class JoinHook:
         """
 
 
+#: The joinables of the blocks that this process is in.
+_entered: list[Joinable] = []
+
+
 class _JoinConfig(NamedTuple):
     enable: bool = False
     throw_on_early_termination: bool = False
@@ -124,7 +128,7 @@ class Join:
     Raises
     ------
     ValueError
-        If there is no joinable, or they have different groups.
+        If there is no joinable, they have different groups, or one is in the block of another Join.
     RuntimeError
         With `throw_on_early_termination`: on the rank that ran out of inputs at the end of the
         block, on the others at their next step.
@@ -167,19 +171,36 @@ class Join:
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
         self._enable = enable
         self._throw = throw_on_early_termination
+        self._refuse_nested()
         self._facts = {"throw_on_early_termination": self._throw, **kwargs}
         self._set(enable)
 
+    def _nested(self) -> bool:
+        return any(each is joinable for each in _entered for joinable in self._joinables)
+
+    def _refuse_nested(self) -> None:
+        """Raise inside another block, whose ranks would shadow each step of this one as well."""
+        if self._enable and self._nested():
+            raise ValueError(
+                "a joinable is in the block of another Join already; make one Join of all "
+                "joinables, or disable the inner one with enable=False"
+            )
+
     def _set(self, enable: bool) -> None:
+        if self._nested():  # and disabled: the outer one goes on
+            return
         for place, joinable in enumerate(self._joinables):
             joinable._join_config = (
                 _JoinConfig(True, self._throw, place == 0) if enable else _JoinConfig()
             )
 
     def __enter__(self) -> None:
+        self._refuse_nested()
         if self._enable:  # a rank without it makes another call, which all ranks hear of
             same_arguments(self._group, API, self._facts)
         self._set(self._enable)
+        if self._enable:
+            _entered.extend(self._joinables)
 
     def __exit__(
         self,
@@ -187,6 +208,9 @@ class Join:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._enable:
+            own = {id(joinable) for joinable in self._joinables}
+            _entered[:] = [each for each in _entered if id(each) not in own]
         self._set(False)
         if not self._enable or exc_type is not None:
             return

@@ -10,7 +10,7 @@ import torch
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
 from hpcdist.parallel.reducer.copies import copy_each
 
-__all__ = ["packed", "send"]
+__all__ = ["packed", "send", "unpack"]
 
 # A tensor of at least this size is sent alone: packing it would cost more than its own call.
 _LARGE = MIB
@@ -36,6 +36,13 @@ def packed(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
         if size + nbytes >= _FLAT:
             packs.append(small.pop(key)[0])
     return packs + [members for members, _ in small.values()]
+
+
+def unpack(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy what a flat tensor contains into the tensors that were packed into it, end to end."""
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    views = [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+    copy_each(tensors, views)
 
 
 def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
@@ -64,8 +71,6 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
             work.wait()
         for before, after, members in flats:
             if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
-                pieces = after.split([member.numel() for member in members])
-                views = [piece.view(m.shape) for piece, m in zip(pieces, members, strict=True)]
-                copy_each(members, views)
+                unpack(after, members)
         for target, source in copies:
             target.copy_(source)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
+from hpcdist.groups.comparison import digest, naming
 from hpcdist.parallel.reducer.copies import unseen
 
 __all__ = ["SyncBatchNorm", "TorchLayers"]
@@ -52,6 +53,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         In forward, if the input has fewer than two dimensions or no channels.
     TypeError
         In forward, if the input, the weight or the bias is complex or contains integers.
+    DistMismatchError
+        In forward, on all ranks, if their channels, `eps` or `momentum` differ.
 
     Notes
     -----
@@ -100,6 +103,8 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             If the input has fewer than two dimensions or no channels.
         TypeError
             If the input, the weight or the bias does not contain floating point numbers.
+        DistMismatchError
+            On all ranks, if their channels, `eps` or `momentum` differ.
         """
         self._check_input_dim(input)
         if input.size(1) == 0:
@@ -117,9 +122,11 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         if self.training and _group.is_initialized():
             group = _group.member(self.process_group)
             if group.size() > 1:
-                return _Normalize.apply(
-                    input, self.weight, self.bias, mean, var, factor, self.eps, group
-                )
+                agreed = self.eps, self.momentum
+                with naming("eps={}, momentum={} of this rank".format(*agreed)):
+                    return _Normalize.apply(
+                        input, self.weight, self.bias, mean, var, factor, self.eps, group, agreed
+                    )
         return F.batch_norm(input, mean, var, self.weight, self.bias, by_batch, factor, self.eps)
 
     @classmethod
@@ -259,6 +266,7 @@ class _Normalize(Function):
         momentum: float,
         eps: float,
         group: Any,
+        agreed: tuple[Any, ...],
     ) -> torch.Tensor:
         channels = input.size(1)
         axes = [axis for axis in range(input.dim()) if axis != 1]
@@ -271,7 +279,8 @@ class _Normalize(Function):
             own[channels:-1], own[:channels] = torch.var_mean(wide, axes, correction=0)
             own[-1] = local
         everyone = own.new_empty(group.size(), own.numel())
-        group._comm.all_gather_into_tensor(everyone, own, api=API)
+        extra = digest(*(None if number is None else float(number) for number in agreed))
+        group._comm.all_gather_into_tensor(everyone, own, api=API, extra=extra)
         means, variances, counts = everyone.split([channels, channels, 1], 1)
         count = counts.sum()
         if not count:
@@ -311,4 +320,4 @@ class _Normalize(Function):
             result = result.mul_(factor.view(shape)).to(gradient.dtype)
         factor = None if weight is None else to_weight.to(weight.dtype)
         shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
-        return result, factor, shift, None, None, None, None, None
+        return result, factor, shift, None, None, None, None, None, None

@@ -10,6 +10,7 @@ import torch
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
+from hpcdist.groups.comparison import naming
 from hpcdist.groups.state import ProcessGroup, member
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
@@ -241,15 +242,16 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
             return
         if self.parameters_as_bucket_view:
             comm = self.process_group._comm
-            with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
-                if self._flats.moved():
-                    self._lay_out()
-                works = [
-                    comm.broadcast(flat, rank, True, api=API, extra=order)
-                    for rank, flat, order in self._flats.all
-                ]
-            for work in works:
-                work.wait()
+            with naming("the strides of its parameters"):
+                with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
+                    if self._flats.moved():
+                        self._lay_out()
+                    works = [
+                        comm.broadcast(flat, rank, True, api=API, extra=order)
+                        for rank, flat, order in self._flats.all
+                    ]
+                for work in works:
+                    work.wait()
         else:
             self._exchange_packed()
 

@@ -15,9 +15,6 @@ __all__ = ["API", "check_dense", "checked", "compare"]
 
 API = "ZeroRedundancyOptimizer"
 
-#: The types of options that are compared between ranks.
-_PLAIN = (bool, int, float, str, tuple, type(None))
-
 
 def checked(params: Any) -> list[Any]:
     """Return parameters or groups as a list, or raise."""
@@ -58,8 +55,8 @@ def compare(group: ProcessGroup, stepper: type, param_groups: list[dict[str, Any
     def entries() -> Iterator[Entry]:
         yield from arguments({"optimizer_class": f"{stepper.__module__}.{stepper.__qualname__}"})
         for number, options in enumerate(param_groups):
-            plain = sorted(name for name, value in options.items() if type(value) in _PLAIN)
-            yield from arguments({f"{number}.{name}": options[name] for name in plain})
+            names = sorted(name for name in options if name != "params")
+            yield from arguments({f"{number}.{name}": options[name] for name in names})
             named = ((f"{number}.{i}", each) for i, each in enumerate(options["params"]))
             yield from describe("parameter", named)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from zlib import crc32
 
 import torch
 
+from hpcdist.groups.comparison import digest
 from hpcdist.parallel.reducer.bucket import is_dense
 
 __all__ = ["Flats"]
@@ -18,7 +18,7 @@ class Flats:
     Attributes
     ----------
     all : list of (int, torch.Tensor, int)
-        Rank, tensor, and a number that is the same where its parameters lie in it in the same way.
+        Rank, tensor, and a digest that is the same where its parameters lie in it in the same way.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Flats:
                         new = part.as_strided(old.shape, old.stride(), part.storage_offset())
                     parameter.data = new.copy_(old)
                     places.append((parameter, parameter.data_ptr(), parameter.stride()))
-                flats.append((rank, flat, crc32(str(list(map(_order, members))).encode())))
+                flats.append((rank, flat, digest(list(map(_order, members)))))
         self.all, self._places = flats, places
 
     def moved(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Group", "Operation", "Recording", "Site"]
 
-#: The name of the collectives by which the default group starts; then its numbers begin anew.
+#: The name of the collectives by which the default group starts; its next one is number 1 again.
 _START = "init_process_group"
 
 

@@ -357,7 +357,7 @@ class SharedFile:
         return DistStoreError(f"FileStore {self.path}: {what}: {error.strerror}")
 
     def _take(self, entries: Iterable[journal.Entry], length: int) -> None:
-        """Apply the entries of so many bytes: all of them, or read everything anew next time."""
+        """Apply entries that fill `length` bytes; after an exception the next read starts over."""
         try:
             for entry in entries:
                 self._apply(entry)

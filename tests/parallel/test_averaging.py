@@ -176,7 +176,7 @@ def test_other_parameters_are_not_averaged_with_each_other():
         return both
 
     def refused(parameters, average=averaging.average_parameters_or_parameter_groups):
-        with parallel_raises(dist.DistMismatchError, match="digest of the arguments"):
+        with parallel_raises(dist.DistMismatchError, match="digest is that of the step"):
             average(parameters)
 
     own = towers([1 if odd else 0])

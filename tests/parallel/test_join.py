@@ -119,6 +119,22 @@ def test_the_handle_counts_who_still_trains():
 
 
 @pytest.mark.mpi(min_size=2)
+def test_blocks_of_one_joinable_are_not_nested():
+    counter, size = our_counter(), dist.get_world_size()
+    before = ours.Join([counter])
+    with ours.Join([counter]):
+        with parallel_raises(ValueError, match="in the block of another Join already"):
+            ours.Join([counter])
+        with parallel_raises(ValueError, match="in the block of another Join already"):
+            before.__enter__()
+        for _ in range(dist.get_rank() + 1):
+            with ours.Join([counter], enable=False):
+                counter()
+    parallel_assert(counter.shadowed == size - 1 - dist.get_rank())
+    with before:
+        counter()
+
+
 def test_throw_on_early_termination():
     counter = our_counter()
     steps = 0

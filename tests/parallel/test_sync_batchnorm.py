@@ -209,6 +209,11 @@ def test_wrong_use():
 def test_disagreement_and_second_derivatives_are_errors():
     with parallel_raises(dist.DistMismatchError, match="SyncBatchNorm"):
         SyncBatchNorm(2 + dist.get_rank())(torch.ones(2, 2 + dist.get_rank(), 3))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for name, other in (("eps", 1e-3), ("momentum", None)):
+        layer = SyncBatchNorm(2, **({name: other} if last else {}))
+        with parallel_raises(dist.DistMismatchError, match=f"{name}={getattr(layer, name)}"):
+            layer(torch.ones(2, 2, 3))
     with parallel_raises(ValueError, match="empty batch on every rank"):
         SyncBatchNorm(2)(torch.ones(0, 2, 3))
     x = torch.rand(3, 2, requires_grad=True)

@@ -273,6 +273,12 @@ def test_ranks_that_make_it_differently():
         ("dtype float", odd_one(parameters(4), [doubles]), sgd, {"lr": 0.1}),
         ("optimizer_class.*Adam", parameters(4, 5), odd_one(sgd, adam), {"lr": 0.1}),
         (r"'0\.lr' with value 0.[12]", parameters(4, 5), sgd, {"lr": odd_one(0.1, 0.2)}),
+        (
+            r"'0\.betas' with value \[0\.[89]",
+            parameters(4),
+            adam,
+            {"betas": [odd_one(0.9, 0.8), 0.999]},
+        ),
     ]
     for text, given, kind, options in cases:
         with parallel_raises(dist.DistMismatchError, match=text):

@@ -23,13 +23,13 @@ def patience() -> float:
     return min(max(1.0, sharing), MOST)
 
 
-def hasty_group(seconds: float, ranks: list[int] | None = None) -> hpcdist.ProcessGroup:
+def hasty_group(seconds: float) -> hpcdist.ProcessGroup:
     """Make a group whose operations give up after so many seconds.
 
     Its members may take longer to make it: they come from different work, on cores that they share.
     """
     import hpcdist
 
-    group = hpcdist.new_group(ranks)
+    group = hpcdist.new_group()
     group.timeout = timedelta(seconds=seconds)
     return group

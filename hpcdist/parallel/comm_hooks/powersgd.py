@@ -113,9 +113,12 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
             rest -= (column * rest).sum(1, keepdim=True) * column
 
 
-def _sum(state: PowerSGDState, tensor: torch.Tensor) -> Any:
-    """Start to sum a tensor over all ranks, in place."""
-    return group_of(state.process_group)._comm.all_reduce(tensor, ReduceOp.SUM, True, api=API)
+def _averaged(state: PowerSGDState, tensor: torch.Tensor) -> Any:
+    """Start to average a tensor over all ranks, in place.
+
+    AVG divides float16 before the sum, which may be infinite where the average is not.
+    """
+    return group_of(state.process_group)._comm.all_reduce(tensor, ReduceOp.AVG, True, api=API)
 
 
 def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> torch.Tensor | None:
@@ -182,7 +185,7 @@ def _worth_it(state: PowerSGDState, parameter: torch.Tensor, gradient: torch.Ten
 
 
 def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
-    index, world = bucket.index(), group_of(state.process_group).size()
+    index = bucket.index()
     kept = _with_error(state, index, buffer)
     small: list[torch.Tensor] = []
     large: list[torch.Tensor] = []
@@ -214,16 +217,16 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
         torch.bmm(batch, q, out=p)
     for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
         part.copy_(gradient.reshape(-1))
-    yield _sum(state, first_memory)
-    plain.div_(world)
+    yield _averaged(state, first_memory)
     for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
         gradient.copy_(part.view(gradient.shape))
+    # torch adds the epsilon to the norm of the sum
+    epsilon = state.orthogonalization_epsilon / group_of(state.process_group).size()
     for batch, p, q in zip(batches, ps, qs, strict=True):
-        orthogonalize(p, state.orthogonalization_epsilon)
+        orthogonalize(p, epsilon)
         torch.bmm(batch.transpose(1, 2), p, out=q)
     if qs:
-        yield _sum(state, q_memory)
-    q_memory.div_(world)
+        yield _averaged(state, q_memory)
     for same, p, q in zip(groups, ps, qs, strict=True):
         for matrix, approximation in zip(same, torch.bmm(p, q.transpose(1, 2)), strict=True):
             matrix.copy_(approximation)
@@ -237,7 +240,7 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
 
 
 def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
-    index, world = bucket.index(), group_of(state.process_group).size()
+    index = bucket.index()
     count = buffer.numel()
     side = math.ceil(math.sqrt(count))
     rank = min(state.matrix_approximation_rank, side)
@@ -251,11 +254,10 @@ def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
         _draw(state, [q[0]])
     orthogonalize(q)
     torch.bmm(matrix, q, out=p)
-    yield _sum(state, p_memory)
+    yield _averaged(state, p_memory)
     orthogonalize(p)
     torch.bmm(matrix.transpose(1, 2), p, out=q)
-    yield _sum(state, q_memory)
-    q_memory.div_(world)
+    yield _averaged(state, q_memory)
     torch.bmm(p, q.transpose(1, 2), out=matrix)
     if kept is not None:
         state.error_dict[index] = kept.sub_(square)

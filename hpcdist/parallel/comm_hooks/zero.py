@@ -10,8 +10,9 @@ from hpcdist.errors import DistError
 from hpcdist.parallel.comm_hooks._future import Driven, begins
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
-from hpcdist.parallel.reducer.copies import copy_each, deliver
+from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.sync import unpack
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.parallel.zero_arguments import API
 
@@ -63,9 +64,7 @@ class _Stepper:
                 except DistError:
                     del self._sent[0]
                     raise
-                parts = flat.split([p.numel() for p in members])
-                views = [part.view(p.shape) for part, p in zip(parts, members, strict=True)]
-                copy_each(members, views)
+                unpack(flat, members)
                 del self._sent[0]
 
     def _step_upto(self, last: GradBucket | None) -> None:

@@ -88,8 +88,7 @@ static void at_exit(int status, void *arg)
         return;
     snprintf(line, sizeof line,
              "[hpcdist rank %s of %s, pid %d] ends with status %d before init_process_group: "
-             "ending "
-             "the job",
+             "ending the job",
              getenv("PMI_RANK"), getenv("PMI_SIZE") ? getenv("PMI_SIZE") : "?", (int)getpid(),
              status);
     hd_tell(line);

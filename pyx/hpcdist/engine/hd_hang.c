@@ -107,19 +107,13 @@ void hd_hang_say_where(hd_session *s, int slot, hd_text *t)
 
 /* ---- the report ---- */
 
-/* It is stopped, and will not answer. */
-static int silent(const entry *e)
-{
-    return hd_now() - __atomic_load_n(&e->beat, __ATOMIC_RELAXED) > SILENT;
-}
-
 static int answered(const hd_session *s)
 {
     hd_view v;
     int all = 1;
     for (int i = 0; i < ranks_here(s); i++) {
-        if (s->page && (hd_session_gone((hd_session *)s, i) || silent(&s->page[i])))
-            continue;
+        if (s->page && (hd_session_gone((hd_session *)s, i) || hd_session_silent(s, i, SILENT)))
+            continue; /* it is stopped, and will not answer */
         if (open_view(s, i, &v)) {
             all &= __atomic_load_n(&v.head->ask, __ATOMIC_ACQUIRE) ==
                    __atomic_load_n(&v.head->answered, __ATOMIC_ACQUIRE);

@@ -88,7 +88,7 @@ static void say_absent(const hd_session *s, hd_text *t, int recovers)
     for (int i = 0; s->page && i < s->node_n; i++)
         if (i != s->slot && !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
             !(recovers && __atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE) &&
-              !hd_session_silent(s, i))) {
+              !hd_session_silent(s, i, HD_STARVED))) {
             hd_say(t, "%srank %u ", before, s->page[i].world_rank);
             hd_session_report((hd_session *)s, i, t);
             before = "; ";

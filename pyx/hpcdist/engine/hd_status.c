@@ -152,10 +152,10 @@ static void say_last(hd_text *t, const entry *e)
         hd_say(t, " #%u", __atomic_load_n(&e->seq, __ATOMIC_RELAXED));
 }
 
-int64_t hd_session_silent(const hd_session *s, int slot)
+int64_t hd_session_silent(const hd_session *s, int slot, int64_t limit)
 {
     const int64_t since = hd_now() - __atomic_load_n(&s->page[slot].beat, __ATOMIC_RELAXED);
-    return since > 2000000000LL ? since : 0;
+    return since > limit ? since : 0;
 }
 
 void hd_session_report(hd_session *s, int slot, hd_text *t)
@@ -175,7 +175,7 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     case 2: hd_say(t, "died (pid %u)", e->pid); return;
     case 3: hd_say(t, "%.159s", e->why); return;
     }
-    if ((silent = hd_session_silent(s, slot))) {
+    if ((silent = hd_session_silent(s, slot, HD_STARVED))) {
         hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)",
                (double)silent * 1e-9, e->pid);
         return;

@@ -22,8 +22,9 @@ void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left
  * it, while this rank cannot leave its own: neither ever will. 0: there is none. *where: that
  * group. */
 uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const char **where);
-/* ns since the rank in `slot` has shown that it lives; 0: it is no longer than usual. */
-int64_t hd_session_silent(const hd_session *s, int slot);
+#define HD_STARVED 2000000000LL /* ns: a rank that shows no life for longer is reported */
+/* ns since the rank in `slot` has shown that it lives; 0: no more than `limit`. */
+int64_t hd_session_silent(const hd_session *s, int slot, int64_t limit);
 void hd_session_report(hd_session *s, int slot,
                        hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
 

@@ -93,6 +93,30 @@ def test_every_hook_averages_every_dtype(name: str, as_view: bool) -> None:
         check(after(model), tolerance, str(dtype))
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        hooks.powerSGD_hook,
+        hooks.batched_powerSGD_hook,
+        hooks.fp16_compress_wrapper(hooks.powerSGD_hook),
+    ],
+    ids=["by matrix", "batched", "in the wrapper"],
+)
+def test_powersgd_averages_what_float16_cannot_sum(hook) -> None:
+    wrapped = hook not in (hooks.powerSGD_hook, hooks.batched_powerSGD_hook)
+    model = DDP(Net(torch.float32 if wrapped else torch.float16))
+    options = {"start_powerSGD_iter": 2, "min_compression_rate": 0.1}
+    model.register_comm_hook(hooks.PowerSGDState(None, 2, **options), hook)
+    large = torch.zeros(SHAPE, dtype=model.module.matrix.dtype)
+    large[0, 0] = 40_000.0
+    for _ in range(4):
+        model.zero_grad()
+        model(large).backward()
+    for p in model.parameters():
+        off = (p.grad.float() - (large if p.dim() == 2 else large[0]).float()).abs().max().item()
+        parallel_assert(off <= 100, lambda off=off: f"off by {off}")
+
+
 def test_a_hook_sees_real_numbers_and_complex_gradients() -> None:
     """As torch's hooks do, so that one written for torch loses nothing here either."""
     seen = []
