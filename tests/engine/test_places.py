@@ -8,6 +8,7 @@ import torch
 from worlds import SHORT, outcome, true_place, works
 
 import hpcdist as dist
+from hpcdist import _engine
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
@@ -57,7 +58,7 @@ def check_places(expected: list[int], before: set[str]) -> None:
         "windows": world.supports_window,
         "local": dist.get_node_local_rank(),
         "said": [os.environ[n] for n in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")],
-        "machine": world._comm.machine_size,
+        "machine": _engine.ranks_of_machine(world._comm),
     }
     local = own.index(rank)
     parallel_assert(found == {

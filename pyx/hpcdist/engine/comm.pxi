@@ -245,12 +245,6 @@ cdef class Comm:
         return self.node_ranks.index(self.c.rank)
 
     @property
-    def machine_size(self):
-        """int: ranks of the job on this machine, of all nodes that HPCDIST_NODES makes of it."""
-        check_alive(self)
-        return hd_session_machine(self.c.session)
-
-    @property
     def cpus(self):
         """tuple of int: CPUs this process may use, and CPUs all ranks of the node together may use."""
         cdef int own, node

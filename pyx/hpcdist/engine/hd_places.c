@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hd_base.h"
 #include "hd_places.h"
 
 #define SHOWN 64           /* bytes of the variable's text in an error */
