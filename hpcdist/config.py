@@ -290,6 +290,17 @@ register(
 )
 register(
     Option(
+        "nodes",
+        "str",
+        "",
+        "For tests and measurements: the ranks of a machine behave as on so many nodes, in blocks, "
+        "each with memory of its own; MPI carries what goes between them. Or the node of each of "
+        "the job's ranks, as in 0,0,1. Read by the native engine when MPI is started; give it to "
+        "all ranks.",
+    )
+)
+register(
+    Option(
         "node_memory",
         "bytes",
         16 << 20,

@@ -264,7 +264,7 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
             _lose_groups(pg, old)
             world.counts.clear()
             log.set_rank(made.rank, made.size)
-            _engine.mark_end("", made.rank, len(made.node_ranks))
+            _engine.mark_end("", made.rank, _engine.ranks_of_machine(made))
             break
         except BaseException as error:
             raised = error

@@ -54,4 +54,4 @@ def expect_end(backends: Iterable[Any]) -> None:
     job = job_of_this_process()
     comm = next((each for each in backends if isinstance(each, _engine.Comm)), None)
     if job and comm is not None:
-        _engine.mark_end(str(folder_of_job(job)), comm.rank, len(comm.node_ranks))
+        _engine.mark_end(str(folder_of_job(job)), comm.rank, _engine.ranks_of_machine(comm))

@@ -225,6 +225,7 @@ cdef extern from "hd_session_life.h" nogil:
     void hd_session_opened()
     void hd_session_unref(hd_session*)
     int hd_session_size(const hd_session*)
+    int hd_session_machine(const hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
 
 cdef extern from "hd_ft.h" nogil:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import Check, draw, here, reference
 from resources import held
-from worlds import between_nodes
+from worlds import between_nodes, one_node
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -53,7 +53,7 @@ def test_shapes_dtypes_and_values(group):
         check.that(tuple(made.shape) == shape and made.dtype == dtype, label)
         check.that(made.is_contiguous() and bool((made == value).all()), label)
     made = dist.empty(LONG, group=group, device="cpu")
-    check.that(shared(made, group) == (size > 1), "memory")
+    check.that(shared(made, group) == (size > 1 and one_node()), "memory")
     check.that(not made.requires_grad and made.numel() == LONG, "a plain tensor")
     check.done()
 
@@ -71,6 +71,7 @@ def test_a_model_trains_in_it(group):
 # ---- the pool ----
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_memory_is_used_again_once_all_ranks_have_dropped_it(group):
     rank, _size = here()
@@ -149,6 +150,7 @@ def test_a_tensor_outlives_its_group(rng):
     gc.collect()
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("how", ["no space", "no descriptor", "too much"])
 def test_where_there_is_no_room_all_ranks_get_ordinary_memory(rng, group, how, caplog):
@@ -202,6 +204,7 @@ def test_a_group_between_nodes_gets_ordinary_memory(caplog):
 # ---- mistakes and faults ----
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_mistakes_are_errors_on_all_ranks(group):
     rank, _size = here()
@@ -220,6 +223,7 @@ def test_mistakes_are_errors_on_all_ranks(group):
     parallel_assert(shared(dist.empty(3, group=group), group), "afterwards")
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_does_not_come_is_named(group):
     rank, size = here()
@@ -233,6 +237,7 @@ def test_a_rank_that_does_not_come_is_named(group):
     parallel_assert(shared(dist.empty(LONG, group=group), group), "afterwards")
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_ctrl_c_while_a_rank_is_missing(group):
     rank, _ = here()

@@ -14,6 +14,7 @@ import torch
 from cases import OPS, Check, draw, finish, here, pairs, reference
 from patience import patience
 from resources import held
+from worlds import one_node
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -59,7 +60,9 @@ def test_every_dtype_and_operation_around_the_least_size(rng, group):
                 finish(dist.all_reduce(tensor, op, group=group, async_op=async_op), async_op)
                 check.near(tensor, want, bound, label)
                 check.everywhere(tensor, label)
-    check.that(shared(group) == (size > 1), f"memory of {group._comm.node_memory} bytes")
+    check.that(
+        shared(group) == (size > 1 and one_node()), f"memory of {group._comm.node_memory} bytes"
+    )
     check.done()
 
 
@@ -68,7 +71,7 @@ def test_short_tensors_when_the_group_has_the_memory(rng, group):
     for n in (17, 100, 1023):
         check.that(right(group, rng, n), f"without: n={n}")
     check.that(not shared(group), "short tensors alone take no memory")
-    check.that(right(group, rng) and shared(group) == (size > 1), "a long one")
+    check.that(right(group, rng) and shared(group) == (size > 1 and one_node()), "a long one")
     for name, op, dtype in pairs():
         for n in (64 // dtype.itemsize + 1, 130, 511):
             label = f"{name} {dtype} n={n}"
@@ -137,7 +140,7 @@ def test_nothing_is_left_of_a_group(rng):
     for _ in range(3):
         made = dist.new_group()
         parallel_assert(right(made, rng))
-        parallel_assert(shared(made) == (dist.get_world_size() > 1))
+        parallel_assert(shared(made) == (dist.get_world_size() > 1 and one_node()))
         dist.destroy_process_group(made)
     after = held()
     parallel_assert((after.mappings, after.files) == (before.mappings, before.files), str(after))
@@ -174,6 +177,7 @@ def test_without_the_memory_it_goes_through_mpi(rng, group, how):
     parallel_assert(right(group, rng) and not shared(group))
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_a_rank_that_does_not_come_is_named(rng, group, async_op):
@@ -204,6 +208,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, async_op):
     parallel_assert(right(group, rng), "afterwards")
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_ctrl_c_while_data_moves(rng, group):
     rank, size = here()

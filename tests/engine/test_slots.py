@@ -25,6 +25,7 @@ from block_calls import (
     scatter,
 )  # fmt: skip
 from cases import Check, draw, finish, here, poison, reference
+from worlds import one_node
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -62,7 +63,7 @@ def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
         async_op = i % 2 == 1
         name = f"{call.__name__} {dtype} n={n} async={async_op}"
         call(check, rng, group, dtype, n, async_op, name=name)
-    taken = size == 2 if call is reduce else size > 1
+    taken = (size == 2 if call is reduce else size > 1) and one_node()
     check.that(shared(group) == taken, f"memory of {group._comm.node_memory} bytes")
     check.done()
 
@@ -134,7 +135,9 @@ def test_one_block_that_is_far_longer_than_the_others(rng, group):
         finish(dist.all_to_all(outs, parts[rank], group=group, async_op=async_op), async_op)
         for r in range(size):
             check.equal(outs[r], parts[r][rank], f"of {r}")
-    check.that(shared(group) == (size > 1), f"memory of {group._comm.node_memory} bytes")
+    check.that(
+        shared(group) == (size > 1 and one_node()), f"memory of {group._comm.node_memory} bytes"
+    )
     check.done()
 
 
@@ -207,6 +210,7 @@ def start(name: str, group, async_op: bool):
 NAMES = ("reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single", "broadcast")
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("first, async_op", [(False, True), (True, False)],
@@ -238,6 +242,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, name, async_op, first):
     check.done()
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", ["reduce_scatter_tensor", "broadcast"])
 def test_ctrl_c_while_data_moves(group, name):

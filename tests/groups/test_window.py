@@ -15,7 +15,7 @@ from resources import held
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.one_node]
 
 N = 10_007  # elements
 

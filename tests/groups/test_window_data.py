@@ -7,7 +7,7 @@ from cases import COMPLEX, MOVED, REDUCED, Check, draw, ring
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.one_node]
 
 N = 600  # elements
 #: Where a tensor lies in the window's memory of N elements: name -> view.

@@ -22,7 +22,7 @@ from patience import hasty_group
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.one_node]
 
 two = pytest.mark.mpi(min_size=2)
 #: Whose lines raise.

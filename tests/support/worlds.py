@@ -19,6 +19,11 @@ def true_place() -> tuple[int, int]:
     return _engine.world_rank_size()
 
 
+def one_node() -> bool:
+    """Whether all ranks are on one node, as far as the default group knows: see HPCDIST_NODES."""
+    return len(dist.group.WORLD._comm.node_ranks) == dist.get_world_size()
+
+
 def works() -> bool:
     """Whether an all-reduce over the default group gives the right sum."""
     total = torch.tensor([dist.get_rank() + 1.0])

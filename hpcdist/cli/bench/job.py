@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist import _engine, hardware, launchers
+from hpcdist import _engine, config, hardware, launchers
 from hpcdist._ops import ReduceOp
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.groups.new_group import new_group
-from hpcdist.groups.state import get_rank, get_world_size
+from hpcdist.groups.state import get_rank, get_world_size, world
 from hpcdist.startup.destroy import destroy_process_group
 from hpcdist.startup.init import init_process_group
 
@@ -196,10 +196,12 @@ class MpiJob:
         dict
             Name -> text; the same on all ranks but for the command.
         """
-        own = f"{socket.gethostname()}:{len(hardware.allowed_cpus())}"
-        ranks = self.gather(own)
-        hosts = list(dict.fromkeys(each.rpartition(":")[0] for each in ranks))
-        cores = sorted({int(each.rpartition(":")[2]) for each in ranks})
+        first = min(world.comm.node_ranks)
+        ranks = self.gather((socket.gethostname(), first, len(hardware.allowed_cpus())))
+        nodes = len({(host, first) for host, first, _ in ranks})
+        divided = config.get("nodes")
+        said = f" (HPCDIST_NODES={divided})" if divided else ""
+        cores = sorted({each[2] for each in ranks})
         library = _engine.library_version().strip().splitlines()[0].rstrip(",")
         family = launchers.mpi_family(_engine.library_version())
         short = " ".join(library.split(",")[0].split())
@@ -207,7 +209,7 @@ class MpiJob:
         return {
             "command": "python -m hpcdist " + shlex.join(sys.argv[1:]),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "ranks": f"{self.size} on {len(hosts)} node{'s' if len(hosts) > 1 else ''}, "
+            "ranks": f"{self.size} on {nodes} node{'s' if nodes > 1 else ''}{said}, "
             f"{' or '.join(map(str, cores))} of {os.cpu_count()} cores each",
             "MPI": short if family.split()[0].lower() in short.lower() else f"{family}, {short}",
             "versions": ", ".join(versions),

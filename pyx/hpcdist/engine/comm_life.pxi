@@ -209,3 +209,9 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
             "queued): its communicator is kept"
         )
     return 0
+
+
+def ranks_of_machine(Comm comm):
+    """Number of the job's ranks on this machine, of all nodes that HPCDIST_NODES makes of it."""
+    check_alive(comm)
+    return hd_session_machine(comm.c.session)

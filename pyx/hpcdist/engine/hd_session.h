@@ -45,6 +45,7 @@ typedef struct entry {
 struct hd_session {
     MPI_Comm ctl;
     int rank, size;
+    int machine_n; /* more than node_n where HPCDIST_NODES divides a machine */
     int node_n, slot;
     uint64_t node;
     entry *page;

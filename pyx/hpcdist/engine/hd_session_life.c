@@ -16,6 +16,7 @@
 #include "hd_ft.h"
 #include "hd_hydra.h"
 #include "hd_meet.h"
+#include "hd_places.h"
 #include "hd_recorder_file.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
@@ -36,6 +37,7 @@ uint64_t hd_session_node(const hd_session *s, int *slot)
     *slot = s->page ? s->slot : -1;
     return s->node;
 }
+int hd_session_machine(const hd_session *s) { return s->machine_n; }
 void hd_session_cpus(const hd_session *s, int *own, int *node)
 {
     *own = s->own_cpus;
@@ -44,11 +46,12 @@ void hd_session_cpus(const hd_session *s, int *own, int *node)
 
 /* ---- open and close ---- */
 
-static void count_cpus(hd_session *s, MPI_Comm node, hd_quota quota)
+/* Of all ranks of the machine, also where HPCDIST_NODES divides it: they share its cores. */
+static void count_cpus(hd_session *s, MPI_Comm machine, hd_quota quota)
 {
-    hd_cpus_count(node, quota, &s->own_cpus, &s->node_cpus);
-    s->spin = s->node_cpus >= s->node_n;
-    s->lane_spin = s->own_cpus >= 2 && s->node_cpus >= 2 * s->node_n;
+    hd_cpus_count(machine, quota, &s->own_cpus, &s->node_cpus);
+    s->spin = s->node_cpus >= s->machine_n;
+    s->lane_spin = s->own_cpus >= 2 && s->node_cpus >= 2 * s->machine_n;
 }
 
 /* Returns whether the node's ranks can see each other's processes. */
@@ -124,40 +127,72 @@ static int watch(hd_session *s, hd_text *t)
     return HD_ERR_BACKEND;
 }
 
+/* The ranks of this machine, and those of them that share a node. */
+static int divide(hd_session *s, MPI_Comm *machine, MPI_Comm *node, hd_text *t)
+{
+    int place, rc = hd_place(s->ctl, &place, t);
+    if (rc)
+        return rc;
+    rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, machine);
+    if (rc != MPI_SUCCESS) {
+        hd_say(t, "MPI_Comm_split_type failed (error %d)", rc);
+        return HD_ERR_BACKEND;
+    }
+    if (s->ft)
+        hd_ft_guard(*machine);
+    *node = *machine;
+    if (place < 0)
+        return HD_OK;
+    rc = MPI_Comm_split(*machine, place, s->rank, node);
+    if (rc != MPI_SUCCESS) {
+        hd_say(t, "MPI_Comm_split failed (error %d)", rc);
+        return HD_ERR_BACKEND;
+    }
+    if (s->ft)
+        hd_ft_guard(*node);
+    return HD_OK;
+}
+
+static void free_guarded(const hd_session *s, MPI_Comm *made)
+{
+    if (s->ft)
+        hd_ft_unguard(*made);
+    MPI_Comm_free(made);
+}
+
 /* Collective over its control communicator, whose ranks are all here. After an error the caller
  * gives the session back. */
 static int furnish(hd_session *s, hd_quota quota, hd_text *t)
 {
-    MPI_Comm node = MPI_COMM_NULL;
+    MPI_Comm machine = MPI_COMM_NULL, node = MPI_COMM_NULL;
     uint64_t job;
     int rc;
 
     MPI_Comm_rank(s->ctl, &s->rank);
     MPI_Comm_size(s->ctl, &s->size);
     hd_ft_begin(s);
-    rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, &node);
-    if (rc != MPI_SUCCESS) {
-        hd_say(t, "MPI_Comm_split_type failed (error %d)", rc);
-        return HD_ERR_BACKEND;
+    if ((rc = divide(s, &machine, &node, t))) {
+        if (machine != MPI_COMM_NULL)
+            free_guarded(s, &machine);
+        return rc;
     }
-    if (s->ft)
-        hd_ft_guard(node);
+    MPI_Comm_size(machine, &s->machine_n);
     MPI_Comm_size(node, &s->node_n);
     MPI_Comm_rank(node, &s->slot);
-    hd_cma_try(node);
+    hd_cma_try(machine);
     s->node = hd_random64();
     MPI_Bcast(&s->node, 1, MPI_UINT64_T, 0, node);
     job = s->node; /* rank 0's */
     MPI_Bcast(&job, 1, MPI_UINT64_T, 0, s->ctl);
     hd_rec_open(s->rank, s->size, job, s->slot == 0);
-    count_cpus(s, node, quota); /* also a barrier */
+    count_cpus(s, machine, quota); /* also a barrier */
     if (s->slot == 0)
         hd_unlink_mpich_segment();
     /* Where no rank would see a death, hydra must. */
     hd_hydra_copy(node, s->node, s->slot, fill_page(s, node) ? s->node_n : 1, s->held);
-    if (s->ft)
-        hd_ft_unguard(node);
-    MPI_Comm_free(&node);
+    if (node != machine)
+        free_guarded(s, &node);
+    free_guarded(s, &machine);
     return watch(s, t);
 }
 

@@ -25,6 +25,7 @@ int hd_session_rank(const hd_session *s);
 int hd_session_size(const hd_session *s);
 /* Identity of this node, and this rank's slot. */
 uint64_t hd_session_node(const hd_session *s, int *slot);
+int hd_session_machine(const hd_session *s); /* ranks on this machine */
 void hd_session_cpus(const hd_session *s, int *own, int *node);
 void hd_session_adopt(hd_session *s, hd_comm *c); /* the watchdog watches c from now on */
 void hd_session_forget(hd_session *s, hd_comm *c);
