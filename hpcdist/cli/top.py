@@ -1,10 +1,10 @@
 """Show what each rank of a running job is in, since when, and where it hangs.
 
-JOB is the job's eight digits, the pid of one of its ranks, or Slurm's number of the job; without
-it, the only job of this user on this node. The command reads the ranks' flight recorders, so the
-job needs no setting and does not notice, but for --stacks, which interrupts each main thread for
-some microseconds. A node has the recorders of its own ranks: for a job on several nodes name them
-with --hosts, which starts this command there through ssh; under Slurm its number is enough.
+JOB is the job's eight digits, the pid of one of its ranks here, or Slurm's number of the job;
+without it, the only job of this user on this node. The command reads the ranks' flight recorders,
+so the job needs no setting and does not notice, but for --stacks, which interrupts each main thread
+for some microseconds. A node has the recorders of its own ranks: for a job on several nodes name
+them with --hosts, which starts this command there through ssh; under Slurm its number is enough.
 """
 
 from __future__ import annotations
