@@ -84,10 +84,12 @@ class DistributedSampler(Sampler[int]):
         return num_replicas, rank
 
     def _divide(self) -> None:
-        size = len(self.dataset)
-        each = size // self.num_replicas if self.drop_last else -(-size // self.num_replicas)
-        self.num_samples = each
-        self.total_size = each * self.num_replicas
+        self.num_samples = self._each(len(self.dataset))
+        self.total_size = self.num_samples * self.num_replicas
+
+    def _each(self, size: int) -> int:
+        """Samples of each rank, of so many in all."""
+        return size // self.num_replicas if self.drop_last else -(-size // self.num_replicas)
 
     def _follow(self) -> None:
         """Share anew if the default group, whose ranks this follows, was reconfigured."""
@@ -102,9 +104,22 @@ class DistributedSampler(Sampler[int]):
         self._divide()
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this rank's indices for the current epoch, `num_samples` of them."""
+        """Yield this rank's indices for the current epoch, `num_samples` of them.
+
+        Raises
+        ------
+        ValueError
+            If the data set has grown since it was shared out, so that some of it would be left out;
+            with `drop_last` also if it has shrunk; or if it is empty now.
+        """
         self._follow()
         size = len(self.dataset)
+        least = self.total_size if self.drop_last else min(1, self.total_size)
+        if size < least or self._each(size) > self.num_samples:
+            raise ValueError(
+                f"the data set has {size} samples now, which its DistributedSampler has not shared "
+                f"out: it has {self.total_size} for all ranks. Make a new sampler, on all ranks"
+            )
         if self.shuffle:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self.epoch)

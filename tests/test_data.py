@@ -58,3 +58,23 @@ def test_refuses_ranks_out_of_range(replicas: int, rank: int) -> None:
 
 def test_yields_plain_integers() -> None:
     assert all(type(i) is int for i in DistributedSampler(range(9), 2, 0))
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 9, 11, 12, 13, 100])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_data_set_whose_length_has_changed(length: int, drop_last: bool) -> None:
+    """What would be left out, or with `drop_last` repeated, is an error; else as torch's."""
+    data = list(range(10))
+    arguments = {"shuffle": False, "drop_last": drop_last}
+    ours = DistributedSampler(data, 3, 1, **arguments)
+    theirs = TorchSampler(data, 3, 1, **arguments)
+    before = list(ours)
+    data[:] = range(length)
+    least, most = (9, 11) if drop_last else (1, 12)
+    if least <= length <= most:
+        assert list(ours) == list(theirs)
+    else:
+        with pytest.raises(ValueError, match=f"has {length} samples now"):
+            list(ours)
+    data[:] = range(10)
+    assert list(ours) == before

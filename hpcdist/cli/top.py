@@ -1,10 +1,10 @@
 """Show what each rank of a running job is in, since when, and where it hangs.
 
-JOB is the job's eight digits, the pid of one of its ranks, or Slurm's number of the job; without
-it, the only job of this user on this node. The command reads the ranks' flight recorders, so the
-job needs no setting and does not notice, but for --stacks, which interrupts each main thread for
-some microseconds. A node has the recorders of its own ranks: for a job on several nodes name them
-with --hosts, which starts this command there through ssh; under Slurm its number is enough.
+JOB is the job's eight digits, the pid of one of its ranks here, or Slurm's number of the job;
+without it, the only job of this user on this node. The command reads the ranks' flight recorders,
+so the job needs no setting and does not notice, but for --stacks, which interrupts each main thread
+for some microseconds. A node has the recorders of its own ranks: for a job on several nodes name
+them with --hosts, which starts this command there through ssh; under Slurm its number is enough.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from typing import Any
 
 from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
+from hpcdist.recordings.rows import SeveralJobsError
 
 __all__ = ["add_arguments", "remote_commands", "run"]
 
 #: Seconds that another node has to answer.
 _PATIENCE = 30.0
+#: Seconds: a day.
+_LONGEST = 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
     parser.add_argument("job", nargs="?", help="eight digits, a rank's pid, or Slurm's number")
     parser.add_argument("--once", action="store_true", help="print once; else every --interval")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds (1)")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds (1)")
     parser.add_argument("--stacks", action="store_true", help="once, with all threads' stacks")
     parser.add_argument("--json", action="store_true", help="once, as JSON")
     parser.add_argument("--hosts", default="", metavar="A,B", help="also the ranks on these nodes")
@@ -41,8 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssh", default="ssh", metavar="COMMAND", help="what starts a command on a node (ssh)"
     )
 
+    # on another node a pid is another process
+    parser.add_argument("--elsewhere", action="store_true", help=argparse.SUPPRESS)
     # What srun runs: it cuts long lines.
     parser.add_argument("--encoded", action="store_true", help=argparse.SUPPRESS)
+
+
+def _seconds(text: str) -> float:
+    """Read an interval that one can sleep for."""
+    seconds = float(text)
+    if not 0 <= seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {_LONGEST}")
+    return seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,20 +91,23 @@ def run(options: argparse.Namespace) -> int:
 # ---- other nodes ----
 
 
-def remote_commands(options: argparse.Namespace) -> list[list[str]]:
+def remote_commands(options: argparse.Namespace, job: str | None = None) -> list[list[str]]:
     """Return the commands that show the ranks of other nodes, as JSON.
 
     Parameters
     ----------
     options : argparse.Namespace
         The command's.
+    job : str, optional
+        The digits of the job, if they are known.
 
     Returns
     -------
     list of list of str
         One per host; for a job of Slurm's one in all.
     """
-    arguments = ["-m", "hpcdist", "top", *([options.job] if options.job else []), "--json"]
+    named = job or options.job
+    arguments = ["-m", "hpcdist", "top", *([named] if named else []), "--json", "--elsewhere"]
     own = [sys.executable, *arguments, *(["--stacks"] if options.stacks else [])]
     hosts = [host for host in options.hosts.split(",") if host]
     if hosts:
@@ -110,13 +126,31 @@ def _nodes_of_slurm_job(job: str) -> int:
     if not shutil.which("squeue"):
         return 0
     command = ["squeue", "-h", "-j", job, "-o", "%D"]
-    asked = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"squeue did not say within {_PATIENCE:.0f} s where job {job} runs; without its number "
+            "the ranks of this node are shown"
+        ) from None
     words = asked.stdout.split()
     return int(words[0]) if asked.returncode == 0 and words and words[0].isdigit() else 0
 
 
 def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
-    commands = remote_commands(options)
+    missing = None
+    rows = {}
+    try:
+        found = rows_of(options.job, options.stacks, pids=not options.elsewhere)
+        rows = {row["rank"]: row for row in found}
+    except SeveralJobsError:
+        raise
+    except ValueError as error:
+        missing = error
+    jobs = {row["job"]: row for row in rows.values()}
+    commands = remote_commands(options, next(iter(jobs), None))
     started = [
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -124,17 +158,15 @@ def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
         )
         for command in commands
     ]  # fmt: skip
-    missing = None
-    rows = {}
-    try:
-        rows = {row["rank"]: row for row in rows_of(options.job, options.stacks)}
-    except ValueError as error:
-        missing = error
     for command, process in zip(commands, started, strict=True):
         for row in _answer(command, process):
             rows[row["rank"]] = row
+            jobs[row["job"]] = row
     if not rows:
         raise missing or ValueError("no rank was found")
+    if len(jobs) > 1:
+        listed = [f"  {job}: {row['size']} ranks, {row['program']}" for job, row in jobs.items()]
+        raise SeveralJobsError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
     return [rows[rank] for rank in sorted(rows)]
 
 

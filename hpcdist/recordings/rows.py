@@ -14,7 +14,7 @@ from .ask import ask
 from .model import Operation, Recording
 from .read import find, folder_of_user, read
 
-__all__ = ["NEWEST", "readable", "row_of", "rows_of", "where"]
+__all__ = ["NEWEST", "SeveralJobsError", "readable", "row_of", "rows_of", "where"]
 
 #: Operations of each rank that are looked at: sizes, and who arrived last.
 NEWEST = 128
@@ -26,7 +26,11 @@ _LIBRARIES = {"hpcdist": "recordings/rows.py", "torch/distributed": "distributed
 _LIBRARY = re.compile(f"/({'|'.join(_LIBRARIES)})(?=/)")
 
 
-def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
+class SeveralJobsError(ValueError):
+    """More than one job fits what the caller has named."""
+
+
+def rows_of(job: str | None, stacks: bool, pids: bool = True) -> list[dict[str, Any]]:
     """Read the ranks of a job that this node has.
 
     Parameters
@@ -35,6 +39,8 @@ def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
         Eight digits, the pid of a rank, or Slurm's number; by default the only job of this user.
     stacks : bool
         Whether to ask for stacks.
+    pids : bool
+        Whether `job` may be a pid: not if it was given on another node.
 
     Returns
     -------
@@ -46,7 +52,7 @@ def rows_of(job: str | None, stacks: bool) -> list[dict[str, Any]]:
     ValueError
         If there is no such job here, or several fit.
     """
-    chosen = _choose(_all_here(), job)
+    chosen = _choose(_all_here(), job, pids)
     if stacks:
         ask([one.path for one in chosen if one.alive])
         chosen = readable([Path(one.path) for one in chosen])
@@ -87,10 +93,14 @@ def readable(paths: list[Path], newest: int | None = NEWEST) -> list[Recording]:
     return found
 
 
-def _choose(recordings: list[Recording], job: str | None) -> list[Recording]:
+def _choose(recordings: list[Recording], job: str | None, pids: bool) -> list[Recording]:
     """The recorders of one job, as `rows_of` names it; ValueError if none or several fit."""
     if job is not None:
-        named = {one.job for one in recordings if job in (one.job, str(one.pid), one.launch)}
+        named = {
+            one.job
+            for one in recordings
+            if job in (one.job, one.launch) or (pids and job == str(one.pid))
+        }
     else:
         named = {one.job for one in recordings if one.alive}
     if not named:
@@ -103,7 +113,7 @@ def _choose(recordings: list[Recording], job: str | None) -> list[Recording]:
             f"  {one.job}: {one.size} ranks, {one.program}"
             for one in {one.job: one for one in recordings if one.job in named}.values()
         ]
-        raise ValueError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
+        raise SeveralJobsError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
     return [one for one in recordings if one.job in named]
 
 

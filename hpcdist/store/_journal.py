@@ -29,6 +29,8 @@ __all__ = [
     "TAIL",
     "Entry",
     "Header",
+    "arrival",
+    "arrive",
     "encode",
     "job_digest",
     "records",
@@ -46,6 +48,7 @@ _HEAD = struct.Struct("<4sIQ16s")
 #: kind, bytes of the key, bytes of the value
 _ENTRY = struct.Struct("<BIQ")
 
+#: The value of ARRIVE is made by :func:`arrive`, that of LEAVE is the caller.
 SET, DELETE, TAIL, PUSH, POP, ARRIVE, LEAVE, OPEN, CLOSE = range(1, 10)
 
 Entry = tuple[int, str, bytes]
@@ -96,6 +99,34 @@ class Header:
         if hashlib.blake2b(data[:-8], digest_size=8).digest() != digest:
             return None
         return cls(nonce, job, world_size)
+
+
+def arrive(key: str, size: int, caller: str, until: int) -> Entry:
+    """Return the entry of a caller that enters a barrier.
+
+    Parameters
+    ----------
+    key : str
+        The barrier's name.
+    size : int
+        Callers that it waits for.
+    caller : str
+        Which call this is.
+    until : int
+        Nanoseconds since 1970 until which it waits.
+
+    Returns
+    -------
+    tuple of (kind, key, value)
+        The entry.
+    """
+    return ARRIVE, key, f"{size} {until} {caller}".encode()
+
+
+def arrival(value: bytes) -> tuple[int, int, str]:
+    """Return size, time and caller from the value of an entry made by :func:`arrive`."""
+    size, until, caller = value.decode().split(" ")
+    return int(size), int(until), caller
 
 
 def _digest(nonce: bytes, offset: int, body: bytes) -> bytes:

@@ -17,7 +17,17 @@ from hpcdist.errors import DistStoreError, StoreTimeoutError
 
 from ._common import Deadline
 
-__all__ = ["ALIVE", "MAIN", "ThreadLock", "lock", "try_lock", "unlock"]
+__all__ = [
+    "ALIVE",
+    "MAIN",
+    "ThreadLock",
+    "attempt",
+    "check",
+    "lock",
+    "pause",
+    "try_lock",
+    "unlock",
+]
 
 #: Locked while a process writes, or reads before it writes: one byte, far behind any contents.
 MAIN = 1 << 62
@@ -138,25 +148,38 @@ def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = Fals
         If the file system has no locks.
     """
     nap = 0.0001
-    while not _attempt(fd, place, shared, path):
-        if deadline.expired():
-            raise StoreTimeoutError(
-                f"FileStore {path}: its lock was not free within "
-                f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
-                "stopped or hangs in a write has the lock; end that process"
-            )
-        time.sleep(min(nap, deadline.left()))
-        nap = min(2 * nap, _LONGEST_NAP)
+    while not attempt(fd, place, path, shared):
+        check(fd, place, deadline, path)
+        nap = pause(nap, deadline)
 
 
-def _attempt(fd: int, place: int, shared: bool, path: str) -> bool:
+def attempt(fd: int, place: int, path: str, shared: bool = False) -> bool:
+    """Do as :func:`try_lock`, but raise DistStoreError if the file system has no locks."""
     try:
         return try_lock(fd, place, shared)
     except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
         raise DistStoreError(
             f"FileStore {path}: its file system has no locks ({error.strerror}). Put the file "
             "on one that does: a local disk, /dev/shm, NFS 4, or Lustre mounted with -o flock"
         ) from error
+
+
+def check(fd: int, place: int, deadline: Deadline, path: str) -> None:
+    """Raise StoreTimeoutError if a lock that is not free has been waited for long enough."""
+    if deadline.expired():
+        raise StoreTimeoutError(
+            f"FileStore {path}: its lock was not free within "
+            f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
+            "stopped or hangs in a write has the lock; end that process"
+        )
+
+
+def pause(nap: float, deadline: Deadline) -> float:
+    """Sleep between two attempts, for so many seconds; return those of the next time."""
+    time.sleep(min(nap, deadline.left()))
+    return min(2 * nap, _LONGEST_NAP)
 
 
 def _holder(fd: int, place: int) -> str:

@@ -39,11 +39,14 @@ class Peer:
         self, op: int, items: tuple[str | bytes, ...], number: int, wait_ns: int, seconds: float
     ) -> tuple[int, int, list[bytes]]:
         """Send a request and return the reply, over a new connection if all are in use."""
+        deadline = Deadline(seconds)
         while True:
-            reply = self.links.ask(op, items, number, wait_ns, seconds)
+            left = deadline.left()
+            waits = max(0, wait_ns - int((seconds - left) * 1e9))
+            reply = self.links.ask(op, items, number, waits, left)
             if reply is not None:
                 return reply
-            self.connect(Deadline(seconds))
+            self.connect(deadline)
 
     def connect(self, deadline: Deadline) -> None:
         """Make a connection for the next call."""

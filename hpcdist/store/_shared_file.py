@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +15,14 @@ from . import _files as files
 from . import _journal as journal
 from . import _locks as locks
 from ._common import Deadline
+from ._contents import Contents, this_process
 from ._table import Table
 
 __all__ = ["SharedFile"]
 
 _NFS_TYPES = ("nfs", "nfs4")
+#: Seconds that a reader waits, beyond its deadline, for a thread that is just writing.
+_PATIENCE = 0.5
 _log = get_logger("store")
 
 #: Open files of this process: a child of fork has to close them, or their locks outlive us.
@@ -52,21 +54,22 @@ class SharedFile:
         Bytes the file may grow to.
     """
 
+    _always_lock = False
+
     def __init__(
         self, path: str, world_size: int, job: bytes, deadline: Deadline, limit: int
     ) -> None:
         self.path = path
-        self.table = Table()
+        self._contents = Contents()
         self.mutex = locks.ThreadLock(path)
         self._world_size = world_size
         self._job = job
         self._limit = limit
         self._fd = -1
         self._pid = os.getpid()
-        self._members: dict[str, str] = {}
-        self._opened = 0
-        self._closed = 0
-        self._id = os.urandom(8).hex()
+        self.id = os.urandom(8).hex()
+        #: Written by the next call that changes anything: what an exception kept from being so.
+        self.owed: list[journal.Entry] = []
         self._offset = journal.HEADER_SIZE
         self._join(deadline)
         self._always_lock = files.file_system(path) in _NFS_TYPES
@@ -88,10 +91,10 @@ class SharedFile:
             self._close_fd()
             if deadline.expired():
                 raise StoreTimeoutError(
-                    f"FileStore {self.path}: {self._opened} members have joined a store of "
-                    f"{self._header.world_size} and some are still there after "
-                    f"{round(deadline.seconds * 1000)}ms: {self._member_text()}. If they belong to "
-                    "another job, give this one a file of its own"
+                    f"FileStore {self.path}: {self._contents.opened} members have joined a store "
+                    f"of {self._header.world_size} and some are still there after "
+                    f"{round(deadline.seconds * 1000)}ms: {self._contents.names()}. If they "
+                    "belong to another job, give this one a file of its own"
                 )
             time.sleep(min(nap, deadline.left()))
             nap = min(2 * nap, 0.05)
@@ -127,7 +130,7 @@ class SharedFile:
                     self._judge()
                 elif not self._may_join():
                     return False
-            self._append([(journal.OPEN, self._id, self._host().encode())])
+            self.write([(journal.OPEN, self.id, this_process().encode())])
             if not locks.try_lock(self._fd, locks.ALIVE, shared=True):
                 raise DistStoreError(f"FileStore {self.path}: a lock was taken away")
             return True
@@ -148,21 +151,19 @@ class SharedFile:
         self._forget()
 
     def _forget(self) -> None:
-        self.table = Table()
-        self._members.clear()
-        self._opened = self._closed = 0
+        self._contents = Contents()
         self._offset = journal.HEADER_SIZE
 
     def _judge(self) -> None:
         """Keep the contents of a file that no other process has open, unless they are stale."""
         reason = ""
-        if self._members:
-            reason = f"its members are gone without leaving it: {self._member_text()}"
+        if self._contents.members:
+            reason = f"its members are gone without leaving it: {self._contents.names()}"
         elif self._header.job != self._job:
             reason = "it is of another job"
         elif self._header.world_size != self._world_size:
             reason = f"it was made for world_size={self._header.world_size}"
-        elif 0 < self._world_size <= self._opened:
+        elif 0 < self._world_size <= self._contents.opened:
             reason = "all its members have left it"
         if reason:
             _log.warning("FileStore %s is left over, so it starts empty: %s", self.path, reason)
@@ -172,39 +173,32 @@ class SharedFile:
         """Return whether to join the members, or (False) to wait until they have left; or raise."""
         if self._header.job != self._job:
             raise DistStoreError(
-                f"FileStore {self.path}: another job uses it ({self._member_text()}); give this "
+                f"FileStore {self.path}: another job uses it ({self._contents.names()}); give this "
                 "job a file of its own"
             )
-        if 0 < self._header.world_size <= self._opened:
-            return self._host() in self._members.values()  # opened again, as torch allows
+        if 0 < self._header.world_size <= self._contents.opened:
+            return (
+                this_process() in self._contents.members.values()
+            )  # opened again, as torch allows
         if self._header.world_size != self._world_size:
             raise DistStoreError(
                 f"FileStore {self.path}: this process says world_size={self._world_size}, those "
-                f"that have joined said {self._header.world_size} ({self._member_text()})"
+                f"that have joined said {self._header.world_size} ({self._contents.names()})"
             )
         return True
 
-    @staticmethod
-    def _host() -> str:
-        """Return the name of this process in the list of members."""
-        return f"{socket.gethostname()}:{os.getpid()}"
-
-    def _member_text(self) -> str:
-        names = sorted(self._members.values())
-        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
     def _state(self) -> Callable[[], None]:
         """Return a function that leaves the store; it must not keep this object alive."""
-        fd, path, me, pid = self._fd, self.path, self._id, self._pid
+        fd, path, me, pid = self._fd, self.path, self.id, self._pid
         header, job, size = self._header, self._job, self._world_size
 
         def leave() -> None:
             if os.getpid() != pid:
                 return
             last = SharedFile.__new__(SharedFile)
-            last.path, last._fd, last._header, last._id = path, fd, header, me
+            last.path, last._fd, last._header, last.id = path, fd, header, me
             last._job, last._world_size, last._limit = job, size, 1 << 62
-            last._members, last.mutex = {}, locks.ThreadLock(path)
+            last.mutex = locks.ThreadLock(path)
             last._forget()
             last._leave()
 
@@ -220,8 +214,8 @@ class SharedFile:
         try:
             locks.lock(self._fd, locks.MAIN, Deadline(2.0), self.path)
             self._read_all()
-            self._append([(journal.CLOSE, self._id, b"")])
-            if 0 < self._world_size <= self._opened and not self._members:
+            self.write([(journal.CLOSE, self.id, b"")])
+            if 0 < self._world_size <= self._contents.opened and not self._contents.members:
                 named = os.stat(self.path, follow_symlinks=False)
                 if named.st_ino == os.fstat(self._fd).st_ino:
                     os.unlink(self.path)
@@ -257,44 +251,59 @@ class SharedFile:
     @contextmanager
     def exclusive(self, deadline: Deadline) -> Iterator[Table]:
         """Lock the file and yield its up-to-date contents, which no other process can change."""
-        if not self.mutex.acquire(timeout=deadline.left() + 0.001):
-            raise StoreTimeoutError(
-                f"FileStore {self.path}: another thread of this process kept it for "
-                f"{round(deadline.seconds * 1000)}ms"
-            )
-        try:
-            self.use()
-            try:
-                locks.lock(self._fd, locks.MAIN, deadline, self.path)
-            except BaseException:  # a signal handler's may come when it has just been taken
-                with suppress(OSError):
-                    locks.unlock(self._fd, locks.MAIN)
-                raise
-            try:
-                self._same_file()
-                self._read_all()
-                yield self.table
-            finally:
-                locks.unlock(self._fd, locks.MAIN)
-        finally:
-            self.mutex.release()
+        with self._locked(deadline):
+            self._same_file()
+            self._read_all()
+            self._pay()
+            yield self._contents.table
 
-    def refresh(self, deadline: Deadline) -> Table:
-        """Read what is new. The caller has the mutex.
+    @contextmanager
+    def reading(self, deadline: Deadline) -> Iterator[Table]:
+        """Yield the up-to-date contents, which no other thread can change meanwhile.
 
         Whole records are valid even without a lock. Over NFS it takes a lock to see what other
         computers wrote.
         """
-        self.use()
         if self._always_lock:
-            locks.lock(self._fd, locks.MAIN, deadline, self.path, shared=True)
-            try:
+            with self._locked(deadline, shared=True):
                 self._read()
-            finally:
-                locks.unlock(self._fd, locks.MAIN)
-        else:
+                yield self._contents.table
+            return
+        self._hold(deadline, _PATIENCE)
+        try:
+            self.use()
             self._read()
-        return self.table
+            yield self._contents.table
+        finally:
+            self.mutex.release()
+
+    @contextmanager
+    def _locked(self, deadline: Deadline, shared: bool = False) -> Iterator[None]:
+        """Take the mutex and the file's lock. Other threads can read until the lock is free."""
+        nap = 0.0001
+        while True:
+            self._hold(deadline, 0.001)
+            try:
+                self.use()
+                try:
+                    if locks.attempt(self._fd, locks.MAIN, self.path, shared):
+                        yield
+                        return
+                    locks.check(self._fd, locks.MAIN, deadline, self.path)
+                finally:  # a signal handler's exception may come when it has just been taken
+                    with suppress(OSError):
+                        locks.unlock(self._fd, locks.MAIN)
+            finally:
+                self.mutex.release()
+            nap = locks.pause(nap, deadline)
+
+    def _hold(self, deadline: Deadline, patience: float) -> None:
+        """Take the mutex, some seconds after the deadline at the latest."""
+        if not self.mutex.acquire(timeout=deadline.left() + patience):
+            raise StoreTimeoutError(
+                f"FileStore {self.path}: another thread of this process kept it for "
+                f"{round(deadline.seconds * 1000)}ms"
+            )
 
     def _same_file(self) -> None:
         """Check that no other job restarted the file: over NFS a machine can lose its locks."""
@@ -326,16 +335,13 @@ class SharedFile:
                 "are no record, but records follow. Its contents cannot be trusted; delete it"
             )
         _log.warning(
-            "FileStore %s: %d bytes of a torn record are cut off; its writer was killed before "
-            "the call returned", self.path, len(rest),
+            "FileStore %s: %d bytes of a torn record are cut off; its call had not returned when "
+            "its process was killed or met an error", self.path, len(rest),
         )  # fmt: skip
         os.ftruncate(self._fd, self._offset)
 
     def write(self, entries: Sequence[journal.Entry]) -> None:
-        """Write one record; inside :meth:`exclusive` only. When it returns, it is on the disk."""
-        self._append(entries)
-
-    def _append(self, entries: Sequence[journal.Entry]) -> None:
+        """Write one record, with the file's lock. When it returns, it is on the disk."""
         data = journal.encode(self._header.nonce, self._offset, entries)
         if self._offset + len(data) > self._limit:
             raise DistStoreError(
@@ -346,12 +352,32 @@ class SharedFile:
             files.write_all(self._fd, data, self._offset)
             os.fdatasync(self._fd)
         except BaseException as error:
-            with suppress(OSError):  # else torn, and cut off by the next writer
-                os.ftruncate(self._fd, self._offset)
-            if isinstance(error, OSError):
+            with suppress(OSError, DistStoreError):  # else the next writer settles it
+                self._settle()
+            if isinstance(error, OSError) and error.errno is not None:  # not a signal handler's
                 raise self._failed(f"{len(data)} bytes cannot be written", error) from error
             raise
         self._take(entries, len(data))
+
+    def _settle(self) -> None:
+        """Decide about a record whose writing was cut short; the caller has the lock.
+
+        A whole one stays: others may have read it and go by it. Half a record is cut off.
+        """
+        if self._always_lock:  # nobody has read it
+            os.ftruncate(self._fd, self._offset)
+        else:
+            self._read_all()
+
+    def _pay(self) -> None:
+        """Write what is owed, if it can be written and still matters."""
+        owed = self.owed[:]
+        table = self._contents.table
+        due = [entry for entry in owed if table.inside(entry[1], entry[2].decode())]
+        with suppress(DistStoreError):
+            if due:
+                self.write(due)
+            del self.owed[: len(owed)]
 
     def _failed(self, what: str, error: OSError) -> DistStoreError:
         return DistStoreError(f"FileStore {self.path}: {what}: {error.strerror}")
@@ -360,40 +386,14 @@ class SharedFile:
         """Apply entries that fill `length` bytes; after an exception the next read starts over."""
         try:
             for entry in entries:
-                self._apply(entry)
+                self._contents.apply(entry)
             self._offset += length
+        except DistStoreError as error:
+            self._forget()
+            raise DistStoreError(f"FileStore {self.path}: {error}") from None
         except BaseException:  # of a signal handler
             self._forget()
             raise
-
-    def _apply(self, entry: journal.Entry) -> None:
-        kind, key, value = entry
-        table = self.table
-        if kind == journal.SET:
-            table.values[key] = value
-        elif kind == journal.DELETE:
-            table.values.pop(key, None)
-        elif kind == journal.TAIL:
-            table.values[key] = table.values.get(key, b"") + value
-        elif kind == journal.PUSH:
-            table.push(key, value)
-        elif kind == journal.POP:
-            table.pop(key)
-        elif kind == journal.ARRIVE:
-            table.arrive(key, int(value))
-        elif kind == journal.LEAVE:
-            table.leave(key)
-        elif kind == journal.OPEN:
-            self._members[key] = value.decode("utf-8", "replace")
-            self._opened += 1
-        elif kind == journal.CLOSE:
-            self._members.pop(key, None)
-            self._closed += 1
-        else:
-            raise DistStoreError(
-                f"FileStore {self.path}: a record of unknown kind {kind}: the file was written by "
-                "a newer hpcdist"
-            )
 
 
 def _leave(state: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpcdist.errors import DistStoreError, QueueEmptyError
 
-__all__ = ["Table", "number"]
+__all__ = ["Barrier", "Table", "number"]
 
 _WHOLE = re.compile(rb"[ \t\n\v\f\r]*[+-]?[0-9]{1,19}\Z")
 
@@ -45,14 +45,25 @@ def number(key: str, value: bytes, amount: int) -> int:
     return total
 
 
+class Barrier:
+    """A barrier: the round it is in, and the callers of that round."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.round = 0
+        #: caller -> nanoseconds since 1970 until which it waits
+        self.callers: dict[str, int] = {}
+
+
 class Table:
     """Values, queues and barriers by name. Not thread-safe: the owner must lock it."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
-        #: name -> [world size, round, callers in this round]
-        self.barriers: dict[str, list[int]] = {}
+        self.barriers: dict[str, Barrier] = {}
+        #: Callers that were taken out of a barrier: they do not pass, whatever round ends.
+        self.dropped: set[str] = set()
 
     def sum_of(self, key: str, amount: int) -> int:
         """Return what ``add`` would store under a key."""
@@ -102,29 +113,45 @@ class Table:
     def size_of_barrier(self, key: str, size: int) -> None:
         """Refuse a caller that expects another number of callers than those in the barrier."""
         state = self.barriers.get(key)
-        if state is not None and state[2] and state[0] != size:
+        if state is not None and state.callers and state.size != size:
             raise DistStoreError(
                 f"barrier {key}: this caller says world_size={size}, those that are in it said "
-                f"{state[0]}"
+                f"{state.size}"
             )
 
-    def arrive(self, key: str, size: int) -> int:
-        """Enter a barrier; returns the round whose end the caller waits for."""
-        state = self.barriers.setdefault(key, [size, 0, 0])
-        state[0] = size
-        state[2] += 1
-        own = state[1]
-        if state[2] == size:
-            state[1] += 1
-            state[2] = 0
-        return own
+    def round_of(self, key: str) -> int:
+        """Return the round whose end a caller that enters the barrier now waits for."""
+        return self.barriers[key].round if key in self.barriers else 0
 
-    def passed(self, key: str, own: int) -> bool:
-        """Return whether a round of a barrier has ended."""
-        return self.barriers[key][1] > own
+    def arrive(self, key: str, size: int, caller: str, until: int = 0) -> None:
+        """Enter a barrier."""
+        state = self.barriers.setdefault(key, Barrier())
+        state.size = size
+        state.callers[caller] = until
+        if len(state.callers) == size:
+            state.round += 1
+            state.callers.clear()
 
-    def leave(self, key: str) -> int:
+    def passed(self, key: str, own: int, caller: str) -> bool:
+        """Return whether the round of a caller has ended."""
+        return self.round_of(key) > own and caller not in self.dropped
+
+    def inside(self, key: str, caller: str) -> bool:
+        """Return whether a caller is in the present round."""
+        return key in self.barriers and caller in self.barriers[key].callers
+
+    def callers(self, key: str) -> dict[str, int]:
+        """Return the callers of the present round, and until when they wait."""
+        return self.barriers[key].callers if key in self.barriers else {}
+
+    def leave(self, key: str, caller: str) -> int:
         """Leave a barrier that did not fill; returns how many callers had entered it."""
-        state = self.barriers[key]
-        state[2] -= 1
-        return state[2] + 1
+        callers = self.barriers[key].callers
+        callers.pop(caller, None)
+        return len(callers) + 1
+
+    def drop(self, key: str, caller: str) -> None:
+        """Take a caller out of a barrier, if it is in it."""
+        if self.inside(key, caller):
+            self.leave(key, caller)
+            self.dropped.add(caller)

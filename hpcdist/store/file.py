@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 from hpcdist import config
-from hpcdist.errors import QueueEmptyError, StoreTimeoutError
+from hpcdist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 
 from . import _journal as journal
 from ._common import (
@@ -32,6 +34,12 @@ __all__ = ["FileStore"]
 T = TypeVar("T")
 
 _LONGEST_NAP = 0.01
+#: Seconds that a caller which gives up a barrier waits for the file's lock to say so.
+_LEAVING = 2.0
+#: Nanoseconds by which the clocks of two hosts may differ.
+_CLOCKS_APART = 60 * 10**9
+
+_callers = itertools.count()
 
 
 class FileStore(Store):
@@ -176,33 +184,53 @@ class FileStore(Store):
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         name, size = key_of(key), self._barrier_size(world_size)
         deadline = self._deadline(timeout)
-        with self._file.exclusive(deadline) as table:
-            table.size_of_barrier(name, size)
-            state = table.barriers.get(name)
-            own = state[1] if state else 0
-            self._file.write([(journal.ARRIVE, name, b"%d" % size)])
+        caller = f"{_boot()}.{self._file.id}.{next(_callers)}"
+        own = -1
         waiting = [name]
         try:
+            with self._file.exclusive(deadline) as table:
+                self._drop_late(table, name)
+                table.size_of_barrier(name, size)
+                own = table.round_of(name)
+                until = time.time_ns() + int(deadline.left() * 1e9)
+                self._file.write([journal.arrive(name, size, caller, until)])
             self._until(
-                lambda table: [] if table.passed(name, own) else waiting, "barrier", deadline
+                lambda table: [] if table.passed(name, own, caller) else waiting,
+                "barrier",
+                deadline,
             )
         except BaseException as error:
-            arrived = self._leave_barrier(name, own)
+            if own < 0:
+                raise
+            passed, arrived = self._leave_barrier(name, own, caller)
             if not isinstance(error, StoreTimeoutError):
                 raise
-            if arrived is not None:
+            if not passed:
                 raise timed_out(
-                    "barrier", deadline.seconds, [name], self._where(), f"{arrived}/{size} arrived"
+                    "barrier", deadline.seconds, [name], self._where(), arrived.format(size=size)
                 ) from None
 
-    def _leave_barrier(self, name: str, own: int) -> int | None:
-        """Leave the barrier; returns None if the round has ended, else how many callers entered."""
-        with self._file.exclusive(Deadline(0.2)) as table:
-            if table.passed(name, own):
-                return None
-            arrived = table.barriers[name][2]
-            self._file.write([(journal.LEAVE, name, b"")])
-            return arrived
+    def _drop_late(self, table: Table, name: str) -> None:
+        """Count no caller whose time is over: it was killed, or could not leave the barrier."""
+        now, here = time.time_ns(), _boot()
+        late = [
+            caller
+            for caller, until in table.callers(name).items()
+            if until + (0 if caller.startswith(here) else _CLOCKS_APART) < now
+        ]
+        if late:
+            self._file.write([(journal.LEAVE, name, caller.encode()) for caller in late])
+
+    def _leave_barrier(self, name: str, own: int, caller: str) -> tuple[bool, str]:
+        """Leave the barrier; returns whether its round has ended, else how many had come."""
+        self._file.owed.append((journal.LEAVE, name, caller.encode()))
+        try:
+            with self._file.exclusive(Deadline(_LEAVING)) as table:  # writes what is owed
+                others = len(table.callers(name))
+                return table.passed(name, own, caller), f"{others + 1}/{{size}} arrived"
+        except (DistStoreError, OSError) as error:
+            why = str(error).replace("{", "{{").replace("}", "}}")
+            return False, f"leaving it failed: {why}"
 
     def num_keys(self) -> int:
         return self._look(lambda table: len(table.values))
@@ -218,15 +246,15 @@ class FileStore(Store):
 
     def _look(self, question: Callable[[Table], T]) -> T:
         """Evaluate a question on the up-to-date contents."""
-        with self._file.mutex:
-            return question(self._file.refresh(self._deadline(None)))
+        with self._file.reading(self._deadline(None)) as table:
+            return question(table)
 
     def _until(self, missing: Callable[[Table], list[str]], what: str, deadline: Deadline) -> None:
         """Wait until nothing is missing."""
         nap = 0.0002
         while True:
-            with self._file.mutex:
-                names = missing(self._file.refresh(deadline))
+            with self._file.reading(deadline) as table:
+                names = missing(table)
             if not names:
                 return
             if deadline.expired():
@@ -252,6 +280,16 @@ class FileStore(Store):
 
     def _where(self) -> str:
         return f"FileStore {self._file.path}"
+
+
+@cache
+def _boot() -> str:
+    """Return what processes have in common that read the same clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read(8)
+    except OSError:
+        return os.urandom(4).hex()
 
 
 def _path(given: str | os.PathLike[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,8 @@ from ._table import Table
 from .base import Store, Value
 
 __all__ = ["HashStore"]
+
+_callers = itertools.count()
 
 
 class _Shared:
@@ -135,21 +138,23 @@ class HashStore(Store):
         deadline = self._deadline(timeout)
         with self._open(wake=True) as table:
             table.size_of_barrier(name, size)
-            own = table.arrive(name, size)
-            if table.passed(name, own):
+            own, caller = table.round_of(name), str(next(_callers))
+            table.arrive(name, size, caller)
+            if table.passed(name, own, caller):
                 return
             waiting = [name]
             try:
-                self._until(lambda: [] if table.passed(name, own) else waiting, "barrier", deadline)
+                self._until(
+                    lambda: [] if table.passed(name, own, caller) else waiting, "barrier", deadline
+                )
             except StoreTimeoutError:
-                arrived = table.leave(name)
+                arrived = table.leave(name, caller)
                 raise timed_out(
                     "barrier", deadline.seconds, [name], self._where(), f"{arrived}/{size} arrived"
                 ) from None
             except BaseException:
                 # Ctrl-C
-                if not table.passed(name, own):
-                    table.leave(name)
+                table.leave(name, caller)
                 raise
 
     def num_keys(self) -> int:

@@ -205,7 +205,8 @@ class TCPStore(Store):
         if error.reason == "late":
             raise timed_out(
                 what, seconds, keys, str(self._peer),
-                "the server does not answer: its process is stopped or cut off",
+                "the server has not answered: its process is stopped or cut off, or the network is "
+                "slow",
             ) from None  # fmt: skip
         if error.reason == "impostor":
             raise DistStoreError(

@@ -135,4 +135,72 @@ def test_what_is_started_elsewhere():
     options = argparse.Namespace(job="77", hosts="a,b", ssh="ssh -q", stacks=True, json=False)
     first, second = remote_commands(options)
     assert first[:3] == ["ssh", "-q", "a"] and second[2] == "b"
-    assert first[3].endswith("-m hpcdist top 77 --json --stacks")
+    assert first[3].endswith("-m hpcdist top 77 --json --elsewhere --stacks")
+
+
+def rows(job, *ranks, **more):
+    fixed = {"size": 2, "program": f"{job}.py", "host": "h", "pid": 1, "alive": True}
+    return [{"job": job, "rank": rank, **fixed, **more} for rank in ranks]
+
+
+def test_two_jobs_are_not_shown_as_one(monkeypatch, capsys):
+    """Neither where a host has another job than this node, nor where two hosts have one each."""
+    here: list[dict] = []
+    asked, answers = [], {}
+
+    def rows_here(job, stacks, pids):
+        if not here:
+            raise ValueError("no rank is here")
+        return here
+
+    def popen(command, **_):
+        asked.append(command)
+        return command[1]
+
+    monkeypatch.setattr(command, "rows_of", rows_here)
+    monkeypatch.setattr(command.subprocess, "Popen", popen)
+    monkeypatch.setattr(command, "_answer", lambda _, host: answers[host])
+    options = argparse.Namespace(
+        job=None, hosts="a,b", ssh="ssh", stacks=False, json=True, encoded=False, once=True,
+        elsewhere=False,
+    )  # fmt: skip
+
+    answers.update(a=rows("0a0b0c0d", 0), b=rows("11111111", 1))
+    assert command.run(options) == 1
+    assert "several jobs fit" in (told := capsys.readouterr().err)
+    assert "0a0b0c0d: 2 ranks, 0a0b0c0d.py" in told and "11111111: 2 ranks" in told
+
+    here[:] = rows("22222222", 0)
+    answers.update(a=rows("22222222", 1), b=[])
+    asked.clear()
+    options.job = "4321"  # a pid of this node
+    assert command.run(options) == 0
+    assert [row["rank"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
+    assert all("top 22222222 --json --elsewhere" in each[2] for each in asked), asked
+
+
+def test_a_pid_counts_on_its_own_node_only(hung):
+    assert "2 of 2 ranks" in top(str(hung[0]), "--once").stdout
+    shown = top(str(hung[0]), "--once", "--elsewhere")
+    assert shown.returncode == 1 and "no rank of job" in shown.stderr
+
+
+@pytest.mark.parametrize("interval", ["inf", "nan", "-1", "1e9", "soon"])
+def test_intervals_that_are_none(interval):
+    shown = top(f"--interval={interval}")
+    assert shown.returncode == 2 and "argument --interval" in shown.stderr, shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_squeue_that_hangs(monkeypatch, tmp_path, capsys):
+    for name, text in (("srun", "exit 1"), ("squeue", "exec sleep 20")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(command, "_PATIENCE", 0.3)
+    options = argparse.Namespace(
+        job="99999999", hosts="", ssh="ssh", stacks=False, json=False, encoded=False, once=True,
+        elsewhere=False,
+    )  # fmt: skip
+    assert command.run(options) == 1
+    assert "squeue did not say within" in capsys.readouterr().err

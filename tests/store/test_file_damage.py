@@ -87,13 +87,13 @@ def test_writers_that_are_killed(folder):
 
 def test_a_handlers_exception_in_the_middle_of_a_record(folder, monkeypatch):
     """What was read so far does not count twice."""
-    from hpcdist.store._shared_file import SharedFile
+    from hpcdist.store._contents import Contents
 
     name = str(folder / "store")
     writer, reader = hpcdist.FileStore(name), hpcdist.FileStore(name)
     for turn in range(5):
         writer.append("key", str(turn))
-    apply, left = SharedFile._apply, [3]
+    apply, left = Contents.apply, [3]
 
     def stopping(self, entry):
         left[0] -= 1
@@ -101,7 +101,7 @@ def test_a_handlers_exception_in_the_middle_of_a_record(folder, monkeypatch):
             raise KeyboardInterrupt
         apply(self, entry)
 
-    monkeypatch.setattr(SharedFile, "_apply", stopping)
+    monkeypatch.setattr(Contents, "apply", stopping)
     with pytest.raises(KeyboardInterrupt):
         reader.get("key")
     assert reader.get("key") == b"01234"

@@ -1,7 +1,8 @@
 """Reports of other nodes: a process there sends what it sees; the answer says what is wanted.
 
 Every report and answer is signed with a key that the ranks got from rank 0 over MPI, and each
-report's number must be larger than that of the node's last one, so none can be sent again.
+report's number must be larger than that of the node's last one, so none can be sent again. A node
+goes by the random id of its process, not by its name.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Front:
         self._key = key
         self._turns: dict[str, int] = {}
         self.files: dict[str, dict[int, bytes]] = {}
-        self.collect: set[str] = set()  # nodes whose files are wanted
+        self.collect: set[str] = set()  # ids of nodes whose files are wanted
 
     async def take(self, request: web.Request) -> web.Response:
         """Take one report."""
@@ -63,7 +64,7 @@ class Front:
         if not hmac.compare_digest(signature.encode(), wanted.encode()):
             raise web.HTTPForbidden(text="the report is not signed with the job's key\n")
         told = json.loads(_unpacked(body))
-        node = told["look"]["node"]
+        node = told["look"]["id"]
         if turn <= self._turns.get(node, 0):
             raise web.HTTPConflict(text="the report is an old one\n")
         self._turns[node] = turn
@@ -113,14 +114,16 @@ async def report(node: Node, key: bytes, addresses: list[str], port: int, ready:
     ready : callable
         Called with an empty text after the first report, or with the reason why there is none.
     """
-    address, wants = "", dict[str, Any]()
+    address, wants, turn = "", dict[str, Any](), 0
     began, why = time.monotonic(), "no answer"
     async with ClientSession(timeout=ClientTimeout(total=10.0)) as session:
         while True:
             what = await asyncio.to_thread(_look, node, wants)
             for place in [address] if address else addresses:
                 try:
-                    wants = await _send(session, f"http://{_quoted(place)}:{port}/", key, what)
+                    turn += 1  # a clock may be set back
+                    url = f"http://{_quoted(place)}:{port}/"
+                    wants = await _send(session, url, key, turn, what)
                     if not address:
                         ready("")
                     address = place
@@ -143,8 +146,9 @@ def _look(node: Node, wants: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(told).encode(), 1)
 
 
-async def _send(session: ClientSession, url: str, key: bytes, body: bytes) -> dict[str, Any]:
-    turn = time.time_ns()
+async def _send(
+    session: ClientSession, url: str, key: bytes, turn: int, body: bytes
+) -> dict[str, Any]:
     headers = {"X-Turn": str(turn), "X-Signature": _sign(key, "report", turn, body)}
     async with session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
         text = await answer.read()

@@ -38,6 +38,8 @@ class Node:
     def __init__(self, paths: list[str]) -> None:
         self._paths = [Path(path) for path in paths]
         self.name = socket.gethostname()
+        #: Containers may have the same name.
+        self.id = os.urandom(8).hex()
 
     def recordings(self, newest: int | None = NEWEST) -> list[Recording]:
         """Read the recorders of the job's ranks here.
@@ -54,6 +56,10 @@ class Node:
         """
         return sorted(readable(self._paths, newest), key=lambda one: one.rank)
 
+    def ranks(self) -> list[int]:
+        """Return the ranks of this node."""
+        return [one.rank for one in self.recordings(1)]
+
     def look(self) -> dict[str, Any]:
         """Return what the ranks here do, and the node's memory.
 
@@ -64,7 +70,7 @@ class Node:
         """
         now = time.time_ns()
         rows = [{**row_of(one, now), **_memory_of(one)} for one in self.recordings()]
-        return {"node": self.name, "rows": rows, "memory": _memory()}
+        return {"node": self.name, "id": self.id, "rows": rows, "memory": _memory()}
 
     def stacks(self, ranks: list[int], native: bool) -> None:
         """Have ranks of this node write their stacks into their recorders.
@@ -123,6 +129,7 @@ class State:
         self.node = node
         self.dumps = dumps
         self.job = ""
+        #: By the node's id.
         self.reports: dict[str, tuple[float, dict[str, Any]]] = {}
         self._history: deque[dict[str, float]] = deque(maxlen=_KEPT)
         self._before: dict[int, tuple[float, int]] = {}
@@ -141,6 +148,7 @@ class State:
         """
         now = time.time()
         looks = [(now, self.node.look()), *self.reports.values()]
+        names = _distinct([look["node"] for _, look in looks])
         rows = {row["rank"]: row for _, look in looks for row in look["rows"]}
         ordered = [rows[rank] for rank in sorted(rows)]
         for row in ordered:
@@ -164,13 +172,13 @@ class State:
             "time": now,
             "nodes": [
                 {
-                    "node": look["node"],
+                    "node": name,
                     "ranks": len(look["rows"]),
                     "age": now - at,
                     "silent": now - at > SILENT,
                     "memory": look["memory"],
                 }
-                for at, look in looks
+                for name, (at, look) in zip(names, looks, strict=True)
             ],
             "hangs": found,
             "slowest": self._slowest(ordered),
@@ -229,6 +237,14 @@ class State:
 
 #: What of a row the browser does not get.
 _INNER = frozenset({"bytes", "names", "groups", "reached", "calls", "job", "program", "size"})
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Number the nodes whose name another one has."""
+    return [
+        name if name not in names[:at] else f"{name} ({names[: at + 1].count(name)})"
+        for at, name in enumerate(names)
+    ]
 
 
 def _sizes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

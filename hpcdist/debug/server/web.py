@@ -162,8 +162,7 @@ class Site:
         now = time.monotonic()
         if now - self._asked.get(rank, -_APART) >= _APART:
             self._asked[rank] = now
-            local = rows[rank]["host"] == self._state.node.name
-            if local:
+            if rank in await asyncio.to_thread(self._state.node.ranks):
                 async with self._lock:
                     await asyncio.to_thread(self._state.node.stacks, [rank], True)
             else:

@@ -35,6 +35,16 @@ static int go_on(int64_t deadline, hd_hook hook)
     return hd_clock() >= deadline ? HD_TOO_LATE : HD_FINE;
 }
 
+/* After a call that made progress, but is not the last one. */
+static int pace(hd_client *c, int64_t deadline, hd_hook hook)
+{
+    int64_t now = hd_clock();
+    if (now < c->look)
+        return HD_FINE;
+    c->look = now + SLICE_NS;
+    return go_on(deadline, hook);
+}
+
 /* The socket's own timeout is one slice; poll waits for what is left if that is less than a
  * slice. */
 static int short_wait(int fd, short what, int64_t deadline)
@@ -54,6 +64,8 @@ static int give(hd_client *c, const uint8_t *data, uint64_t size, int64_t deadli
         if (n > 0) {
             data += n;
             size -= (uint64_t)n;
+            if ((rc = pace(c, deadline, hook)) != HD_FINE)
+                return rc;
             continue;
         }
         if (n < 0 && errno != EAGAIN && errno != EINTR)
@@ -117,6 +129,8 @@ static int take_all(hd_client *c, uint8_t *into, uint64_t size, int64_t deadline
             return rc;
         into += got;
         size -= got;
+        if (size && (rc = pace(c, deadline, hook)) != HD_FINE)
+            return rc;
     }
     return HD_FINE;
 }
@@ -137,6 +151,7 @@ int hd_client_begin(hd_client *c, int fd, const uint8_t key[HD_KEY], int64_t dea
     const uint8_t *theirs = greeting + HD_MAGIC;
     uint8_t *ours = answer + HD_MAGIC;
     int rc;
+    c->look = hd_clock() + SLICE_NS;
     c->fd = fd;
     c->room = ROOM;
     c->buffer = malloc(ROOM);
@@ -236,6 +251,8 @@ static int hear(hd_client *c, hd_reply *r, int64_t deadline, hd_hook hook)
             return rc;
         } else {
             have += got;
+            if (have < total && (rc = pace(c, deadline, hook)))
+                return rc;
         }
         if (!known && have >= HD_HEAD) {
             if (hd_head_unpack(c->buffer, &r->head))
@@ -257,6 +274,7 @@ int hd_client_call(hd_client *c, hd_head *head, const hd_item *items, int64_t de
                    hd_hook hook, hd_reply *reply)
 {
     int rc;
+    c->look = hd_clock() + SLICE_NS;
     head->id = ++c->id;
     head->body = 0;
     for (uint32_t i = 0; i < head->items; i++)

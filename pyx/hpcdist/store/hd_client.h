@@ -28,6 +28,7 @@ typedef struct hd_client {
     uint32_t id;
     uint8_t *buffer;
     uint64_t room;
+    int64_t look; /* when a call that makes progress looks at signals and the time */
 } hd_client;
 
 typedef struct hd_reply {
