@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +49,7 @@ def unpack(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
 def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
     """Broadcast each of the lists from :func:`packed`; start all of them at once.
 
+    Each rank's tensors must have the same shapes, in the same order; the entry check compares them.
     Packed tensors that are equal to the root's are not written to.
     """
     comm = group._comm
@@ -57,16 +59,17 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
     with torch.no_grad():
         for members in packs:
             first = members[0]
+            shapes = zlib.crc32(repr([tuple(each.shape) for each in members]).encode()) >> 1
             if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
                 plain = first.resolve_conj().resolve_neg()
-                works.append(comm.broadcast(plain, root, True, api=api))
+                works.append(comm.broadcast(plain, root, True, api=api, extra=shapes))
                 if plain is not first and comm.rank != root:
                     copies.append((first, plain))
                 continue
             flat = torch.cat([member.reshape(-1) for member in members])
             if comm.rank != root:
                 flats.append((flat.clone(), flat, members))
-            works.append(comm.broadcast(flat, root, True, api=api))
+            works.append(comm.broadcast(flat, root, True, api=api, extra=shapes))
         for work in works:
             work.wait()
         for before, after, members in flats:

@@ -8,7 +8,7 @@ from typing import Any
 from hpcdist._engine import Comm
 from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
-from . import direct
+from . import aware, direct
 from .aliasing import separate
 from .core import Plan
 from .device_tensor import DeviceTensor, describe, reducible
@@ -197,8 +197,15 @@ class Blocks(Exchanges):
         op = reducible(op, out)
         kind = out.dtype.torch_dtype
         about = f"{describe(ins)}, {op!r}"
-        ins, copies = separate(ins, [out], {self.rank: 0})
-        straight = direct.reduce_scatter(out, ins, None if copies else whole, op, self.size)
+        copies: list[Any]
+        if not aware.takes_device_memory():
+            ins, copies = separate(ins, [out], {self.rank: 0})
+        elif whole is None:
+            ins, copies = separate(ins, [out], {})
+        else:  # the same call as on ranks that have nothing to copy
+            (whole,), copies = separate([whole], [out], {})
+            ins = _sections(whole, [out.elements] * self.size)
+        straight = direct.reduce_scatter(out, ins, whole, op, self.size)
 
         def pieces(comm: Comm, size: int) -> list[Piece]:
             width = self._width(size)

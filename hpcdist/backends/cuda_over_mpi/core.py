@@ -199,7 +199,7 @@ class Core(GroupBackend):
         current = runtime.current(index)
         stream = runtime.handle(current)
         agreed = self._agree(api, call, direct is not None, later)
-        ready = runtime.record(current)
+        ready: Any = None
 
         def run() -> Any:
             age = agreed()
@@ -228,14 +228,41 @@ class Core(GroupBackend):
 
         self.seq += 1
         job = StagedJob(run, f"{api} (cuda) #{self.seq} of group {self.name!r} on rank {self.rank}")
+        try:
+            ready = runtime.record(current)
+            self._begin(self._lane, job, tensors, later)
+        except BaseException as error:
+            if not job.taken:
+                self._stay_away(api, agreed, error)
+            raise
         if later:
-            self._held.append((job, tensors))
-            self._lane.start(job)
             return StagedWork(runtime, index, job, tensors, outputs, [])
-        self._lane.call(job)
         if job.event is not None:
             runtime.order(current, job.event)
         return None
+
+    def _begin(self, lane: StagingLane, job: StagedJob, tensors: list[Any], later: bool) -> None:
+        """Give a job to a lane; its tensors are kept until it is over."""
+        if not later:
+            lane.call(job)
+            return
+        held = (job, tensors)
+        self._held.append(held)
+        try:
+            lane.start(job)
+        except BaseException:
+            if not job.taken:
+                with self._lock:
+                    self._held.remove(held)
+            raise
+
+    def _stay_away(self, api: str, agreed: Callable[[], int], error: BaseException) -> None:
+        """End the operation on the other ranks, which go on to data that this one has not begun."""
+        with contextlib.suppress(DistError):
+            age = agreed()
+            self._wanted = age + 1
+            self._lane.idle(time.monotonic() + self.timeout)  # earlier ones use the communicator
+            self._tell(self._own(age, api), api, error)
 
     def _piecewise(
         self, api: str, comm: _engine.Comm, index: int, stream: int, ready: Any, plan: Plan

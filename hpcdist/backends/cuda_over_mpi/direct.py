@@ -14,7 +14,6 @@ from typing import Any
 from hpcdist._engine import Comm
 from hpcdist._ops import ReduceOp
 from hpcdist.backends import cuda
-from hpcdist.backends.aliasing import inside
 
 from .device_tensor import DeviceTensor
 
@@ -104,8 +103,11 @@ def reduce_scatter(
     op: ReduceOp,
     size: int,
 ) -> Callable[[Comm], Any] | None:
-    """One blocking call for a tensor of moderate size, else one for each block."""
-    if not _does(op, out) or inside(ins, [out], {}):
+    """One blocking call for a tensor of moderate size, else one for each block.
+
+    No input may lie in the output.
+    """
+    if not _does(op, out):
         return None
 
     def call(comm: Comm) -> Any:

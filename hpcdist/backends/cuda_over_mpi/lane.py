@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdist import _buffer, log
 from hpcdist._nccl import StreamWork
-from hpcdist.errors import DistError, DistTimeoutError, forked_error
+from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, forked_error
 
 __all__ = ["StagedJob", "StagingLane", "StagingLanes", "StagedWork", "refuse_forked"]
 
@@ -39,6 +39,7 @@ class StagedJob:
         self.pid = os.getpid()
         self._limit = _buffer.limit()  # the call's, on whatever thread it runs
         self.done = threading.Event()
+        self.taken = False  # by a lane: it runs, or will
         self.lane: StagingLane | None = None  # the one whose thread runs it
         self.event: Any = None
         self.error: BaseException | None = None
@@ -49,6 +50,7 @@ class StagedJob:
     def run(self) -> None:
         """Run it on the current thread, and wake the waiters."""
         try:
+            self.taken = True
             assert self._run is not None
             with _buffer.limited(self._limit):
                 self.event = self._run()
@@ -89,8 +91,7 @@ class StagingLane:
         """Append a job to the queue; the lane's thread runs it."""
         job.lane = self
         with self._changed:
-            self._waiting.append(job)
-            self._provide()
+            self._append(job)
 
     def refuse_in_handler(self, what: str) -> None:
         """Raise in a signal handler that runs while this thread runs a job itself."""
@@ -105,32 +106,50 @@ class StagingLane:
     def call(self, job: StagedJob) -> None:
         """Run a job after those that are queued, and raise what it raises."""
         self.refuse_in_handler(job.what)
-        with self._changed:
-            inline = not self._busy and not self._waiting
-            if inline:
-                self._busy, self._inline = True, threading.get_ident()
-            else:
-                self._waiting.append(job)
-                self._provide()
-        if not inline:
-            while not job.done.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
-                pass
-        else:
-            try:
+        me = threading.get_ident()
+        try:
+            with self._changed:
+                if self._busy or self._waiting:
+                    self._append(job)
+                else:
+                    self._busy, self._inline = True, me
+            if self._inline == me:
                 job.run()
-            finally:
+        finally:  # whatever a handler raised, and wherever
+            if self._inline == me:
                 with self._changed:
                     self._busy, self._inline = False, 0
                     if self._waiting:
                         self._provide()
+        while not job.done.wait(1.0):  # a wait without end would not see Ctrl-C everywhere
+            pass
         job.seen = True
         if job.error is not None:
             raise job.error
 
+    def _append(self, job: StagedJob) -> None:
+        """Queue a job; after an exception it is not queued."""
+        self._waiting.append(job)
+        try:
+            self._provide()
+            job.taken = True
+        except BaseException:
+            if not job.taken:
+                self._waiting.remove(job)
+            raise
+
     def _provide(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise DistBackendError(
+                    f"no thread could be started for an operation of CUDA tensors over MPI "
+                    f"({error}): too many threads or processes, see ulimit -u and the job's "
+                    "limits; operations that wait at once need none"
+                ) from error
+            self._thread = thread  # not before: the next operation tries again
         self._changed.notify_all()
 
     def _serve(self) -> None:

@@ -9,12 +9,14 @@ wait for each other.
 
 from __future__ import annotations
 
-import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import ANNOUNCEMENT, DEVICE_LEAST, PIECE, disordered
+from hpcdist._engine import ANNOUNCEMENT, DEVICE_LEAST, PIECE, disordered, tags
 from hpcdist.backends import cuda
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
@@ -28,14 +30,40 @@ __all__ = ["Messages"]
 
 #: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
 _SHORT = 64 << 10
-#: Numbers of long messages: fewer than the tags that any MPI has.
-_NUMBERS = 500
+
+
+class _Numbers:
+    """Numbers of the long messages to one rank; none is used twice at a time.
+
+    One whose message failed is not used again, because parts of that may still be on their way.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._next = count, 0
+        self._used: set[int] = set()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        """Use a number for one message."""
+        with self._changed:
+            while len(self._used) == self._count:
+                self._changed.wait(1.0)
+            while self._next in self._used:
+                self._next = (self._next + 1) % self._count
+            number = self._next
+            self._used.add(number)
+            self._next = (number + 1) % self._count
+        yield number
+        with self._changed:
+            self._used.remove(number)
+            self._changed.notify()
 
 
 class Messages(Core):
     """The part of a group that sends and receives."""
 
-    _numbers: Any = None
+    _numbers: dict[int, _Numbers] | None = None
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
         """Begin to send."""
@@ -66,7 +94,6 @@ class Messages(Core):
         ready = runtime.record(current)
         size = self._piece()
         source = [-1]
-        number = next(self._count()) if sends else 0
         straight = part.size > DEVICE_LEAST and aware.takes_device_memory()
 
         def run() -> Any:
@@ -93,7 +120,7 @@ class Messages(Core):
             pool = self._buffers()
             with pool.borrowed(part.device, room, 2 if part.size > size else 1) as pinned:
                 if sends:
-                    self._send(pinned, ready, part, peer, tag, size, number)
+                    self._send(pinned, ready, part, peer, tag, size)
                 else:
                     wait_until_reached(runtime, ready, self.timeout)
                     source[0] = self._recv(pinned, part, peer, tag, size)
@@ -105,20 +132,21 @@ class Messages(Core):
             run, f"{api} (cuda) {way} {whom} in group {self.name!r} on rank {self.rank}"
         )
         with self._lanes.use((sends, peer, tag)) as lane:
+            tensors = [tensor]
+            self._begin(lane, job, tensors, later)
             if later:
-                tensors = [tensor]
-                self._held.append((job, tensors))
-                lane.start(job)
                 return StagedWork(runtime, part.device, job, tensors, tensors, source)
-            lane.call(job)
         if job.event is not None:
             runtime.order(current, job.event)
         return source[0]
 
-    def _count(self) -> Any:
-        if self._numbers is None:
-            self._numbers = itertools.cycle(range(_NUMBERS))
-        return self._numbers
+    def _numbers_to(self, peer: int) -> _Numbers:
+        with self._lock:
+            if self._numbers is None:
+                self._numbers = {}
+            if peer not in self._numbers:
+                self._numbers[peer] = _Numbers(tags(self._comm))
+            return self._numbers[peer]
 
     def _send(
         self,
@@ -128,26 +156,38 @@ class Messages(Core):
         peer: int,
         tag: int,
         size: int,
-        number: int,
+    ) -> None:
+        wait_until_reached(pinned.runtime, ready, self.timeout)
+        if part.size <= size:
+            self._send_pieces(pinned, part, peer, tag, size, None)
+            return
+        with self._numbers_to(peer).one() as number:
+            facts = np.array([part.size, part.dtype.code, size, number], np.int64)
+            self._comm.isend(facts, peer, tag, tag_kind=ANNOUNCEMENT).wait()
+            self._send_pieces(pinned, part, peer, tag, size, number)
+
+    def _send_pieces(
+        self,
+        pinned: PinnedBuffers,
+        part: DeviceTensor,
+        peer: int,
+        tag: int,
+        size: int,
+        number: int | None,
     ) -> None:
         kind = part.dtype.torch_dtype
         copies = _copies(part, size)
-        long = part.size > size
         begun = 0
 
         def send(data: Any) -> None:
             nonlocal begun
-            if long:
-                work = self._comm.isend(data, peer, number, tag_kind=PIECE)
-            else:
+            if number is None:
                 work = self._comm.isend(data.view(kind), peer, tag)
+            else:
+                work = self._comm.isend(data, peer, number, tag_kind=PIECE)
             begun += 1
             work.wait()
 
-        wait_until_reached(pinned.runtime, ready, self.timeout)
-        if long:
-            facts = np.array([part.size, part.dtype.code, size, number], np.int64)
-            self._comm.isend(facts, peer, tag, tag_kind=ANNOUNCEMENT).wait()
         try:
             filled = {0: pinned.load(pinned.buffers[0], copies[:1])}
             for place, copy in enumerate(copies):

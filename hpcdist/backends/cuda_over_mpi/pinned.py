@@ -218,6 +218,9 @@ def pipeline(
     moving = False
     try:
         wait_until_reached(pinned.runtime, ready, seconds)
+        if pinned.emptied is not None:
+            # It may empty the buffers that are filled here, into tensors that are read here.
+            pinned.runtime.order(pinned.down, pinned.emptied)
         for number, piece in enumerate(pieces):
             while begun < min(number + depth, len(pieces)):
                 after = stored[begun % depth]

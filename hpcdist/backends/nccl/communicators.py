@@ -39,7 +39,8 @@ class Communicators:
     whole : dict
         Index of a device -> communicator of all ranks.
     pairs : dict
-        Rank -> communicator of that rank and this one, for messages outside a batch.
+        Index of a device and rank -> communicator of that rank and this one, for messages outside
+        a batch.
     beside : hpcdist._engine.Beside or None
         The group's place in the flight recorder; set it before the first communicator is made.
     """
@@ -48,7 +49,7 @@ class Communicators:
         self, channel: Channel, chosen: NCCLOptions, runtime: Any, name: str, timeout: float
     ) -> None:
         self.whole: dict[int, Communicator] = {}
-        self.pairs: dict[int, Communicator] = {}
+        self.pairs: dict[tuple[int, int], Communicator] = {}
         self.beside: Any = None
         self.timeout = timeout
         self._channel = channel
@@ -96,14 +97,14 @@ class Communicators:
                 f"rank {self._rank} of the group {self._name!r} cannot send to itself over NCCL "
                 "outside a batch: use batch_isend_irecv with both sides, or copy the tensor"
             )
-        made = self.pairs.get(peer)
+        made = self.pairs.get((index, peer))
         if made is None:
             number = self._connected_with.get(peer, 0) + 1
             self._connected_with[peer] = number
             low = self._rank < peer
             unique = _nccl.unique_id() if low else b""
             unique = self._channel.agree_with(peer, number, unique, self.timeout)
-            made = self.pairs[peer] = self._join(index, [unique], 2, 0 if low else 1)
+            made = self.pairs[index, peer] = self._join(index, [unique], 2, 0 if low else 1)
         return made
 
     def adopt(self, index: int, call: Callable[[], Any], what: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from hpcdist.groups import state as _group
 from hpcdist.parallel.reducer.bucket import MIB
 
-__all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "sparse_indices"]
+__all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "name_of", "sparse_indices"]
 
 # A small first bucket starts communication early in backward; large ones after it keep the number
 # of messages low.
@@ -114,6 +114,11 @@ def sparse_indices(module: torch.nn.Module, trained: Collection[torch.Tensor]) -
         if isinstance(layer, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and layer.sparse
     }
     return [i for i, p in enumerate(trained) if id(p) in sparse]
+
+
+def name_of(module: torch.nn.Module, parameter: torch.Tensor | None) -> str | None:
+    """Return the name of one of the module's parameters; None if it is none of them."""
+    return next((name for name, each in module.named_parameters() if each is parameter), None)
 
 
 def which_buffers(broadcast: bool | None, forward: bool | None) -> tuple[bool, bool]:

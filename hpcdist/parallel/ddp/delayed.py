@@ -1,4 +1,8 @@
-"""Delayed all-reduce: averages some gradients together when a chosen one is computed."""
+"""Delayed all-reduce: averages some gradients together when a chosen one is computed.
+
+The group's calls have to be in one order on all ranks, while the gradients' order may differ. So a
+delayed reduction begins after the last bucket of the reducer, whichever comes later.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,12 @@ from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
+from hpcdist.parallel.reducer.texts import create_graph
 
 __all__ = ["DelayedReduction"]
+
+#: Another name than that of the reducer's buckets, which the entry check must not take them for.
+API = "DistributedDataParallel: delayed gradients"
 
 
 class DelayedReduction:
@@ -28,9 +36,11 @@ class DelayedReduction:
     named_parameters : sequence of (str, torch.nn.Parameter)
         Parameters whose gradients wait; all gradients must exist when the trigger's is computed.
     trigger : torch.nn.Parameter
-        The one whose gradient starts the reduction.
+        The one whose gradient starts the reduction; it may be among the others.
     group : ProcessGroup
         Between whose ranks.
+    reducer : Reducer, optional
+        What averages the other parameters.
     """
 
     def __init__(
@@ -38,14 +48,18 @@ class DelayedReduction:
         named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
         trigger: torch.nn.Parameter,
         group: Any,
+        reducer: Any = None,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._group = group
+        self._reducer = reducer
         self._generation = group._generation
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
         self._begun = False  # one of the gradients of the pass is there
+        self._packed = False  # they are complete, and wait for their turn
+        self._deferred = False  # the end of the pass waits for the reducer's
         self._left_behind = False  # reductions in flight of a backward that raised
         self._passes = 0
         kinds: dict[Any, list[int]] = {}
@@ -55,20 +69,22 @@ class DelayedReduction:
             Bucket(members, [self._parameters[i] for i in members], as_view=True)
             for members in kinds.values()
         ]
-        self._handles = [trigger.register_hook(self._start)]
-        for index, p in enumerate(self._parameters):
-            if p is not trigger:
-                self._handles.append(
-                    p.register_post_accumulate_grad_hook(
-                        lambda _p, name=self._names[index]: self._on_gradient(name)
-                    )
-                )
+        self._handles = [
+            p.register_post_accumulate_grad_hook(lambda _p, name=name: self._on_gradient(name))
+            for name, p in named_parameters
+        ]
+        # After its own gradient was added, and not in torch.autograd.grad, which adds none.
+        self._handles.append(trigger.register_post_accumulate_grad_hook(self._start))
+        if reducer is not None:
+            reducer.call_after_buckets(self._begin)
 
     def detach(self) -> None:
         """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._reducer is not None:
+            self._reducer.call_after_buckets(None)
 
     # -- called by forward ---------------------------------------------------------------------
 
@@ -120,31 +136,53 @@ class DelayedReduction:
     def _on_gradient(self, name: str) -> None:
         if self._task is None:
             return
+        if torch.is_grad_enabled():
+            raise DistError(create_graph())
         self._begun = True
-        if self._in_flight:
+        if self._packed:
             raise DistError(
                 f"the gradient of {name}, of delay_all_reduce_named_params, came after that of "
                 "param_to_hook_all_reduce had started their reduction, so it would be lost; choose "
                 "a parameter whose gradient is computed later, that is, one used earlier in forward"
             )
 
-    def _start(self, _gradient: torch.Tensor) -> None:
+    def _start(self, _trigger: torch.Tensor) -> None:
         if self._task is None:
             if not self._expected:
                 return
             self._arm()
-        if self._in_flight:
+        if self._packed:
             return
         self._begun = True
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.pack()
-                bucket.work = bucket.reduce(self._group._comm, None, self._passes)
+        self._packed = True
+        if self._reducer is None or self._reducer.all_begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin the reductions, once the gradients are there and the reducer's have begun."""
+        if not self._packed or self._in_flight:
+            return
+        comm = self._group._comm
+        before = getattr(comm, "seq", 0)
+        with torch.no_grad():
+            for bucket in self._buckets:
+                bucket.work = bucket.reduce(comm, None, self._passes, api=API)
+        if self._reducer is not None:
+            self._reducer.transfer.leave_out(getattr(comm, "seq", 0) - before)
 
     # -- the end of a pass ---------------------------------------------------------------------
 
     def end_of_backward(self) -> None:
         """Wait for the averages."""
+        if self._packed and not self._in_flight:
+            if not self._deferred:  # until the reducer's end of this backward
+                self._deferred = True
+                watch(self)
+                return
+            self._begin()  # the reducer has no part in this backward
         self._task, self._begun = None, False
         if self._in_flight:
             self._expected = False
@@ -164,6 +202,7 @@ class DelayedReduction:
     def _wind_up(self) -> None:
         """Begin the calls in which peers may wait, as :class:`~.reducer.failure.Failure` does."""
         self._task, self._begun, self._expected = None, False, False
+        self._packed = self._deferred = False
         if not self._in_flight:
             for bucket in self._buckets:
                 comm = serving(self._group._comm, bucket.buffer)
@@ -186,6 +225,7 @@ class DelayedReduction:
 
     def _reset(self) -> None:
         self._passes += self._in_flight
+        self._packed = self._deferred = False
         self._left_behind = False
         for bucket in self._buckets:
             bucket.reset()

@@ -88,9 +88,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         need no search, and a parameter may get several gradients in one backward (re-entrant
         checkpoints). The first iteration's buckets start at its end.
     delay_all_reduce_named_params : list of (str, torch.nn.Parameter), optional
-        Parameters to average together when the gradient of `param_to_hook_all_reduce` is computed.
+        Parameters to average together when the gradient of `param_to_hook_all_reduce` is computed,
+        and all buckets of the others have begun.
     param_to_hook_all_reduce : torch.nn.Parameter, optional
-        Given together with `delay_all_reduce_named_params`.
+        Given together with `delay_all_reduce_named_params`, and may be one of them.
     mixed_precision : MixedPrecision, optional
         Compute and communicate in lower precision, see :class:`~hpcdist.parallel.MixedPrecision`.
     device_mesh : DeviceMesh, optional
@@ -217,6 +218,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
             "mixed_precision": self.mixed_precision,
             "delay_all_reduce_named_params": [name for name, _ in self._delayed_parameters],
+            "param_to_hook_all_reduce": arguments.name_of(self.module, self._delay_trigger),
         }
         parameters = self._synced(False)
 
@@ -290,7 +292,9 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._delayed = None
         if delayed:
             assert self._delay_trigger is not None
-            self._delayed = DelayedReduction(self._delayed_parameters, self._delay_trigger, group)
+            self._delayed = DelayedReduction(
+                self._delayed_parameters, self._delay_trigger, group, self.reducer
+            )
             weakref.finalize(self, self._delayed.detach).atexit = False
         self._describe([p for _, p in trained])
 

@@ -52,6 +52,8 @@ class Pipeline:
         Whether it matters which parameters get gradients.
     skips : bool
         Whether this pass leaves out the buckets that no rank uses.
+    after_last : callable or None
+        Called once no more buckets will begin before the end of backward.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Pipeline:
         self._streams = streams.streams_of(parameters)
         self.tracks = False
         self._next = 0  # first bucket not started
+        self.after_last: Callable[[], None] | None = None
         self._late: Any = None  # the last bucket, if it waits for the end of backward
         self._set_buckets(schedule.make(schedule.first()))
 
@@ -149,6 +152,8 @@ class Pipeline:
             self._start(buckets[self._next - 1], self._next - 1)
             if self._next == len(buckets) and self.tracks:
                 self._usage.share(self._transfer.comm, self._transfer.passes)
+            if self._next == len(buckets) and self.after_last is not None:
+                self.after_last()
 
     def _start(self, bucket: Any, index: int) -> None:
         if self.skips and len(bucket.unused) == len(bucket.members):

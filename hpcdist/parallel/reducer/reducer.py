@@ -145,6 +145,15 @@ class Reducer:
         """Buckets, or pieces of them, in the order in which they are reduced."""
         return self._pipeline.buckets
 
+    @property
+    def all_begun(self) -> bool:
+        """Whether no more buckets of this pass will begin before the end of backward."""
+        return self._pipeline.full
+
+    def call_after_buckets(self, call: Callable[[], None] | None) -> None:
+        """Call a function in each pass as soon as :attr:`all_begun`; it may begin more."""
+        self._pipeline.after_last = call
+
     def detach(self) -> None:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):

@@ -78,6 +78,10 @@ class Transfer:
         if self._hook is not None:
             self._calls = self._made()
 
+    def leave_out(self, calls: int) -> None:
+        """Do not count some calls of the group, which moved no bucket of this pass."""
+        self._first += calls
+
     def over(self) -> None:
         """The pass is over, in one way or another."""
         self.passes += 1

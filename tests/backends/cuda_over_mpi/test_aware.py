@@ -170,3 +170,27 @@ def test_what_the_library_says(monkeypatch):
     ):
         library = type("Library", (), {name: staticmethod(function)})
         parallel_assert(aware._by_function(library) == (name if wanted else ""))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_blocks_that_one_rank_reduces_in_place(monkeypatch):
+    """Into its own part of the input, while the others have a tensor for it."""
+    monkeypatch.setenv("HPCDIST_CUDA_AWARE", "yes")
+    start()
+    rank, size, n, wrong = dist.get_rank(), dist.get_world_size(), 700, []
+    total = size * (size + 1) / 2
+    for listed in (False, True):
+        for later in (False, True):
+            whole = gpu(torch.full((size * n,), rank + 1.0))
+            parts = list(whole.split(n))
+            out = parts[rank] if rank == 0 else empty(n, torch.float32)
+            if listed:
+                work = dist.reduce_scatter(out, parts, async_op=later)
+            else:
+                work = dist.reduce_scatter_tensor(out, whole, async_op=later)
+            if work is not None:
+                work.wait()
+            if not (cpu(out) == total).all():
+                wrong.append((listed, later, cpu(out).unique()))
+    parallel_assert(not wrong, lambda: str(wrong))
+    dist.destroy_process_group()

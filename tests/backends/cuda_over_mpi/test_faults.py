@@ -386,3 +386,40 @@ def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, when the current stream is done."""
     standin.Runtime.current(0).synchronize()
     return tensor.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("where", "later"), [("handler", False), ("handler", True), ("thread", True)]
+)
+def test_a_rank_that_cannot_begin_what_it_has_agreed_to(runtime, monkeypatch, where, later):
+    """A handler's exception, or no thread: the others hear of it, and all go on."""
+    dist.all_reduce(ones())
+    time.sleep(2.5 if where == "thread" else 0.0)  # the lane's thread has ended
+    record, group = runtime.record, dist.group.WORLD._backends["cuda"]
+
+    def interrupted(stream: Any) -> Any:
+        if group._comm.seq > before:  # agreed
+            raise KeyboardInterrupt
+        return record(stream)
+
+    def unstarted(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dist.barrier()
+    before = group._comm.seq
+    with monkeypatch.context() as patched:
+        if dist.get_rank() == VICTIM and where == "handler":
+            patched.setattr(runtime, "record", interrupted, raising=False)
+        elif dist.get_rank() == VICTIM:
+            patched.setattr(threading.Thread, "start", unstarted)
+        seconds, error = tried(lambda: dist.all_reduce(ones(), async_op=later))
+    wanted: type[BaseException] = dist.DistBackendError
+    if dist.get_rank() == VICTIM and where == "handler":
+        wanted = KeyboardInterrupt
+    parallel_assert(isinstance(error, wanted) and seconds < 10, lambda: f"{seconds} {error!r}")
+    for again in (False, True):
+        out = ones()
+        work = dist.all_reduce(out, async_op=again)
+        if work is not None:
+            work.wait()
+        parallel_assert(bool((cpu(out) == dist.get_world_size()).all()))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcdist.backends.cuda_over_mpi.lane import MANY, StagedJob, StagedWork, StagingLanes
-from hpcdist.errors import DistError
+from hpcdist.errors import DistBackendError, DistError
 
 pytestmark = pytest.mark.local
 
@@ -109,3 +109,57 @@ def test_a_signal_handler_inside_a_job_is_refused(lanes: StagingLanes) -> None:
         assert later.done.wait(20.0)
         lane.call(job(lambda: seen.append("next")))
     assert seen == ["handled", "later", "next"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_thread_that_cannot_be_started(
+    lanes: StagingLanes, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The operation fails and is not queued; the next one tries again."""
+    seen: list[str] = []
+
+    def fail(self: threading.Thread) -> None:
+        raise error
+
+    expected = DistBackendError if isinstance(error, RuntimeError) else KeyboardInterrupt
+    with lanes.use("key") as lane:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            lost = job(lambda: seen.append("lost"))
+            with pytest.raises(expected):
+                lane.start(lost)
+            lane.call(job(lambda: seen.append("inline")))
+        assert not lost.taken
+        works = [job(lambda name=name: seen.append(name)) for name in ("one", "two")]
+        for each in works:
+            lane.start(each)
+        assert all(each.taken and each.done.wait(20.0) for each in works)
+        lane.call(job(lambda: seen.append("next")))
+    assert seen == ["inline", "one", "two", "next"]
+
+
+def test_a_handlers_exception_as_a_job_begins(lanes: StagingLanes) -> None:
+    """Wherever it comes, the lane goes on."""
+    condition = threading.Condition
+
+    class Interrupting(condition):  # type: ignore[misc, valid-type]
+        left = 0
+
+        def __exit__(self, *about: object) -> None:
+            super().__exit__(*about)  # type: ignore[arg-type]
+            Interrupting.left -= 1
+            if Interrupting.left == 0:
+                raise KeyboardInterrupt
+
+    for number in (1, 2):
+        with lanes.use(number) as lane:
+            lane._changed = Interrupting()
+            Interrupting.left = number
+            with pytest.raises(KeyboardInterrupt):
+                lane.call(job(lambda: None))
+            Interrupting.left = 0
+            ran = threading.Event()
+            thread = threading.Thread(target=lane.call, args=(job(ran.set),), daemon=True)
+            thread.start()
+            assert ran.wait(10.0)
+            thread.join(10.0)

@@ -192,3 +192,30 @@ def test_a_receive_that_arrives_while_it_is_cancelled():
     parallel_assert(isinstance(late, KeyboardInterrupt))
     with parallel_raises(KeyboardInterrupt):
         messages._finish(work)
+
+
+@pytest.mark.parametrize("numbers", [None, 3])
+def test_a_long_message_that_is_received_after_hundreds_of_others(monkeypatch, numbers):
+    """Its parts are not taken for another's, whose number would be the same."""
+    chunk = 256 << 10  # MPI keeps shorter ones for the receiver, and is done with them
+    monkeypatch.setenv("HPCDIST_CUDA_CHUNK", str(chunk))
+    if numbers is not None:
+        monkeypatch.setattr(messages, "tags", lambda comm: numbers)
+    rank, group, n = dist.get_rank(), dist.new_group(), 2 * chunk // 4 + 5
+    short, many = (3, 499) if numbers is None else (n, 5)
+    good = True
+    if rank == 0:
+        first = dist.isend(gpu(torch.full((n,), 1.0)), 1, group, 1)
+        for _ in range(many):
+            dist.send(gpu(torch.zeros(short)), 1, group, 3)
+        last = dist.isend(gpu(torch.full((n,), 2.0)), 1, group, 2)
+        for work in (first, last):
+            work.wait()
+    elif rank == 1:
+        for _ in range(many):
+            dist.recv(gpu(torch.empty(short)), 0, group, 3)
+        for tag in (2, 1):
+            dist.recv(out := gpu(torch.empty(n)), 0, group, tag)
+            good &= bool((cpu(out) == tag).all())
+    parallel_assert(good)
+    dist.destroy_process_group(group)

@@ -327,3 +327,50 @@ def test_the_backend_is_chosen_by_itself(monkeypatch, caplog):
     group = dist.new_group(list(range(dist.get_world_size())))
     dist.all_reduce(other, group=group)
     dist.barrier()
+
+
+# --- several at a time ---------------------------------------------------------------------------
+
+
+def test_the_next_operation_waits_until_the_buffers_are_empty(runtime, monkeypatch):
+    """Those that it fills: what the one before wrote into them may not be on the device yet."""
+    size, n, wrong = dist.get_world_size(), CHUNK, []
+    plain = standin.Runtime.copy
+
+    def copy(stream, to, source):
+        runtime.lag = 0.0 if runtime._is_pinned(to) else 0.003  # each way has its own pace
+        plain(runtime, stream, to, source)
+
+    def of(value: float, length: int = n) -> torch.Tensor:
+        return gpu(torch.full((length,), value))
+
+    nexts = {
+        "all_gather": lambda it: dist.all_gather_into_tensor(of(0.0, size * n), it, async_op=True),
+        "reduce_scatter": lambda it: dist.reduce_scatter(of(0.0), [it] * size, async_op=True),
+        "all_to_all": lambda it: dist.all_to_all([of(0.0) for _ in range(size)], [it] * size,
+                                                 async_op=True),
+    }  # fmt: skip
+    for name, begin in nexts.items():
+        for before in ("all_reduce", "broadcast"):
+            for same in (False, True):
+                with monkeypatch.context() as patched:
+                    patched.setattr(runtime, "copy", copy)
+                    there = of(1.0 if before == "all_reduce" else dist.get_rank() + 1.0)
+                    works = [
+                        dist.all_reduce(there, async_op=True)
+                        if before == "all_reduce"
+                        else dist.broadcast(there, size - 1, async_op=True)
+                    ]
+                    works.append(begin(there if same else of(7.0)))
+                    for work in works:
+                        work.wait()
+                wanted = float(size)
+                second = works[1].result()[0]
+                if name == "reduce_scatter":
+                    right_next = size * (wanted if same else 7.0)
+                else:
+                    right_next = wanted if same else 7.0
+                if not ((cpu(there) == wanted).all() and (cpu(second) == right_next).all()):
+                    wrong.append((name, before, same, cpu(there).unique(), cpu(second).unique()))
+    runtime.lag = 0.0
+    parallel_assert(not wrong, lambda: str(wrong))

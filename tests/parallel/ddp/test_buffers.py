@@ -164,3 +164,32 @@ def test_inside_a_transform_of_torch_func() -> None:
         gradients(DDP(normed(nn.BatchNorm1d).eval()))
     found = gradients(DDP(normed(nn.BatchNorm1d).eval(), forward_sync_buffers=False))
     parallel_assert(all(gradient.isfinite().all() for gradient in found.values()))
+
+
+class Resized(nn.Module):
+    """Buffers whose shapes the module changes, though not how many numbers they have in all."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.one, self.two = nn.Buffer(torch.zeros(2)), nn.Buffer(torch.zeros(3))
+        self._shapes = shapes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.one, self.two = (torch.full(shape, 1.0) for shape in self._shapes)
+        return self.layer(x)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("other", [[(3,), (2,)], [(2, 1), (3,)], [(700, 800), (3,)]])
+def test_buffers_that_have_other_shapes_on_a_rank(other: list[tuple[int, ...]]) -> None:
+    """Each rank would cut the same numbers in its own way."""
+    here = [(800, 700), (3,)] if other[0] == (700, 800) else [(2,), (3,)]
+    model = DDP(Resized(other if dist.get_rank() == dist.get_world_size() - 1 else here))
+    model(torch.ones(1, 2)).sum().backward()
+    with parallel_raises(dist.DistMismatchError, match="DistributedDataParallel buffers"):
+        model(torch.ones(1, 2))
+    same = DDP(Resized(other))
+    for _ in range(2):
+        same(torch.ones(1, 2)).sum().backward()
+    parallel_assert(tuple(same.module.one.shape) == other[0])

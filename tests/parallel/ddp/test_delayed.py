@@ -187,3 +187,101 @@ def test_a_handlers_exception_in_the_forward_after() -> None:
     expected(own(1)).sum().backward()
     for a, b in zip(grads(model), grads(expected), strict=True):
         parallel_assert(torch.allclose(a, b, atol=1e-6), f"{a}, not {b}")
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+def test_the_trigger_may_be_among_them(everything: bool) -> None:
+    """Its own gradient is there when the reduction begins; also on top of an earlier one."""
+    net, alone = Net(), Net()
+    trigger = net.first.weight
+    named = [(n, p) for n, p in net.named_parameters() if everything or p is trigger]
+    if everything:  # those whose gradients come later than the trigger's cannot wait for it
+        named = [(n, p) for n, p in named if p is not net.first.bias]
+    model = DDP(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=trigger)
+    for number in range(3):
+        model.zero_grad(set_to_none=number == 2)
+        alone.zero_grad()
+        with model.no_sync():
+            model(own(number)).sum().backward()
+        model(own(number + 1)).sum().backward()
+        for rank in range(dist.get_world_size()):
+            for each in (number, number + 1):
+                (alone(input_of(rank, each)).sum() / dist.get_world_size()).backward()
+        for a, b in zip(grads(model), grads(alone), strict=True):
+            parallel_assert(torch.allclose(a, b, atol=1e-6), lambda a=a, b=b: f"{a}, not {b}")
+
+
+class Detour(nn.Module):
+    """Four parameters of one size; the gradient of `side`, if it is used, is the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.waits, self.middle, self.side = (
+            nn.Linear(2, 2, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, use: bool) -> torch.Tensor:
+        aside = self.side(x) if use else 0.0
+        return self.middle(torch.tanh(self.waits(torch.tanh(self.first(x))))) + aside
+
+
+@pytest.mark.parametrize("order", ["unused", "hook", "big"])
+def test_they_begin_after_the_buckets_on_every_rank(order: str) -> None:
+    """Whichever comes first on a rank: the trigger's gradient, or that of the last bucket."""
+    net, alone = Detour(), Detour()
+    if order == "big":  # the last bucket is reduced at the end of backward, or is not
+        for each in (net, alone):
+            torch.manual_seed(3)
+            each.side = nn.Linear(2, 2)
+    model = DDP(
+        net,
+        find_unused_parameters=True,
+        bucket_cap_mb=25 if order == "big" else 0,
+        delay_all_reduce_named_params=[("waits.weight", net.waits.weight)],
+        param_to_hook_all_reduce=net.first.weight,
+    )
+    if order == "hook":
+        model.register_comm_hook(
+            None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        )
+    size = dist.get_world_size()
+    for number in range(3):
+        model.zero_grad()
+        alone.zero_grad()
+        model(own(number), dist.get_rank() == number % size).square().sum().backward()
+        for rank in range(size):
+            (alone(input_of(rank, number), rank == number % size).square().sum() / size).backward()
+        for (name, a), b in zip(net.named_parameters(), grads(alone), strict=True):
+            average = a.grad / (size if order == "hook" and name != "waits.weight" else 1)
+            parallel_assert(torch.allclose(average, b, atol=1e-5), f"{name}: {average}, not {b}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_triggers_gradient_alone_on_one_rank() -> None:
+    """A gradient by itself, for a log for example, begins nothing."""
+    model, alone = delayed(everything=True), Net()
+    loss = model(own(0)).sum()
+    if dist.get_rank() == 0:
+        torch.autograd.grad(loss, model.module.first.weight, retain_graph=True)
+    parallel_assert(model.module.last.weight.grad is None)
+    loss.backward()
+    for rank in range(dist.get_world_size()):
+        (alone(input_of(rank, 0)).sum() / dist.get_world_size()).backward()
+    for layer in ("last", "spare"):
+        pairs = zip(grads(getattr(model.module, layer)), grads(getattr(alone, layer)), strict=True)
+        parallel_assert(all(torch.allclose(a, b, atol=1e-6) for a, b in pairs))
+    with parallel_raises(dist.DistError, match="create_graph"):
+        model(own(0)).sum().backward(create_graph=True)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_triggers() -> None:
+    net = Net()
+    layer = net.last if dist.get_rank() else net.first
+    with parallel_raises(dist.DistMismatchError, match="param_to_hook_all_reduce"):
+        DDP(
+            net,
+            delay_all_reduce_named_params=[("spare.bias", net.spare.bias)],
+            param_to_hook_all_reduce=layer.weight,
+        )
