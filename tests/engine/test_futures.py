@@ -1,6 +1,8 @@
 """Futures of Works: their values, their errors, and callbacks that wait themselves."""
 
+import contextlib
 import threading
+import time
 
 import pytest
 import torch
@@ -117,3 +119,45 @@ def test_error_in_the_future():
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     parallel_assert(tensor.item() == size)
+
+
+def test_a_future_that_could_not_be_made_is_made_again():
+    """No thread could be started for it, or another thread came first."""
+    rank, size = here()
+    context = pytest.MonkeyPatch.context
+    start, future = threading.Thread.start, torch.futures.Future
+    for trouble in ("no thread", "a handler raises", "another thread"):
+        dist.barrier()
+        late(rank, size, 0.3)
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        found = []
+
+        def no_thread(self):
+            raise RuntimeError("can't start new thread")
+
+        def raises(self):
+            start(self)
+            raise KeyboardInterrupt
+
+        def beside():
+            if not found:
+                found.append(None)
+                found[0] = work.get_future()  # noqa: B023
+            return future()
+
+        with context() as patch:
+            if trouble == "another thread":
+                patch.setattr(torch.futures, "Future", beside)
+            else:
+                instead = no_thread if trouble == "no thread" else raises
+                patch.setattr(threading.Thread, "start", instead)
+            with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+                found.append(work.get_future())
+        found.append(work.get_future())
+        work.wait()
+        for _ in range(100):
+            if all(each.done() for each in found):
+                break
+            time.sleep(0.01)
+        parallel_assert(all(each.done() for each in found), trouble)
+        parallel_assert(all(each is found[0] for each in found), trouble)
