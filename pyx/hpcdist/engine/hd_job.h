@@ -134,7 +134,6 @@ struct hd_job {
     int on_device;      /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
                          * may touch it */
     char *spill;        /* receives a message that is longer than its tensor */
-    char spare;         /* room for one byte, where the tensor has none */
     int recalled;       /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;        /* bytes received */
     int source;         /* the sender */
