@@ -281,7 +281,7 @@ def test_destroy_is_over_after_ctrl_c(group):
 @pytest.mark.parametrize("transport", ["page", "mpi"])
 @pytest.mark.parametrize("where", ["queued", "running"])
 def test_a_call_that_had_to_queue_is_over_after_a_handler_raised(where, transport, monkeypatch):
-    """Its tensors stay as they are, and the other ranks hear of it, as of a call that runs at once."""
+    """Its tensors stay as they are, and the other ranks hear of it, as of one that runs at once."""
     if transport == "mpi":
         monkeypatch.setenv("HPCDIST_CHECK_TRANSPORT", "mpi")
     group = dist.new_group(timeout=timedelta(seconds=20))

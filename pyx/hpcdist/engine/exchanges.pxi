@@ -106,7 +106,7 @@ cdef object exchange_blocks(
                 f"{j.out[r].n}"
             )
         if comm.c.check == 0:
-            j.uneven = 1  # without the check, the ranks cannot agree on the even form, even if this rank has no splits
+            j.uneven = 1  # the ranks cannot agree on the even form: some may have splits and others none
     except BaseException as error:
         refused(comm, &j, error, False)
         raise
