@@ -251,6 +251,7 @@ cdef extern from "hd_lane.h" nogil:
     void hd_lane_leave(hd_comm*)
     void hd_lane_run(hd_comm*, hd_job*)
     int hd_lane_submit(hd_comm*, hd_job*)
+    int hd_lane_take_back(hd_comm*, hd_job*)
     void hd_lane_seen(hd_comm*)
     void hd_lane_give_up(hd_comm*)
     int hd_lane_drain(hd_comm*, double)

@@ -1,5 +1,7 @@
 """all_to_all and all_to_all_single: every dtype, even and uneven splits, bit for bit."""
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +129,58 @@ def test_wrong_arguments():
     if size > 1:
         with parallel_raises(ValueError, match="divisible"):
             dist.all_to_all_single(torch.zeros(2 * size + 1), torch.zeros(2 * size + 1))
+
+
+def misfits(out: torch.Tensor, t: torch.Tensor, **about) -> dict:
+    """Each call, in a group of one rank."""
+    n, group = len(out), about["group"]
+    return {
+        "all_to_all_single": lambda: dist.all_to_all_single(out, t, **about),
+        "with splits": lambda: dist.all_to_all_single(out, t, [n], [4], **about),
+        "with rows": lambda: dist.all_to_all_single(out[:, None], t[:, None], **about),
+        "nn": lambda: dist.nn.functional.all_to_all_single(out, t, group=group),
+        "all_to_all": lambda: dist.all_to_all([out], [t], **about),
+        "all_gather": lambda: dist.all_gather([out], t, **about),
+        "all_gather_into_tensor": lambda: dist.all_gather_single(out, t, **about),
+        "gather": lambda: dist.gather(t, [out], group_dst=0, **about),
+        "scatter": lambda: dist.scatter(out, [t], group_src=0, **about),
+        "reduce_scatter": lambda: dist.reduce_scatter(out, [t], **about),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_single(out, t, **about),
+    }
+
+
+@SYNC
+def test_what_stays_on_its_rank_must_fit(async_op):
+    """No other rank compares the sizes in a group of one rank, nor without the entry check."""
+    check, (rank, size) = Check(), here()
+    groups = [dist.new_group([r]) for r in range(size)]
+    for n in (1, 3, 8):
+        out = torch.zeros(n)
+        calls = misfits(out, torch.ones(4), group=groups[rank], async_op=async_op)
+        for name, call in calls.items():
+            try:
+                finish(call(), async_op and name != "nn")
+                check.that(False, f"{name} of 4 elements into {n}: no error")
+            except ValueError:
+                pass
+            check.that(not out.any(), f"{name} of 4 elements into {n}: {out}")
+    for each in groups[rank : rank + 1]:
+        dist.destroy_process_group(each)
+    check.done()
+
+
+@SYNC
+def test_splits_on_one_rank_alone_without_the_entry_check(async_op):
+    """Where they say the same, the ranks must move the data in the same way."""
+    check, (rank, size) = Check(), here()
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    group._comm.check = 0
+    for n in (1, 5000):
+        out, source = torch.zeros(n * size), torch.full((n * size,), float(rank))
+        splits = ([n] * size, [n] * size) if rank == 0 else (None, None)
+        finish(dist.all_to_all_single(out, source, *splits, group, async_op), async_op)
+        want = torch.arange(float(size)).repeat_interleave(n)
+        check.equal(out, want, f"{n} rows")
+    group._comm.check = 1
+    dist.destroy_process_group(group)
+    check.done()

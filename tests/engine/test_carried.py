@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from cases import FLOATS, MOVED, Check, here, pairs, poison
+from cases import FLOATS, MOVED, Check, finish, here, pairs, poison
 from forms import MOVES, REDUCTIONS
 
 import hpcdist as dist
@@ -188,4 +188,31 @@ def test_ranks_that_are_stopped_anywhere(rng, group):
             stopper.kill()
             stopper.wait()
             os.kill(me, signal.SIGCONT)
+    check.done()
+
+
+@SYNC
+def test_a_rank_that_flushes_denormals_gets_the_same_sums(async_op):
+    """The mode belongs to a thread, and with a carried sum each rank adds for itself."""
+    check, (rank, size) = Check(), here()
+    tiny = {torch.float32: 1e-40, torch.float64: 1e-310, torch.bfloat16: 1e-39}
+    for dtype, value in tiny.items():
+        for n in (1, 9, 2000, 100_000):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+                want = torch.full((n,), value, dtype=dtype)
+                if op is dist.ReduceOp.SUM:
+                    want = sum([want] * (size - 1), want)
+                tensor = torch.full((n,), value, dtype=dtype)
+                try:
+                    torch.set_flush_denormal(rank == 0)
+                    finish(dist.all_reduce(tensor, op, async_op=async_op), async_op)
+                    kept = (torch.tensor(1e-300, dtype=torch.float64) * 1e-10).item() == 0
+                finally:
+                    torch.set_flush_denormal(False)
+                check.that(kept == (rank == 0), f"{dtype} {n}: the mode of rank {rank} changed")
+                bits = torch.int64 if dtype is torch.float64 else torch.int32
+                bits = torch.int16 if dtype is torch.bfloat16 else bits
+                if op is dist.ReduceOp.SUM or size == 2:
+                    same = torch.equal(tensor.view(bits), want.view(bits))
+                    check.that(same, f"{dtype} {n} {op}: {tensor[:3]}")
     check.done()

@@ -1,6 +1,8 @@
 """Futures of Works: their values, their errors, and callbacks that wait themselves."""
 
+import contextlib
 import threading
+import time
 
 import pytest
 import torch
@@ -117,3 +119,41 @@ def test_error_in_the_future():
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     parallel_assert(tensor.item() == size)
+
+
+@pytest.mark.parametrize("trouble", ["no thread", "a handler raises", "another thread"])
+def test_a_future_that_could_not_be_made_is_made_again(trouble, monkeypatch):
+    """No thread could be started for it, or another thread came first."""
+    rank, size = here()
+    start, future = threading.Thread.start, torch.futures.Future
+    found: list = []
+
+    def raises(self):
+        if trouble == "a handler raises":
+            start(self)
+        raise RuntimeError("can't start new thread")
+
+    def beside():
+        if not found:
+            found.append(None)
+            found[0] = work.get_future()
+        return future()
+
+    dist.barrier()
+    late(rank, size, 0.3)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    with monkeypatch.context() as patch:
+        if trouble == "another thread":
+            patch.setattr(torch.futures, "Future", beside)
+        else:
+            patch.setattr(threading.Thread, "start", raises)
+        with contextlib.suppress(RuntimeError):
+            found.append(work.get_future())
+    found.append(work.get_future())
+    work.wait()
+    for _ in range(200):
+        if all(each.done() for each in found):
+            break
+        time.sleep(0.01)
+    parallel_assert(all(each.done() for each in found))
+    parallel_assert(all(each is found[0] for each in found))

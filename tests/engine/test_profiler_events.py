@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -163,3 +165,21 @@ def test_crossed_groups_are_found_after_a_profile():
     parallel_assert("told" in outcomes and set(outcomes) <= {"told", "done"}, outcomes)
     for group in (a, b):
         dist.destroy_process_group(group)
+
+
+def test_a_message_whose_event_could_not_begin_is_not_sent(monkeypatch):
+    """A signal handler may raise in the profiler's Python code: nothing is in flight then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def raises(*_):
+        raise KeyboardInterrupt
+
+    tensor = torch.ones(3)
+    gone = weakref.ref(tensor)
+    with monkeypatch.context() as patch, profile(activities=[ProfilerActivity.CPU]):
+        patch.setattr("hpcdist.profiler_events.begin_own", raises)
+        with pytest.raises(KeyboardInterrupt):
+            dist.isend(tensor, (rank + 1) % size)
+    del tensor
+    gc.collect()
+    parallel_assert(gone() is None, "the tensor is kept")

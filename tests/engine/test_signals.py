@@ -275,3 +275,49 @@ def test_destroy_is_over_after_ctrl_c(group):
     dist.all_reduce(tensor, group=group)
     parallel_assert(tensor.tolist() == [size] * 2)
     check.done()
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("transport", ["page", "mpi"])
+@pytest.mark.parametrize("where", ["queued", "running"])
+def test_a_call_that_had_to_queue_is_over_after_a_handler_raised(where, transport, monkeypatch):
+    """Its tensors stay as they are, and the other ranks hear of it, as of one that runs at once."""
+    if transport == "mpi":
+        monkeypatch.setenv("HPCDIST_CHECK_TRANSPORT", "mpi")
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    check, (rank, size) = Check(), here()
+    calls = {
+        "all_reduce": lambda t: dist.all_reduce(t, group=group),
+        "broadcast": lambda t: dist.broadcast(t, size - 1, group=group),
+        "all_gather": lambda t: dist.all_gather_single(t, torch.ones(len(t) // size), group=group),
+        "barrier": lambda t: dist.barrier(group),
+    }
+    for name, call in calls.items():
+        first, tensor = torch.ones(4), torch.full((4000 * size,), float(rank + 5))
+        dist.barrier()
+        if rank == 0:
+            work = dist.all_reduce(first, group=group, async_op=True)
+            problem = interrupted(lambda call=call, tensor=tensor: call(tensor), 300, True)
+            check.that(not problem, f"{name}: {problem}")
+            tensor.fill_(1.0)
+        else:
+            if where == "queued":
+                time.sleep(0.8)
+            work = dist.all_reduce(first, group=group, async_op=True)
+            if where == "running":
+                work.wait()
+                time.sleep(0.8)
+            try:
+                call(tensor)
+                check.that(False, f"{name}: no error beside a rank that gave up")
+            except dist.DistTimeoutError:
+                pass
+            tensor.fill_(1.0)
+        work.wait()
+        dist.barrier()
+        check.that(bool((tensor == 1).all()), f"{name}: the tensor was written to: {tensor}")
+        check.that(first.tolist() == [size] * 4, f"{name}: {first}")
+        dist.all_reduce(tensor, group=group)
+        check.that(bool((tensor == size).all()), f"{name}: then {tensor}")
+    dist.destroy_process_group(group)
+    check.done()

@@ -99,8 +99,14 @@ cdef object exchange_blocks(
         for r in range(comm.c.size):
             j.uneven |= j.in_[r].n != j.count or j.out[r].n != j.count
             j.in_[r].form = j.out[r].form = row_form(&b)  # the inputs of all ranks have rows of one shape
-        if comm.c.check == 0 and (input_splits or output_splits):
-            j.uneven = 1  # without the check, the ranks cannot agree on the even form
+        r = comm.c.rank
+        if unverified(comm) and j.in_[r].n != j.out[r].n:
+            raise ValueError(
+                f"input's block for this rank, which stays here, has {j.in_[r].n} elements, but its place in output has "
+                f"{j.out[r].n}"
+            )
+        if comm.c.check == 0:
+            j.uneven = 1  # the ranks cannot agree on the even form: some may have splits and others none
     except BaseException as error:
         refused(comm, &j, error, False)
         raise

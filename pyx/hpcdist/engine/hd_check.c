@@ -243,7 +243,7 @@ static int look_around(visit *v, int r)
         count(v, r, 1);
     hd_session_note(c->session, j);
     hd_hang_expect(c->session, (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
-    if (j->inline_ && hd_py.slow && hd_py.slow(j) && (code = interrupt(v)))
+    if (hd_job_interrupted(j) && (code = interrupt(v)))
         return code;
     if (hd_session_broken(c->session))
         return lose_any(v);

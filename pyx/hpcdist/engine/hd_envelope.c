@@ -142,11 +142,12 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     const int tag = hd_tag(j);
     int n;
     const MPI_Datatype type = type_of(j, bytes_of(j), &n);
+    static char spare; /* not in the job: MPI may write there after a receive was given up */
     void *to;
     if (j->kind == HD_SEND)
         return MPI_Isend(j->in->ptr, n, type, j->peer, tag, c->mpi, &j->req);
     /* Intel MPI 2021.18 reports no truncation to a receive of no bytes: it gets room for one. */
-    to = n ? j->out->ptr : &j->spare;
+    to = n ? j->out->ptr : &spare;
     return MPI_Irecv(to, n ? n : 1, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi,
                      &j->req);
 }

@@ -10,6 +10,7 @@
 #include "hd_data.h"
 #include "hd_direct.h"
 #include "hd_exec.h"
+#include "hd_float_mode.h"
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_moves.h"
@@ -153,6 +154,8 @@ static int check_result(hd_comm *c, hd_job *j)
 
 void hd_exec(hd_comm *c, hd_job *j)
 {
+    /* Sums must not depend on which thread of which rank adds: see hd_float_mode.h. */
+    const hd_float_mode mode = j->redop >= 0 ? hd_float_mode_plain() : 0;
     hd_carry carry;
 
     hd_session_enter(c->session, j);
@@ -191,4 +194,6 @@ out:
     j->carry = NULL;
     hd_rec_end(j);
     hd_session_leave(c->session);
+    if (mode)
+        hd_float_mode_restore(mode);
 }

@@ -104,6 +104,8 @@ struct hd_job {
     int64_t data_until; /* ns: its tensors' data must have moved by then; 0: not known yet */
     int inline_;        /* runs on the caller's thread: can check for signals and read the
                          * Python stack */
+    int unwanted;       /* atomic: a signal handler raised in the thread that waits for this job,
+                         * which the lane runs */
     const struct hd_carry
         *carry;          /* how the entry check moves the data, if it can; see hd_check.h */
     int carried;         /* after the check: it has */
@@ -132,7 +134,6 @@ struct hd_job {
     int on_device;      /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
                          * may touch it */
     char *spill;        /* receives a message that is longer than its tensor */
-    char spare;         /* room for one byte, where the tensor has none */
     int recalled;       /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;        /* bytes received */
     int source;         /* the sender */
@@ -186,5 +187,14 @@ typedef struct hd_hooks {
     int (*several)(void);       /* whether other threads could call an operation */
 } hd_hooks;
 extern hd_hooks hd_py;
+
+/* Whether a signal handler has raised in the call. The thread of a lane hears of it from the thread
+ * that waits. */
+static inline int hd_job_interrupted(hd_job *j)
+{
+    if (!j->inline_)
+        return __atomic_load_n(&j->unwanted, __ATOMIC_ACQUIRE);
+    return hd_py.slow && hd_py.slow(j);
+}
 
 #endif

@@ -218,6 +218,22 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
     return rc;
 }
 
+int hd_lane_take_back(hd_comm *c, hd_job *j)
+{
+    int state;
+    pthread_mutex_lock(&c->mu);
+    state = hd_job_state(j);
+    if (state == HD_QUEUED) {
+        j->code = HD_ERR_INTERRUPT;
+        j->refusal = "a signal handler raised while the call was queued behind another operation";
+        j->refusal_code = HD_ERR_TIMEOUT;
+    } else if (state == HD_RUNNING) {
+        __atomic_store_n(&j->unwanted, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&c->mu);
+    return state;
+}
+
 int hd_lane_drain(hd_comm *c, double seconds)
 {
     const int64_t until = hd_until(seconds);

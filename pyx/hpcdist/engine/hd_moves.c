@@ -35,8 +35,9 @@ static int64_t total(const hd_seg *list, int n)
 
 static void copy(const hd_job *j, hd_seg to, hd_seg from)
 {
-    if (to.ptr != from.ptr && to.n)
-        memmove(to.ptr, from.ptr, (size_t)to.n * hd_itemsize(j->dtype));
+    const int64_t n = to.n < from.n ? to.n : from.n; /* equal, or a caller was not careful */
+    if (to.ptr != from.ptr && n)
+        memmove(to.ptr, from.ptr, (size_t)n * hd_itemsize(j->dtype));
 }
 
 /* ---- any pattern of blocks, pair by pair ---- */

@@ -37,12 +37,16 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     aim(job, b, peer, tag, kind)
     job.on_device = on_device
     job.tag_kind = tag_kind
+    if profiled():  # before it is recorded: a handler's exception in there ends the call
+        try:
+            shown = begin_shown(job, tensor, peer_text(job))
+        except BaseException:
+            free(job)
+            raise
     job.site_id = site_here()
     note_line(job)
     hd_rec_begin(job, False)
     work = adopt(comm, job, keep, [tensor])
-    if profiled():
-        shown = begin_shown(job, tensor, peer_text(job))
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         unref(job)

@@ -292,15 +292,57 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
         raise
     if async_op:
         return work
-    if not j.monitored:
-        (<Work> work).wait()
-    elif not (<Work> work).ended_within(j.timeout + MONITORED_SLACK):
+    if not wait_queued(<Work> work, j.timeout + MONITORED_SLACK if j.monitored else -1):
         (<Work> work).j.seen = 1
         raise DistTimeoutError(
             f"timeout after {j.timeout:g} s in {j.api.decode()} of group '{c.name.decode()}' (this is rank {c.rank} of "
             f"{c.size}): an earlier operation of the group has not ended, which some ranks may not have joined"
         )
     return None
+
+
+cdef bint wait_queued(Work work, double limit) except -1:
+    """Waits for a synchronous call that had to queue, as if it ran inline. False: the limit of a monitored one passed."""
+    try:
+        if limit >= 0:
+            return work.ended_within(limit)
+        work.wait()
+    except BaseException as error:
+        last = taken_back(work, error)
+        if last is error:
+            raise
+        raise last
+    return True
+
+
+cdef object taken_back(Work work, object error):
+    """Ends a call in which a signal handler raised: no data moves after it. Returns the last such exception.
+
+    If all ranks have met, the operation finishes first, as an inline one does. Without the entry
+    check the other ranks could not be told, and it goes on.
+    """
+    cdef hd_job* j = work.j
+    cdef hd_comm* c = work.comm.c
+    cdef int state = hd_job_state(j)
+    if state == HD_DONE or hd_forked or not c.check:
+        return error
+    while state != HD_DONE and hd_comm_enter(c, 0):
+        with nogil:
+            state = hd_lane_take_back(c, j)
+            if state == HD_RUNNING and hd_job_wait(j, 0.05):
+                state = HD_DONE
+            hd_comm_exit(c)
+        if state == HD_QUEUED:
+            break
+        try:
+            PyErr_CheckSignals()
+        except BaseException as another:
+            another.__context__ = error
+            error = another
+    j.seen = 1
+    if state == HD_DONE and j.code != HD_OK and not c.freed:
+        hd_lane_seen(c)
+    return error
 
 
 cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):

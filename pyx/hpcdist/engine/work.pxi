@@ -59,7 +59,8 @@ hd_py.release = release_hook
 hd_py.notify = hd_notify_push
 
 cdef dict watched = {}  # address of a job -> its Work, until the future is completed
-cdef dict notifiers = {}  # the threads that complete futures: one, and one more per callback that runs
+#: The threads that complete futures: one, and one more per callback that runs. True: it has begun.
+cdef dict notifiers = {}
 cdef int completing = 0  # how many of them run callbacks right now
 
 
@@ -67,6 +68,10 @@ def _complete_futures():
     global completing
     cdef hd_job* j
     cdef Work work
+    thread = threading.current_thread()
+    if thread not in notifiers and len(notifiers) > completing:
+        return  # a handler's exception interrupted its start, and another one took its place
+    notifiers[thread] = True
     while True:
         with nogil:
             j = hd_notify_next()
@@ -80,7 +85,7 @@ def _complete_futures():
         completing -= 1
         if len(notifiers) - completing > 1:
             # another thread waits in place of this one: callbacks stay in order
-            notifiers.pop(threading.current_thread(), None)
+            notifiers.pop(thread, None)
             return
 
 
@@ -93,7 +98,8 @@ cdef int provide_notifier() except -1:
     try:
         thread.start()
     except BaseException:
-        notifiers.pop(thread, None)
+        if notifiers.get(thread) is None:  # it does not run, or not yet; after a handler's exception it may well
+            notifiers.pop(thread, None)
         raise
     return 0
 
@@ -344,15 +350,27 @@ cdef class Work:
         check_alive(None)
         if self.future is not None:
             return self.future
-        self.future = torch.futures.Future()
+        future = torch.futures.Future()
         if not self.done():
             provide_notifier()
+        # Both may have raised, or let another thread in. From here on no Python code runs until it
+        # is certain that somebody completes the future.
+        if self.future is not None:
+            return self.future
+        if not self.done():
             watched[<size_t> self.j] = self
+            self.future = future
             if hd_job_watch(self.j):
-                return self.future
+                return future
             watched.pop(<size_t> self.j, None)
-        self.complete_future()
-        return self.future
+        self.future = future
+        try:
+            self.complete_future()
+        except BaseException:  # of a signal handler
+            if self.future is future and not future.done():
+                self.future = None
+            raise
+        return future
 
     def get_future_result(self):
         """A future of how the operation ends.
