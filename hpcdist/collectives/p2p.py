@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import batch
 from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.state import world as _world
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -53,6 +54,9 @@ def isend(
     -----
     Source: ``torch.distributed.isend``.
     """
+    pg = _world.pg if group is None else group
+    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
+        return pg._comm.isend(tensor, pg._index[dst], tag)  # the usual call, with no call between
     pg = _resolve(group)
     return pg._comm.isend(tensor, pg._place(dst, group_dst, "dst"), tag)
 
@@ -100,6 +104,9 @@ def irecv(
     -----
     Source: ``torch.distributed.irecv``.
     """
+    pg = _world.pg if group is None else group
+    if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
+        return pg._comm.irecv(tensor, pg._index[src], tag)
     pg = _resolve(group)
     anyone = src is None and group_src is None
     return pg._comm.irecv(tensor, -1 if anyone else pg._place(src, group_src, "src"), tag)
@@ -144,6 +151,12 @@ def send(
     -----
     Source: ``torch.distributed.send``.
     """
+    pg = _world.pg if group is None else group
+    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
+        comm, place = pg._comm, pg._index[dst]
+        if place != comm.rank:
+            comm.send(tensor, place, tag)
+            return
     pg = _resolve(group)
     pg._comm.send(tensor, pg._peer(dst, group_dst, "dst"), tag)
 
@@ -193,6 +206,12 @@ def recv(
     -----
     Source: ``torch.distributed.recv``.
     """
+    pg = _world.pg if group is None else group
+    if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
+        comm, place = pg._comm, pg._index[src]
+        if place != comm.rank:
+            comm.recv(tensor, place, tag)
+            return src
     pg = _resolve(group)
     anyone = src is None and group_src is None
     sender = pg._comm.recv(tensor, -1 if anyone else pg._peer(src, group_src, "src"), tag)

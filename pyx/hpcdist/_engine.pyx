@@ -21,7 +21,7 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
 from libc.stdint cimport intptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, strncpy
+from libc.string cimport memcpy, strcpy, strncpy
 
 from hpcdist cimport libmpi
 from hpcdist._buffer cimport call_limit, fill
@@ -44,6 +44,7 @@ cdef extern from "Python.h":
     int look_at_signals "PyErr_CheckSignals"() noexcept
     void PySys_WriteStderr(const char*, ...)
     int Py_AddPendingCall(int (*func)(void*) noexcept, void* arg) nogil
+    long long PyLong_AsLongLongAndOverflow(object, int* overflow)
     int add_raising_call "Py_AddPendingCall"(int (*func)(void*) except -1, void* arg)
 
 cdef extern from "hd_comm.h" nogil:

@@ -101,9 +101,29 @@ cdef object line_of(object frame):
     return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-cdef void note_line(hd_job* j) noexcept:
-    if j == NULL or j.site[0] != 0 or PyErr_Occurred() != NULL:
+cdef enum:
+    LINES = 64
+
+# Texts of calling lines that were noted of late; a number never means another line.
+cdef struct Line:
+    uint32_t number
+    char text[HD_SITE]
+
+cdef Line noted[LINES]
+
+
+cdef inline void note_line(hd_job* j) noexcept:
+    cdef Line* line
+    if j == NULL or j.site[0] != 0:
         return
+    line = &noted[j.site_id % LINES]
+    if j.site_id and line.number == j.site_id:
+        strcpy(j.site, line.text)
+    elif PyErr_Occurred() == NULL:
+        note_new_line(j)
+
+
+cdef void note_new_line(hd_job* j) noexcept:
     cdef bytes line
     try:
         if j.site_id:
@@ -112,6 +132,10 @@ cdef void note_line(hd_job* j) noexcept:
             frame = calling_frame()
             line = b"" if frame is None else printable(line_of(frame))
         strncpy(j.site, <const char*> line, HD_SITE - 1)
+        j.site[HD_SITE - 1] = 0
+        if j.site_id and j.site[0] != 0:
+            noted[j.site_id % LINES].number = j.site_id
+            strcpy(noted[j.site_id % LINES].text, j.site)
     except BaseException as error:
         raise_later(error)  # a message without its line is better than none
 

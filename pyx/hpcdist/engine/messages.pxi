@@ -158,6 +158,12 @@ def overlapping(int peer, bint sends, int source):
 
 
 cdef int tag_of(Comm comm, object tag) except -1:
+    cdef int overflow = 0
+    cdef long long number
+    if type(tag) is int:
+        number = PyLong_AsLongLongAndOverflow(tag, &overflow)
+        if not overflow and 0 <= number <= comm.c.tag_limit:
+            return <int> number
     try:
         n = operator.index(tag)  # of any size: a C int would overflow before it is looked at
     except TypeError:
