@@ -16,6 +16,8 @@ __all__ = ["Bounded", "bounded", "give_up"]
 _PLAIN = (torch.futures.Future, torch._C.Future)
 # The maximum of Event.wait; 50 days.
 _LONGEST = threading.TIMEOUT_MAX / 2
+# Seconds for the operation behind a future to say which rank it waits for, when its time is over.
+_GRACE = 0.5
 
 
 class Bounded:
@@ -26,7 +28,7 @@ class Bounded:
     future : torch.futures.Future
         Any thread may complete it, or none.
     comm : object
-        The communicator whose timeout counts, from now on.
+        The communicator whose timeout counts, from now on, and half a second more.
     what : str
         What the future stands for, for the message.
     """
@@ -76,7 +78,7 @@ class Bounded:
     def _left(self) -> float:
         if self._seconds < 0:
             return _LONGEST
-        left = self._began + self._seconds - time.monotonic()
+        left = self._began + self._seconds + _GRACE - time.monotonic()
         return min(max(left, 0.0), _LONGEST)
 
     def _timeout(self) -> DistTimeoutError:
