@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import Bucket
@@ -169,7 +170,9 @@ class DelayedReduction:
         before = getattr(comm, "seq", 0)
         with torch.no_grad():
             for bucket in self._buckets:
-                bucket.work = bucket.reduce(comm, None, self._passes, api=API)
+                bucket.work = comm.all_reduce(
+                    bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes
+                )
         if self._reducer is not None:
             self._reducer.transfer.leave_out(getattr(comm, "seq", 0) - before)
 

@@ -317,9 +317,7 @@ class Bucket:
             copy_each([view], [parameter.grad])
             parameter.grad = view
 
-    def reduce(
-        self, comm: Any, divisor: int | None, extra: int, wait: bool = False, api: str = API
-    ) -> Any:
+    def reduce(self, comm: Any, divisor: int | None, extra: int, wait: bool = False) -> Any:
         """Average the buffer between ranks; without `divisor`, over all of them.
 
         Parameters
@@ -332,8 +330,6 @@ class Bucket:
             A number that must be the same on all ranks.
         wait : bool
             Wait for the end instead of returning a Work.
-        api : str
-            Name of the call; ranks that give another one do not match.
 
         Returns
         -------
@@ -343,7 +339,7 @@ class Bucket:
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
         if divisor is not None and self.buffer.dtype == torch.float16:
             self.buffer.div_(divisor)  # now: the sum may be infinite where the average is not
-        return comm.all_reduce(self.buffer, op, not wait, api=api, extra=extra)
+        return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Distribute the result of the reduction.

@@ -13,8 +13,6 @@ import torch
 import hpcdist as dist
 from hpcdist import _nccl, dtypes
 from hpcdist._nccl import Communicator, Group
-from hpcdist.backends.nccl.communicators import Communicators
-from hpcdist.backends.nccl.options import NCCLOptions
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.standin
@@ -390,20 +388,3 @@ def test_what_is_newer_than_the_floor(stream):
     comm.abort()
     with parallel_raises(ValueError, match="no ncclUniqueId"):
         Communicator.init([], 1, 0)
-
-
-def test_pairs_of_each_device(monkeypatch):
-    """Messages of tensors on two devices have a communicator on each."""
-
-    class Channel:
-        rank, size = 0, 2
-
-        def agree_with(self, peer: int, number: int, unique: bytes, timeout: float) -> bytes:
-            return bytes([number])
-
-    made = Communicators(Channel(), NCCLOptions(), None, "pairs", 5.0)
-    monkeypatch.setattr(made, "_join", lambda index, unique, size, rank: (index, unique[0]))
-    monkeypatch.setattr(_nccl, "unique_id", bytes)
-    found = [made.connect_pair(index, 1) for index in (0, 1, 0, 1)]
-    wanted = [(0, b"\x01"), (1, b"\x02")]
-    parallel_assert(found == wanted * 2, f"{found}")

@@ -14,6 +14,8 @@ from standin import cpu, gpu
 
 import hpcdist as dist
 from hpcdist import ReduceOp, _nccl, dtypes
+from hpcdist.backends.nccl.communicators import Communicators
+from hpcdist.backends.nccl.options import NCCLOptions
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.standin
@@ -362,3 +364,20 @@ def test_options_in_the_place_of_async_op_are_refused(module):
         with parallel_raises(TypeError, match="async_op must be True or False, not AllToAllOpt"):
             call()
     pg.barrier(module.BarrierOptions()).wait()
+
+
+def test_pairs_of_each_device(monkeypatch):
+    """Messages of tensors on two devices have a communicator on each."""
+
+    class Channel:
+        rank, size = 0, 2
+
+        def agree_with(self, peer: int, number: int, unique: bytes, timeout: float) -> bytes:
+            return bytes([number])
+
+    made = Communicators(Channel(), NCCLOptions(), None, "pairs", 5.0)
+    monkeypatch.setattr(made, "_join", lambda index, unique, size, rank: (index, unique[0]))
+    monkeypatch.setattr(_nccl, "unique_id", bytes)
+    found = [made.connect_pair(index, 1) for index in (0, 1, 0, 1)]
+    wanted = [(0, b"\x01"), (1, b"\x02")]
+    parallel_assert(found == wanted * 2, f"{found}")

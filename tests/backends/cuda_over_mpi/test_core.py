@@ -1,0 +1,72 @@
+"""Operations of CUDA tensors over MPI: what happens between the agreement and the data."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from over_mpi import CHUNK
+from standin import cpu, gpu
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
+
+VICTIM = 1
+
+
+def ones() -> torch.Tensor:
+    return gpu(torch.ones(2 * CHUNK))  # eight buffers
+
+
+def tried(later: bool) -> tuple[float, BaseException | None]:
+    """Seconds that an operation took with its ``wait()``, and what it raised."""
+    began = time.monotonic()
+    try:
+        work = dist.all_reduce(ones(), async_op=later)
+        if work is not None:
+            work.wait()
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return time.monotonic() - began, error
+    return time.monotonic() - began, None
+
+
+@pytest.mark.parametrize(
+    ("where", "later"), [("handler", False), ("handler", True), ("thread", True)]
+)
+def test_a_rank_that_cannot_begin_what_it_has_agreed_to(runtime, monkeypatch, where, later):
+    """A handler's exception, or no thread: the others hear of it, and all go on."""
+    dist.all_reduce(ones())
+    time.sleep(2.5 if where == "thread" else 0.0)  # the lane's thread has ended
+    record, group = runtime.record, dist.group.WORLD._backends["cuda"]
+
+    def interrupted(stream: Any) -> Any:
+        if group._comm.seq > before:  # agreed
+            raise KeyboardInterrupt
+        return record(stream)
+
+    def unstarted(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dist.barrier()
+    before = group._comm.seq
+    with monkeypatch.context() as patched:
+        if dist.get_rank() == VICTIM and where == "handler":
+            patched.setattr(runtime, "record", interrupted, raising=False)
+        elif dist.get_rank() == VICTIM:
+            patched.setattr(threading.Thread, "start", unstarted)
+        seconds, error = tried(later)
+    wanted: type[BaseException] = dist.DistBackendError
+    if dist.get_rank() == VICTIM and where == "handler":
+        wanted = KeyboardInterrupt
+    parallel_assert(isinstance(error, wanted) and seconds < 10, lambda: f"{seconds} {error!r}")
+    for again in (False, True):
+        out = ones()
+        work = dist.all_reduce(out, async_op=again)
+        if work is not None:
+            work.wait()
+        parallel_assert(bool((cpu(out) == dist.get_world_size()).all()))
