@@ -226,7 +226,8 @@ class WithHooks:
         """Call a function before each operation of this group begins on this rank.
 
         Local; ranks may have different hooks. Operations that hpcdist makes itself count, such as
-        the all-reduces of DistributedDataParallel. An ``Exception`` in a hook is also raised on
+        the all-reduces of DistributedDataParallel; ``monitored_barrier``, windows and
+        ``hpcdist.empty`` do not. An ``Exception`` in a hook is also raised on
         the other ranks. After ``KeyboardInterrupt`` and other exceptions that are none, the call
         has not been made: the others wait for it, and this rank may make it again.
 

@@ -198,10 +198,7 @@ static int ended(hd_comm *c, hd_job *j, MPI_Request *req)
 }
 
 /* Whether a signal handler has raised in this call. */
-static int interrupted(hd_job *j)
-{
-    return j->code != HD_ERR_INTERRUPT && hd_job_interrupted(j);
-}
+static int interrupted(hd_job *j) { return j->code != HD_ERR_INTERRUPT && hd_job_interrupted(j); }
 
 static void begin_wait(const hd_comm *c, hd_job *j, hd_waiter *w)
 {
