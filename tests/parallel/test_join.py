@@ -135,6 +135,7 @@ def test_blocks_of_one_joinable_are_not_nested():
         counter()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_throw_on_early_termination():
     counter = our_counter()
     steps = 0
