@@ -198,6 +198,8 @@ class Core(GroupBackend):
         runtime = cuda.runtime()
         current = runtime.current(index)
         stream = runtime.handle(current)
+        if not later:  # before the ranks agree on what could not begin
+            self._lane.refuse_in_handler(api)
         agreed = self._agree(api, call, direct is not None, later)
         ready: Any = None
 
