@@ -75,9 +75,8 @@ class Blocks(Exchanges):
         owns, copies = separate([own], blocks, {0: self.rank})
         straight = direct.all_gather(out, owns[0])
         tensors = [output, input, *copies]
-        return self._gather_all(
-            api, str(own), owns, [blocks], tensors, tensors[:1], async_op, straight
-        )
+        call = str(own) + (f", {about['extra']}" if about.get("extra") else "")
+        return self._gather_all(api, call, owns, [blocks], tensors, tensors[:1], async_op, straight)
 
     def all_gather(
         self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
