@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from hpcdist.groups.comparison import digest, naming
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
 from hpcdist.parallel.reducer.copies import copy_each
 
@@ -59,7 +59,7 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
     with torch.no_grad():
         for members in packs:
             first = members[0]
-            shapes = zlib.crc32(repr([tuple(each.shape) for each in members]).encode()) >> 1
+            shapes = digest([tuple(each.shape) for each in members])
             if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
                 plain = first.resolve_conj().resolve_neg()
                 works.append(comm.broadcast(plain, root, True, api=api, extra=shapes))
@@ -70,8 +70,9 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
             if comm.rank != root:
                 flats.append((flat.clone(), flat, members))
             works.append(comm.broadcast(flat, root, True, api=api, extra=shapes))
-        for work in works:
-            work.wait()
+        with naming("the tensors' shapes"):
+            for work in works:
+                work.wait()
         for before, after, members in flats:
             if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
                 unpack(after, members)
