@@ -96,10 +96,11 @@ class Transfer:
         """Hear at the end of a pass with a hook that its futures are complete on all ranks.
 
         What a hook returns may fail on one rank alone, when the other ranks have their averages:
-        they would go on with other parameters than that rank's.
+        they would go on with other parameters than that rank's. A hook that has called nothing in
+        this group, such as one of local steps, does not make the ranks wait for each other.
         """
         comm = serving(self.comm, buckets[0].buffer)
-        if self._agrees(comm):
+        if self._agrees(comm) and self._made():
             self._agreed = True
             comm.barrier(api=API_AGREE)
 
@@ -122,9 +123,9 @@ class Transfer:
         """
         if self._hook is None or not hasattr(self.comm, "seq"):
             return buckets - started + (more if started < buckets else 0)
-        last = int(self._agrees(self.comm) and not self._agreed)
-        calls = buckets + more + last if self._calls is None else self._calls
-        return max(last, calls - self._made())
+        agrees = int(self._agrees(self.comm) and self._calls != 0)
+        calls = buckets + more + agrees if self._calls is None else self._calls
+        return max(agrees if not self._agreed else 0, calls - self._made())
 
     def _made(self) -> int:
         return int(getattr(self.comm, "seq", 0) - self._first) % 2**32
