@@ -124,6 +124,8 @@ def test_ctrl_c_interrupts_and_the_group_goes_on(where, count):
     assert ended.text.count("went on") == 2, ended.text
     if where == "collective":
         assert "late: this rank arrived too late: rank 0 gave up" in ended.text, ended.text
+    if where == "lane":
+        assert "late: rank 0 could not take part: a signal handler raised" in ended.text, ended.text
     is_clean(ended)
     count(1, float(after[1]))
 
