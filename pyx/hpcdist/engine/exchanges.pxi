@@ -105,8 +105,8 @@ cdef object exchange_blocks(
                 f"input's block for this rank, which stays here, has {j.in_[r].n} elements, but its place in output has "
                 f"{j.out[r].n}"
             )
-        if comm.c.check == 0:
-            j.uneven = 1  # the ranks cannot agree on the even form: some may have splits and others none
+        if comm.c.check == 0 and (input_splits or output_splits):
+            j.uneven = 1  # without the check, the ranks cannot agree on the even form
     except BaseException as error:
         refused(comm, &j, error, False)
         raise
