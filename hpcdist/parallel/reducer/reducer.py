@@ -432,7 +432,6 @@ class Reducer:
                     future.wait()
                 for call in self.transfer.after_pass:
                     call()
-                self.transfer.agree(self.buckets)
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
@@ -457,7 +456,6 @@ class Reducer:
         try:
             with torch.no_grad():
                 self._pipeline.shadow(counted)
-                self.transfer.agree(self.buckets)
         except BaseException as error:
             self._failure.note(error)
             raise

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hpcdist._buffer import unreadable
-from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -17,9 +16,6 @@ __all__ = ["Transfer"]
 # A last bucket below this size does not justify the handover to the group's thread and back, about
 # 60 µs: the computing thread reduces it at the end of backward.
 _SMALL = 1 << 19
-
-# The name that peers see of the call with which a pass with a hook ends.
-API_AGREE = "DistributedDataParallel: end of a backward with a communication hook"
 
 
 class Transfer:
@@ -50,7 +46,6 @@ class Transfer:
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
         self._first = 0  # the group's calls before this pass
         self._given = False  # a bucket of this pass to the hook
-        self._agreed = False  # in this pass, that the hook's futures are complete
 
     @property
     def comm(self) -> Any:
@@ -90,29 +85,13 @@ class Transfer:
     def over(self) -> None:
         """The pass is over, in one way or another."""
         self.passes += 1
-        self.after_pass, self._given, self._agreed = [], False, False
-
-    def agree(self, buckets: Sequence[Any]) -> None:
-        """Hear at the end of a pass with a hook that its futures are complete on all ranks.
-
-        What a hook returns may fail on one rank alone, when the other ranks have their averages:
-        they would go on with other parameters than that rank's. A hook that has called nothing in
-        this group, such as one of local steps, does not make the ranks wait for each other.
-        """
-        comm = serving(self.comm, buckets[0].buffer)
-        if self._agrees(comm) and self._made():
-            self._agreed = True
-            comm.barrier(api=API_AGREE)
-
-    def _agrees(self, comm: Any) -> bool:
-        """Whether passes end with a call; a device's stream would be waited for there."""
-        return self._hook is not None and isinstance(comm, Comm) and comm.check > 0
+        self.after_pass, self._given = [], False
 
     def owed(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.
 
         A hook may make any number, one after the other; then it counts what the last pass made, and
-        in the first pass one for each bucket. The call that ends the pass is one of them.
+        in the first pass one for each bucket.
 
         Parameters
         ----------
@@ -123,9 +102,7 @@ class Transfer:
         """
         if self._hook is None or not hasattr(self.comm, "seq"):
             return buckets - started + (more if started < buckets else 0)
-        agrees = int(self._agrees(self.comm) and self._calls != 0)
-        calls = buckets + more + agrees if self._calls is None else self._calls
-        return max(agrees if not self._agreed else 0, calls - self._made())
+        return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
 
     def _made(self) -> int:
         return int(getattr(self.comm, "seq", 0) - self._first) % 2**32

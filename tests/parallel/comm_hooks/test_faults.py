@@ -94,51 +94,6 @@ def test_an_exception_in_a_hook_at_the_end_of_backward(name: str, passes: int) -
     parallel_assert(hears_of_it(loss))
 
 
-def wrong_on(last: bool, what: str, future: torch.futures.Future) -> torch.futures.Future:
-    """What a hook returns: the average, or on the last rank something else."""
-
-    def then(done):
-        (total,) = done.value()
-        if last and what == "raises":
-            raise Boom
-        return total[:-1] if last and what == "is short" else total
-
-    return torch.futures.Future() if last and what == "never ends" else future.then(then)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("what", ["raises", "is short", "never ends"])
-@pytest.mark.parametrize("passes", [0, 2])
-def test_a_future_that_fails_on_one_rank_is_an_error_on_all(what: str, passes: int) -> None:
-    """The operations behind it succeed on all ranks, so nothing else would tell the others."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    group = dist.new_group(timeout=timedelta(seconds=1.5))
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
-    bad: list[int] = []
-
-    def hook(state, bucket):
-        work = dist.all_reduce(bucket.buffer().div_(size), group=group, async_op=True)
-        return wrong_on(bucket.index() in bad and rank == size - 1, what, work.get_future())
-
-    model.register_comm_hook(None, hook)
-    x = torch.ones(2, 30)
-    for _ in range(passes):
-        model(x).sum().backward()
-    bad.append(1)
-    loss = model(x).sum()
-    heard = ""
-    try:
-        loss.backward()
-    except Exception as error:
-        heard = f"{type(error).__name__}: {error}"
-    parallel_assert(heard != "", "the other ranks go on")
-    parallel_assert(rank == size - 1 or f"rank {size - 1}" in heard, heard)
-    total = torch.ones(1)
-    dist.all_reduce(total, group=group)
-    parallel_assert(float(total) == size, f"{total}")
-
-
 @pytest.mark.mpi(min_size=2)
 def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None:
     """The operation behind the future has the same time, and says more."""
