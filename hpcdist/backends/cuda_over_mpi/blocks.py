@@ -11,7 +11,7 @@ from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 from . import aware, direct
 from .aliasing import separate
 from .core import Plan
-from .device_tensor import DeviceTensor, describe, reducible
+from .device_tensor import DeviceTensor, describe, reducible, with_extra
 from .exchange import Exchange, Exchanges, one_dtype, rounds, slices, views
 from .pinned import Copy, Piece
 
@@ -75,7 +75,7 @@ class Blocks(Exchanges):
         owns, copies = separate([own], blocks, {0: self.rank})
         straight = direct.all_gather(out, owns[0])
         tensors = [output, input, *copies]
-        call = str(own) + (f", {about['extra']}" if about.get("extra") else "")
+        call = with_extra(str(own), about.get("extra"))
         return self._gather_all(api, call, owns, [blocks], tensors, tensors[:1], async_op, straight)
 
     def all_gather(

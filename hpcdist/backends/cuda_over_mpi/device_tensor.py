@@ -10,7 +10,7 @@ from hpcdist import _nccl, dtypes
 from hpcdist._ops import ReduceOp, op_refusal
 from hpcdist.backends import cuda
 
-__all__ = ["DeviceTensor", "flat", "reducible", "describe"]
+__all__ = ["DeviceTensor", "flat", "reducible", "describe", "with_extra"]
 
 
 def flat(tensor: Any) -> Any:
@@ -77,3 +77,8 @@ def describe(parts: Sequence[DeviceTensor]) -> str:
         return ", ".join(words)
     # a long list: its beginning for the eye, and what stands for all of it
     return f"{', '.join(words[:4])}, ... {len(words)}: {zlib.crc32(' '.join(words).encode()):08x}"
+
+
+def with_extra(call: str, extra: int | None) -> str:
+    """Return a call in words, with its `extra`, which the ranks compare too, if there is one."""
+    return f"{call}, {extra}" if extra else call

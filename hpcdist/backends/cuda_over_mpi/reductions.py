@@ -10,7 +10,7 @@ from hpcdist.backends.aliasing import refuse_overlap
 
 from . import direct
 from .core import Core, Plan
-from .device_tensor import DeviceTensor, describe, reducible
+from .device_tensor import DeviceTensor, describe, reducible, with_extra
 from .pinned import Copy, Piece
 
 __all__ = ["InPlace", "cut"]
@@ -61,7 +61,7 @@ class InPlace(Core):
         def move(comm: Comm, data: Any) -> None:
             comm.all_reduce(data, op, api=f"{api} (cuda)")
 
-        about = f"{describe(parts)}, {op!r}" + (f", {extra}" if extra else "")
+        about = with_extra(f"{describe(parts)}, {op!r}", extra)
         straight = direct.all_reduce(parts, op, self.size)
         return self._elementwise(api, about, parts, tensors, move, straight, async_op)
 
@@ -88,7 +88,7 @@ class InPlace(Core):
         api = about.get("api") or "broadcast"
         return self._elementwise(
             api,
-            f"{part}, root {root}" + (f", {about['extra']}" if about.get("extra") else ""),
+            with_extra(f"{part}, root {root}", about.get("extra")),
             [part],
             [tensor],
             lambda comm, data: comm.broadcast(data, root, api=f"{api} (cuda)"),
