@@ -64,7 +64,7 @@ static int give(hd_client *c, const uint8_t *data, uint64_t size, int64_t deadli
         if (n > 0) {
             data += n;
             size -= (uint64_t)n;
-            if ((rc = pace(c, deadline, hook)) != HD_FINE)
+            if (size && (rc = pace(c, deadline, hook)) != HD_FINE)
                 return rc;
             continue;
         }
