@@ -1,4 +1,4 @@
-"""What the records of a FileStore's file add up to: the keys, and who has the file open."""
+"""The state that a FileStore's records describe: the keys, and who has the file open."""
 
 from __future__ import annotations
 

@@ -177,9 +177,8 @@ class SharedFile:
                 "job a file of its own"
             )
         if 0 < self._header.world_size <= self._contents.opened:
-            return (
-                this_process() in self._contents.members.values()
-            )  # opened again, as torch allows
+            # opened again, as torch allows
+            return this_process() in self._contents.members.values()
         if self._header.world_size != self._world_size:
             raise DistStoreError(
                 f"FileStore {self.path}: this process says world_size={self._world_size}, those "

@@ -35,7 +35,7 @@ def pair(folder):
 
 
 def agree(*stores):
-    """Whether all stores, and one that reads the file anew, hold the same; returns the keys."""
+    """Check that all stores, and a new one, see the same contents; return the keys."""
     fresh = hpcdist.FileStore(stores[0].path, timeout=5)
     held = [{key: each.get(key) for key in each.list_keys()} for each in (fresh, *stores)]
     fresh.close()
