@@ -73,12 +73,18 @@ class Failure:
             if bucket.work is not None:
                 self.settle(partial(give_up, bucket.work))
         if self._transfer.has_hook:  # whose second calls need not have been made
-            self.cut_off(buckets, len(buckets), more)
+            self.cut_off(buckets, len(buckets), more, error)
         barriers, self._barriers = self._barriers or [], None
         for barrier in barriers if ends_soon else ():
             self.settle(barrier.wait)
 
-    def cut_off(self, buckets: Sequence[Any], started: int, more: int) -> None:
+    def cut_off(
+        self,
+        buckets: Sequence[Any],
+        started: int,
+        more: int,
+        error: BaseException | None = None,
+    ) -> None:
         """Signal peers that an exception has ended this rank's backward; does not wait.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
@@ -86,6 +92,7 @@ class Failure:
         timeout or, worse, match their buckets with what this rank calls next. So this rank enters a
         barrier in place of each: if a peer is in an all-reduce, the entry check raises on both
         sides, and if all ranks gave up at the same bucket, the barriers match and nothing is lost.
+        If it has started all, they may be at the end of a pass with a hook.
 
         Parameters
         ----------
@@ -95,6 +102,8 @@ class Failure:
             How many have been started.
         more : int
             Calls that follow the last bucket.
+        error : BaseException, optional
+            What ended it, if it is known.
         """
         # with several backends, peers wait in the one that moves the buckets
         comm = serving(self._transfer.comm, buckets[0].buffer)
@@ -102,7 +111,7 @@ class Failure:
             return
         barriers = self._barriers = []
         owed = self._transfer.owed(len(buckets), started, more)
-        if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+        if owed and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
             for _ in range(owed):
                 self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))
         elif owed and comm.size > 1:
@@ -112,6 +121,8 @@ class Failure:
                     "off there is no safe way to tell the other ranks"
                 )
             )
+        else:
+            self._transfer.refuse(buckets, error or DistError("an exception ended its backward"))
         if isinstance(comm, Comm):
             comm.give_up()
 

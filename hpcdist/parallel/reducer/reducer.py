@@ -430,6 +430,7 @@ class Reducer:
                 unused = self._pipeline.finish()
                 for future in self.after_backward:
                     future.wait()
+                self.transfer.agree(self.buckets)
                 for call in self.transfer.after_pass:
                     call()
         except BaseException as error:
@@ -453,11 +454,13 @@ class Reducer:
         until :meth:`restore`.
         """
         counted = self._pipeline.tracks or self._static is not None
+        self.transfer.begin()
         try:
             with torch.no_grad():
                 self._pipeline.shadow(counted)
+                self.transfer.agree(self.buckets)
         except BaseException as error:
-            self._failure.note(error)
+            self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
         self._rebuild = self._may_rebuild
         self._reset()

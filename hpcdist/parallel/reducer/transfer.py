@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpcdist._buffer import unreadable
+from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -16,6 +17,9 @@ __all__ = ["Transfer"]
 # A last bucket below this size does not justify the handover to the group's thread and back, about
 # 60 µs: the computing thread reduces it at the end of backward.
 _SMALL = 1 << 19
+
+# The name that peers see of the call with which a pass with a hook ends.
+API_END = "DistributedDataParallel: end of a backward with a communication hook"
 
 
 class Transfer:
@@ -46,6 +50,7 @@ class Transfer:
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
         self._first = 0  # the group's calls before this pass
         self._given = False  # a bucket of this pass to the hook
+        self._ended = False  # this rank has come to the call that ends this pass, or refused it
 
     @property
     def comm(self) -> Any:
@@ -71,12 +76,12 @@ class Transfer:
 
     def begin(self) -> None:
         """A backward pass begins."""
-        self._first = getattr(self.comm, "seq", 0)
+        self._first, self._ended = getattr(self.comm, "seq", 0), False
 
     def end(self) -> None:
         """It has ended well."""
         if self._hook is not None:
-            self._calls = self._made()
+            self._calls = self._made() - self._ended
 
     def leave_out(self, calls: int) -> None:
         """Do not count some calls of the group, which moved no bucket of this pass."""
@@ -86,6 +91,38 @@ class Transfer:
         """The pass is over, in one way or another."""
         self.passes += 1
         self.after_pass, self._given = [], False
+
+    def agree(self, buckets: Sequence[Any]) -> None:
+        """Learn at the end of a pass with a hook whether its futures are complete on all ranks.
+
+        What a hook returns may fail on one rank alone, when the other ranks have their averages:
+        they would go on with other parameters than that rank's. A hook that has called no
+        collective of this group, such as one of local steps, lets the ranks go on alone.
+
+        Raises
+        ------
+        DistError
+            If a rank could not come here.
+        """
+        if (comm := self._ends_with_a_call(buckets)) is not None:
+            self._ended = True
+            comm.barrier(api=API_END)
+
+    def refuse(self, buckets: Sequence[Any], error: BaseException) -> None:
+        """Tell the other ranks, if they are in :meth:`agree`, why this one does not come there.
+
+        They are not if the last collective of the pass has failed, because that failed everywhere.
+        """
+        if (comm := self._ends_with_a_call(buckets)) is not None:
+            self._ended = True
+            comm.refuse(error, api=API_END, owed="if agreed")
+
+    def _ends_with_a_call(self, buckets: Sequence[Any]) -> Comm | None:
+        """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
+        if self._hook is None or self._ended or not self._made():
+            return None
+        comm = serving(self.comm, buckets[0].buffer)
+        return comm if isinstance(comm, Comm) and comm.check > 0 else None
 
     def owed(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.

@@ -94,6 +94,89 @@ def test_an_exception_in_a_hook_at_the_end_of_backward(name: str, passes: int) -
     parallel_assert(hears_of_it(loss))
 
 
+def wrong(what: str, future: torch.futures.Future) -> torch.futures.Future:
+    """What a hook returns in place of the average."""
+
+    def then(done):
+        (total,) = done.value()
+        if what == "callback raises":
+            raise Boom
+        return total[:-1]
+
+    if what == "hook raises":
+        raise Boom
+    return torch.futures.Future() if what == "never ends" else future.then(then)
+
+
+def failing_model(
+    group: dist.ProcessGroup, what: str, fails: list[int]
+) -> dist.DistributedDataParallel:
+    """A model whose hook averages, but for a bucket in `fails` on the last rank."""
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    last = group.rank() == group.size() - 1
+
+    def hook(state, bucket):
+        average = bucket.buffer().div_(group.size())
+        future = dist.all_reduce(average, group=group, async_op=True).get_future()
+        if last and bucket.index() in fails:
+            return wrong(what, future)
+        return future.then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, hook)
+    return model
+
+
+def all_hear(group: dist.ProcessGroup, heard: str) -> None:
+    """All ranks have raised, the others because of the last one; and they are in step."""
+    last = group.size() - 1
+    parallel_assert(heard != "", "the other ranks go on")
+    parallel_assert(group.rank() == last or f"rank {last}" in heard, heard)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["callback raises", "is short", "never ends", "hook raises"])
+@pytest.mark.parametrize("passes", [0, 2])
+def test_a_future_that_fails_on_one_rank_is_an_error_on_all(what: str, passes: int) -> None:
+    """The operations behind it succeed on all ranks, so nothing else would tell the others."""
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    fails: list[int] = []
+    model = failing_model(group, what, fails)
+    x = torch.ones(2, 30)
+    for _ in range(passes):
+        model(x).sum().backward()
+    fails.append(2 if what == "hook raises" else 1)  # the last bucket's call, or one between
+    loss = model(x).sum()
+    heard = ""
+    try:
+        loss.backward()
+    except Exception as error:
+        heard = f"{type(error).__name__}: {error}"
+    all_hear(group, heard)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_future_that_fails_on_a_rank_that_is_done_is_an_error_on_all() -> None:
+    """It shadows the others' backward with zeros, and calls the hook as they do."""
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    fails: list[int] = []
+    model = failing_model(group, "callback raises", fails)
+    done = group.rank() == group.size() - 1
+    heard = ""
+    try:
+        with model.join():
+            for step in range(1 if done else 3):
+                model(torch.ones(2, 30)).sum().backward()
+                fails += [1] if step == 0 else []
+    except Exception as error:
+        heard = f"{type(error).__name__}: {error}"
+    all_hear(group, heard)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None:
     """The operation behind the future has the same time, and says more."""
