@@ -206,6 +206,9 @@ cdef extern from "hd_reductions.h" nogil:
 cdef extern from "hd_node.h" nogil:
     int64_t hd_node_bytes(const hd_comm*)
 
+cdef extern from "hd_levels.h" nogil:
+    int64_t hd_levels_bytes(const hd_comm*)
+
 cdef extern from "hd_threads.h" nogil:
     int hd_session_serialized(const hd_session*)
 

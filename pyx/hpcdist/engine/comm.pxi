@@ -207,7 +207,7 @@ cdef class Comm:
     @property
     def node_memory(self):
         """int: bytes of that memory; 0 before the first long reduction, and if there is none."""
-        return hd_node_bytes(self.c)
+        return hd_node_bytes(self.c) + hd_levels_bytes(self.c)
 
     @property
     def on_device(self):

@@ -57,10 +57,14 @@ struct hd_comm {
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
-    struct hd_block *blocks; /* memory for tensors that the ranks of a node share: see hd_block.c;
-                              * changed under mu by the thread that holds the lane */
-    uint64_t block_ids;      /* given so far */
-    int on_device;           /* tensors are device memory: MPI alone may touch them */
+    int two_level;        /* long all_reduces between nodes go through hd_levels.c; the same on all
+                           * members */
+    struct hd_levels *levels; /* their communicators and memory */
+    int levels_asked;         /* the members have tried to make them */
+    struct hd_block *blocks;  /* memory for tensors that the ranks of a node share: see hd_block.c;
+                               * changed under mu by the thread that holds the lane */
+    uint64_t block_ids;       /* given so far */
+    int on_device;            /* tensors are device memory: MPI alone may touch them */
 
     char *staging; /* scaled or packed data, used by the thread that holds the lane */
     size_t staging_bytes;

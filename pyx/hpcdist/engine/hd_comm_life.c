@@ -14,6 +14,7 @@
 #include "hd_ft.h"
 #include "hd_graves.h"
 #include "hd_lane.h"
+#include "hd_levels.h"
 #include "hd_making.h"
 #include "hd_node.h"
 #include "hd_page_life.h"
@@ -94,6 +95,17 @@ static int checks_by_mpi(void)
     return transport && strcasecmp(transport, "mpi") == 0; /* config.py has refused other words */
 }
 
+/* Settings that all ranks must have alike, above the bits of the check level. */
+static const struct {
+    int bit;
+    const char *is;
+} settings[] = {
+    {8, "HPCDIST_FT is set"},
+    {9, "HPCDIST_CHECK_TRANSPORT is mpi"},
+    {10, "HPCDIST_TWO_LEVEL is 'on'"},
+};
+#define SETTINGS (int)(sizeof settings / sizeof *settings)
+
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
  * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
@@ -110,8 +122,9 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.node = hd_session_node(c->session, &slot);
     mine.slot = (uint64_t)(int64_t)slot;
     mine.uid = hd_random64();
-    mine.check =
-        (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << 8 | (uint64_t)checks_by_mpi() << 16;
+    mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << settings[0].bit |
+                 (uint64_t)checks_by_mpi() << settings[1].bit |
+                 (uint64_t)hd_levels_wanted() << settings[2].bit;
     mine.world = (uint64_t)hd_session_rank(c->session);
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
@@ -126,12 +139,12 @@ static int meet(hd_comm *c, char *text, size_t room)
         if (all[r].check != all[0].check && wrong < 0)
             wrong = r;
     }
-    if (wrong >= 0 && (all[wrong].check ^ all[0].check) >> 8) {
-        const int ft = (all[wrong].check ^ all[0].check) >> 8 & 1;
-        const int first = all[0].check >> (ft ? 8 : 16) & 1;
+    for (int i = 0; wrong >= 0 && i < SETTINGS; i++) {
+        const int first = all[0].check >> settings[i].bit & 1;
+        if (first == (int)(all[wrong].check >> settings[i].bit & 1))
+            continue;
         snprintf(text, room, "group '%s': %s on rank %d, and not on rank %d", c->name,
-                 ft ? "HPCDIST_FT is set" : "HPCDIST_CHECK_TRANSPORT is mpi", first ? 0 : wrong,
-                 first ? wrong : 0);
+                 settings[i].is, first ? 0 : wrong, first ? wrong : 0);
         free(all);
         return HD_ERR_MISMATCH;
     }
@@ -143,6 +156,7 @@ static int meet(hd_comm *c, char *text, size_t room)
         free(all);
         return HD_ERR_MISMATCH;
     }
+    c->two_level = hd_levels_wanted();
     c->as_world = 1;
     for (int r = 0; r < c->size; r++)
         c->as_world &= all[r].world == (uint64_t)r;
@@ -157,6 +171,7 @@ static int meet(hd_comm *c, char *text, size_t room)
 static void inherit(hd_comm *c, const birth *b)
 {
     c->uid = b->uid;
+    c->two_level = b->parent->two_level;
     c->one_node = 1;
     for (int r = 0; r < c->size; r++) {
         c->node_slot[r] = b->parent->node_slot[b->ranks[r]];
@@ -403,6 +418,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     hd_lane_close(c);
     hd_session_forget(s, c);
     hd_node_close(c);
+    hd_levels_close(c);
     hd_blocks_close(c);
     free(c->staging);
     c->staging = NULL;
@@ -411,6 +427,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     if (together == HD_LATER) {
         hd_grave_dig(c);
     } else {
+        hd_levels_free(c, together);
         if (together)
             MPI_Comm_free(&c->mpi);
         hd_page_close(c);

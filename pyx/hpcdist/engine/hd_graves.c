@@ -13,6 +13,7 @@
 #include "hd_exit.h"
 #include "hd_graves.h"
 #include "hd_late.h"
+#include "hd_levels.h"
 #include "hd_page_life.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
@@ -56,6 +57,7 @@ static void finish(hd_comm *c, int frees)
 {
     hd_post_close(c, frees);
     hd_mpi_lock(c->session);
+    hd_levels_free(c, frees);
     if (frees)
         MPI_Comm_free(&c->mpi);
     hd_mpi_unlock(c->session);

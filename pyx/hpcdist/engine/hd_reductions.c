@@ -10,6 +10,7 @@
 #include "hd_data.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
+#include "hd_levels.h"
 #include "hd_mpi_ops.h"
 #include "hd_node.h"
 #include "hd_reductions.h"
@@ -32,6 +33,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
     double factor = 1;
     const int first = hd_scales_first(c, j, &factor), by_node = hd_node_takes(c, j);
+    int by_levels;
 
     if (by_node < 0)
         return j->code;
@@ -39,6 +41,14 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
         /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
         for (int i = 0; i < j->nout; i++)
             if (hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
+                return j->code;
+        return HD_OK;
+    }
+    if ((by_levels = hd_levels_takes(c, j)) < 0)
+        return j->code;
+    if (by_levels) {
+        for (int i = 0; i < j->nout; i++)
+            if (hd_levels_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
         return HD_OK;
     }

@@ -1,0 +1,175 @@
+"""HPCDIST_TWO_LEVEL: all_reduces between nodes that go through the memory of each node first."""
+
+import itertools
+
+import pytest
+import torch
+from cases import OPS, Check, draw, finish, here, pairs, reference
+from resources import held
+from worlds import SHORT, outcome, true_place, works
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
+
+#: Bytes from which tensors go that way, and of a piece.
+LEAST, PIECE = 32 << 10, 256 << 10
+LONG = 100_003  # elements
+
+
+@pytest.fixture
+def world(no_world, monkeypatch):
+    """Start the default group on such nodes, with the setting; after an error without both."""
+
+    def begin(nodes: str, two_level: str = "on") -> str:
+        monkeypatch.setenv("HPCDIST_NODES", nodes)
+        monkeypatch.setenv("HPCDIST_TWO_LEVEL", two_level)
+        said = outcome()
+        monkeypatch.undo()
+        if not dist.is_initialized():
+            dist.init_process_group(timeout=SHORT)
+        return said
+
+    yield begin
+    dist.destroy_process_group()
+
+
+def shared(group=None) -> bool:
+    return (group or dist.group.WORLD)._comm.node_memory > 0
+
+
+def right(rng, group=None, n: int = LONG, ranks: list[int] | None = None) -> bool:
+    """Whether an all-reduce of n float32 gives what it must."""
+    rank, size = here()
+    ranks = ranks or list(range(size))
+    parts = [draw(rng, torch.float32, n) for _ in ranks]
+    if rank not in ranks:
+        return True
+    tensor = parts[ranks.index(rank)].clone()
+    dist.all_reduce(tensor, group=group)
+    want, bound = reference("SUM", parts)
+    return bool(((tensor.double() - want).abs() <= bound).all())
+
+
+def layouts(size: int) -> list[str]:
+    """Two nodes of blocks, ranks in turn, one long node and one of a single rank."""
+    turn = [str(r % 2) for r in range(size)]
+    alone = ["0"] * (size - 1) + ["1"]
+    return ["2", ",".join(turn), ",".join(alone)]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+def test_every_dtype_and_operation(rng, world, which):
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    for (name, op, dtype), async_op in zip(pairs(), itertools.cycle([False, True])):
+        least = LEAST // dtype.itemsize
+        for n in (least - 1, least, 3 * least + 5):
+            label = f"{name} {dtype} n={n}"
+            parts = [draw(rng, dtype, n) for _ in range(size)]
+            tensor = parts[rank].clone()
+            finish(dist.all_reduce(tensor, op, async_op=async_op), async_op)
+            check.near(tensor, *reference(name, parts), label)
+            check.everywhere(tensor, label)
+    check.that(shared(), "it has memory")
+    check.done()
+
+
+@pytest.mark.parametrize("name, dtype", [
+    ("SUM", torch.float32), ("AVG", torch.float16), ("MAX", torch.int8),
+    ("PREMUL_SUM", torch.complex128),
+])  # fmt: skip
+def test_around_whole_pieces(rng, world, name, dtype):
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world("2") == "")
+    piece = PIECE // dtype.itemsize
+    small = draw(rng, dtype, 10_007)
+    for pieces, more in itertools.product((1, 2, 3, 7), (-1, 0, 1)):
+        n = pieces * piece + more
+        parts = [torch.roll(small, 131 * r).repeat(n // 10_007 + 1)[:n] for r in range(size)]
+        # odd addresses, and what lies beside the tensor stays as it is
+        mine = torch.cat([parts[rank][:3], parts[rank], parts[rank][:3]])
+        beside = mine[:3].clone()
+        dist.all_reduce(mine[3:-3], OPS[name])
+        label = f"{name} {dtype} n={n}"
+        check.near(mine[3:-3], *reference(name, parts), label)
+        check.everywhere(mine[3:-3], label)
+        check.equal(mine[:3], beside, f"{label}: before")
+        check.equal(mine[-3:], beside, f"{label}: behind")
+    check.done()
+
+
+def test_groups_lists_and_many_in_flight(rng, world):
+    """Groups of some ranks of each node, of one rank of each, of one node; lists of tensors."""
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world(",".join(str(r % 2) for r in range(size))) == "")
+    chosen = [list(range(size)), [2, 1, 0], [0, 1], list(range(0, size, 2))]
+    groups = [dist.new_group(ranks) for ranks in chosen]
+    jobs = []
+    for turn, (group, ranks) in itertools.product(range(9), zip(groups, chosen, strict=True)):
+        parts = [draw(rng, torch.float32, (LONG, 1001, 20_000)[turn % 3]) for _ in ranks]
+        if rank in ranks:
+            tensor = parts[ranks.index(rank)].clone()
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            jobs.append((work, tensor, parts, f"turn {turn} of {ranks}"))
+    for work, tensor, parts, label in jobs:
+        work.wait()
+        check.near(tensor, *reference("SUM", parts), label)
+    listed = [[draw(rng, torch.float32, n) for n in (3, LONG, 0, 1001)] for _ in range(size)]
+    mine = [t.clone() for t in listed[rank]]
+    dist.all_reduce_coalesced(mine)
+    for i, tensor in enumerate(mine):
+        check.near(tensor, *reference("SUM", [each[i] for each in listed]), f"of a list, {i}")
+    if rank in (0, 1):
+        check.that(not shared(groups[2]), "a rank of each node needs no memory")
+    check.done()
+    for group, ranks in zip(groups, chosen, strict=True):
+        if rank in ranks:
+            dist.destroy_process_group(group)
+
+
+def test_the_same_bits_from_run_to_run(rng, world):
+    rank, size = true_place()
+    parallel_assert(world("2") == "")
+    parts = [draw(rng, torch.float32, LONG) for _ in range(size)]
+    first = None
+    for _ in range(5):
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor)
+        first = tensor if first is None else first
+        parallel_assert(torch.equal(tensor, first))
+
+
+@pytest.mark.parametrize("why", ["off", "one rank a node", "one node", "no memory", "none on one"])
+def test_it_is_not_taken(rng, world, why):
+    rank, size = true_place()
+    nodes = {"one rank a node": str(size), "one node": "1"}.get(why, "2")
+    parallel_assert(world(nodes, "off" if why == "off" else "on") == "")
+    comm = dist.group.WORLD._comm
+    if why == "no memory" or (why == "none on one" and rank == size - 1):
+        comm.node_limit = 0
+    parallel_assert(right(rng))
+    parallel_assert(shared() == (why == "one node"), f"{comm.node_memory} bytes")
+    parallel_assert(right(rng))
+
+
+def test_nothing_is_left_of_a_group(rng, world):
+    rank, size = true_place()
+    parallel_assert(world("2") == "")
+    parallel_assert(right(rng))
+    before = held()
+    for _ in range(3):
+        group = dist.new_group()
+        parallel_assert(right(rng, group) and shared(group))
+        dist.destroy_process_group(group)
+    after = held()
+    parallel_assert((after.mappings, after.files) == (before.mappings, before.files), str(after))
+    parallel_assert(works)
+
+
+def test_ranks_that_disagree(world):
+    rank, size = true_place()
+    said = world("2", "on" if rank == size - 1 else "off")
+    want = f"HPCDIST_TWO_LEVEL is 'on' on rank {size - 1}, and not on rank 0"
+    parallel_assert(want in said, said)
