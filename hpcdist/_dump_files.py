@@ -1,4 +1,4 @@
-"""What ``torchfrtrace`` calls operations, where its dumps go, and how they are written."""
+"""Where the dumps for ``torchfrtrace`` go, and how they are written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TRACED_AS", "write_dump"]
-
-#: What torchfrtrace calls operations, where it has another name for them.
-TRACED_AS = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_gather_coalesced": "ALLGATHER_coalesced",
-    "all_to_all_single": "all_to_all",
-    "barrier": "all_reduce_barrier",
-}
+__all__ = ["write_dump"]
 
 #: torch's variables for the path up to the rank.
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hpcdist.operations import OPERATIONS
+
 from .base import GroupBackend
 
 __all__ = ["Dispatch", "agreeing", "batch", "combine", "serving"]
 
 
-def _by_argument(name: str, place: int = 0) -> Callable[..., Any]:
+def _by_argument(name: str, place: int) -> Callable[..., Any]:
     """Make a method that picks the backend by one argument, a tensor or a list of tensors."""
 
     def method(self: Dispatch, *args: Any, **about: Any) -> Any:
@@ -73,24 +75,6 @@ class Dispatch:
             self._known[device] = found
         return found
 
-    all_reduce = _by_argument("all_reduce")
-    all_reduce_coalesced = _by_argument("all_reduce_coalesced")
-    broadcast = _by_argument("broadcast")
-    reduce = _by_argument("reduce")
-    all_gather = _by_argument("all_gather", 1)
-    all_gather_into_tensor = _by_argument("all_gather_into_tensor", 1)
-    all_gather_coalesced = _by_argument("all_gather_coalesced", 1)
-    gather = _by_argument("gather")
-    scatter = _by_argument("scatter")
-    reduce_scatter = _by_argument("reduce_scatter")
-    reduce_scatter_tensor = _by_argument("reduce_scatter_tensor")
-    all_to_all = _by_argument("all_to_all", 1)
-    all_to_all_single = _by_argument("all_to_all_single")
-    isend = _by_argument("isend")
-    irecv = _by_argument("irecv")
-    send = _by_argument("send")
-    recv = _by_argument("recv")
-
     def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
         """Begin messages, those of one backend together; return handles in list order."""
         works: list[Any] = [None] * len(operations)
@@ -101,6 +85,11 @@ class Dispatch:
                 for i, work in zip(mine, begun, strict=True):
                     works[i] = work
         return works
+
+
+for _about in OPERATIONS.values():
+    if _about.serves is not None:
+        setattr(Dispatch, _about.name, _by_argument(_about.name, _about.serves))
 
 
 def serving(backend: Any, tensor: Any) -> Any:

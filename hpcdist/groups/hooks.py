@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdist import log
 from hpcdist.backends.dispatch import Dispatch, agreeing, combine
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.world import world
+from hpcdist.operations import OPERATIONS
 
 __all__ = ["Hooked", "PostHookArgs", "PreHookArgs", "WithHooks"]
 
@@ -70,37 +71,6 @@ class PostHookArgs:
     op_id: int
 
 
-class _Shape(NamedTuple):
-    """Places of an operation's arguments: what it reads, what it writes, the root, async_op."""
-
-    inputs: int | None
-    outputs: int | None
-    root: int | None
-    asynchronous: int | None
-
-
-_SHAPES = {
-    "all_reduce": _Shape(0, 0, None, 2),
-    "all_reduce_coalesced": _Shape(0, 0, None, 2),
-    "broadcast": _Shape(0, 0, 1, 2),
-    "reduce": _Shape(0, 0, 1, 3),
-    "all_gather": _Shape(1, 0, None, 2),
-    "all_gather_into_tensor": _Shape(1, 0, None, 2),
-    "all_gather_coalesced": _Shape(1, 0, None, 2),
-    "gather": _Shape(0, 1, 2, 3),
-    "scatter": _Shape(1, 0, 2, 3),
-    "reduce_scatter": _Shape(1, 0, None, 3),
-    "reduce_scatter_tensor": _Shape(1, 0, None, 3),
-    "all_to_all": _Shape(1, 0, None, 2),
-    "all_to_all_single": _Shape(1, 0, None, 4),
-    "barrier": _Shape(None, None, None, 0),
-    "isend": _Shape(0, None, 1, None),
-    "irecv": _Shape(None, 0, 1, None),
-    "send": _Shape(0, None, 1, None),
-    "recv": _Shape(None, 0, 1, None),
-}
-
-
 def _flat(given: Any) -> list[Any]:
     """Return the tensors of an argument: one, a list, a list of lists, or None."""
     if isinstance(given, (list, tuple)):
@@ -137,18 +107,18 @@ class Hooked(Dispatch):
 
     def _announce(self, operation: str, args: Sequence[Any], about: dict[str, Any]) -> PreHookArgs:
         """Call the hooks before an operation; the other ranks learn of an error in one."""
-        shape = _SHAPES[operation]
+        places = OPERATIONS[operation]
 
         def given(place: int | None, default: Any = None) -> Any:
             return args[place] if place is not None and place < len(args) else default
 
-        root = given(shape.root, -1)
+        root = given(places.root, -1)
         seen = PreHookArgs(
             about.get("api") or operation,
             operation in ("isend", "irecv")
-            or bool(about.get("async_op", given(shape.asynchronous, False))),
-            _flat(given(shape.inputs)),
-            _flat(given(shape.outputs)),
+            or bool(about.get("async_op", given(places.asynchronous, False))),
+            _flat(given(places.inputs)),
+            _flat(given(places.outputs)),
             -1 if root is None else root,
             next(self.hooks.numbers),
         )
@@ -157,7 +127,7 @@ class Hooked(Dispatch):
                 hook(seen)
         except Exception as error:
             if not operation.endswith(("send", "recv")):
-                agreeing(self, given(shape.inputs)).refuse(error, api=seen.name)
+                agreeing(self, given(places.inputs)).refuse(error, api=seen.name)
             raise
         return seen
 
@@ -198,7 +168,7 @@ def _with_hooks(operation: str) -> Callable[..., Any]:
     return method
 
 
-for _operation in _SHAPES:
+for _operation in OPERATIONS:
     if _operation != "barrier":
         setattr(Hooked, _operation, _with_hooks(_operation))
 

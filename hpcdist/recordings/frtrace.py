@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdist._dump_files import TRACED_AS
+from hpcdist.operations import TRACED_AS
 
 from .model import Operation, Recording
 

@@ -31,6 +31,7 @@ _RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
 #: Where a record has its state, and which of them are of an operation that goes on.
 _STATE, _GOES_ON = 56, (1, 2)
 _NAMES = {dtype.code: dtype for dtype in DTYPES}
+#: The engine's, in the order of hd_kind in hd_job.h.
 _KINDS = (
     *("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather"),
     *("scatter", "all_to_all", "send", "recv"),

@@ -23,6 +23,7 @@ from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
+from hpcdist.operations import TRACED_AS
 from hpcdist.torch.abort_hooks import AbortHooks
 from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
@@ -210,21 +211,15 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
     # --- how a call runs -------------------------------------------------------------------------
 
     def _call(
-        self,
-        name: str,
-        opts: Any,
-        inputs: list[Any],
-        outputs: list[Any],
-        method: Callable[..., Any],
-        *args: Any,
+        self, name: str, opts: Any, inputs: list[Any], outputs: list[Any], *args: Any
     ) -> Work:
-        """Run a method of the native group as torch's options say."""
+        """Run an operation of the native group as torch's options say."""
         with _limited(opts):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
-            method = shown(name, inputs, method, NAME)
+            method = shown(name, inputs, getattr(self._comm, name), NAME)
             entry = None
             if self._recorder is not None:
-                entry = self._note(name, inputs, outputs)
+                entry = self._note(TRACED_AS.get(name, name), inputs, outputs)
                 method = self._recorder.inside(entry, method)
             if wants_work:
                 # torch lets one rank wait and another not

@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import NamedTuple
 
 from hpcdist._torch_version import OLDEST, untested, version
+from hpcdist.operations import OPERATIONS
 
 __all__ = [
     "NAMES",
@@ -42,11 +43,13 @@ class Renamed(NamedTuple):
 
 #: Methods under the names that they have in other versions than 2.13, and for other callers.
 NAMES = (
-    Renamed("all_gather_single", "_allgather_base", "to 2.12"),
-    Renamed("reduce_scatter_single", "_reduce_scatter_base", "to 2.12"),
+    *(
+        Renamed(about.c10d, about.c10d_before, "to 2.12")
+        for about in OPERATIONS.values()
+        if about.c10d_before
+    ),
     Renamed("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "to 2.12"),
     Renamed("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "to 2.12"),
-    Renamed("all_to_all_single", "alltoall_base", "to 2.12"),
     Renamed("_start_coalescing", "start_coalescing", "from 2.14 on"),
     Renamed("_end_coalescing", "end_coalescing", "from 2.14 on"),
     Renamed("gather_single", "gather_into_tensor", "from 2.14 on"),

@@ -18,33 +18,17 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
+from hpcdist.operations import OPERATIONS
+
 __all__ = ["Delegate", "give_delegate"]
 
 #: Operations of a backend, and its own name for each of the group's.
 _OPERATIONS = {
     name: name
     for name in (
-        "all_gather_single",
-        "all_gather_single_coalesced",
-        "all_to_all_single",
-        "allgather",
-        "allgather_coalesced",
-        "allreduce",
-        "allreduce_coalesced",
-        "alltoall",
-        "barrier",
-        "broadcast",
-        "gather",
-        "recv",
-        "recv_anysource",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_single_coalesced",
-        "scatter",
-        "send",
-        "set_timeout",
-        "_get_sequence_number_for_group",
+        *(about.c10d for about in OPERATIONS.values()),
+        *("all_gather_single_coalesced", "reduce_scatter_single_coalesced", "recv_anysource"),
+        *("set_timeout", "_get_sequence_number_for_group"),
     )
 } | {"allreduce_sparse": "allreduce"}
 

@@ -54,9 +54,7 @@ class BridgeGroup(BridgeBase):
         opts = bounded(opts, timeout)
         tensor = one(tensors)
         both = [tensor]
-        return self._call(
-            "broadcast", opts, both, both, self._comm.broadcast, tensor, root_of(opts)
-        )
+        return self._call("broadcast", opts, both, both, tensor, root_of(opts))
 
     @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
@@ -68,22 +66,12 @@ class BridgeGroup(BridgeBase):
                 op_of(opts),
             )  # fmt: skip
         both = [tensor]
-        return self._call(
-            "all_reduce", opts, both, both, self._comm.all_reduce, tensor, op_of(opts)
-        )
+        return self._call("all_reduce", opts, both, both, tensor, op_of(opts))
 
     @by_device
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         both = every(tensors)
-        return self._call(
-            "allreduce_coalesced",
-            opts,
-            both,
-            both,
-            self._comm.all_reduce_coalesced,
-            both,
-            op_of(opts),
-        )
+        return self._call("all_reduce_coalesced", opts, both, both, both, op_of(opts))
 
     @by_device
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
@@ -91,43 +79,23 @@ class BridgeGroup(BridgeBase):
         both = [tensor]
         kind = op_of(op) if isinstance(opts, int) else op_of(opts)
         opts = bounded(opts, timeout)
-        return self._call(
-            "reduce", opts, both, both, self._comm.reduce, tensor, root_of(opts), kind
-        )
+        return self._call("reduce", opts, both, both, tensor, root_of(opts), kind)
 
     @by_device
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
         gathered, own = every(outputs), one(inputs)
-        return self._call(
-            "all_gather", opts, [own], [gathered], self._comm.all_gather, gathered, own
-        )
+        return self._call("all_gather", opts, [own], [gathered], gathered, own)
 
     @by_device
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         lists, own = [every(outputs) for outputs in output_lists], every(inputs)
-        return self._call(
-            "ALLGATHER_coalesced",
-            opts,
-            own,
-            flat(lists),
-            self._comm.all_gather_coalesced,
-            lists,
-            own,
-        )
+        return self._call("all_gather_coalesced", opts, own, flat(lists), lists, own)
 
     @by_device
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
-        return self._call(
-            "_all_gather_base",
-            opts,
-            [input],
-            [output],
-            self._comm.all_gather_into_tensor,
-            output,
-            input,
-        )
+        return self._call("all_gather_into_tensor", opts, [input], [output], output, input)
 
     @by_device
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -138,27 +106,23 @@ class BridgeGroup(BridgeBase):
         opts = bounded(opts, timeout)
         root, own = root_of(opts), one(inputs)
         gathered = every(outputs) if self._comm.rank == root else None
-        return self._call(
-            "gather", opts, [own], gathered or [], self._comm.gather, own, gathered, root
-        )
+        return self._call("gather", opts, [own], gathered or [], own, gathered, root)
 
     @by_device
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         root, own = root_of(opts), plain(input)
         if self._comm.rank != root:  # torch passes an empty output
-            return self._call("gather", opts, [own], [], self._comm.gather, own, None, root)
+            return self._call("gather", opts, [own], [], own, None, root)
         gathered = plain(output)
         parts = blocks(gathered, own, self._comm.size)
-        return self._call("gather", opts, [own], [gathered], self._comm.gather, own, parts, root)
+        return self._call("gather", opts, [own], [gathered], own, parts, root)
 
     @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
         root, output = root_of(opts), one(outputs)
         parts = every(inputs) if self._comm.rank == root else None
-        return self._call(
-            "scatter", opts, parts or [], [output], self._comm.scatter, output, parts, root
-        )
+        return self._call("scatter", opts, parts or [], [output], output, parts, root)
 
     @by_device
     def reduce_scatter(
@@ -166,29 +130,13 @@ class BridgeGroup(BridgeBase):
     ) -> Work:
         opts = bounded(opts, timeout)
         output, parts = one(outputs), every(inputs)
-        return self._call(
-            "reduce_scatter",
-            opts,
-            [parts],
-            [output],
-            self._comm.reduce_scatter,
-            output,
-            parts,
-            op_of(opts),
-        )
+        return self._call("reduce_scatter", opts, [parts], [output], output, parts, op_of(opts))
 
     @by_device
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
         return self._call(
-            "_reduce_scatter_base",
-            opts,
-            [input],
-            [output],
-            self._comm.reduce_scatter_tensor,
-            output,
-            input,
-            op_of(opts),
+            "reduce_scatter_tensor", opts, [input], [output], output, input, op_of(opts)
         )
 
     @by_device
@@ -198,7 +146,7 @@ class BridgeGroup(BridgeBase):
     @by_device
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         received, sent = every(outputs), every(inputs)
-        return self._call("all_to_all", opts, sent, received, self._comm.all_to_all, received, sent)
+        return self._call("all_to_all", opts, sent, received, received, sent)
 
     @by_device
     def all_to_all_single(
@@ -212,21 +160,13 @@ class BridgeGroup(BridgeBase):
     ) -> Work:
         opts = bounded(opts, timeout)
         output, input = plain(output), plain(input)
-        return self._call(
-            "all_to_all",
-            opts,
-            [input],
-            [output],
-            self._comm.all_to_all_single,
-            output,
-            input,
-            list(output_splits) if output_splits else None,
-            list(input_splits) if input_splits else None,
-        )
+        outs = list(output_splits) if output_splits else None
+        ins = list(input_splits) if input_splits else None
+        return self._call("all_to_all_single", opts, [input], [output], output, input, outs, ins)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
-        return self._call("all_reduce_barrier", opts, [], [], self._comm.barrier)
+        return self._call("barrier", opts, [], [])
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

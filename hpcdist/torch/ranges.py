@@ -12,17 +12,9 @@ from typing import Any
 from torch.autograd import profiler
 
 from hpcdist import profiler_events
+from hpcdist.operations import OPERATIONS
 
 __all__ = ["shown"]
-
-#: What torch's backends call an operation, by the flight recorder's name for it, where they differ.
-_TITLES = {
-    "allreduce_coalesced": "all_reduce",
-    "ALLGATHER_coalesced": "all_gather",
-    "_all_gather_base": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "all_reduce_barrier": "barrier",
-}
 
 
 def shown(
@@ -33,7 +25,7 @@ def shown(
     Parameters
     ----------
     name : str
-        Its name in the flight recorder.
+        Its name in `OPERATIONS`, or, if it has none there, its title.
     tensors : sequence of torch.Tensor, or of lists of them
         Its inputs, whose shapes are shown if the profiler records shapes.
     method : callable
@@ -48,7 +40,7 @@ def shown(
     """
     if not profiler._is_profiler_enabled:
         return method
-    title = _TITLES.get(name, name)
+    title = OPERATIONS[name].title if name in OPERATIONS else name
 
     def run(*args: Any) -> Any:
         with profiler.record_function(f"c10d::{title}"):

@@ -40,6 +40,7 @@ FILES = {
             "config",
             "log",
             "hardware",
+            "operations",
             "debug_level",
             "flight_recorder",
             "profiler_events",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdist._dump_files import TRACED_AS
 from hpcdist.flight_recorder import NCCL, Entry, Recorder, Where
+from hpcdist.operations import TRACED_AS
 
 __all__ = ["Recording"]
 

@@ -10,6 +10,7 @@ from hpcdist import _bench
 from hpcdist._ops import ReduceOp
 from hpcdist.collectives import all_to_all, barrier, broadcast, gather, p2p, reduce, scatter
 from hpcdist.groups import state as group
+from hpcdist.operations import OPERATIONS
 
 from .errors import Unsupported
 from .floor import Floor
@@ -29,29 +30,12 @@ class Hpcdist(Library):
 
     def call(self, case: Case) -> Call:
         """See :meth:`Library.call`."""
-        name, root, send, recv = case.operation.name, case.root, case.send, case.recv
         op: tuple[Any, ...] = ()
         if case.operation.reduces and case.redop != "SUM":
             op = (getattr(ReduceOp, case.redop),)
-        if name == "all_reduce":
-            return reduce.all_reduce, (send, *op)
-        if name == "reduce":
-            return reduce.reduce, (send, root, *op)
-        if name == "reduce_scatter_tensor":
-            return reduce.reduce_scatter_tensor, (recv, send, *op)
-        if name == "broadcast":
-            return broadcast.broadcast, (send, root)
-        if name == "all_gather":
-            return gather.all_gather, (case.parts(recv), send)
-        if name == "all_gather_into_tensor":
-            return gather.all_gather_into_tensor, (recv, send)
-        if name == "gather":
-            return gather.gather, (send, case.parts(recv) if case.is_root else None, root)
-        if name == "scatter":
-            return scatter.scatter, (recv, case.parts(send) if case.is_root else None, root)
-        if name == "all_to_all_single":
-            return all_to_all.all_to_all_single, (recv, send)
-        return barrier.barrier, ()
+        modules = all_to_all, barrier, broadcast, gather, reduce, scatter
+        call = next(filter(None, (vars(each).get(case.operation.name) for each in modules)))
+        return call, _arguments(case, op)
 
     def batch(self, case: Case) -> Batch:
         """See :meth:`Library.batch`; the level of the check is set for the calls alone."""
@@ -301,13 +285,7 @@ class Gloo(Library):
 
     def call(self, case: Case) -> Call:
         """See :meth:`Library.call`."""
-        lib, name, root, send, recv = (
-            self._dist,
-            case.operation.name,
-            case.root,
-            case.send,
-            case.recv,
-        )
+        lib, name = self._dist, case.operation.name
         if name == "barrier":
             return lib.barrier, ()
         if case.dtype.name not in _GLOO:
@@ -318,25 +296,9 @@ class Gloo(Library):
                 raise Unsupported(f"gloo has no {case.redop} on {case.dtype}")
             if case.redop != "SUM":
                 op = (getattr(lib.ReduceOp, case.redop),)
-        if name == "all_reduce":
-            return lib.all_reduce, (send, *op)
-        if name == "reduce":
-            return lib.reduce, (send, root, *op)
-        if name == "reduce_scatter_tensor":
-            # torch 2.13 has another name, and warns of this one at each call
-            call = getattr(lib, "reduce_scatter_single", lib.reduce_scatter_tensor)
-            return call, (recv, send, *op)
-        if name == "broadcast":
-            return lib.broadcast, (send, root)
-        if name == "all_gather":
-            return lib.all_gather, (case.parts(recv), send)
-        if name == "all_gather_into_tensor":
-            return getattr(lib, "all_gather_single", lib.all_gather_into_tensor), (recv, send)
-        if name == "gather":
-            return lib.gather, (send, case.parts(recv) if case.is_root else None, root)
-        if name == "scatter":
-            return lib.scatter, (recv, case.parts(send) if case.is_root else None, root)
-        return lib.all_to_all_single, (recv, send)
+        # torch 2.13 has other names for two, and warns of these at each call
+        call = getattr(lib, OPERATIONS[name].c10d, None) or getattr(lib, name)
+        return call, _arguments(case, op)
 
     def start(self, case: Case) -> Any:
         """See :meth:`Library.start`."""
@@ -363,6 +325,21 @@ _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "fl
 
 #: In the order in which they are printed.
 LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Unchecked, CLoop, Floor, Mpi4py, Gloo, Async)
+
+
+def _arguments(case: Case, op: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the public function takes, hpcdist's as torch's."""
+    places = OPERATIONS[case.operation.name]
+    send: Any = case.send
+    recv: Any = case.recv
+    if places.name == "all_gather" or places.name == "gather" and case.is_root:
+        recv = case.parts(recv)
+    elif places.name == "gather":
+        recv = None
+    elif places.name == "scatter":
+        send = case.parts(send) if case.is_root else None
+    given = {places.outputs: recv, places.inputs: send, places.root: case.root}
+    return (*(given[place] for place in range(3) if place in given), *op)
 
 
 def _refuse_long(case: Case) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcdist import operations
 from hpcdist.dtypes import DType
 
 from .errors import Unsupported
@@ -41,32 +42,37 @@ class Operation:
         How much a rank sends and receives: one buffer of the full size, one rank's part of it, all
         parts, or nothing. An operation in place receives into what it sends, so its `recv` is
         ``""``.
-    reduces, rooted : bool
-        Whether it takes a reduce operation, and whether it has a root.
     bus : callable
         Number of ranks -> factor from algorithm bandwidth to bus bandwidth, as nccl-tests has it.
+
+    Attributes
+    ----------
+    reduces, rooted : bool
+        Whether it takes a reduce operation, and whether it has a root.
     """
 
     name: str
     send: str
     recv: str
-    reduces: bool = False
-    rooted: bool = False
     bus: Callable[[int], float] = field(default=lambda n: (n - 1) / n)
 
+    reduces = property(lambda self: operations.OPERATIONS[self.name].op is not None)
+    rooted = property(lambda self: operations.OPERATIONS[self.name].root is not None)
 
+
+#: Sizes and bandwidths are facts of the measurement alone.
 OPERATIONS: dict[str, Operation] = {
     each.name: each
     for each in (
-        Operation("all_reduce", "one", "", reduces=True, bus=lambda n: 2 * (n - 1) / n),
-        Operation("broadcast", "one", "", rooted=True, bus=lambda n: 1.0),
-        Operation("reduce", "one", "", reduces=True, rooted=True, bus=lambda n: 1.0),
+        Operation("all_reduce", "one", "", bus=lambda n: 2 * (n - 1) / n),
+        Operation("broadcast", "one", "", bus=lambda n: 1.0),
+        Operation("reduce", "one", "", bus=lambda n: 1.0),
         Operation("all_gather", "part", "all"),
         Operation("all_gather_into_tensor", "part", "all"),
-        Operation("reduce_scatter_tensor", "all", "part", reduces=True),
+        Operation("reduce_scatter_tensor", "all", "part"),
         Operation("all_to_all_single", "all", "all"),
-        Operation("gather", "part", "all", rooted=True),
-        Operation("scatter", "all", "part", rooted=True),
+        Operation("gather", "part", "all"),
+        Operation("scatter", "all", "part"),
         Operation("barrier", "", ""),
     )
 }
