@@ -102,6 +102,9 @@ class GroupBackend:
         Seconds after which a barrier names the ranks that are missing.
     """
 
+    #: Level of the agreement of the ranks before each operation; 0: there is none.
+    check: int = 0
+
     def __init__(self, rank: int, size: int, name: str = "", timeout: float = 1800.0) -> None:
         self.rank = rank
         self.size = size

@@ -105,6 +105,15 @@ class Core(GroupBackend):
             self._made.timeout = value
 
     @property
+    def check(self) -> int:
+        """Level of the entry check, that of host tensors."""
+        return self._comm.check
+
+    @check.setter
+    def check(self, value: int) -> None:
+        self._comm.check = value
+
+    @property
     def node_ranks(self) -> tuple[int, ...]:
         """Group ranks on this rank's node."""
         return tuple(self._comm.node_ranks)

@@ -12,6 +12,7 @@ from over_mpi import CHUNK
 from standin import cpu, gpu
 
 import hpcdist as dist
+from hpcdist.parallel.reducer.failure import Failure
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("over_mpi"), pytest.mark.mpi(min_size=2)]
@@ -70,3 +71,46 @@ def test_a_rank_that_cannot_begin_what_it_has_agreed_to(runtime, monkeypatch, wh
         if work is not None:
             work.wait()
         parallel_assert(bool((cpu(out) == dist.get_world_size()).all()))
+
+
+class Transfer:
+    """Of a backward pass that owes its only bucket."""
+
+    has_hook = False
+
+    def __init__(self) -> None:
+        self.comm = dist.group.WORLD._comm
+
+    def owed(self, *counts: int) -> int:
+        return 1
+
+
+class Note:
+    """A bucket, and where errors are recorded."""
+
+    work = None
+
+    def __init__(self) -> None:
+        self.buffer = ones()
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+def test_a_backward_that_is_cut_off_tells_the_others() -> None:
+    """It raised AttributeError there, and the others waited for their timeouts."""
+    failure: Any = Failure(Transfer(), Note())  # type: ignore[arg-type]
+    problem: BaseException | None = None
+    seconds = 0.0
+    if dist.get_rank() == VICTIM:
+        try:
+            failure.cut_off([Note()], 0, 0)
+            failure.of_finish(dist.DistMismatchError(""), [], 0)
+        except AttributeError as error:
+            problem = error
+            dist.group.WORLD._comm.refuse(error)
+    else:
+        seconds, raised = tried(False)
+        problem = None if isinstance(raised, dist.DistMismatchError) else raised
+    parallel_assert(problem is None and seconds < 10, lambda: f"{seconds} {problem!r}")
+    dist.all_reduce(ones())
