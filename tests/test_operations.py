@@ -7,10 +7,8 @@ import inspect
 import pytest
 import torch.distributed as td
 
-from hpcdist._engine import Comm
 from hpcdist.backends.base import GroupBackend
-from hpcdist.backends.dispatch import Dispatch
-from hpcdist.groups.hooks import Hooked
+from hpcdist.backends.carrier import Carrier
 from hpcdist.operations import OPERATIONS, TRACED_AS, Operation
 from hpcdist.torch.process_group import BridgeGroup
 
@@ -24,9 +22,10 @@ NAMES = {
 }
 
 
+@pytest.mark.parametrize("kind", [GroupBackend, Carrier])
 @pytest.mark.parametrize("about", OPERATIONS.values(), ids=lambda about: about.name)
-def test_places_are_those_of_the_interface(about: Operation) -> None:
-    found = list(inspect.signature(getattr(GroupBackend, about.name)).parameters)[1:]
+def test_places_are_those_of_the_interface(about: Operation, kind: type) -> None:
+    found = list(inspect.signature(getattr(kind, about.name)).parameters)[1:]
     for field, names in NAMES.items():
         wanted = next((place for place, name in enumerate(found) if name in names), None)
         assert getattr(about, field) == wanted, f"{about.name}: {field}, of {found}"
@@ -40,12 +39,6 @@ def test_every_operation_of_the_interface_has_a_row() -> None:
     other = {"create_group", "free", "share", "place", "refuse"}
     theirs = {name for name, member in vars(GroupBackend).items() if inspect.isfunction(member)}
     assert {name for name in theirs if not name.startswith("_")} - other == set(OPERATIONS)
-
-
-@pytest.mark.parametrize("about", OPERATIONS.values(), ids=lambda about: about.name)
-def test_everything_behind_a_group_has_the_operation(about: Operation) -> None:
-    assert all(callable(getattr(kind, about.name)) for kind in (Comm, GroupBackend, Hooked))
-    assert (about.name in vars(Dispatch)) is (about.serves is not None)
 
 
 @pytest.mark.parametrize("about", OPERATIONS.values(), ids=lambda about: about.name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from hpcdist.operations import OPERATIONS
 
 from .base import GroupBackend
+from .carrier import Carrier
 
 __all__ = ["Dispatch", "agreeing", "batch", "combine", "serving"]
 
@@ -39,12 +40,12 @@ class Dispatch:
         Device type to backend. Operations without a tensor go to the host's, or the first.
     """
 
-    def __init__(self, backends: dict[str, Any]) -> None:
+    def __init__(self, backends: dict[str, Carrier]) -> None:
         self._backends = backends
         self._host = backends.get("cpu") or next(iter(backends.values()))
         #: Keyed by the device itself: asking torch for its type takes a quarter of a launch over
         #: NCCL.
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Any, Carrier] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
@@ -52,14 +53,14 @@ class Dispatch:
     @property
     def timeout(self) -> float:
         """Seconds after which a missing peer is an error."""
-        return float(self._host.timeout)
+        return self._host.timeout
 
     @timeout.setter
     def timeout(self, value: float) -> None:
         for each in self._backends.values():
             each.timeout = value
 
-    def _backend_for(self, tensor: Any) -> Any:
+    def _backend_for(self, tensor: Any) -> Carrier:
         device = getattr(tensor, "device", None)
         kind = getattr(device, "type", "cpu")  # an array's device is not torch's
         try:
@@ -92,7 +93,7 @@ for _about in OPERATIONS.values():
         setattr(Dispatch, _about.name, _by_argument(_about.name, _about.serves))
 
 
-def serving(backend: Any, tensor: Any) -> Any:
+def serving(backend: Carrier | Dispatch, tensor: Any) -> Carrier:
     """Return the backend that moves a tensor, from a group's :func:`combine`.
 
     Parameters
@@ -105,7 +106,7 @@ def serving(backend: Any, tensor: Any) -> Any:
     return backend._backend_for(tensor) if isinstance(backend, Dispatch) else backend
 
 
-def agreeing(backend: Any, tensors: Any = None) -> Any:
+def agreeing(backend: Carrier | Dispatch, tensors: Any = None) -> Carrier:
     """Return the backend over which the ranks agree about a collective, and send refusals.
 
     Parameters
@@ -118,20 +119,21 @@ def agreeing(backend: Any, tensors: Any = None) -> Any:
     if isinstance(backend, Dispatch):
         while isinstance(tensors, (list, tuple)):
             tensors = tensors[0] if tensors else None
+        several = backend
         try:
-            backend = backend._backend_for(tensors)
+            backend = several._backend_for(tensors)
         except ValueError:  # on a device that no backend serves
-            backend = backend._host
+            backend = several._host
     return backend.agreed_on if isinstance(backend, GroupBackend) else backend
 
 
-def combine(backends: dict[str, Any]) -> Any:
+def combine(backends: dict[str, Any]) -> Carrier:
     """Return what a group's operations call: its only backend itself, or a :class:`Dispatch`."""
     different = list(dict.fromkeys(backends.values()))
-    return different[0] if len(different) == 1 else Dispatch(backends)
+    return different[0] if len(different) == 1 else cast(Carrier, Dispatch(backends))
 
 
-def batch(backend: Any, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+def batch(backend: Carrier, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
     """Begin several messages: in the backend's way, or all receives before the first send.
 
     Parameters

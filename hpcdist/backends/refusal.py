@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from types import TracebackType
-from typing import Any
+
+from .carrier import Carrier
 
 __all__ = ["bursts", "parts", "refusing"]
 
@@ -37,7 +38,7 @@ class parts:
 
     def __init__(
         self,
-        comm: Any,
+        comm: Carrier,
         api: str,
         due: int | Callable[[], int],
         *,
@@ -84,7 +85,7 @@ class bursts(parts):
 
     __slots__ = ("_lengths",)
 
-    def __init__(self, comm: Any, api: str, lengths: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, comm: Carrier, api: str, lengths: Callable[[], Iterable[int]]) -> None:
         super().__init__(comm, api, 0)
         self._lengths = lengths
 
@@ -121,5 +122,5 @@ class refusing(parts):
 
     __slots__ = ()
 
-    def __init__(self, comm: Any, api: str) -> None:
+    def __init__(self, comm: Carrier, api: str) -> None:
         super().__init__(comm, api, 1)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcdist import codec
+from hpcdist.backends.carrier import Carrier
 from hpcdist.codec._reader import ORDINARY, call_user
 from hpcdist.errors import DistError
 
@@ -122,7 +123,7 @@ def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int
     return int(pg._place(0 if rank is None and group_rank is None else rank, group_rank, what))
 
 
-def gather_sizes(comm: Any, part: Part, extra: int) -> list[int]:
+def gather_sizes(comm: Carrier, part: Part, extra: int) -> list[int]:
     """Exchange the sizes of all ranks' payloads; raise on all ranks if one cannot send.
 
     This is one part of an operation, or two where it raises that error.

@@ -193,6 +193,9 @@ def recv_object_list(
 # No signal handler runs inside extend(): every operation that MPI has started is in the list.
 
 
+# comm is no Carrier in these: where they pass tag_kind, a Comm stands behind it.
+
+
 def _send(comm: Any, peer: int, header: Any, data: Any) -> None:
     """Send both or neither; over MPI that is true even if a signal handler raises."""
     here = serving(comm, header)

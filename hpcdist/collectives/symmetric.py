@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hpcdist import log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.state import ProcessGroup
@@ -25,7 +26,7 @@ _log = log.get_logger("symmetric")
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _why(comm: Any, nbytes: int) -> str:
+def _why(comm: Carrier, nbytes: int) -> str:
     """Why a group got no memory of that many bytes for each rank, as far as this rank can see."""
     if getattr(comm, "checks_through", "") != "shared memory":
         return "its ranks do not share one node, or do not agree through its memory"
@@ -40,7 +41,7 @@ def _why(comm: Any, nbytes: int) -> str:
     )
 
 
-def _say(comm: Any, nbytes: int) -> None:
+def _say(comm: Carrier, nbytes: int) -> None:
     """Log the reason once per group, on one rank."""
     if not nbytes or comm.size == 1 or comm.rank != 0:
         return

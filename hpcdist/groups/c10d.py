@@ -14,6 +14,7 @@ from typing import Any
 from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.carrier import Carrier
 
 __all__ = [
     "AllToAllOptions",
@@ -121,7 +122,7 @@ class LowLevel:
 
     __slots__ = ()
 
-    _comm: Any  # of ProcessGroup
+    _comm: Carrier  # of ProcessGroup
 
     def _with(self, options: Any, timeout: timedelta | None, call: Callable[[], Any]) -> Work:
         limit = getattr(options, "timeout", None) if timeout is None else timeout
@@ -320,5 +321,4 @@ class LowLevel:
         Work
             The handle; ``source_rank()`` is the sender.
         """
-        work: Work = self._comm.irecv(_one(tensors), -1, tag)
-        return work
+        return self._comm.irecv(_one(tensors), -1, tag)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hpcdist import log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import Dispatch, agreeing, combine
 from hpcdist.errors import DistBackendError
-from hpcdist.groups.world import world
 from hpcdist.operations import OPERATIONS
 
 __all__ = ["Hooked", "PostHookArgs", "PreHookArgs", "WithHooks"]
@@ -180,7 +180,7 @@ class WithHooks:
 
     # of ProcessGroup
     _backends: dict[str, Any]
-    _comm: Any
+    _comm: Carrier
     _name: str
 
     supports_completion_hooks = False
@@ -189,6 +189,7 @@ class WithHooks:
     # of ProcessGroup
     _abort_hooks: dict[int, Callable[[], None]]
     _hold: Callable[[], None]
+    _use: Callable[[Carrier], None]
     _aborted: set[int]
     _generation: int
 
@@ -321,12 +322,6 @@ class WithHooks:
             except Exception:
                 _log.exception("an abort hook of the group %r failed", self._name)
 
-    def _use(self, comm: Any) -> None:
-        """Let the group's operations go through another object."""
-        self._comm = comm
-        if world.pg is self:
-            world.comm = comm
-
     def _register(self, kind: str, hook_id: int, hook: Any) -> None:
         if not self._backends:
             raise ValueError(f"the process group {self._name!r} has been destroyed")
@@ -337,7 +332,7 @@ class WithHooks:
         if hook_id in hooks:
             raise ValueError(f"a hook {hook_id} is registered already: choose another number")
         hooks[hook_id] = hook
-        self._use(hooked)
+        self._use(cast(Carrier, hooked))
 
     def _unregister(self, kind: str, hook_id: int) -> None:
         hooks = self._comm.hooks if isinstance(self._comm, Hooked) else Hooks()

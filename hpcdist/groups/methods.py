@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.c10d import BarrierOptions
 from hpcdist.groups.numbers import split_sizes
@@ -23,7 +24,7 @@ class Collectives(Reductions):
     __slots__ = ()
 
     # of ProcessGroup
-    _comm: Any
+    _comm: Carrier
     _name: str
     _root: Any
     _with: Any

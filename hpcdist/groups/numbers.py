@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 
@@ -31,7 +32,7 @@ def whole(value: Any, name: str) -> int:
         ) from None
 
 
-def split_sizes(comm: Any, input: Any, outs: Any, ins: Any) -> tuple[Any, Any]:
+def split_sizes(comm: Carrier, input: Any, outs: Any, ins: Any) -> tuple[Any, Any]:
     """Return output and input splits as lists, None for none; also of tensors and arrays.
 
     Raises

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcdist._engine import Work
 from hpcdist.backends import dispatch
+from hpcdist.backends.carrier import Carrier
 from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.limits import limit_of, seconds_of
@@ -84,7 +85,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     ) -> None:
         self._backends = backends
         # the host's backend, if there is one, serves objects, barriers and host tensors
-        self._comm = dispatch.combine(backends)
+        self._comm: Carrier = dispatch.combine(backends)
         self._ranks = tuple(ranks)
         self._index = {world: place for place, world in enumerate(self._ranks)}
         self._name = name
@@ -105,6 +106,12 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         """Let the group live until it is destroyed: it can be reached by other ways."""
         if self in world.groups:
             world.held.add(self)
+
+    def _use(self, comm: Carrier) -> None:
+        """Let the group's operations go through another object."""
+        self._comm = comm
+        if world.pg is self:
+            world.comm = comm
 
     def rank(self) -> int:
         """This process's rank in the group.

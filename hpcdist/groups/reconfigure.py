@@ -6,9 +6,10 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from hpcdist import _engine, log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.create import renewed
 from hpcdist.backends.dispatch import combine
 from hpcdist.errors import DistBackendError, DistError
@@ -283,8 +284,9 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
     backends = renewed(pg._backends, made)
     comm = combine(backends)
     if isinstance(pg._comm, Hooked):
-        comm = Hooked(backends)
-        comm.hooks = pg._comm.hooks
+        hooked = Hooked(backends)
+        hooked.hooks = pg._comm.hooks
+        comm = cast(Carrier, hooked)
     ranks = tuple(range(made.size))
     index = {rank: rank for rank in ranks}
     # From here on no call: signal handlers run at calls.
@@ -297,10 +299,11 @@ def _lose_groups(pg: Any, old: list[Any]) -> None:
     for group in reversed(list(world.groups)):
         if group is not pg:
             old.extend(reversed(group._backends.values()))
-            group._comm = Absent(
+            why = (
                 f"the process group {group._name!r} was lost when the default group was "
                 "reconfigured: make it again"
             )
+            group._comm = cast(Carrier, Absent(why))
             group._backends = {}
             world.groups.pop(group)
             world.held.discard(group)

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.carrier import Carrier
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
 
 __all__ = ["Reductions"]
@@ -20,7 +21,7 @@ class Reductions:
     __slots__ = ()
 
     # of ProcessGroup
-    _comm: Any
+    _comm: Carrier
     _root: Any
 
     @overload

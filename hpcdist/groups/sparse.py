@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts, refusing
 from hpcdist.groups.comparison import digest, naming
@@ -44,7 +45,7 @@ class SparseReduction:
     """
 
     def __init__(
-        self, comm: Any, tensor: torch.Tensor, divisor: int, api: str, extra: int | None = None
+        self, comm: Carrier, tensor: torch.Tensor, divisor: int, api: str, extra: int | None = None
     ) -> None:
         self._comm, self._tensor, self._divisor = comm, tensor, divisor
         # Each rank divides by itself: no collective has the operation among its own arguments.
@@ -89,7 +90,7 @@ class SparseReduction:
         )
 
 
-def all_reduce(comm: Any, tensor: torch.Tensor, op: Any, async_op: bool = False) -> None:
+def all_reduce(comm: Carrier, tensor: torch.Tensor, op: Any, async_op: bool = False) -> None:
     """Add up the sparse tensors of all ranks, in place on each.
 
     All ranks of the group must call it.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, NewType
+from typing import Any, NewType, cast
 
 from hpcdist import _engine, log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.groups.numbers import whole
 from hpcdist.groups.process_group import ProcessGroup, short
@@ -84,7 +85,7 @@ def _resolve(group: Any) -> Any:
     )
 
 
-def comm_of(group: Any) -> Any:
+def comm_of(group: Any) -> Carrier:
     """Return the communicator of an explicit group, or its stand-in."""
     try:
         return group._comm
@@ -138,7 +139,8 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
     drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
-    pg._comm = Absent(f"the process group {pg._name!r} has been destroyed")
+    why = f"the process group {pg._name!r} has been destroyed"
+    pg._comm = cast(Carrier, Absent(why))
     pg._backends = {}
     problem: BaseException | None = None
     for backend in backends:

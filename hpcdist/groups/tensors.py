@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist._engine import Work, complex_among
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 
 __all__ = ["as_list", "reals_or_raise", "sparse_or_raise", "stacked"]
@@ -41,7 +42,7 @@ def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
     return views if changed else None
 
 
-def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | None:
+def sparse_or_raise(comm: Carrier, tensor: Any, op: Any, async_op: bool) -> Work | None:
     """Reduce a tensor that was refused because it is sparse; re-raise if it is not sparse.
 
     It is called while the TypeError is handled, so a dense tensor pays nothing for it.
@@ -55,7 +56,7 @@ def sparse_or_raise(comm: Any, tensor: Any, op: Any, async_op: bool) -> Work | N
 
 
 def reals_or_raise(
-    comm: Any, tensors: Any, op: Any, async_op: bool, error: TypeError
+    comm: Carrier, tensors: Any, op: Any, async_op: bool, error: TypeError
 ) -> Work | None:
     """Reduce a list that was refused because it mixes complex and real tensors; else re-raise.
 
@@ -66,8 +67,7 @@ def reals_or_raise(
         if complex_among(tensors):  # else the other ranks have the reason already
             agreeing(comm, tensors).refuse(error, api="all_reduce_coalesced")
         raise error
-    work: Work | None = comm.all_reduce_coalesced(views, op, async_op)
-    return work
+    return comm.all_reduce_coalesced(views, op, async_op)
 
 
 def stacked(tensor: Any, whole: Any, size: int) -> list[Any]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakKeyDictionary
+
+from hpcdist.backends.carrier import Carrier
 
 if TYPE_CHECKING:
     from hpcdist.groups.process_group import ProcessGroup
@@ -112,7 +114,7 @@ class _World:
 
     def forget(self) -> None:
         """Forget all groups."""
-        self.comm: Any = Absent(NOT_INITIALIZED)
+        self.comm = cast(Carrier, Absent(NOT_INITIALIZED))
         self.pg: ProcessGroup | None = None
         self.groups: WeakKeyDictionary[ProcessGroup, None] = WeakKeyDictionary()
         self.held: set[ProcessGroup] = set()

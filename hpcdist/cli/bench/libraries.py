@@ -100,7 +100,8 @@ class CLoop(Library):
 
     def open(self, job: MpiJob) -> None:
         """See :meth:`Library.open`."""
-        self._loop = _bench.Loop(group.world.comm.handle)
+        comm: Any = group.world.comm  # MPI's
+        self._loop = _bench.Loop(comm.handle)
 
     def close(self) -> None:
         """See :meth:`Library.close`."""
@@ -162,7 +163,8 @@ class Mpi4py(Library):
         if problem is not None:
             raise Unsupported(problem)
         self._mpi = MPI
-        self._comm = MPI.Comm.fromhandle(group.world.comm.handle).Dup()
+        comm: Any = group.world.comm  # MPI's
+        self._comm = MPI.Comm.fromhandle(comm.handle).Dup()
 
     def close(self) -> None:
         """See :meth:`Library.close`."""

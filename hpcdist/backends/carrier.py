@@ -1,0 +1,107 @@
+"""What carries a group's operations: the type of ``ProcessGroup._comm``.
+
+Six things stand there: the native :class:`~hpcdist._engine.Comm`; a
+:class:`~hpcdist.backends.base.GroupBackend`; a :class:`~hpcdist.backends.dispatch.Dispatch` to
+several of these, or a :class:`~hpcdist.groups.hooks.Hooked`; and, for a group that cannot be used,
+:class:`~hpcdist.groups.world.Absent` or :class:`~hpcdist.groups.world.Outside`. A type checker
+compares the first two with this type; the others answer to any name, so they are cast to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from hpcdist._engine import Work
+
+__all__ = ["Carrier"]
+
+# Of what is a tensor to a backend.
+_List = Iterable[Any]
+# A public name; None: the method's own.
+_Api = str | None
+# None, or a Work with `async_op`; Any, so that a caller who has said which need not ask.
+_Handle = Work | Any
+
+
+class Carrier(Protocol):
+    """The operations, and what else all offer; an annotation only, never a base.
+
+    What the methods do is said in :class:`~hpcdist.backends.base.GroupBackend`.
+    """
+
+    check: int
+    timeout: float
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def node_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def supports_window(self) -> bool: ...
+    def free(self, drain: float = 5.0) -> None: ...
+    def create_group(
+        self, ranks: Sequence[int], name: str, timeout: float, /, tag: int = 0
+    ) -> Carrier: ...
+    def share(self, nbytes: int) -> Any: ...
+    def place(self, tensor: Any) -> tuple[int, int] | None: ...
+    def refuse(
+        self, error: BaseException, *, api: _Api = None, owed: str | None = None, parts: int = 1
+    ) -> None: ...
+    # fmt: off
+    def all_reduce(
+        self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
+    def all_reduce_coalesced(self, tensors: _List, op: Any, async_op: bool = False) -> _Handle: ...
+    def broadcast(
+        self, tensor: Any, root: int, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
+    def reduce(
+        self, tensor: Any, root: int, op: Any, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def all_gather(
+        self, outputs: _List, tensor: Any, /, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
+    def all_gather_coalesced(
+        self, output_lists: Iterable[_List], inputs: _List, /, async_op: bool = False
+    ) -> _Handle: ...
+    def gather(
+        self, tensor: Any, gather_list: _List | None, root: int, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
+    def scatter(
+        self, tensor: Any, scatter_list: _List | None, root: int, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
+    def reduce_scatter(
+        self, output: Any, inputs: _List, op: Any, /, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: Any, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def all_to_all(
+        self, outputs: _List, inputs: _List, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def all_to_all_single(
+        self, output: Any, input: Any, output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None, async_op: bool = False, *, api: _Api = None
+    ) -> _Handle: ...
+    def barrier(
+        self, async_op: bool = False, *, api: _Api = None, monitored: float | None = None
+    ) -> _Handle: ...
+    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work: ...
+    def irecv(self, tensor: Any, src: int, tag: int = 0) -> Work: ...
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None: ...
+    def recv(self, tensor: Any, src: int, tag: int = 0) -> int: ...
+    # fmt: on
