@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist._ops import ReduceOp
 
-__all__ = ["blocks", "bounded", "every", "one", "op_of", "plain", "root_of"]
+__all__ = ["begun", "blocks", "bounded", "every", "one", "op_of", "plain", "root_of"]
 
 _OPS = {
     kind: getattr(ReduceOp, name)
@@ -20,15 +20,20 @@ _OPS = {
 }
 
 
-class _Bounded:
-    """What a short form passes in place of options: an operation or a root, and the timeout."""
+class _Changed:
+    """Options of torch's, or what a short form passes in their place, with some set otherwise."""
 
-    def __init__(self, opts: Any, timeout: timedelta) -> None:
+    def __init__(self, opts: Any, **options: Any) -> None:
         self.opts = opts
-        self.timeout = timeout
+        self.__dict__.update(options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.opts, name)
+
+
+def begun(opts: Any) -> Any:
+    """Return the options of a call that does not wait, whatever these say."""
+    return _Changed(opts, asyncOp=True)
 
 
 def bounded(opts: Any, timeout: Any) -> Any:
@@ -45,12 +50,12 @@ def bounded(opts: Any, timeout: Any) -> Any:
         timeout = timedelta(seconds=timeout)
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout must be a datetime.timedelta, not {type(timeout).__name__}")
-    return _Bounded(opts, timeout)
+    return _Changed(opts, timeout=timeout)
 
 
 def op_of(opts: Any) -> Any:
     """Translate a torch reduce operation: an enum value, or an object with a factor."""
-    if isinstance(opts, _Bounded):
+    if isinstance(opts, _Changed):
         return op_of(opts.opts)
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
     if type(op) is not TorchOp:
@@ -61,7 +66,7 @@ def op_of(opts: Any) -> Any:
 
 def root_of(opts: Any) -> int:
     """Return the root of torch's options, or of its short forms, which pass the rank itself."""
-    if isinstance(opts, _Bounded):
+    if isinstance(opts, _Changed):
         return root_of(opts.opts)
     return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
 

@@ -25,6 +25,7 @@ from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.operations import TRACED_AS
 from hpcdist.torch.abort_hooks import AbortHooks
+from hpcdist.torch.arguments import begun
 from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
@@ -291,14 +292,17 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
     def _each(self, method: Callable[..., Work], outputs: Any, inputs: Any, opts: Any) -> Work:
         """Run an operation for each pair of tensors, in order; its Work is that of all.
 
-        The ranks begin asynchronous ones all at once. So a rank that cannot begin one refuses the
-        later ones as well.
+        A rank that waits begins all at once, too: torch lets others not wait. So a rank that cannot
+        begin one refuses the later ones as well.
         """
         name, due = method.__name__, max(len(outputs), len(inputs))
-        waits = 0 if getattr(opts, "asyncOp", True) else None
-        with parts(agreeing(self._comm, outputs), name, due, waits=waits):
-            works = [method(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return AllOf(works)
+        with parts(agreeing(self._comm, outputs), name, due, waits=0):
+            each = begun(opts)
+            works = [method(o, i, each) for o, i in zip(outputs, inputs, strict=True)]
+        work = AllOf(works)
+        if not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
 
 
 def _limited(opts: Any) -> limited:

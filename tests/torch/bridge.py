@@ -54,6 +54,11 @@ def collectives(rank: int, size: int) -> None:
     piece = torch.full((2,), -1.0)
     td.reduce_scatter_tensor(piece, torch.arange(2.0 * size))
     assert piece.tolist() == [size * (2.0 * rank), size * (2.0 * rank + 1)]
+    with td._coalescing_manager(async_ops=rank == 0) as manager:
+        td.all_gather_into_tensor(out, t[:2])
+        td.all_gather_into_tensor(got := torch.empty(size), torch.ones(1))
+    manager.wait()
+    assert out.tolist() == [total] * 2 * size and got.tolist() == [1.0] * size
     got = torch.full((size,), -1.0)
     td.all_to_all_single(got, torch.arange(size) + 10.0 * rank)
     assert got.tolist() == [rank + 10.0 * r for r in range(size)]
@@ -182,8 +187,9 @@ def failures(rank: int, size: int) -> None:
 
 
 def refused_pairs(rank: int, size: int) -> None:
-    """Of coalesced pairs one is wrong on a rank: the ranks stay in step, whichever it is."""
-    for wrong, together in itertools.product(range(3), (True, False)):
+    """Of coalesced pairs one is wrong on a rank: the ranks stay in step, whoever waits or not."""
+    cases = itertools.product(range(3), (True, False, rank == 0, rank != 0))
+    for wrong, together in cases:
         whole = [torch.ones(2 * size) for _ in range(3)]
         shares = [torch.ones(2) for _ in range(3)]
         shares[wrong] = shares[wrong].to(torch.int64 if rank == 0 else torch.float32)
