@@ -72,6 +72,7 @@ SHARED = {
     "parallel/reducer/failure": "parallel/ddp/test_faults.py",
     "parallel/reducer/grad_bucket": "parallel/comm_hooks/test_register.py",
     "parallel/reducer/bounded": "parallel/comm_hooks/test_register.py",
+    "parallel/reducer/results": "parallel/comm_hooks/test_wrappers.py",
     "parallel/reducer/graph": "parallel/reducer/test_unused.py",
     "parallel/reducer/stats": "parallel/ddp/test_extras.py",
     "parallel/reducer/streams": "backends/nccl/test_training.py",

@@ -13,6 +13,7 @@ from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.results import gradients_in
 
 __all__ = [
     "Hook",
@@ -142,7 +143,7 @@ def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
         inner = bucket._bounded(hook(state, bucket))
 
         def decompress() -> torch.Tensor:
-            deliver(inner.wait(), buffer)
+            deliver(gradients_in(inner.wait(), buffer), buffer)
             bucket.set_buffer(buffer)
             return buffer
 

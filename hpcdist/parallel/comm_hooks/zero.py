@@ -12,6 +12,7 @@ from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.results import gradients_in
 from hpcdist.parallel.sync import unpack
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.parallel.zero_arguments import API
@@ -72,7 +73,9 @@ class _Stepper:
             return
         while self._waiting:
             bucket, future = self._waiting.pop(0)
-            deliver(future.wait(), bucket.buffer())
+            result = future.wait()
+            buffer = bucket.buffer()
+            deliver(gradients_in(result, buffer), buffer)
             self._step(bucket)
             if bucket is last:
                 return
