@@ -202,16 +202,14 @@ class Bucket:
     ) -> None:
         self.members = members
         self.parameters = list(parameters)
-        first = self.parameters[0]
+        first, numel = self.parameters[0], sum(p.numel() for p in self.parameters)
         self.as_view = as_view and dtype in (None, first.dtype)
-        numel = sum(p.numel() for p in self.parameters)
         self.buffer = allocator(numel, dtype or first.dtype, first.device)
         self.views = self.cut(self.buffer)
         self.work: Any = None
         self.unused: list[int] = []
         self.saved: dict[int, torch.Tensor] = {}
-        self.pending = len(members)
-        self.piece = 0
+        self.pending, self.piece = len(members), 0
 
     @property
     def nbytes(self) -> int:
@@ -303,9 +301,8 @@ class Bucket:
         """
         self.unused = list(range(len(self.members)))
         if self.as_view and may_keep:
-            for place, (parameter, view) in enumerate(
-                zip(self.parameters, self.views, strict=True)
-            ):
+            pairs = zip(self.parameters, self.views, strict=True)
+            for place, (parameter, view) in enumerate(pairs):
                 if parameter.grad is view:
                     self.saved[place] = view.clone()
         self.buffer.zero_()
@@ -325,7 +322,7 @@ class Bucket:
         comm : Comm
             Communicator of the group; all ranks must call it.
         divisor : int or None
-            If given, :meth:`take` divides the sum by it; float16 is divided here.
+            If given, :meth:`take` divides by it, unless it is done here.
         extra : int
             A number that must be the same on all ranks.
         wait : bool
@@ -337,9 +334,13 @@ class Bucket:
             The operation.
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
-        if divisor is not None and self.buffer.dtype == torch.float16:
-            self.buffer.div_(divisor)  # now: the sum may be infinite where the average is not
+        self._divide(divisor, before=True)
         return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
+
+    def _divide(self, divisor: int | None, before: bool) -> None:
+        """Divide, float16 before the sum: that may be infinite where the average is not."""
+        if divisor is not None and before == (self.buffer.dtype == torch.float16):
+            self.buffer.div_(divisor)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Distribute the result of the reduction.
@@ -355,8 +356,7 @@ class Bucket:
         """
         if result is not None:
             deliver(result, self.buffer)
-        if divisor is not None and self.buffer.dtype != torch.float16:
-            self.buffer.div_(divisor)
+        self._divide(divisor, before=False)
         if self.as_view:
             for place in self.unused:
                 if place not in keep:
