@@ -62,61 +62,41 @@ def one_is_late(world: dist.ProcessGroup) -> None:
     dist.barrier()
 
 
-def groups_are_made_meanwhile(world: dist.ProcessGroup) -> None:
-    """Two threads of each rank make and destroy groups while it reconfigures."""
-    rank, size, over, texts = dist.get_rank(), dist.get_world_size(), threading.Event(), []
+def groups_are_made_meanwhile(world: dist.ProcessGroup, lists: list[list[int]]) -> None:
+    """A thread for each list of ranks makes and destroys groups while this rank reconfigures.
+
+    One that needs no other rank goes on: some of its groups begin in a world that goes just then.
+    """
+    over, errors = threading.Event(), []
 
     def make(ranks: list[int]) -> None:
-        try:
-            while not over.is_set():
-                group = dist.new_group(ranks, timeout=timedelta(seconds=1))
-                dist.destroy_process_group(group)
-        except dist.RankFailedError as error:
-            texts.append(str(error))
-        except dist.DistTimeoutError:  # in the new world, where another rank has heard of the end
-            pass
+        while not over.is_set():
+            try:
+                dist.destroy_process_group(dist.new_group(ranks, timeout=timedelta(seconds=1)))
+            except dist.DistTimeoutError:  # in the new world, where another rank has stopped
+                return
+            except Exception as error:
+                errors.append(error)
+                if len(ranks) > 1:
+                    return
 
-    lists = [list(range(size)), sorted({rank // 2 * 2, min(rank // 2 * 2 + 1, size - 1)})]
     threads = [threading.Thread(target=make, args=(ranks,)) for ranks in lists]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    time.sleep(0.03)
     world.reconfigure()
     over.set()
     for thread in threads:
         thread.join(20)
     check(not any(thread.is_alive() for thread in threads), "a thread is still making a group")
-    check(all(told_why(text) for text in texts), f"{texts}")
+    for error in errors:
+        check(isinstance(error, dist.RankFailedError) and told_why(str(error)), repr(error))
     dist.barrier()
 
 
 def told_why(text: str) -> bool:
     """Whether an error of new_group says what was done to the group that it needs."""
     return "is being reconfigured" in text or "was reconfigured" in text
-
-
-def groups_are_begun_meanwhile(world: dist.ProcessGroup) -> None:
-    """Threads go on making groups of this rank alone: some begin in a world that goes just then."""
-    over, errors = threading.Event(), []
-
-    def make() -> None:
-        while not over.is_set():
-            try:
-                dist.destroy_process_group(dist.new_group([dist.get_rank()]))
-            except Exception as error:
-                errors.append(error)
-
-    threads = [threading.Thread(target=make) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.02)
-    world.reconfigure()
-    over.set()
-    for thread in threads:
-        thread.join(20)
-    for error in errors:
-        check(isinstance(error, dist.RankFailedError) and told_why(str(error)), repr(error))
-    dist.barrier()
 
 
 class Alarm(Exception):
@@ -153,16 +133,17 @@ def handlers_raise(world: dist.ProcessGroup, rounds: int) -> None:
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     dist.init_process_group(timeout=timedelta(seconds=30))
-    world = dist.group.WORLD
+    world, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    pair = sorted({rank // 2 * 2, min(rank // 2 * 2 + 1, size - 1)})
     seconds = sorted(one_round(world) for _ in range(int(sys.argv[1]) if sys.argv[1:] else 20))
     one_is_late(world)
     for _ in range(5):
-        groups_are_made_meanwhile(world)
+        groups_are_made_meanwhile(world, [list(range(size)), pair])
     handlers_raise(world, 30)
     sys.setswitchinterval(1e-6)
     for _ in range(5):
-        groups_are_begun_meanwhile(world)
-    if dist.get_rank() == 0:
+        groups_are_made_meanwhile(world, [[rank]] * 3)
+    if rank == 0:
         print(f"half of them took less than {seconds[len(seconds) // 2]:.3f} s", flush=True)
     dist.destroy_process_group()
 
