@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from long_form import LONG
+from no_threads import preloaded
 from patience import patience
 
 from hpcdist import _engine
@@ -100,6 +101,17 @@ def test_an_agreement_that_was_given_up_writes_to_no_freed_memory(what):
     program = str(Path(__file__).with_name("given_up.py"))
     ended = run_job(2, program, what, env=FT, ft=True, limit=40)
     assert "kept" in ended.text and "MPI wrote" not in ended.text, ended.text
+
+
+@only_ulfm
+@pytest.mark.parametrize("before", ["alive", "killed"])
+def test_a_new_world_whose_watchdog_cannot_start_is_an_error_on_all_ranks(before, tmp_path):
+    program = str(Path(__file__).with_name("no_watchdog.py"))
+    env = FT | preloaded(tmp_path)
+    ended = run_job(3, program, before, env=env, ft=True, limit=60)
+    left = 2 if before == "killed" else 3
+    assert ended.code == 0 and ended.text.count("went on") == left, ended.text
+    assert not ended.orphans, (ended.orphans, ended.text)
 
 
 def test_a_job_that_cannot_go_on_says_so_at_its_start():

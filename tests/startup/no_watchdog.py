@@ -1,6 +1,6 @@
 """Rank 1 cannot start the thread of its watchdog: no rank starts, and all can start again.
 
-Start it with refuse.so of test_starts.py in LD_PRELOAD.
+Start it as tests/support/no_threads.py says.
 """
 
 from __future__ import annotations

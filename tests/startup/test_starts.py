@@ -9,28 +9,11 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from no_threads import preloaded
 
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
-#: Refuses the engine a thread while `refuse` is set.
-REFUSE = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
-#include <string.h>
-int refuse;
-int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg)
-{
-    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    Dl_info by;
-    if (refuse && dladdr(__builtin_return_address(0), &by) && strstr(by.dli_fname, "_engine"))
-        return EAGAIN;
-    real = dlsym(RTLD_NEXT, "pthread_create");
-    return real(t, a, f, arg);
-}
-"""
 
 
 @pytest.mark.parametrize(
@@ -71,9 +54,6 @@ def test_without_a_launcher_the_world_is_one():
 
 
 def test_a_watchdog_that_cannot_start_is_an_error_on_all_ranks(tmp_path):
-    source, library = tmp_path / "refuse.c", tmp_path / "refuse.so"
-    source.write_text(REFUSE)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     program = str(Path(__file__).with_name("no_watchdog.py"))
-    ended = run_job(2, program, limit=40, env={"LD_PRELOAD": str(library)})
+    ended = run_job(2, program, limit=40, env=preloaded(tmp_path))
     assert ended.code == 0 and ended.text.count("started again") == 2, ended.text

@@ -1,0 +1,35 @@
+"""A library to preload that refuses the engine a thread, as a limit of processes does.
+
+Such a limit does not bind root. A program sets ``refuse`` in the library while it is to hold.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SOURCE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+int refuse;
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *arg)
+{
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    Dl_info by;
+    if (refuse && dladdr(__builtin_return_address(0), &by) && strstr(by.dli_fname, "_engine"))
+        return EAGAIN;
+    real = dlsym(RTLD_NEXT, "pthread_create");
+    return real(t, a, f, arg);
+}
+"""
+
+
+def preloaded(folder: Path) -> dict[str, str]:
+    """Compile the library in a folder; return the variable that lets a job load it."""
+    source, library = folder / "refuse.c", folder / "refuse.so"
+    source.write_text(SOURCE)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library)}
