@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ def unpack(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     copy_each(tensors, views)
 
 
+@lru_cache(256)
+def _digest(shapes: tuple[torch.Size, ...]) -> int:
+    """Return the digest of tensors' shapes: each forward asks for that of the same buffers."""
+    return digest([tuple(shape) for shape in shapes])
+
+
 def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
     """Broadcast each of the lists from :func:`packed`; start all of them at once.
 
@@ -59,7 +66,7 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
     with torch.no_grad():
         for members in packs:
             first = members[0]
-            shapes = digest([tuple(each.shape) for each in members])
+            shapes = _digest(tuple([each.shape for each in members]))
             if len(members) == 1 and first.nbytes >= _LARGE and is_dense(first):
                 plain = first.resolve_conj().resolve_neg()
                 works.append(comm.broadcast(plain, root, True, api=api, extra=shapes))

@@ -11,7 +11,13 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.parallel import BufferCommHookLocation, MixedPrecision, SyncBatchNorm, averaging
+from hpcdist.parallel import (
+    BufferCommHookLocation,
+    MixedPrecision,
+    SyncBatchNorm,
+    averaging,
+    sync,
+)
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -193,3 +199,23 @@ def test_buffers_that_have_other_shapes_on_a_rank(other: list[tuple[int, ...]]) 
     for _ in range(2):
         same(torch.ones(1, 2)).sum().backward()
     parallel_assert(tuple(same.module.one.shape) == other[0])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_forwards_of_the_same_buffers_digest_their_shapes_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 100 small buffers that took a tenth of each copy."""
+    seen = []
+    monkeypatch.setattr(sync, "digest", lambda *facts: seen.append(facts) or len(seen))
+    sync._digest.cache_clear()
+    model = DDP(Resized([(2,), (3,)]))
+    before = len(seen)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    parallel_assert(len(seen) == before + 1, f"{seen}")
+    model.module._shapes = [(2, 1), (3,)]
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    parallel_assert(len(seen) == before + 2, f"{seen}")
+    sync._digest.cache_clear()
