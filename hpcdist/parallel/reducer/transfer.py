@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from hpcdist._buffer import unreadable
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.results import gradients_in
 
 __all__ = ["Transfer"]
 
@@ -190,38 +188,4 @@ class Transfer:
         if self._hook is None and not bucket.sparse:
             bucket.take(None, keep, self.divisor)
             return
-        if isinstance(result, (list, tuple)) and len(result) == 1:
-            (result,) = result
-        if (
-            not isinstance(result, torch.Tensor)
-            or (result.is_sparse and not bucket.sparse)
-            or (not result.is_sparse and _numbers(result) != _numbers(bucket.buffer))
-        ):
-            raise TypeError(
-                "the future of a communication hook must hold one tensor of as many elements as "
-                f"the bucket has ({bucket.buffer.numel()} of {bucket.buffer.dtype}), not "
-                f"{_shape(result)}"
-            )
-        if not result.dtype.is_floating_point and not result.dtype.is_complex:
-            raise TypeError(
-                "the future of a communication hook must hold gradients, floating-point or complex "
-                f"numbers, not {result.dtype}"
-            )
-        if result.is_meta:
-            raise TypeError("the future of a communication hook holds a meta tensor, without data")
-        why = None if result.is_sparse else unreadable(result)
-        if why:
-            raise TypeError(f"the future of a communication hook holds a tensor that {why}")
-        bucket.take(result, keep, None)
-
-
-def _numbers(tensor: torch.Tensor) -> int:
-    """Count real numbers."""
-    return tensor.numel() * (2 if tensor.is_complex() else 1)
-
-
-def _shape(result: Any) -> str:
-    if isinstance(result, torch.Tensor):
-        kind = "a sparse tensor" if result.is_sparse else "a tensor"
-        return f"{kind} of shape {tuple(result.shape)} and {result.dtype}"
-    return type(result).__name__
+        bucket.take(gradients_in(result, bucket.buffer), keep, None)
