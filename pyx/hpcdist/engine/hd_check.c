@@ -45,8 +45,6 @@ typedef struct visit {
     uint32_t seen;   /* the check of another group that keeps a member from this one; 0: none */
 } visit;
 
-static const char UNHARMED[] = "Nothing was transferred; the group can still be used.";
-
 /* ---- abandoning ---- */
 
 static int has_arrived(const void *visited, int rank)
@@ -74,24 +72,60 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
     return 1;
 }
 
-/* Other ranks have abandoned the check. late_rank: the rank that caused it, as far as this rank has
- * seen; this rank itself if it arrived too late; -1 if not known. */
-static int fail_abandoned(visit *v, int late_rank)
+/* The other ranks that have not arrived, though the check is over. Returns their number. */
+static int say_late(hd_text *t, const visit *v)
+{
+    int late = 0;
+    for (int r = 0; r < v->c->size; r++)
+        if (r != v->c->rank && !hd_page_arrived(v->c, r, v->n))
+            hd_say(t, "%s%d", late++ ? ", " : "", r);
+    return late;
+}
+
+/* Why, in the words of the rank `by` that gave up. late: as below. */
+static void say_note(hd_text *t, const visit *v, int by, const hd_note *note, int late)
+{
+    char names[256];
+    hd_text missing;
+    int many;
+
+    hd_text_init(&missing, names, sizeof names);
+    many = say_late(&missing, v);
+    hd_say(t, "%srank %d gave up after %.3g s in %s%s", late ? "this rank arrived too late: " : "",
+           by, note->after, note->text,
+           note->why == HD_INTERRUPTED ? ", where a signal handler raised" : "");
+    if (note->why == HD_GAVE_UP && !late && many)
+        hd_say(t, " because rank%s %s %s not joined ", many > 1 ? "s" : "", names,
+               many > 1 ? "have" : "has");
+    else if (note->why == HD_GAVE_UP && late && many)
+        hd_say(t, "; rank%s %s %s not joined either; this rank enters with ", many > 1 ? "s" : "",
+               names, many > 1 ? "have" : "has");
+    else if (note->why == HD_GAVE_UP && !late)
+        hd_say(t, " because a rank has not joined ");
+    else
+        hd_say(t, late ? "; this rank enters with " : "; this rank is in ");
+}
+
+/* Other ranks have abandoned the check; late: because this rank arrived too late, among others. */
+static int fail_abandoned(visit *v, int late)
 {
     hd_comm *c = v->c;
     hd_job *j = v->j;
-    const int late = late_rank == c->rank;
     char buffer[HD_TEXT];
     hd_text t;
     hd_note note = {.code = HD_ERR_TIMEOUT};
     hd_refused refused;
-    int by = -1;
+    int by = -1, how;
     const int noted = hd_page_find_note(c, v->n, &by, &note);
 
     if (noted && note.why == HD_GAVE_UP && note.code == HD_ERR_FAILED)
         hd_ft_hear(c->session);
-    if (!(noted && note.why == HD_REFUSED) && (hd_fail_if_broken(c, j) || hd_fail_if_gone(c, j)))
+    if (!(noted && note.why == HD_REFUSED) &&
+        (hd_fail_if_broken(c, j) || hd_fail_if_gone(c, j, has_arrived, v)))
         return j->code; /* a rank gave up because a member has gone: report that */
+    if (noted && note.why == HD_INTERRUPTED &&
+        (how = hd_session_gone(c->session, c->node_slot[by])))
+        return hd_fail_gone(c, j, by, how); /* it was not a late rank that ended it */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (noted && note.why == HD_REFUSED) {
@@ -99,14 +133,7 @@ static int fail_abandoned(visit *v, int late_rank)
         hd_say_refused(&t, j, note.code, &refused);
         hd_say(&t, "; this rank called ");
     } else if (noted) {
-        hd_say(&t, "%srank %d gave up after %.3g s in %s",
-               late ? "this rank arrived too late: " : "", by, note.after, note.text);
-        if (late)
-            hd_say(&t, "; this rank enters with ");
-        else if (late_rank >= 0)
-            hd_say(&t, " because rank %d has not joined ", late_rank);
-        else
-            hd_say(&t, " because a rank has not joined ");
+        say_note(&t, v, by, &note, late);
     } else {
         hd_say(&t, late ? "this rank arrived too late: another rank gave up waiting in "
                         : "another rank gave up waiting in ");
@@ -114,7 +141,8 @@ static int fail_abandoned(visit *v, int late_rank)
     hd_say_call(&t, c, j);
     if (noted && note.why == HD_CROSSED)
         hd_say(&t, ". The ranks disagree about the order in which they use their groups");
-    hd_say(&t, ". %s", UNHARMED);
+    hd_say(&t, ". ");
+    hd_say_unharmed(&t, c);
     hd_fail(j, note.code, "%s", buffer);
     return j->code;
 }
@@ -151,7 +179,8 @@ static int time_out(visit *v)
         else
             say_missing(c->session, c->node_slot[r], &t);
     }
-    hd_say(&t, "\n%s", UNHARMED);
+    hd_say(&t, "\n");
+    hd_say_unharmed(&t, c);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     hd_hang_report(c->session, buffer, 0);
     return j->code;
@@ -167,7 +196,7 @@ static int interrupt(visit *v)
 
     hd_text_init(&missing, names, sizeof names);
     v->j->code = HD_ERR_INTERRUPT;
-    return code != HD_ERR_INTERRUPT && abandon(v, HD_GAVE_UP, HD_ERR_TIMEOUT, &missing)
+    return code != HD_ERR_INTERRUPT && abandon(v, HD_INTERRUPTED, HD_ERR_TIMEOUT, &missing)
                ? HD_ERR_INTERRUPT
                : HD_OK;
 }
@@ -284,7 +313,7 @@ static int wait_to_publish(visit *v)
         const int late = hd_page_look(v->c, v->c->rank, v->n) == HD_ABANDONED;
         if (late || hd_page_look(v->c, r, v->n) == HD_ABANDONED) {
             hd_page_pass(v->c, v->n);
-            return fail_abandoned(v, late ? v->c->rank : r);
+            return fail_abandoned(v, late);
         }
         if ((code = wait_step(v, r)))
             return code;
@@ -302,7 +331,7 @@ static int wait_for(visit *v, int r)
             return code;
     if (waited && v->wait.start)
         count(v, r, 0);
-    return sight == HD_JOINED ? HD_OK : fail_abandoned(v, hd_page_arrived(v->c, r, v->n) ? -1 : r);
+    return sight == HD_JOINED ? HD_OK : fail_abandoned(v, 0);
 }
 
 /* ---- comparing ---- */
@@ -400,7 +429,7 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
         return code;
     publish(c, j, par, hash, agreed);
     if (!hd_page_join(c, n))
-        return fail_abandoned(&v, c->rank);
+        return fail_abandoned(&v, 1);
     v.joined = 1;
     for (int i = 1; i < c->size; i++) {
         const int r = c->rank + i < c->size ? c->rank + i : c->rank + i - c->size;

@@ -49,10 +49,11 @@
 static int has_arrived(const void *post, int rank)
 {
     const hd_post *p = post;
-    return hd_here_has(&p->here, p->now, rank);
+    return hd_here_has(&p->here, p->now, rank) || hd_post_has(p, rank);
 }
 
 #define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
+#define GONE_S 0.2   /* the same, for one that a rank that has gone may have sent before */
 #define NAMED 16     /* missing ranks of a large group that an error names */
 
 /* ---- leaving a check without an outcome ---- */
@@ -74,14 +75,29 @@ static void leave_behind(hd_comm *c)
     hd_mpi_unlock(c->session);
 }
 
-static void give_up(hd_comm *c, hd_job *j, double after)
+static void give_up(hd_comm *c, hd_job *j, int what, double after)
 {
     char here[HD_DESC];
     leave_behind(c);
     hd_describe_here(here, j);
     hd_say_awaited(here, c, has_arrived, c->post);
-    hd_post_send(c, HD_POST_GAVE_UP, HD_ERR_TIMEOUT, after, here);
+    hd_post_send(c, what, HD_ERR_TIMEOUT, after, here);
     hd_post_flush(c);
+}
+
+/* A rank has gone without coming to this check: ranks of other nodes do not see that. */
+static int lose(hd_comm *c, hd_job *j, int rank, int how, double after)
+{
+    char why[HD_DESC];
+    hd_text t;
+    hd_fail_gone(c, j, rank, how);
+    leave_behind(c);
+    hd_text_init(&t, why, sizeof why);
+    hd_say(&t, "rank %d ", rank);
+    hd_say_gone(&t, c, rank, how);
+    hd_post_send(c, HD_POST_LOST, HD_ERR_FAILED, after, why);
+    hd_post_flush(c);
+    return j->code;
 }
 
 static int refuse(hd_comm *c, const hd_job *j)
@@ -93,26 +109,44 @@ static int refuse(hd_comm *c, const hd_job *j)
     return HD_OK;
 }
 
+static const hd_post_heard *await_reason(hd_comm *c, double seconds)
+{
+    const int64_t until = hd_until(seconds);
+    const hd_post_heard *h;
+    while (!(h = hd_post_reason(c->post)) && hd_now() < until) {
+        const struct timespec nap = {0, 50000};
+        nanosleep(&nap, NULL);
+        hd_post_read(c);
+    }
+    return h;
+}
+
+/* Where no note says why: a member that has gone may be the reason. A note is believed first. Those
+ * who followed it and ended are gone here, too, and nobody waited for them. */
+static int fail_if_lost(hd_comm *c, hd_job *j, const hd_post_heard *h)
+{
+    const int how = h ? hd_session_gone(c->session, c->node_slot[h->note.by]) : 0;
+    if (how && h->note.what == HD_POST_INTERRUPTED)
+        return hd_fail_gone(c, j, h->note.by, how); /* not a late rank ended the check */
+    if (h && (h->note.what == HD_POST_REFUSED || h->note.text[0]))
+        return HD_OK;
+    return hd_fail_if_gone(c, j, has_arrived, c->post);
+}
+
 /* Another rank has abandoned the check: reports which, as far as that is known, and leaves. */
 static int follow(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
-    const int64_t until = hd_until(REASON_S);
-    const hd_post_heard *h;
+    const hd_post_heard *h = await_reason(c, REASON_S);
     char buffer[HD_TEXT];
     hd_refused refused;
     int code = HD_ERR_TIMEOUT;
     hd_text t;
 
-    while (!(h = hd_post_reason(p)) && hd_now() < until) {
-        const struct timespec nap = {0, 50000};
-        nanosleep(&nap, NULL);
-        hd_post_read(c);
-    }
     leave_behind(c);
     hd_post_pass_on(c, h);
-    if (!(h && h->note.what == HD_POST_REFUSED) && hd_fail_if_gone(c, j))
-        return j->code; /* a rank gave up because a member has gone: report that */
+    if (fail_if_lost(c, j, h))
+        return j->code;
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (h && h->note.what == HD_POST_REFUSED) {
@@ -122,16 +156,24 @@ static int follow(hd_comm *c, hd_job *j)
         hd_say(&t, "; this rank called ");
         hd_say_call(&t, c, j);
         hd_say(&t, ". ");
+    } else if (h && h->note.what == HD_POST_LOST) {
+        code = h->note.code;
+        hd_say(&t, "rank %d gave up after %.3g s because %s; this rank is in ", h->note.by,
+               h->note.after, h->note.text);
+        hd_say_call(&t, c, j);
+        hd_say(&t, ". ");
+    } else if (h && h->note.text[0]) {
+        const int raised = h->note.what == HD_POST_INTERRUPTED;
+        hd_say(&t, "rank %d gave up after %.3g s in %s%s; this rank is in ", h->note.by,
+               h->note.after, h->note.text, raised ? ": a signal handler raised there" : "");
+        hd_say_call(&t, c, j);
+        hd_say(&t, raised ? ". " : ": not all ranks had joined in time. ");
     } else {
-        if (h && h->note.text[0])
-            hd_say(&t, "rank %d gave up after %.3g s in %s; this rank is in ", h->note.by,
-                   h->note.after, h->note.text);
-        else
-            hd_say(&t, "another rank gave up waiting in ");
+        hd_say(&t, "another rank gave up waiting in ");
         hd_say_call(&t, c, j);
         hd_say(&t, ": not all ranks had joined in time. ");
     }
-    hd_say(&t, "Nothing was transferred; the group can still be used.");
+    hd_say_unharmed(&t, c);
     hd_fail(j, code, "%s", buffer);
     return j->code;
 }
@@ -178,9 +220,10 @@ static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
         hd_session_report(c->session, c->node_slot[r], &t);
         hd_hang_say_where(c->session, c->node_slot[r], &t);
     }
-    hd_say(&t, "\nNothing was transferred; the group can still be used.");
+    hd_say(&t, "\n");
+    hd_say_unharmed(&t, c);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-    give_up(c, j, after);
+    give_up(c, j, HD_POST_GAVE_UP, after);
     hd_hang_report(c->session, buffer, 0);
     return j->code;
 }
@@ -217,7 +260,7 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     hd_hang_expect(c->session, (double)w->limit * 1e-9 - after);
     if (interrupted(j)) {
         j->code = HD_ERR_INTERRUPT;
-        give_up(c, j, after);
+        give_up(c, j, HD_POST_INTERRUPTED, after);
         return 1;
     }
     if (hd_session_broken(c->session)) {
@@ -230,11 +273,13 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         return follow(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
         const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
-        if (how && !has_arrived(p, r)) {
-            hd_fail_gone(c, j, r, how);
-            give_up(c, j, after);
-            return 1;
-        }
+        if (!how || has_arrived(p, r))
+            continue;
+        await_reason(c, GONE_S);
+        if (hd_post_abandoned(p))
+            return follow(c, j) != HD_OK;
+        if (!has_arrived(p, r))
+            return lose(c, j, r, how, after) != HD_OK;
     }
     hd_post_tell(c, !j->closing && (hd_here_any(&p->here, p->now) || after > 0.5 * j->timeout));
     return 0;

@@ -71,7 +71,8 @@ typedef struct hd_payload {
 /* Others can still read the last few reasons of a rank that gives up again and again. */
 #define HD_NOTES 4
 
-enum hd_why { HD_GAVE_UP = 1, HD_CROSSED, HD_REFUSED };
+/* HD_INTERRUPTED: a signal handler raised. */
+enum hd_why { HD_GAVE_UP = 1, HD_INTERRUPTED, HD_CROSSED, HD_REFUSED };
 
 /* Why a rank abandoned a check. It informs; it decides nothing. */
 typedef struct hd_note {

@@ -202,6 +202,14 @@ const hd_post_heard *hd_post_reason(const hd_post *p)
     return best;
 }
 
+int hd_post_has(const hd_post *p, int rank)
+{
+    for (const hd_post_heard *h = p->heard; h; h = h->next)
+        if (h->note.by == rank)
+            return 1;
+    return 0;
+}
+
 /* A rank gave the check up or refused; or it is in a later check, which it cannot have reached
  * through an outcome of this one as long as this rank has not said yes. */
 int hd_post_abandoned(const hd_post *p)

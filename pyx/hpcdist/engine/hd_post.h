@@ -23,13 +23,15 @@
  */
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
-enum { HD_POST_GAVE_UP = 1, HD_POST_REFUSED };
+/* HD_POST_INTERRUPTED: a signal handler raised; HD_POST_LOST: a member has gone, and the text says
+ * how. */
+enum { HD_POST_GAVE_UP = 1, HD_POST_INTERRUPTED, HD_POST_LOST, HD_POST_REFUSED };
 
 typedef struct hd_post_note {
     int32_t what, code; /* code: the error code of the others' calls */
     int32_t by;         /* its author */
     uint64_t check;
-    double after;       /* seconds, of HD_POST_GAVE_UP */
+    double after;       /* seconds that it had waited */
     char text[HD_DESC]; /* empty: the author does not know why */
 } hd_post_note;
 
@@ -84,6 +86,8 @@ void hd_post_read(hd_comm *c); /* receives all that is there */
 void hd_post_forget(hd_post *p, uint64_t before);
 /* The note with the best reason why the present check is abandoned; NULL: none. */
 const hd_post_heard *hd_post_reason(const hd_post *p);
+/* Whether there is a note of that rank about the present check or a later one. */
+int hd_post_has(const hd_post *p, int rank);
 int hd_post_abandoned(
     const hd_post *p); /* the present check is, whether there is a reason or not */
 /* The ranks that refused the present check for the same reason as that note. */

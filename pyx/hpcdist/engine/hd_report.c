@@ -9,6 +9,8 @@
 #include "hd_report.h"
 #include "hd_status.h"
 
+#define NAMED 4 /* ranks that have gone */
+
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j)
 {
     hd_job_describe(t, j);
@@ -98,6 +100,29 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
         }
 }
 
+void hd_say_gone(hd_text *t, const hd_comm *c, int rank, int how)
+{
+    if (how == 1)
+        hd_say(t, "has left the job (it exited or destroyed its process group)");
+    else
+        hd_session_report(c->session, c->node_slot[rank], t);
+}
+
+void hd_say_unharmed(hd_text *t, const hd_comm *c)
+{
+    static const char *const ways[] = {"has left the job", "has died", "has failed"};
+    int gone = 0;
+    hd_say(t, "Nothing was transferred");
+    for (int r = 0; r < c->size; r++) {
+        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        if (how && gone++ < NAMED)
+            hd_say(t, "%s rank %d %s", gone > 1 ? "," : "; but meanwhile", r, ways[how - 1]);
+    }
+    if (gone > NAMED)
+        hd_say(t, " and %d more have gone", gone - NAMED);
+    hd_say(t, gone ? ", and the group cannot be used any more." : "; the group can still be used.");
+}
+
 int hd_fail_broken(hd_comm *c, hd_job *j)
 {
     char buffer[HD_TEXT];
@@ -118,11 +143,13 @@ int hd_fail_if_broken(hd_comm *c, hd_job *j)
                                                                            : HD_OK;
 }
 
-int hd_fail_if_gone(hd_comm *c, hd_job *j)
+int hd_fail_if_gone(hd_comm *c, hd_job *j, int (*arrived)(const void *context, int rank),
+                    const void *context)
 {
     for (int r = 0; r < c->size; r++) {
         const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
-        if (how)
+        /* Gone, and truly not here: the order of these two reads matters. */
+        if (how && !arrived(context, r))
             return hd_fail_gone(c, j, r, how);
     }
     return HD_OK;
@@ -135,10 +162,7 @@ int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how)
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "rank %d of group '%s' ", rank, c->name);
-    if (how == 1)
-        hd_say(&t, "has left the job (it exited or destroyed its process group)");
-    else
-        hd_session_report(c->session, c->node_slot[rank], &t);
+    hd_say_gone(&t, c, rank, how);
     hd_say(&t, " and will not join ");
     hd_say_call(&t, c, j);
     hd_fail(j, HD_ERR_FAILED, "%s", buffer);

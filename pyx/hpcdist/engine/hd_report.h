@@ -16,14 +16,20 @@ void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
 /* Adds to such a description the ranks that have not arrived. */
 void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
                     const void *context);
+/* How a rank has gone; how: as for hd_session_gone. */
+void hd_say_gone(hd_text *t, const hd_comm *c, int rank, int how);
+/* After a call that nobody made: what can be done with the group. */
+void hd_say_unharmed(hd_text *t, const hd_comm *c);
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
-int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how); /* how: as for hd_session_gone */
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how);
 /* A rank of the session has died. */
 int hd_fail_broken(hd_comm *c, hd_job *j);
 /* Another rank has given up: if it did so because one has died, this rank soon sees that, too. */
 int hd_fail_if_broken(hd_comm *c, hd_job *j);
-/* The first member that has gone, if any. */
-int hd_fail_if_gone(hd_comm *c, hd_job *j);
+/* The first member that has gone without arriving, if any. One that arrived, gave the call up and
+ * ended keeps nobody waiting: what it waited for does. */
+int hd_fail_if_gone(hd_comm *c, hd_job *j, int (*arrived)(const void *context, int rank),
+                    const void *context);
 
 #endif

@@ -1,0 +1,73 @@
+"""The programs that test_gave_up.py starts under mpirun: ranks end because another one is late.
+
+    mpirun -n N python gave_up.py NAME
+
+Rank 0 gives up first, the last rank never comes. Each of the others says what its call ended with.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+from ending_parts import say
+
+import hpcdist as dist
+
+#: Seconds: rank 0's timeout; that of the others, which never passes here.
+FIRST, PATIENT = 1.5, 60.0
+
+
+def call(group: dist.ProcessGroup | None = None) -> None:
+    dist.all_reduce(np.ones(3, np.float32), group=group)
+
+
+def tell(call, *args) -> None:
+    """Say what a call ends with, after which the program ends in order."""
+    try:
+        call(*args)
+    except dist.DistError as error:
+        say(f"rank {dist.get_rank()}: {type(error).__name__}: {error}".replace("\n", " "))
+
+
+def waits(rank: int, last: int) -> None:
+    """Rank 0 fails while the others are in the same call."""
+    if rank == 0:
+        call()
+    elif rank < last:
+        tell(call)
+    else:
+        time.sleep(4 * FIRST)
+
+
+def comes(rank: int, last: int) -> None:
+    """Rank 0 has ended in order when the others come to that call."""
+    if rank == 0:
+        tell(call)
+    elif rank < last:
+        time.sleep(2 * FIRST)
+        tell(call)
+    else:
+        time.sleep(4 * FIRST)
+
+
+def leaves(rank: int, last: int) -> None:
+    """Rank 0 does not come to a call, and ends in order."""
+    if rank > 0:
+        tell(call)
+
+
+def main() -> None:
+    dist.init_process_group(timeout=timedelta(seconds=PATIENT))
+    dist.barrier()
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank == 0 and sys.argv[1] in ("waits", "comes"):
+        dist.group.WORLD._comm.timeout = FIRST
+    programs = {each.__name__: each for each in (waits, comes, leaves)}
+    programs[sys.argv[1]](rank, last)
+
+
+if __name__ == "__main__":
+    main()
