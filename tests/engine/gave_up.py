@@ -53,6 +53,17 @@ def comes(rank: int, last: int) -> None:
         time.sleep(4 * FIRST)
 
 
+def receives(rank: int, last: int) -> None:
+    """Rank 0 fails while the others wait for a message of its."""
+    pair = dist.new_group([0, last], timeout=timedelta(seconds=FIRST))
+    if rank == 0:
+        call(pair)
+    elif rank < last:
+        tell(dist.recv, np.ones(3, np.float32), 0)
+    else:
+        time.sleep(4 * FIRST)
+
+
 def leaves(rank: int, last: int) -> None:
     """Rank 0 does not come to a call, and ends in order."""
     if rank > 0:
@@ -65,7 +76,7 @@ def main() -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank == 0 and sys.argv[1] in ("waits", "comes"):
         dist.group.WORLD._comm.timeout = FIRST
-    programs = {each.__name__: each for each in (waits, comes, leaves)}
+    programs = {each.__name__: each for each in (waits, comes, receives, leaves)}
     programs[sys.argv[1]](rank, last)
 
 

@@ -42,6 +42,12 @@ def test_the_late_rank_is_named(transport, program, np):
             assert "can still be used" not in error, (rank, error)
 
 
+def test_a_rank_that_waits_for_a_message_learns_why_none_comes():
+    error = said(3, "receives", {})[1]
+    assert error.startswith("RankFailedError: rank 0 of group 'world' failed (unhandled"), error
+    assert "DistTimeoutError" in error and "has not joined" in error, error
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_left_is_named_on_all_nodes(transport):
     errors = said(4, "leaves", TRANSPORTS[transport])

@@ -302,10 +302,14 @@ static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
             return j->code = HD_ERR_INTERRUPT;
         how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : 0;
         if (how) {
+            char way[HD_DESC];
+            hd_text t;
+            hd_text_init(&t, way, sizeof way);
+            hd_say_gone(&t, c, by - 1, how);
             hd_fail(j, HD_ERR_FAILED,
                     "rank %d of group '%s' %s while it held the memory of rank %d, for which "
                     "accumulate waits (this is rank %d of %d)",
-                    by - 1, c->name, how == 1 ? "left the job" : "died", rank, c->rank, c->size);
+                    by - 1, c->name, way, rank, c->rank, c->size);
             return HD_ERR_FAILED;
         }
         if (ev & HD_WAIT_EXPIRED) {

@@ -262,15 +262,18 @@ static int other_dtype(hd_job *j)
 static int peer_gone(hd_job *j)
 {
     hd_comm *c = j->comm;
+    char way[HD_DESC];
+    hd_text t;
     int how, all = 1;
     if (j->peer >= 0) {
         how = hd_session_gone(c->session, c->node_slot[j->peer]);
         if (!how)
             return 0;
+        hd_text_init(&t, way, sizeof way);
+        hd_say_gone(&t, c, j->peer, how);
         hd_fail(j, HD_ERR_FAILED,
                 "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                j->peer, c->name, how == 2 ? "died" : "has left the job", j->api,
-                j->kind == HD_SEND ? "to" : "from", c->rank, j->tag,
+                j->peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank, j->tag,
                 j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
@@ -278,8 +281,8 @@ static int peer_gone(hd_job *j)
         all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != 0;
     if (all)
         hd_fail(j, HD_ERR_FAILED,
-                "all other ranks of group '%s' have left the job: %s cannot complete", c->name,
-                j->api);
+                "all other ranks of group '%s' have failed or left the job: %s cannot complete",
+                c->name, j->api);
     return all;
 }
 

@@ -31,7 +31,7 @@ typedef struct entry {
     int64_t beat, since; /* ns; since: when the watchdog first saw this phase */
     uint64_t since_phase, text_phase;
     char text[2][192] __attribute__((aligned(8))); /* the call it is in (slow paths only) */
-    char why[160];                                 /* of FAILING */
+    char why[448];                                 /* of FAILING */
     uint64_t blocked_phase, blocked_group;         /* in this phase it waits in this group ... */
     /* ... in this check, and can make no other call meanwhile. */
     uint32_t blocked_check;

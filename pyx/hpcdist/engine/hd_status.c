@@ -173,7 +173,7 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     switch (hd_session_gone(s, slot)) {
     case 1: hd_say(t, "has left the job in order (pid %u)", e->pid); return;
     case 2: hd_say(t, "died (pid %u)", e->pid); return;
-    case 3: hd_say(t, "%.159s", e->why); return;
+    case 3: hd_say(t, "%s", e->why); return;
     }
     if ((silent = hd_session_silent(s, slot, HD_STARVED))) {
         hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)",

@@ -130,7 +130,7 @@ static void mourn(hd_session *s, int slot)
     hd_say(&t, "rank %u (pid %u) ", s->page[slot].world_rank, s->page[slot].pid);
     /* As after Ctrl-C: the signal ends Python, and no exit handler runs. */
     if (__atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE) == FAILING)
-        hd_say(&t, "%.159s and ended", s->page[slot].why);
+        hd_say(&t, "%s and ended", s->page[slot].why);
     else
         hd_say(&t, "died without leaving its process group");
     if (phase & 1)

@@ -162,7 +162,9 @@ def _fail(kind, value, traceback):
         f"[hpcdist rank {comm.rank} of {comm.size}] unhandled {failed}: this ends the job on all ranks",
         file=sys.stderr, flush=True,
     )
-    said = f"unhandled {failed}: {value}".encode("utf-8", "replace")[:150]
+    # In one line, and long enough for the rank that an error of hpcdist names.
+    said = " ".join(f"unhandled {failed}: {value}".split()).encode("utf-8", "replace")[:420]
+    said = said.decode("utf-8", "ignore").encode()
     if hd_comm_enter(comm.c, 0):
         hd_session_set_failing(comm.c.session, <const char*> said)
         hd_comm_exit(comm.c)
