@@ -70,7 +70,8 @@ static int failed(hd_session *some, const char *call, const char *name, int rc, 
     if (some && hd_ft_on(some))
         hd_ft_explains(some, rc);
     MPI_Error_string(rc, what, &len);
-    if (some && strstr(what, "Too many communicators")) { /* MPICH: 2048 per process */
+    /* MPICH has 2048 per process, and says the second where the members have none in common. */
+    if (some && (strstr(what, "Too many communicators") || strstr(what, "of fragmentation"))) {
         snprintf(text, room,
                  "group '%s' was not made: MPI has no communicator left; this rank has %d groups. "
                  "Call destroy_process_group(group) on all members of those that are not used any "
