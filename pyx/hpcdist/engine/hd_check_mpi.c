@@ -173,7 +173,10 @@ static int follow(hd_comm *c, hd_job *j)
         hd_say_call(&t, c, j);
         hd_say(&t, ": not all ranks had joined in time. ");
     }
-    hd_say_unharmed(&t, c);
+    if (h && h->note.what == HD_POST_LOST) /* perhaps on another node, which is not seen here */
+        hd_say(&t, "Nothing was transferred, and the group cannot be used any more.");
+    else
+        hd_say_unharmed(&t, c);
     hd_fail(j, code, "%s", buffer);
     return j->code;
 }
@@ -275,9 +278,15 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
         if (!how || has_arrived(p, r))
             continue;
-        await_reason(c, GONE_S);
+        if (!j->closing)
+            await_reason(c, GONE_S);
         if (hd_post_abandoned(p))
             return follow(c, j) != HD_OK;
+        if (hd_session_broken(c->session)) {
+            hd_fail_broken(c, j);
+            leave_behind(c);
+            return 1;
+        }
         if (!has_arrived(p, r))
             return lose(c, j, r, how, after) != HD_OK;
     }

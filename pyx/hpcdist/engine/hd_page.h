@@ -72,7 +72,7 @@ typedef struct hd_payload {
 #define HD_NOTES 4
 
 /* HD_INTERRUPTED: a signal handler raised. */
-enum hd_why { HD_GAVE_UP = 1, HD_INTERRUPTED, HD_CROSSED, HD_REFUSED };
+enum hd_why { HD_INTERRUPTED = 1, HD_GAVE_UP, HD_CROSSED, HD_REFUSED };
 
 /* Why a rank abandoned a check. It informs; it decides nothing. */
 typedef struct hd_note {
