@@ -64,6 +64,7 @@ struct hd_levels {
     size_t bytes;
     int64_t piece; /* bytes of a part of a slot */
     uint64_t done; /* pieces */
+    int failed;    /* MPI did in the middle of a tensor: pieces are not counted alike any more */
 };
 
 typedef struct run {
@@ -105,7 +106,7 @@ static int split(hd_comm *c, struct hd_levels *l)
     while (c->node_slot[first] < 0)
         first++;
     if ((rc = MPI_Comm_split(c->mpi, first, c->rank, &l->node)))
-        return rc;
+        return rc; /* on all: it is one call of theirs */
     MPI_Comm_rank(l->node, &l->place);
     MPI_Comm_size(l->node, &l->ranks);
     least = l->ranks;
@@ -153,32 +154,50 @@ static int share(hd_comm *c, struct hd_levels *l)
     return rc;
 }
 
-/* Collective, at the first tensor that can use it. Without memory everywhere, or with one rank on
- * each node, the group goes on without it. */
+static void free_comms(struct hd_levels *l)
+{
+    if (l->node != MPI_COMM_NULL)
+        MPI_Comm_free(&l->node);
+    if (l->rail != MPI_COMM_NULL)
+        MPI_Comm_free(&l->rail);
+}
+
+/* Whether some node has several of the members; each knows those of its own. */
+static int has_several(hd_comm *c, struct hd_levels *l, int *rc)
+{
+    int sides[2] = {0, 0}; /* the least, as the most of the negative; and the most */
+    for (int r = 0; l && r < c->size; r++)
+        sides[1] += c->node_slot[r] >= 0;
+    sides[0] = -sides[1];
+    *rc = MPI_Allreduce(MPI_IN_PLACE, sides, 2, MPI_INT, MPI_MAX, c->mpi);
+    /* 0: without memory for the list, or on a node without a status page. */
+    return !*rc && sides[0] < 0 && sides[1] > 1;
+}
+
+/* Collective, at the first tensor that can use it. Where each node has one rank, or memory or a
+ * communicator cannot be had somewhere, all ranks go on without it. */
 static int open_levels(hd_comm *c, hd_job *j)
 {
     struct hd_levels *l = calloc(1, sizeof *l);
-    int several, rc;
+    int rc, ok;
 
     c->levels_asked = 1;
-    several = l ? 0 : -1; /* the others must do without it, too */
-    for (int r = 0; l && r < c->size; r++)
-        several += c->node_slot[r] >= 0;
     hd_mpi_lock(c->session);
-    {
-        int sides[2] = {-several, several}; /* the least, as the most of the negative; the most */
-        rc = MPI_Allreduce(MPI_IN_PLACE, sides, 2, MPI_INT, MPI_MAX, c->mpi);
-        if (!rc && sides[0] < 1 && sides[1] > 1) {
-            l->node = l->rail = MPI_COMM_NULL;
+    if (has_several(c, l, &rc)) {
+        l->node = l->rail = MPI_COMM_NULL;
+        ok = split(c, l) == MPI_SUCCESS;
+        rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
+        if (!rc && ok)
+            rc = share(c, l);
+        if (l->lines)
             c->levels = l;
-            if (!(rc = split(c, l)))
-                rc = share(c, l);
-        } else {
-            free(l);
-        }
+        else
+            free_comms(l);
     }
     hd_mpi_unlock(c->session);
-    return hd_mpi_failed(j, rc, "MPI_Comm_split");
+    if (!c->levels)
+        free(l);
+    return hd_mpi_failed(j, rc, "MPI_Allreduce");
 }
 
 void hd_levels_close(hd_comm *c)
@@ -192,14 +211,10 @@ void hd_levels_close(hd_comm *c)
 void hd_levels_free(hd_comm *c, int together)
 {
     struct hd_levels *l = c->levels;
-    if (!l)
-        return;
-    if (together && l->node != MPI_COMM_NULL)
-        MPI_Comm_free(&l->node);
-    if (together && l->rail != MPI_COMM_NULL)
-        MPI_Comm_free(&l->rail);
-    free(l);
     c->levels = NULL;
+    if (l && together)
+        free_comms(l);
+    free(l);
 }
 
 int64_t hd_levels_bytes(const hd_comm *c)
@@ -219,7 +234,15 @@ int hd_levels_takes(hd_comm *c, hd_job *j)
         return 0;
     if (!c->levels_asked && open_levels(c, j))
         return -1;
-    return c->levels && c->levels->lines;
+    if (c->levels && c->levels->failed) {
+        hd_fail(j, HD_ERR_BACKEND,
+                "%s: an earlier one failed in MPI between two pieces, and group '%s' cannot be "
+                "used "
+                "any more",
+                j->api, c->name);
+        return -1;
+    }
+    return c->levels != NULL;
 }
 
 /* ---- waiting ---- */
@@ -346,7 +369,8 @@ int hd_levels_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
              .factor = 1,
              .data = data,
              .n = n,
-             .before = c->levels->done};
+             .before = c->levels->done,
+             .rails = {MPI_REQUEST_NULL, MPI_REQUEST_NULL}};
     int64_t pieces;
     int code = HD_OK;
 
@@ -359,6 +383,13 @@ int hd_levels_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
         if (k > 0 && !code)
             code = spread_piece(&r, k - 1);
     }
+    if (code) {
+        r.l->failed = 1;
+        for (int i = 0; i < 2; i++) /* MPI writes to the tensor until then */
+            if (r.rails[i] != MPI_REQUEST_NULL)
+                (void)hd_poll(c, j, &r.rails[i]);
+        return code;
+    }
     r.l->done += (uint64_t)pieces;
-    return code;
+    return HD_OK;
 }
