@@ -67,24 +67,22 @@ class Failure:
         """Record an error raised while this rank waited for its averages."""
         self.note(error)
         # Operations in flight end soon, in one way or another, and their errors do not matter.
-        # After other errors each bucket could take a timeout.
+        # After other errors each bucket could take a timeout; but what a hook returns may fail
+        # alone, and then the other ranks wait for this one behind them.
         ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
-        for bucket in buckets if ends_soon else ():
+        hook = self._transfer.has_hook
+        for bucket in buckets if ends_soon or (hook and isinstance(error, Exception)) else ():
             if bucket.work is not None:
                 self.settle(partial(give_up, bucket.work))
-        if self._transfer.has_hook:  # whose second calls need not have been made
-            self.cut_off(buckets, len(buckets), more, error)
+        if hook:  # whose second calls need not have been made
+            self.cut_off(buckets, len(buckets), more)
+            if not self._barriers:
+                self._transfer.refuse(buckets, error)
         barriers, self._barriers = self._barriers or [], None
         for barrier in barriers if ends_soon else ():
             self.settle(barrier.wait)
 
-    def cut_off(
-        self,
-        buckets: Sequence[Any],
-        started: int,
-        more: int,
-        error: BaseException | None = None,
-    ) -> None:
+    def cut_off(self, buckets: Sequence[Any], started: int, more: int) -> None:
         """Signal peers that an exception has ended this rank's backward; does not wait.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
@@ -92,7 +90,6 @@ class Failure:
         timeout or, worse, match their buckets with what this rank calls next. So this rank enters a
         barrier in place of each: if a peer is in an all-reduce, the entry check raises on both
         sides, and if all ranks gave up at the same bucket, the barriers match and nothing is lost.
-        If it has started all, they may be at the end of a pass with a hook.
 
         Parameters
         ----------
@@ -102,8 +99,6 @@ class Failure:
             How many have been started.
         more : int
             Calls that follow the last bucket.
-        error : BaseException, optional
-            What ended it, if it is known.
         """
         # with several backends, peers wait in the one that moves the buckets
         comm = serving(self._transfer.comm, buckets[0].buffer)
@@ -121,8 +116,6 @@ class Failure:
                     "off there is no safe way to tell the other ranks"
                 )
             )
-        else:
-            self._transfer.refuse(buckets, error or DistError("an exception ended its backward"))
         if isinstance(comm, Comm):
             comm.give_up()
 
@@ -152,6 +145,11 @@ class Failure:
         self.settle(usage.wait)
         for barrier in self._barriers or []:
             self.settle(barrier.wait)
+        # If it has made all calls, the others are at the end of their pass, or have given up too.
+        if not self._barriers and self.error is not None:
+            self._transfer.refuse(buckets, self.error)
+        elif not self._barriers:
+            self.settle(partial(self._transfer.agree, buckets, API_ABANDON))
         self._barriers = None
 
 

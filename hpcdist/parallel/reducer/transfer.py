@@ -90,21 +90,28 @@ class Transfer:
         self.passes += 1
         self.after_pass, self._given = [], False
 
-    def agree(self, buckets: Sequence[Any]) -> None:
-        """Learn at the end of a pass with a hook whether its futures are complete on all ranks.
+    def agree(self, buckets: Sequence[Any], api: str = API_END) -> None:
+        """Learn at the end of a pass with a hook whether all ranks end it in the same way.
 
         What a hook returns may fail on one rank alone, when the other ranks have their averages:
         they would go on with other parameters than that rank's. A hook that has called no
         collective of this group, such as one of local steps, lets the ranks go on alone.
 
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All of them.
+        api : str
+            How this rank ends it: with its futures complete, or by giving it up.
+
         Raises
         ------
         DistError
-            If a rank could not come here.
+            If another rank ends it otherwise.
         """
         if (comm := self._ends_with_a_call(buckets)) is not None:
             self._ended = True
-            comm.barrier(api=API_END)
+            comm.barrier(api=api)
 
     def refuse(self, buckets: Sequence[Any], error: BaseException) -> None:
         """Tell the other ranks, if they are in :meth:`agree`, why this one does not come there.
@@ -137,7 +144,8 @@ class Transfer:
         """
         if self._hook is None or not hasattr(self.comm, "seq"):
             return buckets - started + (more if started < buckets else 0)
-        return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
+        made = self._made() - self._ended
+        return max(0, (buckets + more if self._calls is None else self._calls) - made)
 
     def _made(self) -> int:
         return int(getattr(self.comm, "seq", 0) - self._first) % 2**32

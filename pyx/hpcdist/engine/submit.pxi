@@ -152,6 +152,10 @@ cdef enum Owed:
     NOTHING_BEGUN, IF_AGREED, IN_ANY_CASE, NOT_FINISHED
 
 
+#: Seconds for operations that are over to leave the lane.
+cdef double SETTLING = 0.05
+
+
 cdef bytes reason_of(object error):
     try:
         return f"{type(error).__name__}: {error}".encode("utf-8", "replace")
@@ -183,6 +187,9 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
         r.owed_after = after
         r.seen = 1  # this rank already knows
         r.name_id = j.name_id
+        if owed == IF_AGREED:  # one that queues has a number, also if the others turn out not to come
+            with nogil:
+                hd_lane_drain(c, SETTLING)
         if hd_lane_try(c):
             if c.closing or (owed == IF_AGREED and c.agreed != after):
                 hd_lane_leave(c)

@@ -23,6 +23,10 @@ class Boom(Exception):
     """What a hook raises."""
 
 
+def fail(_gradient: torch.Tensor) -> None:
+    raise Boom
+
+
 def hears_of_it(loss: torch.Tensor) -> bool:
     """Whether this rank's backward raises, soon; then all ranks are in step."""
     dist.barrier()
@@ -109,9 +113,9 @@ def wrong(what: str, future: torch.futures.Future) -> torch.futures.Future:
 
 
 def failing_model(
-    group: dist.ProcessGroup, what: str, fails: list[int]
+    group: dist.ProcessGroup, what: str, fails: list[int], everywhere: bool = False
 ) -> dist.DistributedDataParallel:
-    """A model whose hook averages, but for a bucket in `fails` on the last rank."""
+    """A model whose hook averages, but for a bucket in `fails` on the last rank, or on all."""
     layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
     model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
     last = group.rank() == group.size() - 1
@@ -119,7 +123,7 @@ def failing_model(
     def hook(state, bucket):
         average = bucket.buffer().div_(group.size())
         future = dist.all_reduce(average, group=group, async_op=True).get_future()
-        if last and bucket.index() in fails:
+        if (last or everywhere) and bucket.index() in fails:
             return wrong(what, future)
         return future.then(lambda done: done.value()[0])
 
@@ -139,7 +143,7 @@ def all_hear(group: dist.ProcessGroup, heard: str) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("what", ["callback raises", "is short", "never ends", "hook raises"])
+@pytest.mark.parametrize("what", ["callback raises", "is short", "never ends"])
 @pytest.mark.parametrize("passes", [0, 2])
 def test_a_future_that_fails_on_one_rank_is_an_error_on_all(what: str, passes: int) -> None:
     """The operations behind it succeed on all ranks, so nothing else would tell the others."""
@@ -149,7 +153,7 @@ def test_a_future_that_fails_on_one_rank_is_an_error_on_all(what: str, passes: i
     x = torch.ones(2, 30)
     for _ in range(passes):
         model(x).sum().backward()
-    fails.append(2 if what == "hook raises" else 1)  # the last bucket's call, or one between
+    fails.append(1)
     loss = model(x).sum()
     heard = ""
     try:
@@ -175,6 +179,41 @@ def test_a_future_that_fails_on_a_rank_that_is_done_is_an_error_on_all() -> None
     except Exception as error:
         heard = f"{type(error).__name__}: {error}"
     all_hear(group, heard)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("what", ["hook raises", "gradient hook raises"])
+def test_an_exception_when_all_averages_are_under_way(what: str, everywhere: bool) -> None:
+    """The program catches it, and goes on to the next forward.
+
+    On one rank: all raise, with that forward. On all: nothing is lost.
+    """
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    fails: list[int] = []
+    model = failing_model(group, what, fails, everywhere)
+    x = torch.ones(2, 30, requires_grad=True)
+    model(x).sum().backward()
+    raises = everywhere or group.rank() == group.size() - 1
+    if what == "hook raises":
+        fails.append(2)  # the last bucket
+    elif raises:
+        x.register_hook(fail)
+    dist.barrier()
+    began, errors = time.monotonic(), []
+    for _ in range(2):
+        try:
+            model(x if raises and not errors else torch.ones(2, 30)).sum().backward()
+        except Exception as error:
+            errors.append(type(error).__name__)
+            fails.clear()
+    took = time.monotonic() - began
+    good = errors == ["Boom"] if everywhere else len(errors) == 2
+    parallel_assert(good and took < 10, f"{errors} after {took:.1f} s")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.mpi(min_size=2)
