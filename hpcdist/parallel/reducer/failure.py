@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -71,13 +72,16 @@ class Failure:
         # alone, and then the other ranks wait for this one behind them.
         ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
         hook = self._transfer.has_hook
-        for bucket in buckets if ends_soon or (hook and isinstance(error, Exception)) else ():
-            if bucket.work is not None:
-                self.settle(partial(give_up, bucket.work))
-        if hook:  # whose second calls need not have been made
-            self.cut_off(buckets, len(buckets), more)
-            if not self._barriers:
-                self._transfer.refuse(buckets, error)
+        try:
+            for bucket in buckets if ends_soon or (hook and isinstance(error, Exception)) else ():
+                if bucket.work is not None:
+                    with suppress(Exception):  # a program's own object may raise each time
+                        self.settle(partial(give_up, bucket.work))
+        finally:
+            if hook:  # whose second calls need not have been made
+                self.cut_off(buckets, len(buckets), more)
+                if not self._barriers:
+                    self._transfer.refuse(buckets, error)
         barriers, self._barriers = self._barriers or [], None
         for barrier in barriers if ends_soon else ():
             self.settle(barrier.wait)
@@ -149,7 +153,12 @@ class Failure:
         if not self._barriers and self.error is not None:
             self._transfer.refuse(buckets, self.error)
         elif not self._barriers:
-            self.settle(partial(self._transfer.agree, buckets, API_ABANDON))
+            try:
+                self._transfer.agree(buckets, API_ABANDON)
+            except BaseException as error:
+                self.note(error)
+                if not isinstance(error, DistError):
+                    raise
         self._barriers = None
 
 

@@ -430,7 +430,9 @@ class Reducer:
                 unused = self._pipeline.finish()
                 for future in self.after_backward:
                     future.wait()
-                self.transfer.agree(self.buckets)
+                if self.transfer.has_hook:
+                    self._usage.wait()  # all ranks are in it, or none comes to the end
+                    self.transfer.agree(self.buckets)
                 for call in self.transfer.after_pass:
                     call()
         except BaseException as error:

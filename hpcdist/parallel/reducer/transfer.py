@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
+from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
@@ -49,6 +50,7 @@ class Transfer:
         self._first = 0  # the group's calls before this pass
         self._given = False  # a bucket of this pass to the hook
         self._ended = False  # this rank has come to the call that ends this pass, or refused it
+        self._generation = group._generation  # of the group in this pass
 
     @property
     def comm(self) -> Any:
@@ -75,6 +77,7 @@ class Transfer:
     def begin(self) -> None:
         """A backward pass begins."""
         self._first, self._ended = getattr(self.comm, "seq", 0), False
+        self._generation = self.group._generation
 
     def end(self) -> None:
         """It has ended well."""
@@ -107,11 +110,18 @@ class Transfer:
         Raises
         ------
         DistError
-            If another rank ends it otherwise.
+            If another rank ends it otherwise, or if the last collective of the pass has failed:
+            then no rank comes here.
         """
-        if (comm := self._ends_with_a_call(buckets)) is not None:
-            self._ended = True
+        if (comm := self._ends_with_a_call(buckets)) is None:
+            return
+        if not comm.last_agreed:
+            raise DistError("the last collective of this backward failed on all ranks")
+        before = comm.seq
+        try:
             comm.barrier(api=api)
+        finally:
+            self._ended = comm.seq != before
 
     def refuse(self, buckets: Sequence[Any], error: BaseException) -> None:
         """Tell the other ranks, if they are in :meth:`agree`, why this one does not come there.
@@ -124,7 +134,9 @@ class Transfer:
 
     def _ends_with_a_call(self, buckets: Sequence[Any]) -> Comm | None:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
-        if self._hook is None or self._ended or not self._made():
+        if self._hook is None or self._ended or self._generation != self.group._generation:
+            return None
+        if not self._made():
             return None
         comm = serving(self.comm, buckets[0].buffer)
         return comm if isinstance(comm, Comm) and comm.check > 0 else None
@@ -144,8 +156,7 @@ class Transfer:
         """
         if self._hook is None or not hasattr(self.comm, "seq"):
             return buckets - started + (more if started < buckets else 0)
-        made = self._made() - self._ended
-        return max(0, (buckets + more if self._calls is None else self._calls) - made)
+        return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
 
     def _made(self) -> int:
         return int(getattr(self.comm, "seq", 0) - self._first) % 2**32

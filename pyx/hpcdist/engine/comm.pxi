@@ -154,6 +154,11 @@ cdef class Comm:
         """int: collectives begun, modulo 2^32."""
         return self.c.seq
 
+    @property
+    def last_agreed(self):
+        """bool: no collective is under way, and the last one has not failed; True also while one is."""
+        return self.c.pending or self.c.agreed == self.c.seq
+
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""
         self.c.seq = 0

@@ -101,17 +101,19 @@ static int64_t head_bytes(const struct hd_levels *l)
 /* The communicators of this rank's node and rail. */
 static int split(hd_comm *c, struct hd_levels *l)
 {
-    int first = 0, least, rc;
+    int first = 0, least = 0, rc;
 
     while (c->node_slot[first] < 0)
         first++;
-    if ((rc = MPI_Comm_split(c->mpi, first, c->rank, &l->node)))
-        return rc; /* on all: it is one call of theirs */
-    MPI_Comm_rank(l->node, &l->place);
-    MPI_Comm_size(l->node, &l->ranks);
-    least = l->ranks;
-    if ((rc = MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, c->mpi)))
-        return rc;
+    /* 0: it failed here, so that no rank goes on. */
+    if (MPI_Comm_split(c->mpi, first, c->rank, &l->node) == MPI_SUCCESS) {
+        MPI_Comm_rank(l->node, &l->place);
+        MPI_Comm_size(l->node, &l->ranks);
+        least = l->ranks;
+    }
+    rc = MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, c->mpi);
+    if (rc || !least)
+        return rc ? rc : MPI_ERR_OTHER;
     l->rails = least;
     rc = MPI_Comm_split(c->mpi, l->place < least ? l->place : MPI_UNDEFINED, c->rank, &l->rail);
     if (!rc)
@@ -236,7 +238,7 @@ int hd_levels_takes(hd_comm *c, hd_job *j)
         return -1;
     if (c->levels && c->levels->failed) {
         hd_fail(j, HD_ERR_BACKEND,
-                "%s: an earlier one failed in MPI between two pieces, and group '%s' cannot be "
+                "%s: an earlier one failed in MPI, between two pieces, and group '%s' cannot be "
                 "used "
                 "any more",
                 j->api, c->name);

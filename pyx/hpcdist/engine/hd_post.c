@@ -185,15 +185,24 @@ void hd_post_forget(hd_post *p, uint64_t before)
     }
 }
 
+/* How much a note says of why the present check is abandoned. */
+static int worth_of(const hd_post *p, const hd_post_note *note)
+{
+    if (note->check != p->now)
+        return 0;
+    if (note->what == HD_POST_REFUSED)
+        return 5;
+    if (!note->text[0])
+        return 1;
+    return note->what == HD_POST_LOST ? 4 : note->what == HD_POST_GAVE_UP ? 3 : 2;
+}
+
 const hd_post_heard *hd_post_reason(const hd_post *p)
 {
     const hd_post_heard *best = NULL;
     int most = 0;
     for (const hd_post_heard *h = p->heard; h; h = h->next) {
-        const int worth = h->note.check != p->now           ? 0
-                          : h->note.what == HD_POST_REFUSED ? 3
-                          : h->note.text[0]                 ? 2
-                                                            : 1;
+        const int worth = worth_of(p, &h->note);
         if (worth > most || (worth == most && best && h->note.by < best->note.by)) {
             most = worth;
             best = h;

@@ -113,11 +113,11 @@ def wrong(what: str, future: torch.futures.Future) -> torch.futures.Future:
 
 
 def failing_model(
-    group: dist.ProcessGroup, what: str, fails: list[int], everywhere: bool = False
+    group: dist.ProcessGroup, what: str, fails: list[int], everywhere: bool = False, **options
 ) -> dist.DistributedDataParallel:
     """A model whose hook averages, but for a bucket in `fails` on the last rank, or on all."""
     layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0, **options)
     last = group.rank() == group.size() - 1
 
     def hook(state, bucket):
@@ -182,16 +182,55 @@ def test_a_future_that_fails_on_a_rank_that_is_done_is_an_error_on_all() -> None
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_hook_of_one_call_a_pass_fails_on_one_rank(passes: int) -> None:
+    """In the first pass DDP takes it for one of a call for each bucket."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    last, fails = group.rank() == group.size() - 1, []
+
+    def hook(state, bucket):
+        future = torch.futures.Future()
+        if not bucket.is_last():
+            future.set_result(bucket.buffer())
+            return future
+        future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+        if last and fails:
+            return wrong("callback raises", future)
+        return future.then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, hook)
+    for _ in range(passes):
+        model(torch.ones(2, 30)).sum().backward()
+    fails.append(1)
+    loss, began, heard = model(torch.ones(2, 30)).sum(), time.monotonic(), False
+    with suppress(Exception):
+        heard = True
+        loss.backward()
+        heard = False
+    parallel_assert(heard and time.monotonic() - began < 10)
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("what", ["hook raises", "gradient hook raises"])
-def test_an_exception_when_all_averages_are_under_way(what: str, everywhere: bool) -> None:
+@pytest.mark.parametrize("unused", [False, True])
+def test_an_exception_when_all_averages_are_under_way(
+    what: str, everywhere: bool, unused: bool
+) -> None:
     """The program catches it, and goes on to the next forward.
 
     On one rank: all raise, with that forward. On all: nothing is lost.
     """
     group = dist.new_group(timeout=timedelta(seconds=20))
     fails: list[int] = []
-    model = failing_model(group, what, fails, everywhere)
+    model = failing_model(group, what, fails, everywhere, find_unused_parameters=unused)
     x = torch.ones(2, 30, requires_grad=True)
     model(x).sum().backward()
     raises = everywhere or group.rank() == group.size() - 1
