@@ -156,7 +156,7 @@ cdef class Comm:
 
     @property
     def last_agreed(self):
-        """bool: no collective is under way, and the last one has not failed; True also while one is."""
+        """bool: the last collective has not failed, as far as is known: True also while one is under way."""
         return self.c.pending or self.c.agreed == self.c.seq
 
     def count_from_here(self):
@@ -419,37 +419,32 @@ cdef class Comm:
     def refuse(self, object error, *, api=None, owed=None, bint begun=False, int parts=1):
         """Takes part in the next collective with the reason why this rank cannot make it.
 
-        The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all
-        ranks stay in step. Does not wait for them. The operations themselves do the same for
-        invalid arguments. The exception's ``refusal`` contains the reason and the ranks that have
-        it.
+        The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all ranks stay in step.
+        Does not wait for them. The operations do the same for invalid arguments. The exception's ``refusal`` has the
+        reason and the ranks that have it.
 
         Parameters
         ----------
         error : BaseException
-            The reason. One that is not an Exception, such as KeyboardInterrupt, counts only for a
-            part.
+            The reason. One that is not an Exception, such as KeyboardInterrupt, counts only for a part.
         api : str, optional
             Public name of the operation.
         begun : bool, optional
-            It is part of an operation that the ranks have begun together and this one cannot
-            finish: no rank's arguments are wrong, and the others raise
-            :class:`hpcdist.DistBackendError`.
+            It is part of an operation that the ranks have begun and this one cannot finish: no rank's arguments are
+            wrong, and the others raise :class:`hpcdist.DistBackendError`.
         owed : str, optional
-            For a part of an operation that was begun: ``"if agreed"``, the others arrive at it if
-            all ranks agreed on the part before; ``"always"``, they arrive at it in any case. The
-            others then raise :class:`hpcdist.DistError`.
+            For a part of an operation that was begun: ``"if agreed"``, the others arrive at it if all agreed on the
+            part before; ``"always"``, they arrive at it in any case. They then raise :class:`hpcdist.DistError`.
         parts : int, optional
-            Number of parts, one after the other. Whether the others arrive at them is one question:
-            it may be decided only after this call, when the operations in flight have ended.
+            Number of parts, one after the other. Whether the others arrive at them is one question, which may be
+            decided only after this call, when the operations in flight have ended.
         """
         refuse_parts(self, error, api_named(api, BARRIER), owed, begun, parts)
 
     def give_up(self):
         """Gives up the operations in flight: an exception has ended the work that they were for.
 
-        If they fail, the caller has seen that, so the operations it begins from now on do not fail
-        with them.
+        If they fail, the caller has seen that, so the operations it begins from now on do not fail with them.
         """
         if not hd_forked and self.c != NULL and not self.c.freed:
             hd_lane_give_up(self.c)
