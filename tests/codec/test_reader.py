@@ -9,7 +9,7 @@ import pytest
 from codec_cases import SEED, everything
 from hostile import head, payloads, u64
 
-from hpcdist.codec import CodecError, decode, encode
+from hpcdist.codec import MAX_DEPTH, CodecError, decode, encode
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -35,6 +35,17 @@ def traced():
     tracemalloc.start()
     yield
     tracemalloc.stop()
+
+
+def test_no_deeper_than_the_writer_goes():
+    """One level more than MAX_DEPTH is refused."""
+    deep: list = []
+    for _ in range(MAX_DEPTH - 1):
+        deep = [deep]
+    around, empty = b"l" + u64(1), b"l" + u64(0)
+    assert encode(deep) == head() + around * (MAX_DEPTH - 1) + empty
+    with pytest.raises(CodecError, match="nested more than 128"):
+        decode(head() + around * MAX_DEPTH + empty)
 
 
 def test_truncation_at_each_byte(traced):
