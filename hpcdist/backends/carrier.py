@@ -20,7 +20,7 @@ __all__ = ["Carrier"]
 _List = Iterable[Any]
 # A public name; None: the method's own.
 _Api = str | None
-# None, or a Work with `async_op`; Any, so that a caller who has said which need not ask.
+# A Work with `async_op`, else None. Any: a caller knows which it asked for, and need not test.
 _Handle = Work | Any
 
 

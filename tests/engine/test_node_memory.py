@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from cases import OPS, Check, draw, finish, here, pairs, reference
+from cases import Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from patience import patience
 from resources import held
 from worlds import one_node
@@ -88,21 +88,12 @@ def test_short_tensors_when_the_group_has_the_memory(rng, group):
     ("PREMUL_SUM", torch.complex128),
 ])  # fmt: skip
 def test_around_whole_pieces(rng, group, name, dtype):
-    check, (rank, size) = Check(), here()
+    check = Check()
     for piece in PIECES:
         piece //= dtype.itemsize
         small = draw(rng, dtype, 10_007)
         for n in (piece - 1, piece, piece + 1, 2 * piece + 1, 3 * piece - 63 // dtype.itemsize):
-            parts = [torch.roll(small, 131 * r).repeat(n // 10_007 + 1)[:n] for r in range(size)]
-            # odd addresses, and what lies beside the tensor stays as it is
-            mine = torch.cat([parts[rank][:3], parts[rank], parts[rank][:3]])
-            beside = mine[:3].clone()
-            dist.all_reduce(mine[3:-3], OPS[name], group=group)
-            label = f"{name} {dtype} n={n}"
-            check.near(mine[3:-3], *reference(name, parts), label)
-            check.everywhere(mine[3:-3], label)
-            check.equal(mine[:3], beside, f"{label}: before")
-            check.equal(mine[-3:], beside, f"{label}: behind")
+            reduce_at_odd_address(check, name, small, n, group)
     check.done()
 
 

@@ -99,6 +99,23 @@ def raw(tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+def reduce_at_odd_address(
+    check: Check, name: str, small: torch.Tensor, n: int, group: dist.ProcessGroup | None = None
+) -> None:
+    """Check an all_reduce of n elements that repeat `small`; those beside them stay as they are."""
+    rank, size = here()
+    times = n // len(small) + 1
+    parts = [torch.roll(small, 131 * r).repeat(times)[:n] for r in range(size)]
+    mine = torch.cat([parts[rank][:3], parts[rank], parts[rank][:3]])
+    beside = mine[:3].clone()
+    dist.all_reduce(mine[3:-3], OPS[name], group=group)
+    label = f"{name} {small.dtype} n={n}"
+    check.near(mine[3:-3], *reference(name, parts), label)
+    check.everywhere(mine[3:-3], label)
+    check.equal(mine[:3], beside, f"{label}: before")
+    check.equal(mine[-3:], beside, f"{label}: behind")
+
+
 def reference(name: str, parts: list[torch.Tensor]):
     """Reduce parts one after another; return values and the rounding error that is allowed.
 
