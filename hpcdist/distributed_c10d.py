@@ -8,7 +8,8 @@ import hpcdist
 from hpcdist import *  # noqa: F403
 from hpcdist.collectives.coalescing import _coalescing_manager
 from hpcdist.collectives.deprecated import _make_nccl_premul_sum
-from hpcdist.groups.state import _get_default_group, world
+from hpcdist.groups.resolve import default_group as _get_default_group
+from hpcdist.groups.state import world
 from hpcdist.groups.timeouts import default_pg_timeout
 
 __all__ = [  # noqa: PLE0604

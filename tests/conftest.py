@@ -323,7 +323,7 @@ def _world(request):
         if not hpcdist.is_initialized():
             _init()
         if request.node.get_closest_marker("one_node"):
-            comm = hpcdist.group.WORLD._comm
+            comm = hpcdist.group.WORLD.carrier
             if len(comm.node_ranks) < comm.size:
                 pytest.skip("for ranks of one node")
 

@@ -74,7 +74,7 @@ PROGRAM = """
 import hpcdist as dist
 dist.init_process_group()
 g = dist.new_group([0], group_desc="alone")
-print("check", dist.group.WORLD._comm.check, g._comm.check)
+print("check", dist.group.WORLD.carrier.check, g.carrier.check)
 dist.destroy_process_group(g)
 """
 

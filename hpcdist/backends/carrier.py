@@ -1,4 +1,4 @@
-"""What carries a group's operations: the type of ``ProcessGroup._comm``.
+"""What carries a group's operations: the type of ``ProcessGroup.carrier``.
 
 Six things stand there: the native :class:`~hpcdist._engine.Comm`; a
 :class:`~hpcdist.backends.base.GroupBackend`; a :class:`~hpcdist.backends.dispatch.Dispatch` to

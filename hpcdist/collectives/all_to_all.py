@@ -6,8 +6,8 @@ from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.numbers import split_sizes
+from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
 
 __all__ = ["all_to_all", "all_to_all_single"]
@@ -83,7 +83,7 @@ def all_to_all(
     -----
     Source: ``torch.distributed.all_to_all``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
@@ -165,6 +165,6 @@ def all_to_all_single(
     -----
     Source: ``torch.distributed.all_to_all_single``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     splits = split_sizes(comm, input, output_split_sizes, input_split_sizes)
     return comm.all_to_all_single(output, input, *splits, async_op)

@@ -10,8 +10,8 @@ from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.limits import seconds_of
+from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
 
 __all__ = ["barrier"]
@@ -84,7 +84,7 @@ def barrier(
     -----
     Source: ``torch.distributed.barrier``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     if timeout is None and device_ids is None or comm.rank < 0:
         return comm.barrier(async_op)
     with refusing(agreeing(comm), "barrier"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["broadcast"]
 
@@ -86,6 +87,6 @@ def broadcast(
     -----
     Source: ``torch.distributed.broadcast``.
     """
-    pg = _resolve(group)
+    pg = resolve(group)
     root = pg._root("broadcast", tensor, src, group_src, "src")
-    return pg._comm.broadcast(tensor, root, async_op)
+    return pg.carrier.broadcast(tensor, root, async_op)

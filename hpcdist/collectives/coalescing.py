@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from hpcdist.groups.hooks import PostHookArgs
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["_CoalescingManager", "_coalescing_manager"]
 
@@ -59,7 +60,7 @@ def _coalescing_manager(
     Source: ``torch.distributed._coalescing_manager``, which over NCCL merges the operations.
     """
     manager = _CoalescingManager()
-    pg = _resolve(group)
+    pg = resolve(group)
     if not isinstance(pg, ProcessGroup):
         yield manager
         return

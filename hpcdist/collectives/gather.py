@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.state import ProcessGroup, _resolve
-from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.resolve import carrier_of, resolve
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 
 __all__ = [
@@ -77,7 +77,7 @@ def all_gather(
     -----
     Source: ``torch.distributed.all_gather``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.all_gather(tensor_list, tensor, async_op)
 
 
@@ -142,7 +142,7 @@ def all_gather_single(
     -----
     Source: ``torch.distributed.all_gather_single`` (``all_gather_into_tensor``).
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
 
@@ -212,7 +212,7 @@ def all_gather_coalesced(
     -----
     Source: ``torch.distributed.all_gather_coalesced``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
 
 
@@ -295,7 +295,7 @@ def gather(
     -----
     Source: ``torch.distributed.gather``.
     """
-    pg = _resolve(group)
+    pg = resolve(group)
     if dst is None and group_dst is None:
         dst = 0
     root = pg._root("gather", tensor, dst, group_dst, "dst")
@@ -381,7 +381,7 @@ def gather_single(
     -----
     Source: ``torch.distributed.gather_single`` (``gather_into_tensor``) of torch 2.14.
     """
-    pg = _resolve(group)
+    pg = resolve(group)
     if dst is None and group_dst is None:
         dst = 0
     root = pg._root("gather_single", tensor, dst, group_dst, "dst")

@@ -8,7 +8,8 @@ from hpcdist._buffer import limited
 from hpcdist._engine import Comm, op_range
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["monitored_barrier"]
 
@@ -52,8 +53,8 @@ def monitored_barrier(
     -----
     Source: ``torch.distributed.monitored_barrier``.
     """
-    pg = _resolve(group)
-    comm = pg._comm
+    pg = resolve(group)
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(API, 3)
         return

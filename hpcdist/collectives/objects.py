@@ -21,7 +21,7 @@ from hpcdist.backends.refusal import parts
 from hpcdist.collectives._parts import Part, buffer, check_list, decode, gather_sizes, root_of
 from hpcdist.collectives.objects_p2p import recv_object_list, send_object_list
 from hpcdist.errors import DistMismatchError
-from hpcdist.groups.state import _resolve
+from hpcdist.groups.resolve import resolve
 
 __all__ = [
     "all_gather_object",
@@ -80,9 +80,9 @@ def broadcast_object_list(
     and does nothing. Source: ``torch.distributed.broadcast_object_list``.
     """
     api = "broadcast_object_list"
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(api, 3)
         return
@@ -151,9 +151,9 @@ def all_gather_object(
     Outside the group it warns and does nothing. Source: ``torch.distributed.all_gather_object``.
     """
     api = "all_gather_object"
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(api, 3)
         return
@@ -220,9 +220,9 @@ def gather_object(
     Outside the group it warns and does nothing. Source: ``torch.distributed.gather_object``.
     """
     api = "gather_object"
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(api, 3)
         return
@@ -290,9 +290,9 @@ def scatter_object_list(
     Outside the group it warns and does nothing. Source: ``torch.distributed.scatter_object_list``.
     """
     api = "scatter_object_list"
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(api, 3)
         return

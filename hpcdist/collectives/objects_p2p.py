@@ -16,7 +16,7 @@ from hpcdist._engine import OBJECTS, Comm, op_range, tags
 from hpcdist.backends.dispatch import serving
 from hpcdist.collectives._parts import Part, check_list, decode, of_message
 from hpcdist.errors import DistMismatchError
-from hpcdist.groups.state import _resolve
+from hpcdist.groups.resolve import resolve
 
 __all__ = ["recv_object_list", "send_object_list"]
 
@@ -90,9 +90,9 @@ def send_object_list(
     -----
     Outside the group it warns and does nothing. Source: ``torch.distributed.send_object_list``.
     """
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report("send_object_list", 3)
         return
@@ -162,9 +162,9 @@ def recv_object_list(
     Outside the group it warns. Source: ``torch.distributed.recv_object_list``.
     """
     api = "recv_object_list"
-    pg = _resolve(group)
+    pg = resolve(group)
     pickle = False if weights_only else pickle
-    comm = pg._comm
+    comm = pg.carrier
     if comm.rank < 0:
         comm.report(api, 3)
         return -1

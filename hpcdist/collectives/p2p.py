@@ -7,7 +7,8 @@ from typing import Any
 
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import batch
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
@@ -56,9 +57,9 @@ def isend(
     """
     pg = _world.pg if group is None else group
     if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
-        return pg._comm.isend(tensor, pg._index[dst], tag)  # the usual call, with no call between
-    pg = _resolve(group)
-    return pg._comm.isend(tensor, pg._place(dst, group_dst, "dst"), tag)
+        return pg.carrier.isend(tensor, pg._index[dst], tag)  # the usual call, with no call between
+    pg = resolve(group)
+    return pg.carrier.isend(tensor, pg._place(dst, group_dst, "dst"), tag)
 
 
 def irecv(
@@ -106,10 +107,10 @@ def irecv(
     """
     pg = _world.pg if group is None else group
     if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
-        return pg._comm.irecv(tensor, pg._index[src], tag)
-    pg = _resolve(group)
+        return pg.carrier.irecv(tensor, pg._index[src], tag)
+    pg = resolve(group)
     anyone = src is None and group_src is None
-    return pg._comm.irecv(tensor, -1 if anyone else pg._place(src, group_src, "src"), tag)
+    return pg.carrier.irecv(tensor, -1 if anyone else pg._place(src, group_src, "src"), tag)
 
 
 def send(
@@ -153,12 +154,12 @@ def send(
     """
     pg = _world.pg if group is None else group
     if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
-        comm, place = pg._comm, pg._index[dst]
+        comm, place = pg.carrier, pg._index[dst]
         if place != comm.rank:
             comm.send(tensor, place, tag)
             return
-    pg = _resolve(group)
-    pg._comm.send(tensor, pg._peer(dst, group_dst, "dst"), tag)
+    pg = resolve(group)
+    pg.carrier.send(tensor, pg._peer(dst, group_dst, "dst"), tag)
 
 
 def recv(
@@ -208,13 +209,13 @@ def recv(
     """
     pg = _world.pg if group is None else group
     if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
-        comm, place = pg._comm, pg._index[src]
+        comm, place = pg.carrier, pg._index[src]
         if place != comm.rank:
             comm.recv(tensor, place, tag)
             return src
-    pg = _resolve(group)
+    pg = resolve(group)
     anyone = src is None and group_src is None
-    sender = pg._comm.recv(tensor, -1 if anyone else pg._peer(src, group_src, "src"), tag)
+    sender = pg.carrier.recv(tensor, -1 if anyone else pg._peer(src, group_src, "src"), tag)
     return pg._ranks[sender] if sender >= 0 else -1
 
 
@@ -264,7 +265,7 @@ class P2POp:
         # the native call checks more; this check rejects a bad batch before any of it is sent
         if tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex)):
             raise TypeError(f"tensor must be a tensor or an array, not {type(tensor).__name__}")
-        pg = _resolve(group)
+        pg = resolve(group)
         self.op = op
         self.tensor = tensor
         self.group = pg
@@ -273,7 +274,7 @@ class P2POp:
         self.peer = pg._ranks[self.group_peer] if self.group_peer >= 0 else -1
 
     def __repr__(self) -> str:
-        own, other = self.group._comm.rank, self.group_peer
+        own, other = self.group.carrier.rank, self.group_peer
         source, target = (own, other) if self.op is isend else (other, own)
         what = self.tensor
         return (
@@ -325,11 +326,11 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
             raise ValueError(
                 f"all operations of a batch must use one group: got {pg!r} and {each.group!r}"
             )
-    if pg._comm.rank < 0:
+    if pg.carrier.rank < 0:
         for each in p2p_op_list:
-            getattr(pg._comm, each.op.__name__)()  # warns
+            getattr(pg.carrier, each.op.__name__)()  # warns
         return []
     operations = [
         (each.op is isend, each.tensor, each.group_peer, each.tag) for each in p2p_op_list
     ]
-    return batch(pg._comm, operations)
+    return batch(pg.carrier, operations)

@@ -6,8 +6,8 @@ from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
-from hpcdist.groups.state import ProcessGroup, _resolve
-from hpcdist.groups.state import comm_of as _comm_of
+from hpcdist.groups.resolve import carrier_of, resolve
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
 
@@ -81,7 +81,7 @@ def all_reduce(
     accumulated in float32. A NaN wins in MIN and MAX. Source: ``torch.distributed.all_reduce``.
     """
     # one attribute and one native call: anything more would be measurable at 8 bytes
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     try:
         return comm.all_reduce(tensor, op, async_op)
     except TypeError:
@@ -142,7 +142,7 @@ def all_reduce_coalesced(
     Source: ``torch.distributed.all_reduce_coalesced``, which returns a future; a
     :class:`Work` has ``get_future()``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     listed = as_list(tensors)
     try:
         return comm.all_reduce_coalesced(listed, op, async_op)
@@ -229,8 +229,10 @@ def reduce(
     -----
     Source: ``torch.distributed.reduce``.
     """
-    pg = _resolve(group)
-    return pg._comm.reduce(tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op)
+    pg = resolve(group)
+    return pg.carrier.reduce(
+        tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op
+    )
 
 
 @overload
@@ -305,7 +307,7 @@ def reduce_scatter(
     -----
     Source: ``torch.distributed.reduce_scatter``.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.reduce_scatter(output, input_list, op, async_op)
 
 
@@ -377,7 +379,7 @@ def reduce_scatter_single(
     -----
     Source: ``torch.distributed.reduce_scatter_single`` (``reduce_scatter_tensor``).
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.reduce_scatter_tensor(output, input, op, async_op)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["scatter"]
 
@@ -93,7 +94,7 @@ def scatter(
     -----
     Source: ``torch.distributed.scatter``.
     """
-    pg = _resolve(group)
+    pg = resolve(group)
     if src is None and group_src is None:
         src = 0
     root = pg._root("scatter", tensor, src, group_src, "src")

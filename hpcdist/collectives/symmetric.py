@@ -11,8 +11,8 @@ from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
+from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.groups.state import comm_of as _comm_of
 from hpcdist.groups.state import world as _world
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def empty(
 
     if not symmetric:
         return torch.empty(*size, dtype=dtype, device=device)
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     if comm.rank < 0:
         comm.share(0)
         return torch.empty(*size, dtype=dtype, device=device)
@@ -205,7 +205,7 @@ def full(
     import torch
 
     if dtype is None and symmetric:
-        comm = _world.comm if group is None else _comm_of(group)
+        comm = _world.comm if group is None else carrier_of(group)
         with refusing(agreeing(comm), "empty"):
             dtype = torch.full((), fill_value).dtype
     made = empty(size, dtype=dtype, device=device, symmetric=symmetric, group=group)
@@ -238,5 +238,5 @@ def is_symmetric(tensor: Any, group: ProcessGroup | None = None) -> bool:
     -----
     Source: hpcdist's own.
     """
-    comm = _world.comm if group is None else _comm_of(group)
+    comm = _world.comm if group is None else carrier_of(group)
     return comm.rank >= 0 and agreeing(comm).place(tensor) is not None

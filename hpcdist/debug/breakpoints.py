@@ -14,7 +14,7 @@ from typing import Any
 from hpcdist._buffer import limited
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
-from hpcdist.groups.state import _get_default_group, _resolve
+from hpcdist.groups.resolve import default_group, resolve
 
 from . import standard_input
 
@@ -63,7 +63,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     does the end of the process that attached.
     Source: ``torch.distributed.breakpoint``.
     """
-    pg = _resolve(None)
+    pg = resolve(None)
     if not 0 <= rank < pg.size():
         raise ValueError(f"rank={rank} is not in the world, which has {pg.size()} ranks")
     if timeout_s is not None and not timeout_s > 0:
@@ -74,9 +74,9 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     if _calls[line] <= skip:
         return
     debugger = None
-    with parts(agreeing(pg._comm), "breakpoint", 2):
+    with parts(agreeing(pg.carrier), "breakpoint", 2):
         # all are here before one of them stops: from now on the others may wait without a limit
-        pg._comm.barrier(api="breakpoint")
+        pg.carrier.barrier(api="breakpoint")
         if pg.rank() == rank:
             debugger = _debug(frame, rank)
         _wait(_FOREVER if timeout_s is None else timeout_s)
@@ -87,7 +87,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
 
 def _wait(seconds: float) -> None:
     with limited(seconds):
-        _get_default_group()._comm.barrier(api="breakpoint")
+        default_group().carrier.barrier(api="breakpoint")
 
 
 def _debug(frame: types.FrameType, rank: int) -> Any:

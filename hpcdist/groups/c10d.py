@@ -122,7 +122,7 @@ class LowLevel:
 
     __slots__ = ()
 
-    _comm: Carrier  # of ProcessGroup
+    carrier: Carrier  # of ProcessGroup
 
     def _with(self, options: Any, timeout: timedelta | None, call: Callable[[], Any]) -> Work:
         limit = getattr(options, "timeout", None) if timeout is None else timeout
@@ -162,7 +162,7 @@ class LowLevel:
         options = op if hasattr(op, "reduceOp") else opts
         op = op if options is None else options.reduceOp
         tensor = _one(tensors)
-        return self._with(options, timeout, lambda: self._comm.all_reduce(tensor, op, True))
+        return self._with(options, timeout, lambda: self.carrier.all_reduce(tensor, op, True))
 
     def allreduce_coalesced(
         self, tensors: Sequence[Any], opts: AllreduceCoalescedOptions | None = None
@@ -185,7 +185,7 @@ class LowLevel:
         """
         op = ReduceOp.SUM if opts is None else opts.reduceOp
         listed = list(tensors)
-        return self._with(opts, None, lambda: self._comm.all_reduce_coalesced(listed, op, True))
+        return self._with(opts, None, lambda: self.carrier.all_reduce_coalesced(listed, op, True))
 
     def allgather(
         self,
@@ -219,7 +219,7 @@ class LowLevel:
         nested = len(output_tensors) == 1 and isinstance(output_tensors[0], (list, tuple))
         outputs = output_tensors[0] if nested else output_tensors
         tensor = _one(input_tensors)
-        return self._with(options, timeout, lambda: self._comm.all_gather(outputs, tensor, True))
+        return self._with(options, timeout, lambda: self.carrier.all_gather(outputs, tensor, True))
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], input_list: Sequence[Any], opts: Any = None
@@ -242,7 +242,7 @@ class LowLevel:
         Work
             The handle.
         """
-        call = self._comm.all_gather_coalesced
+        call = self.carrier.all_gather_coalesced
         return self._with(opts, None, lambda: call(output_lists, input_list, True))
 
     def alltoall(
@@ -267,7 +267,7 @@ class LowLevel:
         Work
             The handle.
         """
-        call = self._comm.all_to_all
+        call = self.carrier.all_to_all
         return self._with(opts, None, lambda: call(output_tensors, input_tensors, True))
 
     def alltoall_base(
@@ -303,7 +303,7 @@ class LowLevel:
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         splits = list(output_split_sizes) or None, list(input_split_sizes) or None
-        call = self._comm.all_to_all_single
+        call = self.carrier.all_to_all_single
         return self._with(opts, timeout, lambda: call(output, input, *splits, True))
 
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
@@ -321,4 +321,4 @@ class LowLevel:
         Work
             The handle; ``source_rank()`` is the sender.
         """
-        return self._comm.irecv(_one(tensors), -1, tag)
+        return self.carrier.irecv(_one(tensors), -1, tag)

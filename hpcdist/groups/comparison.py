@@ -151,7 +151,7 @@ class Comparison:
             length += len(line)
         words = length.to_bytes(8, "little") + digest.digest()
         self._mine[:] = np.frombuffer(words, np.int64)
-        self._group._comm.all_gather_into_tensor(self._rows, self._mine, api=self._api)
+        self._group.carrier.all_gather_into_tensor(self._rows, self._mine, api=self._api)
         if not self.agrees():
             self._differ()
 
@@ -162,7 +162,7 @@ class Comparison:
         padded = np.zeros(longest, np.uint8)
         padded[: len(text)] = np.frombuffer(text, np.uint8)
         gathered = np.empty((size, longest), np.uint8)
-        self._group._comm.all_gather_into_tensor(gathered, padded, api=self._api)
+        self._group.carrier.all_gather_into_tensor(gathered, padded, api=self._api)
         texts = [gathered[r, : lengths[r]].tobytes().decode() for r in range(size)]
         raise DistMismatchError(self._report(texts))
 

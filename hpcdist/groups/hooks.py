@@ -180,7 +180,7 @@ class WithHooks:
 
     # of ProcessGroup
     _backends: dict[str, Any]
-    _comm: Carrier
+    carrier: Carrier
     _name: str
 
     supports_completion_hooks = False
@@ -327,7 +327,7 @@ class WithHooks:
             raise ValueError(f"the process group {self._name!r} has been destroyed")
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
-        hooked = self._comm if isinstance(self._comm, Hooked) else Hooked(self._backends)
+        hooked = self.carrier if isinstance(self.carrier, Hooked) else Hooked(self._backends)
         hooks = getattr(hooked.hooks, kind)
         if hook_id in hooks:
             raise ValueError(f"a hook {hook_id} is registered already: choose another number")
@@ -335,7 +335,7 @@ class WithHooks:
         self._use(cast(Carrier, hooked))
 
     def _unregister(self, kind: str, hook_id: int) -> None:
-        hooks = self._comm.hooks if isinstance(self._comm, Hooked) else Hooks()
+        hooks = self.carrier.hooks if isinstance(self.carrier, Hooked) else Hooks()
         if getattr(hooks, kind).pop(hook_id, None) is None:
             raise ValueError(f"no hook {hook_id} is registered with the group {self._name!r}")
         if not hooks.before and not hooks.after:

@@ -24,14 +24,14 @@ class Collectives(Reductions):
     __slots__ = ()
 
     # of ProcessGroup
-    _comm: Carrier
+    carrier: Carrier
     _name: str
     _root: Any
     _with: Any
 
     def _listed(self, api: str, tensor: Any, given: Any, root: int, role: str) -> bool:
         """Whether this rank is the root, the only rank that has a list."""
-        comm = self._comm
+        comm = self.carrier
         here = bool(comm.rank == root)
         if here is bool(given):
             return here
@@ -49,11 +49,11 @@ class Collectives(Reductions):
     def _gather(self, tensor: Any, gather_list: Any, root: int, async_op: bool) -> Work | None:
         """Gather; only the root may have a list."""
         here = self._listed("gather", tensor, gather_list, root, "destination")
-        return self._comm.gather(tensor, gather_list if here else None, root, async_op)
+        return self.carrier.gather(tensor, gather_list if here else None, root, async_op)
 
     def _gather_single(self, tensor: Any, whole: Any, root: int, async_op: bool) -> Work | None:
         """Gather into one tensor; only the root may have one."""
-        comm = self._comm
+        comm = self.carrier
         try:
             if (whole is not None) is not (comm.rank == root):
                 where = "must be given" if whole is None else "must be None"
@@ -70,7 +70,7 @@ class Collectives(Reductions):
     def _scatter(self, tensor: Any, scatter_list: Any, root: int, async_op: bool) -> Work | None:
         """Scatter; only the root may have a list."""
         here = self._listed("scatter", tensor, scatter_list, root, "source")
-        return self._comm.scatter(tensor, scatter_list if here else None, root, async_op)
+        return self.carrier.scatter(tensor, scatter_list if here else None, root, async_op)
 
     @overload
     def broadcast(self, tensor: Any, group_src: int, async_op: Literal[False] = ...) -> None: ...
@@ -87,7 +87,7 @@ class Collectives(Reductions):
         All ranks of the group must call it. See :func:`hpcdist.broadcast`.
         """
         root = self._root("broadcast", tensor, None, group_src, "src")
-        return self._comm.broadcast(tensor, root, async_op)
+        return self.carrier.broadcast(tensor, root, async_op)
 
     @overload
     def all_gather(self, tensor_list: Any, tensor: Any, async_op: Literal[False] = ...) -> None: ...
@@ -103,7 +103,7 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather`.
         """
-        return self._comm.all_gather(tensor_list, tensor, async_op)
+        return self.carrier.all_gather(tensor_list, tensor, async_op)
 
     @overload
     def all_gather_into_tensor(
@@ -127,7 +127,7 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather_single`.
         """
-        return self._comm.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+        return self.carrier.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
     @overload
     def all_gather_coalesced(
@@ -151,7 +151,7 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_gather_coalesced`.
         """
-        return self._comm.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+        return self.carrier.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
 
     @overload
     def gather(
@@ -267,7 +267,7 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_to_all`.
         """
-        return self._comm.all_to_all(output_tensor_list, input_tensor_list, async_op)
+        return self.carrier.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
     @overload
     def all_to_all_single(
@@ -312,8 +312,8 @@ class Collectives(Reductions):
 
         All ranks of the group must call it. See :func:`hpcdist.all_to_all_single`.
         """
-        splits = split_sizes(self._comm, input, output_split_sizes, input_split_sizes)
-        return self._comm.all_to_all_single(output, input, *splits, async_op)
+        splits = split_sizes(self.carrier, input, output_split_sizes, input_split_sizes)
+        return self.carrier.all_to_all_single(output, input, *splits, async_op)
 
     @overload
     def barrier(self, async_op: Literal[False] = ...) -> None: ...
@@ -350,9 +350,9 @@ class Collectives(Reductions):
             The handle, if one was asked for.
         """
         if opts is None and not hasattr(async_op, "asyncOp"):  # torch's class has it too
-            return self._comm.barrier(async_op)
+            return self.carrier.barrier(async_op)
         options = async_op if opts is None else opts
-        return self._with(options, None, lambda: self._comm.barrier(True))
+        return self._with(options, None, lambda: self.carrier.barrier(True))
 
     all_gather_single = all_gather_into_tensor
     gather_into_tensor = gather_single

@@ -19,6 +19,7 @@ from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped
 from hpcdist.groups.limits import seconds_of
+from hpcdist.groups.resolve import default_group
 from hpcdist.groups.state import GroupMember, ProcessGroup
 from hpcdist.groups.turns import turn
 from hpcdist.store.prefix import prefixed
@@ -83,13 +84,13 @@ def new_group(
     A failed call does not count: a late member makes the group with the others' next call for the
     same ranks. Source: ``torch.distributed.new_group``.
     """
-    parent = _group._get_default_group()
+    parent = default_group()
     members = tuple(parent._ranks) if ranks is None else checked(ranks, len(parent._ranks), "world")
     if sort_ranks:
         members = tuple(sorted(members))
     # checked on all processes, so that all of them raise the error
     limit = time_limit(timeout, parent)
-    if parent._comm.rank not in members:
+    if parent.carrier.rank not in members:
         return cast(ProcessGroup, GroupMember.NON_GROUP_MEMBER)
     divides = len(members) == len(parent._ranks)
     return make(parent, members, limit, backend, pg_options, group_desc, divides, None, device_id)
@@ -107,9 +108,9 @@ def part_of_world(
 
     The order of `members` gives the ranks in the group. See :func:`new_group`.
     """
-    parent = _group._get_default_group()
+    parent = default_group()
     limit = time_limit(timeout, parent)
-    if parent._comm.rank not in members:
+    if parent.carrier.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     return make(parent, tuple(members), limit, backend, pg_options, description, divides)
 
@@ -131,7 +132,7 @@ def make(
     """
     asked = Backend(backend or parent._backend)
     kind = registry.substitute(asked)
-    registry.log_substitute(asked, kind, parent._ranks[parent._comm.rank])
+    registry.log_substitute(asked, kind, parent._ranks[parent.carrier.rank])
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
     world_ranks = tuple(parent._ranks[rank] for rank in ranks)
     # a backend makes subgroups from a parent of its own kind (over MPI that is the host's backend,
@@ -147,7 +148,7 @@ def make(
         name = _group.new_name(world_ranks)
         options = BackendOptions(
             store=prefixed(_group.world.store, f"group/{name}"),
-            group_rank=ranks.index(parent._comm.rank),
+            group_rank=ranks.index(parent.carrier.rank),
             group_size=len(ranks),
             timeout=timeout,
             group_id=name,

@@ -65,13 +65,13 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         "_aborted",
         "_backend",
         "_backends",
-        "_comm",
         "_config",
         "_description",
         "_generation",
         "_index",
         "_name",
         "_ranks",
+        "carrier",
     )
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     ) -> None:
         self._backends = backends
         # the host's backend, if there is one, serves objects, barriers and host tensors
-        self._comm: Carrier = dispatch.combine(backends)
+        self.carrier: Carrier = dispatch.combine(backends)
         self._ranks = tuple(ranks)
         self._index = {world: place for place, world in enumerate(self._ranks)}
         self._name = name
@@ -109,7 +109,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
     def _use(self, comm: Carrier) -> None:
         """Let the group's operations go through another object."""
-        self._comm = comm
+        self.carrier = comm
         if world.pg is self:
             world.comm = comm
 
@@ -121,7 +121,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         int
             Between 0 and ``size() - 1``.
         """
-        return self._comm.rank
+        return self.carrier.rank
 
     def size(self) -> int:
         """Number of ranks in the group.
@@ -131,7 +131,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         int
             At least 1.
         """
-        return self._comm.size
+        return self.carrier.size
 
     @property
     def name(self) -> str:
@@ -152,11 +152,11 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     @property
     def timeout(self) -> timedelta:
         """After this long a missing peer is an error. All members must set the same value."""
-        return limit_of(self._comm.timeout)
+        return limit_of(self.carrier.timeout)
 
     @timeout.setter
     def timeout(self, value: timedelta) -> None:
-        self._comm.timeout = seconds_of(value)
+        self.carrier.timeout = seconds_of(value)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set :attr:`timeout`. See :func:`hpcdist.set_timeout`."""
@@ -185,17 +185,17 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     def _check_rank(self, rank: int, what: str) -> int:
         """Return a rank in the group, or raise ValueError."""
         rank = whole(rank, what)
-        if 0 <= rank < self._comm.size:
+        if 0 <= rank < self.carrier.size:
             return rank
         raise ValueError(
-            f"{what}={rank} is outside the group {self._name!r} of size {self._comm.size}: ranks "
-            f"in it are 0 to {self._comm.size - 1}"
+            f"{what}={rank} is outside the group {self._name!r} of size {self.carrier.size}: ranks "
+            f"in it are 0 to {self.carrier.size - 1}"
         )
 
     def _check_peer(self, rank: int, what: str) -> int:
         """Return a rank in the group other than this one, or raise ValueError."""
         rank = whole(rank, what)
-        if rank == self._comm.rank:
+        if rank == self.carrier.rank:
             kind = "isend" if what.endswith("dst") else "irecv"
             raise ValueError(
                 f"{what}={rank} is this process itself, in the group {self._name!r}: it would wait "
@@ -223,7 +223,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
             return self._index[rank]
         except KeyError:
             raise ValueError(
-                f"{what}={rank} is not in the group {self._name!r} of size {self._comm.size}, "
+                f"{what}={rank} is not in the group {self._name!r} of size {self.carrier.size}, "
                 f"whose ranks of the world are {short(self._ranks)}"
             ) from None
 
@@ -234,13 +234,13 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         try:
             return self._place(rank, group_rank, what)
         except Exception as error:
-            dispatch.agreeing(self._comm, tensor).refuse(error, api=api)
+            dispatch.agreeing(self.carrier, tensor).refuse(error, api=api)
             raise
 
     @property
     def supports_window(self) -> bool:
         """Whether :meth:`new_window` works: all ranks are on one node."""
-        return bool(dispatch.agreeing(self._comm).supports_window)
+        return bool(dispatch.agreeing(self.carrier).supports_window)
 
     def new_window(self, tensor: Any = None) -> Window:
         """Make a window: memory of each rank that the others write and read without its help.
@@ -280,7 +280,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
         The peer must receive. See :func:`hpcdist.isend`.
         """
-        return self._comm.isend(tensor, self._check_rank(group_dst, "group_dst"), tag)
+        return self.carrier.isend(tensor, self._check_rank(group_dst, "group_dst"), tag)
 
     def irecv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> Work:
         """Begin to receive from one rank, or from any.
@@ -288,14 +288,14 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         The peer must send. See :func:`hpcdist.irecv`.
         """
         source = -1 if group_src is None else self._check_rank(group_src, "group_src")
-        return self._comm.irecv(tensor, source, tag)
+        return self.carrier.irecv(tensor, source, tag)
 
     def send(self, tensor: Any, group_dst: int, tag: int = 0) -> None:
         """Send to one rank and wait until `tensor` may be changed.
 
         The peer must receive. See :func:`hpcdist.send`.
         """
-        self._comm.send(tensor, self._check_peer(group_dst, "group_dst"), tag)
+        self.carrier.send(tensor, self._check_peer(group_dst, "group_dst"), tag)
 
     def recv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> int:
         """Receive from one rank, or from any, and wait.
@@ -303,4 +303,4 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         The peer must send. See :func:`hpcdist.recv`.
         """
         source = -1 if group_src is None else self._check_peer(group_src, "group_src")
-        return self._comm.recv(tensor, source, tag)
+        return self.carrier.recv(tensor, source, tag)

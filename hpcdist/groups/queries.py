@@ -9,6 +9,7 @@ from hpcdist import _nccl_loader, launchers
 from hpcdist.backends import registry
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.groups import state as _group
+from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
     -----
     Local to this process. Source: ``torch.distributed.get_backend``.
     """
-    return _group.member(group)._backend
+    return member(group)._backend
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
@@ -306,7 +307,7 @@ def get_backend_config(group: ProcessGroup | None = None) -> str:
     -----
     Local to this process. Source: ``torch.distributed.get_backend_config``.
     """
-    return _group.member(group)._config
+    return member(group)._config
 
 
 def get_backend_impl(
@@ -342,7 +343,7 @@ def get_backend_impl(
             known = ", ".join(repr(each._name) for each in _group.world.groups)
             raise ValueError(f"this process is in no group named {group!r}; its groups: {known}")
         group = found[0]
-    pg = _group.member(group)
+    pg = member(group)
     if device is not None:
         return pg.get_backend(device)
     backends = list(dict.fromkeys(pg._backends.values()))

@@ -283,14 +283,14 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
 def _switch(pg: Any, made: _engine.Comm) -> None:
     backends = renewed(pg._backends, made)
     comm = combine(backends)
-    if isinstance(pg._comm, Hooked):
+    if isinstance(pg.carrier, Hooked):
         hooked = Hooked(backends)
-        hooked.hooks = pg._comm.hooks
+        hooked.hooks = pg.carrier.hooks
         comm = cast(Carrier, hooked)
     ranks = tuple(range(made.size))
     index = {rank: rank for rank in ranks}
     # From here on no call: signal handlers run at calls.
-    pg._backends, pg._comm, pg._ranks, pg._index = backends, comm, ranks, index
+    pg._backends, pg.carrier, pg._ranks, pg._index = backends, comm, ranks, index
     world.comm = comm
     pg._generation += 1
 
@@ -303,7 +303,7 @@ def _lose_groups(pg: Any, old: list[Any]) -> None:
                 f"the process group {group._name!r} was lost when the default group was "
                 "reconfigured: make it again"
             )
-            group._comm = cast(Carrier, Absent(why))
+            group.carrier = cast(Carrier, Absent(why))
             group._backends = {}
             world.groups.pop(group)
             world.held.discard(group)

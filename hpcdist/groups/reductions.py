@@ -21,7 +21,7 @@ class Reductions:
     __slots__ = ()
 
     # of ProcessGroup
-    _comm: Carrier
+    carrier: Carrier
     _root: Any
 
     @overload
@@ -41,9 +41,9 @@ class Reductions:
         All ranks of the group must call it. See :func:`hpcdist.all_reduce`.
         """
         try:
-            return self._comm.all_reduce(tensor, op, async_op)
+            return self.carrier.all_reduce(tensor, op, async_op)
         except TypeError:
-            return sparse_or_raise(self._comm, tensor, op, async_op)
+            return sparse_or_raise(self.carrier, tensor, op, async_op)
 
     @overload
     def all_reduce_coalesced(
@@ -69,9 +69,9 @@ class Reductions:
         """
         listed = as_list(tensors)
         try:
-            return self._comm.all_reduce_coalesced(listed, op, async_op)
+            return self.carrier.all_reduce_coalesced(listed, op, async_op)
         except TypeError as error:
-            return reals_or_raise(self._comm, listed, op, async_op, error)
+            return reals_or_raise(self.carrier, listed, op, async_op, error)
 
     @overload
     def reduce(
@@ -96,7 +96,7 @@ class Reductions:
         All ranks of the group must call it. See :func:`hpcdist.reduce`.
         """
         root = self._root("reduce", tensor, None, group_dst, "dst")
-        return self._comm.reduce(tensor, root, op, async_op)
+        return self.carrier.reduce(tensor, root, op, async_op)
 
     @overload
     def reduce_scatter(
@@ -120,7 +120,7 @@ class Reductions:
 
         All ranks of the group must call it. See :func:`hpcdist.reduce_scatter`.
         """
-        return self._comm.reduce_scatter(output, input_list, op, async_op)
+        return self.carrier.reduce_scatter(output, input_list, op, async_op)
 
     @overload
     def reduce_scatter_tensor(
@@ -144,6 +144,6 @@ class Reductions:
 
         All ranks of the group must call it. See :func:`hpcdist.reduce_scatter_single`.
         """
-        return self._comm.reduce_scatter_tensor(output, input, op, async_op)
+        return self.carrier.reduce_scatter_tensor(output, input, op, async_op)
 
     reduce_scatter_single = reduce_scatter_tensor

@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist import _engine
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import checked, make
+from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
@@ -61,7 +62,7 @@ def shrink_group(
     (``ncclCommShrink``). Source: ``torch.distributed.shrink_group``, which destroys the old group,
     and where that is the default group all others too, and renumbers the world.
     """
-    parent = _group.member(group)
+    parent = member(group)
     gone_for_good = _lost(parent)
     if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
         raise ValueError(
@@ -75,10 +76,10 @@ def shrink_group(
         raise ValueError("ranks_to_exclude cannot be empty: name the ranks to leave out")
     if not left:
         raise ValueError(f"ranks_to_exclude names all {size} ranks of the group {parent._name!r}")
-    if parent._comm.rank in gone:
+    if parent.carrier.rank in gone:
         raise RuntimeError(
-            f"rank {parent._comm.rank} of the group {parent._name!r} is one of those that are left "
-            "out: only the others call shrink_group"
+            f"rank {parent.carrier.rank} of the group {parent._name!r} is one of those that are "
+            "left out: only the others call shrink_group"
         )
     if gone_for_good:
         return _go_on(parent, gone, gone_for_good)

@@ -16,7 +16,8 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.groups.numbers import whole
 from hpcdist.groups.process_group import ProcessGroup, short
-from hpcdist.groups.world import NOT_INITIALIZED, OUTSIDE, Absent, NonMember, world
+from hpcdist.groups.resolve import carrier_of, member
+from hpcdist.groups.world import OUTSIDE, Absent, world
 
 __all__ = [
     "GroupMember",
@@ -67,32 +68,6 @@ class GroupMember(metaclass=_MemberType):
     NON_GROUP_MEMBER = OUTSIDE
 
 
-def _get_default_group() -> ProcessGroup:
-    """Return the default group, or raise ValueError."""
-    if world.pg is None:
-        raise ValueError(NOT_INITIALIZED)
-    return world.pg
-
-
-def _resolve(group: Any) -> Any:
-    """Return the group an argument means: None means the default group."""
-    if group is None:
-        return _get_default_group()
-    if isinstance(group, (ProcessGroup, NonMember)):
-        return group
-    raise TypeError(
-        f"group must be a process group of hpcdist or None, not {type(group).__name__}: {group!r}"
-    )
-
-
-def comm_of(group: Any) -> Carrier:
-    """Return the communicator of an explicit group, or its stand-in."""
-    try:
-        return group._comm
-    except AttributeError:
-        return _resolve(group)._comm
-
-
 def add(pg: ProcessGroup) -> None:
     """Register a new group; the first one is the default group."""
     world.groups[pg] = None
@@ -100,7 +75,7 @@ def add(pg: ProcessGroup) -> None:
         pg._hold()  # the ranks must free it in the same order
     if world.pg is None:
         world.pg = pg
-        world.comm = pg._comm
+        world.comm = pg.carrier
     else:
         count(pg._ranks, pg._name)
     if _log.isEnabledFor(logging.INFO):
@@ -109,8 +84,8 @@ def add(pg: ProcessGroup) -> None:
             pg._name,
             pg._config,
             short(pg._ranks),
-            pg._comm.timeout,
-            ("off", "on", "full")[getattr(pg._comm, "check", 0)],
+            pg.carrier.timeout,
+            ("off", "on", "full")[getattr(pg.carrier, "check", 0)],
         )
 
 
@@ -138,9 +113,9 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     _log.info("group %r is being destroyed", pg._name)
     # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
-    drain = min(pg._comm.timeout, DRAIN, max(end - time.monotonic(), 0.2))
+    drain = min(pg.carrier.timeout, DRAIN, max(end - time.monotonic(), 0.2))
     why = f"the process group {pg._name!r} has been destroyed"
-    pg._comm = cast(Carrier, Absent(why))
+    pg.carrier = cast(Carrier, Absent(why))
     pg._backends = {}
     problem: BaseException | None = None
     for backend in backends:
@@ -150,16 +125,6 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
             problem = problem or error
     if problem is not None:
         raise problem
-
-
-def member(group: Any) -> ProcessGroup:
-    """Return a live group that this process is in, or raise ValueError."""
-    pg = _resolve(group)
-    if isinstance(pg, NonMember):
-        raise ValueError("this process is not in the given group")
-    if pg not in world.groups:
-        raise ValueError(f"the process group {pg._name!r} has been destroyed")
-    return pg
 
 
 def new_name(ranks: tuple[int, ...]) -> str:
@@ -216,7 +181,7 @@ def get_rank(group: ProcessGroup | None = None) -> int:
     -----
     Local to this process. Source: ``torch.distributed.get_rank``.
     """
-    return world.comm.rank if group is None else comm_of(group).rank
+    return world.comm.rank if group is None else carrier_of(group).rank
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
@@ -241,7 +206,7 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
     -----
     Local to this process. Source: ``torch.distributed.get_world_size``.
     """
-    return world.comm.size if group is None else comm_of(group).size
+    return world.comm.size if group is None else carrier_of(group).size
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:

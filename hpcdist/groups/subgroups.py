@@ -10,8 +10,8 @@ from typing import Any
 
 from hpcdist.backends import registry
 from hpcdist.backends.registry import Backend, BackendConfig
-from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import checked, make, part_of_world, time_limit
+from hpcdist.groups.resolve import default_group, member
 from hpcdist.groups.state import GroupMember, ProcessGroup
 
 __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
@@ -62,7 +62,7 @@ def new_subgroups(
     -----
     Source: ``torch.distributed.new_subgroups``, where None means the number of CUDA devices.
     """
-    pg = _group.member(group)
+    pg = member(group)
     world_ranks = pg._ranks
     if group_size is None:
         divided = _by_node(pg)
@@ -120,7 +120,7 @@ def new_subgroups_by_enumeration(
     -----
     Source: ``torch.distributed.new_subgroups_by_enumeration``.
     """
-    parent = _group._get_default_group()
+    parent = default_group()
     divided = [
         checked(ranks, len(parent._ranks), "world") for ranks in ranks_per_subgroup_list or ()
     ]
@@ -183,7 +183,7 @@ def split_group(
     -----
     Source: ``torch.distributed.split_group``.
     """
-    parent = _group.member(parent_pg)
+    parent = member(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks must hold at least one list of the parent's ranks")
     size = len(parent._ranks)
@@ -197,7 +197,7 @@ def split_group(
     limit = time_limit(timeout, parent)
     if group_desc is None:
         group_desc = parent._description + ":split"
-    own = parent._comm.rank
+    own = parent.carrier.rank
     divides = sum(map(len, divided)) == size
     for ranks in divided:
         if own in ranks:
@@ -207,9 +207,9 @@ def split_group(
 
 def _by_node(pg: ProcessGroup) -> list[tuple[int, ...]]:
     """World ranks per node; the nodes in order of their first ranks."""
-    first = array("q", [min(pg._comm.node_ranks)])
+    first = array("q", [min(pg.carrier.node_ranks)])
     firsts = array("q", [0]) * len(pg._ranks)
-    pg._comm.all_gather_into_tensor(firsts, first, False, api="new_subgroups")
+    pg.carrier.all_gather_into_tensor(firsts, first, False, api="new_subgroups")
     nodes: dict[int, list[int]] = {}
     for rank, leader in zip(pg._ranks, firsts, strict=True):
         nodes.setdefault(leader, []).append(rank)

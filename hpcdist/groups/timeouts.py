@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["default_pg_timeout", "set_timeout"]
 

@@ -34,7 +34,7 @@ class WindowMemory:
                 f"{type(group).__name__}: {group!r}"
             )
         self._group = group
-        self._comm: Any = agreeing(group._comm)  # where there are windows, a Comm
+        self._comm: Any = agreeing(group.carrier)  # where there are windows, a Comm
         if not self._comm.supports_window:
             raise DistBackendError(
                 f"the process group {group._name!r} has no windows (supports_window is False): "

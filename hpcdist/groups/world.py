@@ -68,7 +68,7 @@ class Outside:
 class NonMember(int):
     """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
 
-    _comm = Outside()
+    carrier = Outside()
     _ranks: tuple[int, ...] = ()
     _index: dict[int, int] = {}
 
@@ -85,13 +85,13 @@ class NonMember(int):
         return -1
 
     def _gather(self, *args: Any) -> None:
-        self._comm.report("gather", 4)
+        self.carrier.report("gather", 4)
 
     def _gather_single(self, *args: Any) -> None:
-        self._comm.report("gather_single", 4)
+        self.carrier.report("gather_single", 4)
 
     def _scatter(self, *args: Any) -> None:
-        self._comm.report("scatter", 4)
+        self.carrier.report("scatter", 4)
 
 
 OUTSIDE = NonMember(-100)

@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.new_group import part_of_world
+from hpcdist.groups.resolve import default_group
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
 from hpcdist.mesh.grid import Grid
@@ -85,7 +86,7 @@ class DeviceMesh(Grid):
             )
         if len(ranks) == size:
             facts = {"device_type": device_type, "mesh_dim_names": names, "shape": shape}
-            same_arguments(_group._get_default_group(), "DeviceMesh", {**facts, "mesh": ranks})
+            same_arguments(default_group(), "DeviceMesh", {**facts, "mesh": ranks})
         self._groups: list[Any] = [
             self._make_group(place, pair) for place, pair in enumerate(pairs)
         ]
@@ -104,7 +105,7 @@ class DeviceMesh(Grid):
             return None
         everyone = tuple(range(_group.get_world_size()))
         if members == everyone and pair == (None, None):
-            return _group._get_default_group()
+            return default_group()
         backend, options = pair
         return part_of_world(
             members,

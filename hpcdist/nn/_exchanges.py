@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from hpcdist.groups.numbers import split_sizes
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.nn import _nodes as nodes
 
 __all__ = [
@@ -239,5 +240,5 @@ def all_to_all_single(
     Source: ``torch.distributed.nn.functional.all_to_all_single``.
     """
     pg = member(group)
-    splits = split_sizes(pg._comm, input, output_split_sizes, input_split_sizes)
+    splits = split_sizes(pg.carrier, input, output_split_sizes, input_split_sizes)
     return nodes.AllToAllSingle.apply(input, [output], None, splits, pg)

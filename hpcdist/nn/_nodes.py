@@ -17,7 +17,7 @@ from torch.autograd import Function
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
-from hpcdist.groups.state import member
+from hpcdist.groups.resolve import member
 
 __all__ = [
     "AllGather",
@@ -50,7 +50,9 @@ def collective(function: _Function) -> _Function:
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         group = args[place] if len(args) > place else named.get("group")
-        with refusing(agreeing(member(group)._comm, args[0] if args else None), function.__name__):
+        with refusing(
+            agreeing(member(group).carrier, args[0] if args else None), function.__name__
+        ):
             return function(*args, **named)
 
     return call  # type: ignore[return-value]
@@ -114,7 +116,7 @@ class AllReduce(Function):
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
         ctx.op, ctx.group = op, group
         out = _copy(tensor)
-        group._comm.all_reduce(out, op, api=_api("all_reduce"))
+        group.carrier.all_reduce(out, op, api=_api("all_reduce"))
         return out
 
     @staticmethod
@@ -131,7 +133,7 @@ class AllReduceExtreme(Function):
     ) -> torch.Tensor:
         ctx.group = group
         out = _copy(tensor)
-        group._comm.all_reduce(out, op, api=_api("all_reduce") or name)
+        group.carrier.all_reduce(out, op, api=_api("all_reduce") or name)
         ctx.save_for_backward(tensor, out)
         return out
 
@@ -140,7 +142,7 @@ class AllReduceExtreme(Function):
         tensor, out = (saved.detach() for saved in ctx.saved_tensors)
         chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
         holders = _copy(chosen)
-        ctx.group._comm.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
+        ctx.group.carrier.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
         summed = AllReduce.apply(gradient, ReduceOp.SUM, ctx.group)
         return summed * (chosen / holders), None, None, None
 
@@ -153,7 +155,7 @@ class AllReduceProduct(Function):
         ctx.group = group
         ctx.save_for_backward(tensor)
         out = _copy(tensor)
-        group._comm.all_reduce(out, ReduceOp.PRODUCT, api=_api("all_reduce") or name)
+        group.carrier.all_reduce(out, ReduceOp.PRODUCT, api=_api("all_reduce") or name)
         return out
 
     @staticmethod
@@ -174,7 +176,7 @@ class Broadcast(Function):
     def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> torch.Tensor:
         ctx.root, ctx.group = root, group
         out = _copy(tensor)
-        group._comm.broadcast(out, root, api=_api("broadcast"))
+        group.carrier.broadcast(out, root, api=_api("broadcast"))
         return out
 
     @staticmethod
@@ -191,7 +193,7 @@ class Reduce(Function):
     ) -> torch.Tensor:
         ctx.root, ctx.group, ctx.scale = root, group, scale_of(op, group.size())
         out = _copy(tensor)
-        group._comm.reduce(out, root, op, api=_api("reduce"))
+        group.carrier.reduce(out, root, op, api=_api("reduce"))
         return out if group.rank() == root else out.zero_()
 
     @staticmethod
@@ -209,7 +211,7 @@ class Gather(Function):
         here = group.rank() == root
         make = tensor.new_empty if here else tensor.new_zeros
         parts = [make(tensor.shape) for _ in range(group.size())]
-        group._comm.gather(plain(tensor), parts if here else None, root, api=_api("gather"))
+        group.carrier.gather(plain(tensor), parts if here else None, root, api=_api("gather"))
         return tuple(parts)
 
     @staticmethod
@@ -226,7 +228,7 @@ class Scatter(Function):
         here = group.rank() == root
         out = tensors[0].new_empty(tensors[0].shape)
         parts = [plain(tensor) for tensor in tensors] if here else None
-        group._comm.scatter(out, parts, root, api=_api("scatter"))
+        group.carrier.scatter(out, parts, root, api=_api("scatter"))
         return out
 
     @staticmethod
@@ -245,11 +247,11 @@ class AllGather(Function):
         if into is not None:
             ctx.shape = tensor.shape
             (out,) = _filled(into, tensor, ())
-            group._comm.all_gather_into_tensor(out, tensor, api=_api("all_gather_into_tensor"))
+            group.carrier.all_gather_into_tensor(out, tensor, api=_api("all_gather_into_tensor"))
             _changed(into)
             return out
         parts = _filled(None, tensor, shapes)
-        group._comm.all_gather(parts, tensor, api=_api("all_gather"))
+        group.carrier.all_gather(parts, tensor, api=_api("all_gather"))
         return tuple(parts)
 
     @staticmethod
@@ -273,7 +275,9 @@ class ReduceScatter(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shapes = [tensor.shape for tensor in tensors]
         (out,) = _filled(into, tensors[0], [ctx.shapes[group.rank()]])
-        group._comm.reduce_scatter(out, [plain(t) for t in tensors], op, api=_api("reduce_scatter"))
+        group.carrier.reduce_scatter(
+            out, [plain(t) for t in tensors], op, api=_api("reduce_scatter")
+        )
         _changed(into)
         return out
 
@@ -293,7 +297,9 @@ class ReduceScatterSingle(Function):
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shape = tensor.shape
         (out,) = _filled(into, tensor, [shape])
-        group._comm.reduce_scatter_tensor(out, plain(tensor), op, api=_api("reduce_scatter_tensor"))
+        group.carrier.reduce_scatter_tensor(
+            out, plain(tensor), op, api=_api("reduce_scatter_tensor")
+        )
         _changed(into)
         return out
 
@@ -315,7 +321,7 @@ class AllToAll(Function):
         ctx.shapes = [tensor.shape for tensor in tensors]
         out = _filled(into, tensors[0], shapes)
         name = _api("all_to_all") or name
-        group._comm.all_to_all(out, [plain(tensor) for tensor in tensors], api=name)
+        group.carrier.all_to_all(out, [plain(tensor) for tensor in tensors], api=name)
         _changed(into)
         return tuple(out)
 
@@ -352,7 +358,7 @@ class AllToAllSingle(Function):
     ) -> torch.Tensor:
         ctx.shape, ctx.splits, ctx.group = tensor.shape, splits, group
         (out,) = _filled(into, tensor, [shape])
-        group._comm.all_to_all_single(out, plain(tensor), *splits, api=_api("all_to_all_single"))
+        group.carrier.all_to_all_single(out, plain(tensor), *splits, api=_api("all_to_all_single"))
         _changed(into)
         return out
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from hpcdist._ops import ReduceOp
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.nn import _nodes as nodes
 
 __all__ = [
@@ -263,7 +264,7 @@ def _exchanged(
     mine = inputs[group.rank()]
     # A rank may need no gradient where others do, but the dtype is the same on all.
     if op.name not in _DERIVED or not (mine.is_floating_point() or mine.is_complex()):
-        group._comm.reduce_scatter(output, [nodes.plain(part) for part in inputs], op)
+        group.carrier.reduce_scatter(output, [nodes.plain(part) for part in inputs], op)
         return output
     if output.shape != mine.shape or output.dtype != mine.dtype:
         raise ValueError(

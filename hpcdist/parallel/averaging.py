@@ -14,7 +14,8 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
 from hpcdist.groups.comparison import digest, naming, same_arguments
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
 from hpcdist.parallel.reducer.copies import unseen
@@ -161,7 +162,7 @@ def _average(
     with (
         naming("the step, and of each averaged parameter its place, shape and dtype"),
         torch.no_grad(),
-        parts(agreeing(group._comm), API, lambda: max(1, len(by_kind))),
+        parts(agreeing(group.carrier), API, lambda: max(1, len(by_kind))),
     ):
         places = those()
         for parameter in places.values():
@@ -178,10 +179,10 @@ def _average(
         # They travel as one, whose size alone would be compared.
         facts = digest(step, [(i, tuple(p.shape), str(p.dtype)) for i, p in places.items()])
         if not by_kind:
-            group._comm.all_reduce(np.zeros(0), ReduceOp.AVG, api=API, extra=facts)
+            group.carrier.all_reduce(np.zeros(0), ReduceOp.AVG, api=API, extra=facts)
         for tensors in by_kind.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            group._comm.all_reduce(flat, ReduceOp.AVG, api=API, extra=facts)
+            group.carrier.all_reduce(flat, ReduceOp.AVG, api=API, extra=facts)
             # those that are not trained are buffers, whose changes DDP does not count either
             with unseen(t for t in tensors if id(t) in untrained):
                 unpack(flat, tensors)

@@ -284,11 +284,11 @@ class Join:
                     "throw_on_early_termination is set"
                 )
             return None
-        return group._comm.all_reduce(np.array([1, 0], np.int64), ReduceOp.SUM, True, api=API)
+        return group.carrier.all_reduce(np.array([1, 0], np.int64), ReduceOp.SUM, True, api=API)
 
 
 def _count(group: Any, training: int, exhausted: int) -> tuple[int, int]:
     """Return how many ranks still train, and how many are done. All ranks must call it."""
     counts = np.array([training, exhausted], np.int64)
-    group._comm.all_reduce(counts, ReduceOp.SUM, api=API)
+    group.carrier.all_reduce(counts, ReduceOp.SUM, api=API)
     return int(counts[0]), int(counts[1])

@@ -59,7 +59,7 @@ def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> No
     Each rank's tensors must have the same shapes, in the same order; the entry check compares them.
     Packed tensors that are equal to the root's are not written to.
     """
-    comm = group._comm
+    comm = group.carrier
     works: list[Any] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # of lazily conjugated tensors
     flats: list[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = []

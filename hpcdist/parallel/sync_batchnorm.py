@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import digest, naming
+from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.copies import unseen
 
 __all__ = ["SyncBatchNorm", "TorchLayers"]
@@ -120,7 +121,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
         if self.training and _group.is_initialized():
-            group = _group.member(self.process_group)
+            group = member(self.process_group)
             if group.size() > 1:
                 agreed = self.eps, self.momentum
                 with naming("eps={}, momentum={} of this rank".format(*agreed)):
@@ -242,7 +243,7 @@ def _take_over(name: str, layer: torch.nn.SyncBatchNorm) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # a library may have initialised it for this process alone
         own_group = isinstance(layer.process_group, torch.distributed.ProcessGroup)
-        if own_group or torch.distributed.get_world_size() >= _group.member(None).size():
+        if own_group or torch.distributed.get_world_size() >= member(None).size():
             return
     if type(layer) is not torch.nn.SyncBatchNorm:
         raise ValueError(
@@ -280,7 +281,7 @@ class _Normalize(Function):
             own[-1] = local
         everyone = own.new_empty(group.size(), own.numel())
         extra = digest(*(None if number is None else float(number) for number in agreed))
-        group._comm.all_gather_into_tensor(everyone, own, api=API, extra=extra)
+        group.carrier.all_gather_into_tensor(everyone, own, api=API, extra=extra)
         means, variances, counts = everyone.split([channels, channels, 1], 1)
         count = counts.sum()
         if not count:
@@ -311,7 +312,7 @@ class _Normalize(Function):
         to_bias, to_weight = sums.clone().chunk(2)
         result = None
         # Always, even if this rank does not need it: other ranks may.
-        ctx.group._comm.all_reduce(sums, ReduceOp.SUM, api=API)
+        ctx.group.carrier.all_reduce(sums, ReduceOp.SUM, api=API)
         if ctx.needs_input_grad[0]:
             of_gradient, of_normal = (sums / count).chunk(2)
             result = wide - of_gradient.view(shape)

@@ -11,7 +11,8 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import bursts, parts, refusing
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.comparison import naming
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.resharding import Resharding
@@ -99,7 +100,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         self._flats = Flats()
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
-        with refusing(agreeing(self.process_group._comm), API):
+        with refusing(agreeing(self.process_group.carrier), API):
             torch.optim.Optimizer.__init__(self, checked(params), defaults)
             Joinable.__init__(self)
             self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
@@ -128,7 +129,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         """
         before, loads = len(self.param_groups), self._loads[:]
         try:
-            with refusing(agreeing(self.process_group._comm), API):
+            with refusing(agreeing(self.process_group.carrier), API):
                 super().add_param_group(param_group)
                 group = self.param_groups[-1]
                 check_dense(group["params"])
@@ -241,7 +242,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         if self.world_size == 1:
             return
         if self.parameters_as_bucket_view:
-            comm = self.process_group._comm
+            comm = self.process_group.carrier
             with naming("the strides of its parameters"):
                 with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
                     if self._flats.moved():
@@ -265,7 +266,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         def lengths() -> list[int]:
             return [len(packs(rank)) for rank in range(self.world_size)]
 
-        with bursts(agreeing(group._comm), API, lengths):
+        with bursts(agreeing(group.carrier), API, lengths):
             for rank in range(self.world_size):
                 send(group, packs(rank), rank, API)
 

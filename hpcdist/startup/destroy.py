@@ -7,6 +7,7 @@ import time
 from hpcdist import log
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped, take_dropped
+from hpcdist.groups.resolve import member
 from hpcdist.groups.state import GroupMember, ProcessGroup
 
 __all__ = ["destroy_process_group"]
@@ -43,7 +44,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """
     if group is GroupMember.NON_GROUP_MEMBER:
         return
-    pg = _group.member(group)
+    pg = member(group)
     if pg is not _group.world.pg:
         _group.remove(pg)
         return
@@ -51,7 +52,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         _group.leave_handler(each)
     free_dropped()
     problem: BaseException | None = None
-    end = time.monotonic() + min(pg._comm.timeout, _group.DRAIN)
+    end = time.monotonic() + min(pg.carrier.timeout, _group.DRAIN)
     # the youngest first: members made their groups in the same order, so they free them in the same
     for each in reversed(list(_group.world.groups)):
         try:

@@ -121,7 +121,7 @@ def init_process_group(
     tolerant = bool(enable_reconfigure or config.get("ft"))
     with _first_and_alone():
         log.configure(debug_level.log_level())
-        request = _resolve(
+        request = _checked_request(
             backend,
             init_method,
             timeout,
@@ -213,7 +213,7 @@ class _Place:
     problem: str = ""
 
 
-def _resolve(
+def _checked_request(
     backend: str | None,
     init_method: str | None,
     timeout: timedelta | None,

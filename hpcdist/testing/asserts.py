@@ -15,7 +15,8 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
 from hpcdist.collectives.objects import all_gather_object
-from hpcdist.groups.state import ProcessGroup, _resolve
+from hpcdist.groups.resolve import resolve
+from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["last_words", "parallel_assert", "parallel_raises"]
 
@@ -45,8 +46,8 @@ def _fail_together(
 ) -> None:
     """Raise AssertionError on all ranks of the group when there is a problem on any."""
     __tracebackhide__ = True
-    pg = _resolve(group)
-    comm = pg._comm
+    pg = resolve(group)
+    comm = pg.carrier
     if comm.rank < 0:
         raise ValueError(f"{api} was called outside the given group")
     count = np.array([problem is not None], np.int64)

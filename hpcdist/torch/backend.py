@@ -14,6 +14,7 @@ from hpcdist.backends.mpi import MPIOptions
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
@@ -84,9 +85,9 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             world_size=options.group_size,
             pg_options=pg_options,
         )
-        ours = _group.member(None)
+        ours = member(None)
         return _bridge(ours, lambda: _destroy(ours), options)
-    whole = _group.member(None)
+    whole = member(None)
     if not ranks or ranks == list(whole._ranks):
         if not ranks and (whole.rank(), whole.size()) != (options.group_rank, options.group_size):
             raise ValueError(
@@ -129,7 +130,7 @@ def _meeting_place(ours: ProcessGroup, options: Any) -> Any:
     count, so their members would wait for each other under different names. hpcdist's name of a
     group is the same on all of them.
     """
-    if ours is _group.member(None):
+    if ours is member(None):
         return options.store
     whole = dist.distributed_c10d._get_default_store()
     return dist.PrefixStore(f"hpcdist/{ours.name}", whole)
@@ -198,7 +199,7 @@ def to_torch(ours: Any = None) -> Any:
     ValueError
         If this process is not a member, or torch.distributed is initialised with another world.
     """
-    ours = _group.member(ours)
+    ours = member(ours)
     known = _known(ours)
     if known is not None:
         return known
@@ -206,14 +207,13 @@ def to_torch(ours: Any = None) -> Any:
         from hpcdist.torch.rendezvous import init_process_group
 
         init_process_group(NAME)
-    if ours is _group.member(None):
+    if ours is member(None):
         default = dist.group.WORLD
         if isinstance(default, BridgeGroup) and default.native is ours:
             return default
-    if dist.get_world_size() != _group.member(None).size():
+    if dist.get_world_size() != member(None).size():
         raise ValueError(
-            f"torch.distributed has {dist.get_world_size()} ranks and hpcdist "
-            f"{_group.member(None).size()}"
+            f"torch.distributed has {dist.get_world_size()} ranks and hpcdist {member(None).size()}"
         )
     bridge = _bridge(ours, None)
     _enter(bridge, ours)

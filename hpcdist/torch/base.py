@@ -73,7 +73,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
     def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self.native = group
-        self._comm = group._comm
+        self._carrier = group.carrier
         self._release = release
         self.ended = False  # whether torch has destroyed it
         self._name = group.name
@@ -96,10 +96,10 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         return NAME
 
     def getRank(self) -> int:
-        return int(self._comm.rank)
+        return int(self._carrier.rank)
 
     def getSize(self) -> int:
-        return int(self._comm.size)
+        return int(self._carrier.size)
 
     def getGroupName(self) -> str:
         return self._name
@@ -141,7 +141,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         pass
 
     def _get_sequence_number_for_group(self) -> int:
-        return int(self._comm.seq)
+        return int(self._carrier.seq)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.native.timeout = timeout
@@ -165,9 +165,9 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         run first.
         """
         self.ended = True
-        if self._release is not None and not self._comm.freed:
+        if self._release is not None and not self._carrier.freed:
             self._run_abort_hooks()
-            self._comm.timeout = _SOON
+            self._carrier.timeout = _SOON
             self._end_others("abort")
             with contextlib.suppress(DistTimeoutError):
                 self.shutdown()
@@ -175,7 +175,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
     def _end_others(self, how: str) -> None:
         messages, self._messages = self._messages, None
         if messages is not None:
-            messages.free(self._comm.timeout if not self._comm.freed else _SOON)
+            messages.free(self._carrier.timeout if not self._carrier.freed else _SOON)
         if self._elsewhere is not None:
             self._elsewhere.end(how)
 
@@ -192,7 +192,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
 
         The members keep this group's order, as in torch, whatever the order of `new_ranks`.
         """
-        if self._comm.rank not in new_ranks:
+        if self._carrier.rank not in new_ranks:
             return None
         made = new_group(
             [self.native._ranks[rank] for rank in sorted(new_ranks)],
@@ -217,7 +217,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         """Run an operation of the native group as torch's options say."""
         with _limited(opts):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
-            method = shown(name, inputs, getattr(self._comm, name), NAME)
+            method = shown(name, inputs, getattr(self._carrier, name), NAME)
             entry = None
             if self._recorder is not None:
                 entry = self._note(TRACED_AS.get(name, name), inputs, outputs)
@@ -252,8 +252,10 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         """Record an operation that begins in the flight recorder."""
         assert self._recorder is not None
         native = self.native
-        where = Where(self._name, self._description, native._ranks, native._ranks[self._comm.rank])
-        limit = call_limit() or self._comm.timeout
+        where = Where(
+            self._name, self._description, native._ranks, native._ranks[self._carrier.rank]
+        )
+        limit = call_limit() or self._carrier.timeout
         return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)
 
     def _collect(self, work: Work) -> Work:
@@ -273,15 +275,15 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         works, self._coalesced = self._coalesced or [], None
         return AllOf(works)
 
-    def _carrier(self, tensor: Any) -> Any:
+    def _serving(self, tensor: Any) -> Any:
         """The backend of messages: over MPI for GPU tensors, also if NCCL runs their collectives.
 
         torch starts the messages of a batch one by one, with tags and from any rank; NCCL has none
         of that, and two ranks that both send first would wait for each other.
         """
         if tensor.device.type == "cpu":
-            return self._comm
-        backend = serving(self._comm, tensor)
+            return self._carrier
+        backend = serving(self._carrier, tensor)
         host = self.native._backends.get("cpu")
         if isinstance(backend, StagedGroup) or host is None:
             return backend
@@ -296,7 +298,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         begin one refuses the later ones as well.
         """
         name, due = method.__name__, max(len(outputs), len(inputs))
-        with parts(agreeing(self._comm, outputs), name, due, waits=0):
+        with parts(agreeing(self._carrier, outputs), name, due, waits=0):
             each = begun(opts)
             works = [method(o, i, each) for o, i in zip(outputs, inputs, strict=True)]
         work = AllOf(works)

@@ -66,7 +66,7 @@ def by_device(method: _Method) -> _Method:
                     return elsewhere.call(name, device, args, named)
         if message:
             return method(self, *args, **named)
-        comm = self._comm
+        comm = self._carrier
         if isinstance(comm, Dispatch):
             comm = agreeing(comm, _first(args))
         with refusing(comm, name):

@@ -62,7 +62,7 @@ class BridgeGroup(BridgeBase):
         tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
             return self._now(
-                "sparse_all_reduce", opts, [tensor], sparse.all_reduce, self._comm, tensor,
+                "sparse_all_reduce", opts, [tensor], sparse.all_reduce, self._carrier, tensor,
                 op_of(opts),
             )  # fmt: skip
         both = [tensor]
@@ -105,23 +105,23 @@ class BridgeGroup(BridgeBase):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
         root, own = root_of(opts), one(inputs)
-        gathered = every(outputs) if self._comm.rank == root else None
+        gathered = every(outputs) if self._carrier.rank == root else None
         return self._call("gather", opts, [own], gathered or [], own, gathered, root)
 
     @by_device
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         root, own = root_of(opts), plain(input)
-        if self._comm.rank != root:  # torch passes an empty output
+        if self._carrier.rank != root:  # torch passes an empty output
             return self._call("gather", opts, [own], [], own, None, root)
         gathered = plain(output)
-        parts = blocks(gathered, own, self._comm.size)
+        parts = blocks(gathered, own, self._carrier.size)
         return self._call("gather", opts, [own], [gathered], own, parts, root)
 
     @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
         root, output = root_of(opts), one(outputs)
-        parts = every(inputs) if self._comm.rank == root else None
+        parts = every(inputs) if self._carrier.rank == root else None
         return self._call("scatter", opts, parts or [], [output], output, parts, root)
 
     @by_device
@@ -185,8 +185,8 @@ class BridgeGroup(BridgeBase):
         tensor = one(tensors)
         entry = None
         if self._recorder is not None:
-            entry = self._note("send", [tensor], [], f"{self._comm.rank}->{dst}")
-        start = shown("send", [tensor], self._carrier(tensor).isend, NAME)
+            entry = self._note("send", [tensor], [], f"{self._carrier.rank}->{dst}")
+        start = shown("send", [tensor], self._serving(tensor).isend, NAME)
         return self._collect(BridgeWork(start(tensor, dst, tag), [tensor], entry))
 
     @by_device
@@ -194,9 +194,9 @@ class BridgeGroup(BridgeBase):
         tensor = one(tensors)
         entry = None
         if self._recorder is not None:
-            entry = self._note("recv", [], [tensor], f"{self._comm.rank}<-{src}")
+            entry = self._note("recv", [], [tensor], f"{self._carrier.rank}<-{src}")
         title = "recv" if src >= 0 else "recvAnySource"
-        start = shown(title, [tensor], self._carrier(tensor).irecv, NAME)
+        start = shown(title, [tensor], self._serving(tensor).irecv, NAME)
         return self._collect(BridgeWork(start(tensor, src, tag), [tensor], entry))
 
     @by_device

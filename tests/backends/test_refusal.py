@@ -304,7 +304,7 @@ def test_refusals_one_after_another(group):
         if rank != odd:
             time.sleep(0.3)
         began = time.monotonic()
-        for _ in range(20 if group._comm.checks_through == "shared memory" else 2):
+        for _ in range(20 if group.carrier.checks_through == "shared memory" else 2):
             error = attempt(
                 lambda: dist.all_reduce(bad if rank == odd else torch.ones(4), group=group)  # noqa: B023
             )
@@ -326,7 +326,7 @@ def test_refusals_one_after_another(group):
 def test_a_burst_in_flight_when_the_next_is_refused(group):
     """Whether the others begin the next burst shows only when this one has ended."""
     check, (rank, size) = Check(), here()
-    comm = group._comm
+    comm = group.carrier
     works: list[Any] = []
     try:
         with bursts(agreeing(comm), "bursts", lambda: [3, 3]):
@@ -351,13 +351,13 @@ def test_what_tells_nobody():
     check, (rank, _) = Check(), here()
     alone = dist.new_group([rank], use_local_synchronization=True)
     unchecked = dist.new_group()
-    unchecked._comm.check = 0
+    unchecked.carrier.check = 0
     for group in (alone, unchecked):
-        before = group._comm.seq
+        before = group.carrier.seq
         error = attempt(lambda: dist.all_reduce(torch.ones(8)[::2], group=group))  # noqa: B023
         check.that(isinstance(error, ValueError), f"{error}")
-        check.that(group._comm.seq == before, "something was begun")
+        check.that(group.carrier.seq == before, "something was begun")
     dist.destroy_process_group(alone)
-    unchecked._comm.check = 1
+    unchecked.carrier.check = 1
     dist.destroy_process_group(unchecked)
     check.done()

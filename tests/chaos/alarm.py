@@ -53,10 +53,10 @@ class Alarm:
             self.raised = True
             raise Interrupted
         if self.what == "calls" and self._waits():
-            before = self.group._comm.seq
+            before = self.group.carrier.seq
             try:
                 dist.all_reduce(np.ones(1), group=self.group)
-                if before != self.group._comm.seq:
+                if before != self.group.carrier.seq:
                     self.problem = "a call in a handler of the same group's call returned"
             except Exception:  # that is right: nobody else makes this call
                 pass
@@ -64,7 +64,7 @@ class Alarm:
     def _waits(self) -> bool:
         """Whether this thread waits in the group; else a call would be one more, for all ranks."""
         try:
-            self.group._comm.leave_handler()
+            self.group.carrier.leave_handler()
         except dist.DistError:
             return True
         return False

@@ -254,7 +254,7 @@ def _barrier(c: Case) -> tuple[Call, Check]:
 
 
 def _monitored_barrier(c: Case) -> tuple[Call, Check]:
-    timeout = timedelta(seconds=c.pg._comm.timeout)
+    timeout = timedelta(seconds=c.pg.carrier.timeout)
     return lambda a: dist.monitored_barrier(c.pg, timeout), lambda: ""
 
 

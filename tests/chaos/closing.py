@@ -23,7 +23,7 @@ N = 500
 def run(runner: Any, step: Step, group: Any) -> None:
     """A window in a group of its own; two threads use it; then it is closed."""
     step = replace(step, signal=None)
-    timeout = timedelta(seconds=lifetime(step, group._comm.timeout))
+    timeout = timedelta(seconds=lifetime(step, group.carrier.timeout))
     made: list[Any] = []
 
     def make() -> None:
@@ -43,7 +43,7 @@ def run(runner: Any, step: Step, group: Any) -> None:
 
 def _close_in_use(runner: Any, step: Step, new: Any, window: Any) -> None:
     rank, ranks = new.rank(), new.size()
-    end = time.monotonic() + LONGEST + new._comm.timeout
+    end = time.monotonic() + LONGEST + new.carrier.timeout
 
     def write_and_read() -> None:
         mine, out = torch.full((N,), float(rank + 1)), torch.zeros(N)

@@ -28,7 +28,7 @@ def run(runner: Any, step: Step, group: Any) -> None:
     ranks, rank = group.size(), group.rank()
     source, to = step.root, (step.root + 1) % ranks
     runner.pause(step)
-    objects = step.op == "pair_objects" and group._comm.timeout > 4
+    objects = step.op == "pair_objects" and group.carrier.timeout > 4
     if rank == source:
         _send(runner, step, group, to, objects)
     elif rank == to:

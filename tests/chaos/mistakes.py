@@ -81,7 +81,7 @@ def _torch(how: str, array: np.ndarray) -> Any:
 def usable(group: Any) -> bool:
     """Whether a group still works, by an all_reduce with time enough."""
     before = group.timeout
-    group._comm.timeout = 10.0
+    group.carrier.timeout = 10.0
     try:
         total = np.array([group.rank() + 1.0])
         dist.all_reduce(total, group=group)

@@ -109,7 +109,7 @@ class Runner:
 
     def catch_up(self, group: Any) -> None:
         """Have ranks that have made fewer calls make up for them, where an error came between."""
-        comm = group._comm
+        comm = group.carrier
         every = self.votes(self.rank, float(comm.seq))
         while comm.seq < max(every):
             with suppress(dist.DistError):
@@ -137,7 +137,7 @@ class Runner:
             if work is not None and mode != "dropped":
                 self.finish(work)
 
-        comm = group._comm if step.op in program.SINGLE or step.op in program.OBJECTS else None
+        comm = group.carrier if step.op in program.SINGLE or step.op in program.OBJECTS else None
         kind, began, text = self.attempt(step, make, comm, group)
         if kind == "ok" and not odd:
             kind, text = ("dropped", "") if mode == "dropped" else self.judge(check)
@@ -167,7 +167,7 @@ class Runner:
         while True:
             before = comm.seq if comm is not None else -1
             began = time.monotonic()
-            self.board.enter(self.rank, self.stream, step.number, group._comm.timeout)
+            self.board.enter(self.rank, self.stream, step.number, group.carrier.timeout)
             try:
                 with self.limits:
                     if mine:

@@ -17,7 +17,7 @@ from chaos.program import DESTROY, MAKE, USE, Step, lifetime, members
 def run(runner: Any, step: Step, group: Any) -> None:
     """Make a new group with a step's timeout, use it, destroy it."""
     ranks = members(runner.drawn, runner.stream, step)
-    timeout = timedelta(seconds=lifetime(step, group._comm.timeout))
+    timeout = timedelta(seconds=lifetime(step, group.carrier.timeout))
     made: list[Any] = []
     runner.pause(step)
 
@@ -86,5 +86,5 @@ def _use_elsewhere(runner: Any, step: Step, new: Any, ranks: list[int]) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(min(0.05, new._comm.timeout / 3))
+    time.sleep(min(0.05, new.carrier.timeout / 3))
     runner.threads.append(thread)

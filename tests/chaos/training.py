@@ -55,7 +55,7 @@ class Trainer:
     def build(self, step: Step) -> None:
         """Wrap a new model, with time enough: after an error the group must be good for that."""
         before, began = self.group.timeout, time.monotonic()
-        self.group._comm.timeout = 10.0
+        self.group.carrier.timeout = 10.0
         try:
             module = Known(self.shapes)
             module.parts[2].register_hook(self.hook)

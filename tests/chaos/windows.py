@@ -91,7 +91,7 @@ class Use:
             self.window, self.memory = self.group.new_window(memory), memory
 
         # the others then wait in vain: not for long
-        in_making = self.step.number % 3 == 0 and self.group._comm.timeout < 4
+        in_making = self.step.number % 3 == 0 and self.group.carrier.timeout < 4
         kind, _, _ = self.call(MAKE, make, signal=in_making)
         if in_making:
             self.step = self.plain

@@ -170,7 +170,7 @@ def test_bad_tensors_in_every_place(count):
             refused(check, f"{where}, {kind}", lambda: call(tensor), expected, says)  # noqa: B023
             cases += 1
     told = [None] * size
-    dist.all_gather_object(told, dist.group.WORLD._comm.seq)
+    dist.all_gather_object(told, dist.group.WORLD.carrier.seq)
     check.that(len(set(told)) == 1, f"the ranks have told each other of {told} refusals")
     in_step(check)
     count(cases)
@@ -207,7 +207,7 @@ def test_tensors_whose_elements_lie_in_another_order():
 
 def bad_places(rank: int, size: int) -> list:
     """Ranks, roots and tags: label, call, the error and what it says."""
-    t, huge = torch.zeros(4), dist.group.WORLD._comm.size + 5
+    t, huge = torch.zeros(4), dist.group.WORLD.carrier.size + 5
     peer = (rank + 1) % size
     V, T = ValueError, TypeError
     return [
@@ -263,7 +263,7 @@ def bad_lists(rank: int, size: int) -> list:
 
 def bad_settings(rank: int, size: int) -> list:
     """Operations, groups and Works."""
-    t, huge = torch.zeros(4), dist.group.WORLD._comm.size + 5
+    t, huge = torch.zeros(4), dist.group.WORLD.carrier.size + 5
     dead = dist.new_group([rank])
     dist.destroy_process_group(dead)
     V, T = ValueError, TypeError
@@ -351,7 +351,7 @@ def test_destroying_with_operations_that_nobody_joins(count):
     """The group goes in time with an error; the operation keeps its tensor, others go on."""
     rank, _ = here()
     group = dist.new_group()
-    group._comm.timeout = 0.5
+    group.carrier.timeout = 0.5
     text = ""
     if rank == 0:
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)

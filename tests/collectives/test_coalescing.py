@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ranks
 def test_operations_under_the_context_are_waited_for():
     size = dist.get_world_size()
     group = dist.new_group()
-    comm = group._comm
+    comm = group.carrier
     a, b = torch.ones(3), torch.ones(1 << 18)
     with dist._coalescing_manager(group, async_ops=True) as manager:
         dist.all_reduce(a, group=group)
@@ -22,7 +22,7 @@ def test_operations_under_the_context_are_waited_for():
     parallel_assert(len(manager.works) == 1)
     manager.append(None)
     manager.wait()
-    parallel_assert(a[0] == size and b[-1] == size and group._comm is comm)
+    parallel_assert(a[0] == size and b[-1] == size and group.carrier is comm)
     with dist._coalescing_manager(group):
         dist.all_reduce(b, group=group, async_op=True)
     parallel_assert(bool((b == size * size).all()))
@@ -43,7 +43,7 @@ def test_messages_under_the_context():
 
 
 def test_an_exception_ends_the_context():
-    comm = dist.group.WORLD._comm
+    comm = dist.group.WORLD.carrier
     with parallel_raises(KeyError), dist._coalescing_manager():
         raise KeyError
-    parallel_assert(dist.group.WORLD._comm is comm and dist.group.world.comm is comm)
+    parallel_assert(dist.group.WORLD.carrier is comm and dist.group.world.comm is comm)

@@ -120,11 +120,11 @@ def test_a_short_timeout_is_the_barriers_alone(kind):
             if kind == "monitored":
                 dist.monitored_barrier(group, timedelta(seconds=0.3))
             else:
-                group._comm.timeout = 0.3  # as hpcdist.barrier(timeout=) does for its own time
+                group.carrier.timeout = 0.3  # as hpcdist.barrier(timeout=) does for its own time
                 dist.barrier(other, timeout=timedelta(seconds=0.9))
         except dist.DistTimeoutError as error:
             text = str(error)
-        group._comm.timeout = 20.0
+        group.carrier.timeout = 20.0
         work.wait()
     parallel_assert(t.eq(size).all())
     parallel_assert(rank == size - 1 or "0.3" in text or "0.9" in text, text)

@@ -301,8 +301,8 @@ def test_without_the_entry_check():
     On one node all ranks see them: their few bytes travel with the check even then.
     """
     rank, size = here()
-    carried = dist.group.WORLD._comm.checks_through == "shared memory"
-    comm = dist.group.WORLD._comm
+    carried = dist.group.WORLD.carrier.checks_through == "shared memory"
+    comm = dist.group.WORLD.carrier
     level = comm.check
     dist.barrier()
     comm.check = 0

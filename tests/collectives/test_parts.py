@@ -159,7 +159,7 @@ def test_an_exception_at_each_line_between_parts(name, between_nodes, monkeypatc
     while goes_on[0]:
         odd, error = n % size, None
         dist.barrier(calm)
-        began, breaks = time.monotonic(), Breaks(group._comm, n if rank == odd else 10**9)
+        began, breaks = time.monotonic(), Breaks(group.carrier, n if rank == odd else 10**9)
         try:
             with breaks:
                 CALLS[name](group)

@@ -228,12 +228,12 @@ def test_mistakes_are_errors_on_all_ranks(group):
 def test_a_rank_that_does_not_come_is_named(group):
     rank, size = here()
     late = size - 1
-    group._comm.timeout = 0.6
+    group.carrier.timeout = 0.6
     if rank == late:
         time.sleep(1.2)
     with parallel_raises(dist.DistTimeoutError):
         dist.empty(LONG, group=group)
-    group._comm.timeout = 20.0
+    group.carrier.timeout = 20.0
     parallel_assert(shared(dist.empty(LONG, group=group), group), "afterwards")
 
 

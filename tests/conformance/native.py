@@ -47,14 +47,14 @@ def furnish(suite: ModuleType, common: ModuleType) -> None:
 
     import hpcdist
     from hpcdist import ProcessGroup, data, parallel
-    from hpcdist.groups.state import _get_default_group
+    from hpcdist.groups.resolve import default_group
     from hpcdist.optim import post_local_sgd
     from hpcdist.parallel import averaging, comm_hooks
 
     dist = Dist()
     suite.dist = common.c10d = dist
     suite.get_world_size = dist.get_world_size
-    suite._get_default_group = _get_default_group
+    suite._get_default_group = default_group
     ProcessGroup.allreduce = _allreduce
     ProcessGroup.monitored_barrier = hpcdist.monitored_barrier
     for place in (suite, torch.nn.parallel):

@@ -292,20 +292,20 @@ def stopped(rank: int) -> None:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
         os.waitpid(child, 0)
-    dist.group.WORLD._comm.timeout = 2.5
+    dist.group.WORLD.carrier.timeout = 2.5
     began = time.monotonic()
     try:
         dist.barrier()
     except dist.DistTimeoutError as error:
         say(f"rank {rank} after {time.monotonic() - began:.1f} s: {error}")
-    dist.group.WORLD._comm.timeout = 20
+    dist.group.WORLD.carrier.timeout = 20
     dist.barrier()
     say(f"rank {rank} went on")
 
 
 def stopped_at_work(rank: int) -> None:
     """Rank 1 is stopped while 64 MiB after 64 MiB are reduced, and wakes up when rank 0 gave up."""
-    comm, tensor = dist.group.WORLD._comm, np.zeros(1 << 24, np.float32)
+    comm, tensor = dist.group.WORLD.carrier, np.zeros(1 << 24, np.float32)
     dist.all_reduce(tensor)
     comm.timeout = 2.5
     if rank == 1:
@@ -338,7 +338,7 @@ def stopped_at_work(rank: int) -> None:
 
 def unchecked(rank: int) -> None:
     """Without the entry check a call that cannot end is ended by the watchdog."""
-    native = dist.group.WORLD._comm
+    native = dist.group.WORLD.carrier
     native.check = 0
     native.timeout = 1.0
     if rank == 0:

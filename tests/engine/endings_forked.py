@@ -43,7 +43,7 @@ def forked_handles(rank: int) -> None:
     child = os.fork()
     if not child:
         told, until = set(), time.monotonic() + 1
-        comm = dist.group.WORLD._comm
+        comm = dist.group.WORLD.carrier
         while time.monotonic() < until:
             for thing in (works[0], works[1], comm):
                 for name in dir(type(thing)):

@@ -76,7 +76,7 @@ def main() -> None:
     dist.barrier()
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank == 0 and sys.argv[1] in ("waits", "comes"):
-        dist.group.WORLD._comm.timeout = FIRST
+        dist.group.WORLD.carrier.timeout = FIRST
     programs = {each.__name__: each for each in (waits, comes, receives, leaves)}
     programs[sys.argv[1]](rank, last)
     if rank == last:

@@ -21,9 +21,9 @@ SLACK = 1.0 if LONG else 4.0
 @pytest.fixture
 def group():
     made = dist.new_group()
-    made._comm.timeout = PATIENCE
+    made.carrier.timeout = PATIENCE
     yield made
-    made._comm.timeout = 20.0
+    made.carrier.timeout = 20.0
     dist.barrier(made)
     dist.destroy_process_group(made)
 

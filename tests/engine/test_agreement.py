@@ -97,7 +97,7 @@ def test_every_mismatch_is_told_on_all_ranks_and_the_group_goes_on():
 
 def test_the_text_quotes_both_sides_the_number_and_the_lines():
     rank, size = dist.get_rank(), dist.get_world_size()
-    text, seq = "", dist.group.WORLD._comm.seq + 1
+    text, seq = "", dist.group.WORLD.carrier.seq + 1
     try:
         if rank == 0:
             dist.all_reduce(torch.ones(4, 3), dist.ReduceOp.AVG)  # line A
@@ -135,7 +135,7 @@ def test_sync_and_async_calls_match_each_other_in_order():
     """Where hpcdist or torch may do the one here and the other there."""
     rank, size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng(rank)
-    native = dist.group.WORLD._comm
+    native = dist.group.WORLD.carrier
     for _ in range(60):
         x, y = torch.full((1000,), rank + 1.0), torch.full((300_000,), float(rank))
         w = native.all_reduce(x, async_op=bool(rng.integers(2)) and EITHER)
@@ -171,7 +171,7 @@ def test_a_peer_that_does_not_come_is_named(transport):
     rank, size = dist.get_rank(), dist.get_world_size()
     late = size - 1
     group = other_transport(transport)
-    native = group._comm
+    native = group.carrier
     transport = transport if one_node() else "MPI"
     parallel_assert(native.checks_through == transport, native.checks_through)
     native.timeout = 0.6
@@ -235,7 +235,7 @@ def test_level_off_and_full():
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(list(range(size)))
     for level in (0, 2):
-        group._comm.check = level
+        group.carrier.check = level
         for n in (0, 1, 1000, 70_000):
             x = torch.full((n,), rank + 1.0)
             dist.all_reduce(x, group=group)
@@ -288,7 +288,7 @@ def test_giving_up_is_one_decision_for_all(transport):
     done, wrong = [], []
     for i in range(rounds):
         dist.barrier()
-        group._comm.timeout = patience
+        group.carrier.timeout = patience
         n = (3, 1000)[i % 2]  # through the check itself, and through MPI
         x = torch.full((n,), float(rank + i))
         if rng.random() < 0.5:
@@ -308,7 +308,7 @@ def test_giving_up_is_one_decision_for_all(transport):
     parallel_assert(
         all(torch.equal(e, everybody[0]) for e in everybody), [e.tolist() for e in everybody]
     )
-    group._comm.timeout = 20
+    group.carrier.timeout = 20
     dist.barrier(group=group)
     dist.destroy_process_group(group)
 

@@ -32,7 +32,9 @@ def group():
 
 def test_the_check_goes_through_messages(group):
     size = dist.get_world_size()
-    parallel_assert(group._comm.checks_through == "MPI" or size == 1, group._comm.checks_through)
+    parallel_assert(
+        group.carrier.checks_through == "MPI" or size == 1, group.carrier.checks_through
+    )
 
 
 @pytest.mark.parametrize("name, dtype", [
@@ -107,7 +109,7 @@ def test_one_waits_and_one_does_not(rng, group):
     parts = [draw(rng, torch.float32, 700_001) for _ in range(size)]
     want, bound = reference("SUM", parts)
     tensor = parts[rank].clone()
-    work = group._comm.all_reduce(tensor, async_op=rank == 0 and _engine.EITHER)
+    work = group.carrier.all_reduce(tensor, async_op=rank == 0 and _engine.EITHER)
     if work is not None:
         work.wait()
     check.near(tensor, want, bound, "sync and async")
@@ -119,7 +121,7 @@ def test_one_waits_and_one_does_not(rng, group):
 def test_no_mixed_outcomes_when_ranks_give_up_at_random(group, count):
     """Late ranks and a timeout of 2 ms: all have the right result, or all have an error."""
     check, (rank, size) = Check(), here()
-    group._comm.timeout = patience = 0.002
+    group.carrier.timeout = patience = 0.002
     luck = random.Random(rank)
     ended = [0, 0]
     for number in range(how_many(150, 20_000)):
@@ -142,7 +144,7 @@ def test_no_mixed_outcomes_when_ranks_give_up_at_random(group, count):
         dist.all_gather_object(outcomes, result)
         check.that(set(outcomes) in ({1}, {-1}), f"check {number}: {outcomes}")
         ended[result < 0] += 1
-    group._comm.timeout = 20.0
+    group.carrier.timeout = 20.0
     count(sum(ended))
     total = torch.ones(3)
     dist.all_reduce(total, group=group)

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.ranks
 
 def test_two_threads_with_timeouts_of_their_own():
     group = dist.new_group()
-    bridge, usual = BridgeGroup(group), group._comm.timeout
+    bridge, usual = BridgeGroup(group), group.carrier.timeout
     inside, after, found = threading.Barrier(2), threading.Event(), []
 
     def begin(number: int, *rest: Any) -> None:
         inside.wait(10.0)  # both are in a call
-        found.append(group._comm.timeout)
+        found.append(group.carrier.timeout)
         if number:
             after.wait(10.0)  # the one that came first leaves first
 
@@ -38,8 +38,8 @@ def test_two_threads_with_timeouts_of_their_own():
         thread.start()
     for thread in threads:
         thread.join(20.0)
-    good = found == [usual] * 2 and group._comm.timeout == usual
-    parallel_assert(good, lambda: f"{found}, afterwards {group._comm.timeout}, not {usual}")
+    good = found == [usual] * 2 and group.carrier.timeout == usual
+    parallel_assert(good, lambda: f"{found}, afterwards {group.carrier.timeout}, not {usual}")
     dist.destroy_process_group(group)
 
 

@@ -146,7 +146,7 @@ def test_sizes_that_do_not_fit_change_nothing():
 @pytest.mark.mpi(min_size=2)
 def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
     check, (rank, size) = Check(), here()
-    group._comm.timeout = 0.3
+    group.carrier.timeout = 0.3
     calls = (
         lambda out, mine: dist.all_gather_into_tensor(out, mine, group=group),
         lambda out, mine: dist.all_to_all_single(out, out.clone(), group=group),
@@ -162,7 +162,7 @@ def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
             call(out, mine)
         check.equal(out, poison(torch.int64, 2 * size), f"call {i}: output")
         check.equal(mine, poison(torch.int64, 2), f"call {i}: input")
-    group._comm.timeout = 10
+    group.carrier.timeout = 10
     for form in MOVES:
         form(rng, check, torch.int64, 3, False, group=group)
     check.done()

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(params=[0, 1, 2], ids=["off", "on", "full"])
 def level(request):
-    comm = dist.group.WORLD._comm
+    comm = dist.group.WORLD.carrier
     before = comm.check
     dist.barrier()
     comm.check = request.param

@@ -10,7 +10,7 @@ from worlds import true_place, works
 
 import hpcdist as dist
 from hpcdist import hardware
-from hpcdist.groups import state
+from hpcdist.groups.resolve import default_group
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.ranks
@@ -21,7 +21,7 @@ def counted(monkeypatch, quota):
     monkeypatch.setattr(hardware, "cpu_quota", lambda: quota)
     dist.init_process_group()
     parallel_assert(works)
-    return state._get_default_group()._comm.cpus
+    return default_group().carrier.cpus
 
 
 def test_a_quota_is_shared_by_the_ranks_of_its_group(no_world, monkeypatch):

@@ -26,9 +26,9 @@ PATIENCE, SLACK = 0.5, 1.5
 @pytest.fixture(params=["shared", "mpi"])
 def group(request):
     made = between_nodes() if request.param == "mpi" else dist.new_group()
-    made._comm.timeout = PATIENCE
+    made.carrier.timeout = PATIENCE
     yield made
-    made._comm.timeout = 20.0
+    made.carrier.timeout = 20.0
     dist.barrier(made)
     dist.destroy_process_group(made)
 
@@ -65,7 +65,7 @@ def test_what_is_queued_behind_a_timeout_fails_with_it(group):
             check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
             check.that(spent < SLACK, f"{spent:.2f} s")
     dist.barrier()
-    group._comm.timeout = 20.0
+    group.carrier.timeout = 20.0
     total = torch.ones(5)
     dist.all_reduce(total, group=group)
     check.that(bool((total == size).all()), f"{total}")
@@ -75,7 +75,7 @@ def test_what_is_queued_behind_a_timeout_fails_with_it(group):
 def test_the_clock_of_a_queued_operation_runs_from_its_submission(group):
     """Two behind each other, of which the second is the first one to lack a peer."""
     check, (rank, size) = Check(), here()
-    group._comm.timeout = 4 * PATIENCE
+    group.carrier.timeout = 4 * PATIENCE
     late = rank == size - 1
     began = time.monotonic()
     if late:
@@ -101,7 +101,7 @@ def test_the_clock_of_a_queued_operation_runs_from_its_submission(group):
 
 def test_a_mismatch_does_not_fail_what_is_queued_behind_it(group):
     check, (rank, size) = Check(), here()
-    group._comm.timeout = 20.0
+    group.carrier.timeout = 20.0
     works = [dist.all_reduce(torch.ones(3 + (rank == 0)), group=group, async_op=True)]
     total = torch.full((4,), rank + 1.0)
     works.append(dist.all_reduce(total, group=group, async_op=True))
@@ -119,7 +119,7 @@ def test_what_is_begun_after_the_failure_was_seen_runs(group):
         works = [dist.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(4)]
         texts, _ = errors_of(works[:1])
         check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
-        group._comm.timeout = 20.0
+        group.carrier.timeout = 20.0
         total = torch.ones(3)
         last = dist.all_reduce(total, group=group, async_op=True)
         texts, _ = errors_of(works[1:])
@@ -129,7 +129,7 @@ def test_what_is_begun_after_the_failure_was_seen_runs(group):
         for _ in range(4):
             texts, _ = errors_of([dist.all_reduce(torch.ones(3), group=group, async_op=True)])
             check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
-        group._comm.timeout = 20.0
+        group.carrier.timeout = 20.0
         total = torch.ones(3)
         last = dist.all_reduce(total, group=group, async_op=True)
     texts, _ = errors_of([last])
@@ -166,7 +166,7 @@ def test_all_buckets_of_a_training_step_share_the_deadline():
     model(torch.ones(2, 64)).sum().backward()
     dist.barrier()
     if rank != size - 1:
-        group._comm.timeout = PATIENCE
+        group.carrier.timeout = PATIENCE
         began, text = time.monotonic(), ""
         try:
             model(torch.ones(2, 64)).sum().backward()
@@ -199,7 +199,7 @@ def test_the_tensors_of_one_operation_share_the_deadline():
             time.sleep(pause)
             os.kill(pids[-1], what)
 
-    group._comm.timeout = 1.0
+    group.carrier.timeout = 1.0
     dist.barrier()
     stopper = threading.Thread(target=stop)
     if rank == 0:

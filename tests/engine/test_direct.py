@@ -185,7 +185,7 @@ def test_other_groups_take_the_tensors_too(rng, group):
 def test_a_rank_that_is_stopped_while_data_moves(group):
     """The others give up. What they then write into their tensors stays, also when it goes on."""
     rank, size = here()
-    late, native, text = size - 1, group._comm, ""
+    late, native, text = size - 1, group.carrier, ""
     tensor = dist.zeros(4 << 20, group=group)
     pids = [None] * size
     dist.all_gather_object(pids, os.getpid())

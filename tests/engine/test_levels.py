@@ -36,7 +36,7 @@ def world(no_world, monkeypatch):
 
 
 def shared(group=None) -> bool:
-    return (group or dist.group.WORLD)._comm.node_memory > 0
+    return (group or dist.group.WORLD).carrier.node_memory > 0
 
 
 def right(rng, group=None) -> bool:
@@ -134,7 +134,7 @@ def test_it_is_not_taken(rng, world, why):
     rank, size = true_place()
     nodes = {"one rank a node": str(size), "one node": "1"}.get(why, "2")
     parallel_assert(world(nodes, "off" if why == "off" else "on") == "")
-    comm = dist.group.WORLD._comm
+    comm = dist.group.WORLD.carrier
     if why == "no memory" or (why == "none on one" and rank == size - 1):
         comm.node_limit = 0
     parallel_assert(right(rng))

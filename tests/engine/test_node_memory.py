@@ -34,7 +34,7 @@ def group():
 
 
 def shared(group) -> bool:
-    return group._comm.node_memory > 0
+    return group.carrier.node_memory > 0
 
 
 def right(group, rng, n: int = LONG) -> bool:
@@ -61,7 +61,7 @@ def test_every_dtype_and_operation_around_the_least_size(rng, group):
                 check.near(tensor, want, bound, label)
                 check.everywhere(tensor, label)
     check.that(
-        shared(group) == (size > 1 and one_node()), f"memory of {group._comm.node_memory} bytes"
+        shared(group) == (size > 1 and one_node()), f"memory of {group.carrier.node_memory} bytes"
     )
     check.done()
 
@@ -151,9 +151,9 @@ def test_without_the_memory_it_goes_through_mpi(rng, group, how):
     rank, size = here()
     last, limit = rank == size - 1, None
     if how == "off" or (how == "off on one rank" and last):
-        group._comm.node_limit = 0
+        group.carrier.node_limit = 0
     elif how == "little":
-        group._comm.node_limit = 1 << 14
+        group.carrier.node_limit = 1 << 14
     elif how == "no space" and rank == 0:  # who makes the file
         limit = limited(resource.RLIMIT_FSIZE, 4096)
     elif how == "no descriptor" and last:
@@ -163,7 +163,7 @@ def test_without_the_memory_it_goes_through_mpi(rng, group, how):
     finally:
         if limit:
             resource.setrlimit(*limit)
-    parallel_assert(ok and not shared(group), f"{how}: {group._comm.node_memory}")
+    parallel_assert(ok and not shared(group), f"{how}: {group.carrier.node_memory}")
     # and it is not tried again
     parallel_assert(right(group, rng) and not shared(group))
 
@@ -175,7 +175,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, async_op):
     """Without the entry check, which would have noticed. Nobody is ended; it goes on over MPI."""
     rank, size = here()
     parallel_assert(right(group, rng) and shared(group))
-    native, late = group._comm, size - 1
+    native, late = group.carrier, size - 1
     native.check, native.timeout = 0, 0.6
     dist.barrier()
     if rank == late:
@@ -204,7 +204,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, async_op):
 def test_ctrl_c_while_data_moves(rng, group):
     rank, size = here()
     parallel_assert(right(group, rng) and shared(group))
-    native = group._comm
+    native = group.carrier
     native.check = 0
     dist.barrier()
     began, text = time.monotonic(), ""

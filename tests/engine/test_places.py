@@ -53,12 +53,12 @@ def check_places(expected: list[int], before: set[str]) -> None:
     world = dist.group.WORLD
     several = len(order) > 1
     found = {
-        "node": list(world._comm.node_ranks),
-        "carried": world._comm.checks_through,
+        "node": list(world.carrier.node_ranks),
+        "carried": world.carrier.checks_through,
         "windows": world.supports_window,
         "local": dist.get_node_local_rank(),
         "said": [os.environ[n] for n in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")],
-        "machine": _engine.ranks_of_machine(world._comm),
+        "machine": _engine.ranks_of_machine(world.carrier),
     }
     local = own.index(rank)
     parallel_assert(found == {
@@ -73,7 +73,7 @@ def check_places(expected: list[int], before: set[str]) -> None:
     node, _ = dist.new_subgroups()
     total = torch.tensor([float(rank)])
     dist.all_reduce(total, group=node)
-    through = node._comm.checks_through
+    through = node.carrier.checks_through
     alone = len(own) == 1
     fine = float(total) == sum(own) and (alone or through == "shared memory")
     parallel_assert(fine, f"{total} {own} {through}")

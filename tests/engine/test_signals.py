@@ -132,10 +132,10 @@ def test_handlers_run_and_what_they_raise_is_raised(group, name, rng):
             call = CALLS[name](group)
             dist.barrier()
             if rank == 0:
-                before = group._comm.seq
+                before = group.carrier.seq
                 problem = interrupted(call, milliseconds, raises)
                 for _ in range(20):
-                    if not raises or group._comm.seq > before:
+                    if not raises or group.carrier.seq > before:
                         break  # else it came before the call had begun
                     problem = interrupted(call, milliseconds, raises)
                 check.that(not problem, f"{milliseconds} ms, raises {raises}: {problem}")

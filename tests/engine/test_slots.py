@@ -45,7 +45,7 @@ def group():
 
 
 def shared(group) -> bool:
-    return group._comm.node_memory > 0
+    return group.carrier.node_memory > 0
 
 
 @pytest.mark.parametrize("call", OPERATIONS, ids=lambda call: call.__name__)
@@ -64,7 +64,7 @@ def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
         name = f"{call.__name__} {dtype} n={n} async={async_op}"
         call(check, rng, group, dtype, n, async_op, name=name)
     taken = (size == 2 if call is reduce else size > 1) and one_node()
-    check.that(shared(group) == taken, f"memory of {group._comm.node_memory} bytes")
+    check.that(shared(group) == taken, f"memory of {group.carrier.node_memory} bytes")
     check.done()
 
 
@@ -136,7 +136,7 @@ def test_one_block_that_is_far_longer_than_the_others(rng, group):
         for r in range(size):
             check.equal(outs[r], parts[r][rank], f"of {r}")
     check.that(
-        shared(group) == (size > 1 and one_node()), f"memory of {group._comm.node_memory} bytes"
+        shared(group) == (size > 1 and one_node()), f"memory of {group.carrier.node_memory} bytes"
     )
     check.done()
 
@@ -167,14 +167,14 @@ def test_without_the_entry_check(rng, group):
     """No rank waits for the others before it writes into its slot. Where sizes may differ, no rank
     knows the others', so these take turns with MPI."""
     check, (rank, _) = Check(), here()
-    group._comm.check = 0
+    group.carrier.check = 0
     for turn in range(12):
         if turn % 6 == rank:
             time.sleep(0.01)
         for call in OPERATIONS:
             name = f"{call.__name__} {turn}"
             call(check, rng, group, torch.int32, 20_000 + turn, False, name=name)
-    group._comm.check = 1
+    group.carrier.check = 1
     check.done()
 
 
@@ -183,11 +183,11 @@ def test_without_the_memory_they_go_through_mpi(rng, group):
     rank, size = here()
     check = Check()
     if rank == size - 1:
-        group._comm.node_limit = 0
+        group.carrier.node_limit = 0
     for _ in range(2):
         for call in OPERATIONS:
             call(check, rng, group, torch.float32, LONG, False, name=call.__name__)
-    check.that(not shared(group), f"memory of {group._comm.node_memory} bytes")
+    check.that(not shared(group), f"memory of {group.carrier.node_memory} bytes")
     check.done()
 
 
@@ -220,7 +220,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, name, async_op, first):
     rank, size = here()
     start(name, group, False)
     parallel_assert(shared(group))
-    native, late = group._comm, 0 if first else size - 1
+    native, late = group.carrier, 0 if first else size - 1
     native.check, native.timeout = 0, 0.2
     dist.barrier()
     if rank == late:
@@ -249,7 +249,7 @@ def test_ctrl_c_while_data_moves(group, name):
     rank, size = here()
     start(name, group, False)
     parallel_assert(shared(group))
-    native, text = group._comm, ""
+    native, text = group.carrier, ""
     native.check = 0
     dist.barrier()
     if rank == 0:

@@ -27,7 +27,7 @@ def give_up(what: str) -> None:
         if what == "session":
             world.reconfigure(timeout=timedelta(seconds=0.5))
         else:
-            _engine.agree(world._comm, 3, 0.5)
+            _engine.agree(world.carrier, 3, 0.5)
     except dist.DistTimeoutError:
         return
     raise AssertionError("no timeout")
@@ -45,7 +45,7 @@ def main(what: str) -> None:
             if what == "session":
                 dist.group.WORLD.reconfigure(timeout=timedelta(seconds=20))
             else:
-                _engine.agree(dist.group.WORLD._comm, 3, 20.0)
+                _engine.agree(dist.group.WORLD.carrier, 3, 20.0)
         except dist.DistError as error:
             print(error, flush=True)
         time.sleep(6)

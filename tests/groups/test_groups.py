@@ -376,7 +376,7 @@ def test_set_timeout():
 def test_get_backend_impl():
     world = dist.group.WORLD
     parallel_assert(dist.GroupName(world.group_name) == world.name)
-    parallel_assert(dist.get_backend_impl() is world._comm is dist.get_backend_impl(world.name))
+    parallel_assert(dist.get_backend_impl() is world.carrier is dist.get_backend_impl(world.name))
     parallel_assert(world.get_backend("cpu") is dist.get_backend_impl(device=torch.device("cpu")))
     with parallel_raises(ValueError, match="in no group named 'x'"):
         dist.get_backend_impl("x")

@@ -36,7 +36,7 @@ def test_subgroups_of_one_size():
 
 
 def test_subgroups_by_node():
-    node = list(dist.group.WORLD._comm.node_ranks)
+    node = list(dist.group.WORLD.carrier.node_ranks)
     own, groups = dist.new_subgroups()
     mine = [group for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
     parallel_assert(dist.get_process_group_ranks(own) == node and mine == [own])

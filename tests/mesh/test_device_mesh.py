@@ -235,7 +235,7 @@ def test_backend_override():
         "cpu", (size, 1), mesh_dim_names=("x", "y"), backend_override={"x": level, 1: "mpi"}
     )
     parallel_assert(mesh.get_group("x") is not dist.group.WORLD)
-    parallel_assert(mesh.get_group("x")._comm.check == 0)
+    parallel_assert(mesh.get_group("x").carrier.check == 0)
     parallel_assert(dist.get_backend(mesh.get_group("y")) == "mpi")
     with parallel_raises(ValueError, match="by number and by name"):
         init_device_mesh(

@@ -97,11 +97,11 @@ def test_even_inputs_none_at_all_and_afterwards():
             for _ in range(steps):
                 counter()
         parallel_assert(counter.shadowed == 0 and counter.last)
-    before = dist.group.WORLD._comm.seq
+    before = dist.group.WORLD.carrier.seq
     counter()  # outside of the block it makes its own collective only
     with ours.Join([counter], enable=False):
         counter()
-    parallel_assert(dist.group.WORLD._comm.seq == before + 2 and counter.shadowed == 0)
+    parallel_assert(dist.group.WORLD.carrier.seq == before + 2 and counter.shadowed == 0)
 
 
 def test_the_handle_counts_who_still_trains():

@@ -97,7 +97,7 @@ def main() -> None:
     folder = tempfile.mkdtemp()
     store = dist.FileStore(os.path.join(folder, "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id="cuda:0")
-    group = dist.group.WORLD._comm
+    group = dist.group.WORLD.carrier
     both = dispatch.Dispatch({"cpu": object(), "cuda": group})
     comm = group.communicators.usable(0)
     tensor = torch.ones(1).as_subclass(Plain)

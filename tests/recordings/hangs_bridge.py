@@ -141,7 +141,7 @@ def main() -> None:
     rank = stock.get_rank()
     stock.barrier()
     world = hpcdist.torch.group(stock.group.WORLD)
-    world._comm.timeout = SECONDS  # the start is not what is tried
+    world.carrier.timeout = SECONDS  # the start is not what is tried
     for name in sys.argv[1:]:
         hpcdist.monitored_barrier(world, timedelta(seconds=20))
         run(KINDS[name], rank, torch.ones(6), (RuntimeError, ValueError))

@@ -102,7 +102,7 @@ def main() -> None:
         standin.Stream(0).synchronize()
         dist.monitored_barrier()
         # from here on: making the communicator is not what is tried
-        OWN[0]._comm.timeout = SECONDS
+        OWN[0].carrier.timeout = SECONDS
         run(KINDS[name], rank, gpu(torch.ones(6)), (dist.DistError, ValueError))
         time.sleep(0.3)
 

@@ -41,7 +41,7 @@ def other_root(rank: int, data: Tensor) -> None:
     standin.Stream(0).synchronize()
     pids: list[int] = [0, 0]
     dist.all_gather_object(pids, os.getpid())
-    group._comm.timeout = SECONDS
+    group.carrier.timeout = SECONDS
     if rank == STOPPED:
         work = dist.broadcast(data, rank, group=group, async_op=True)  # called by: stopped
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -71,7 +71,7 @@ def main() -> None:
         except dist.DistError as error:
             say(f"rank {rank}: {error}")
         sys.exit(3)
-    node = dist.group.WORLD._comm.node_ranks
+    node = dist.group.WORLD.carrier.node_ranks
     dist.destroy_process_group()
     say(f"rank {rank} right, with {len(node)} on its node, in {time.monotonic() - began:.1f} s")
 

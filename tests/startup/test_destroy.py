@@ -88,7 +88,7 @@ def test_groups_that_are_destroyed_together_give_their_communicators_back() -> N
     handles = set()
     for _ in range(20):
         group = dist.new_group()
-        handles.add(MPI.Comm.fromhandle(group._comm.handle).py2f())
+        handles.add(MPI.Comm.fromhandle(group.carrier.handle).py2f())
         dist.all_reduce(torch.ones(3), group=group)
         rank, size = here()
         if size > 1:
@@ -116,11 +116,11 @@ def test_groups_that_are_destroyed_one_after_the_other_give_them_back_too(
     handles, rounds = set(), how_many(40, 10_000)
     for number in range(rounds):
         group = dist.new_group()
-        handles.add(MPI.Comm.fromhandle(group._comm.handle).py2f())
+        handles.add(MPI.Comm.fromhandle(group.carrier.handle).py2f())
         dist.all_reduce(torch.ones(3), group=group)
         if rank == number % size:
             time.sleep(0.02 if number < 50 else 0.002)
-        group._comm.free(0.01 if number < 50 else 0.001)
+        group.carrier.free(0.01 if number < 50 else 0.001)
         dist.destroy_process_group(group)
     parallel_assert(len(handles) < rounds // 2, lambda: f"{len(handles)} communicators")
 
@@ -149,7 +149,7 @@ def test_threads_that_wait_are_told(how: str) -> None:
     thread.start()
     time.sleep(0.1)
     began = time.monotonic()
-    group._comm.free(0.2)
+    group.carrier.free(0.2)
     took = time.monotonic() - began
     thread.join(5)
     dist.destroy_process_group(group)
@@ -210,7 +210,7 @@ def test_destroyed_under_calls_of_other_threads(asynchronous: bool) -> None:
         for thread in threads:
             thread.start()
         time.sleep(0.02)
-        alone._comm.free(0.2)  # a receive whose send was refused would hold it up
+        alone.carrier.free(0.2)  # a receive whose send was refused would hold it up
         dist.destroy_process_group(alone)
         for thread in threads:
             thread.join(10)

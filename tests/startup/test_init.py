@@ -15,7 +15,7 @@ from worlds import SHORT, outcome, true_place, works
 
 import hpcdist as dist
 from hpcdist import MPIOptions, _engine, launchers
-from hpcdist.startup.init import _resolve
+from hpcdist.startup.init import _checked_request
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -47,7 +47,7 @@ def test_the_launcher_says_what_mpi_says():
 
 def test_node_local_rank():
     everyone = [None] * dist.get_world_size()
-    node = dist.group.WORLD._comm.node_ranks
+    node = dist.group.WORLD.carrier.node_ranks
     dist.all_gather_object(everyone, (node[0], dist.get_node_local_rank()))
     there = sorted(number for first, number in everyone if first == node[0])
     parallel_assert(there == list(range(len(node))), f"{everyone}")
@@ -99,7 +99,7 @@ def test_a_rank_that_has_only_started_has_called_nothing(no_world):
     if not late:
         time.sleep(1.5)  # until the late one has arrived
     words = ["called no operation yet", "gave up"]  # of the rank that gives up, of the others
-    if 1 not in dist.group.WORLD._comm.node_ranks:
+    if 1 not in dist.group.WORLD.carrier.node_ranks:
         words.append("rank 1 has not joined")  # what it has called is not seen from another node
     parallel_assert(any(each in text for each in words), text)
     parallel_assert(dist.get_world_size() > 2 or late or "called no operation yet" in text, text)
@@ -226,7 +226,7 @@ def test_timeout_setting(no_world, monkeypatch):
     dist.init_process_group()
     parallel_assert(dist.group.WORLD.timeout == timedelta(seconds=7.5))
     dist.group.WORLD.timeout = timedelta(seconds=9)
-    parallel_assert(dist.group.WORLD._comm.timeout == 9.0)
+    parallel_assert(dist.group.WORLD.carrier.timeout == 9.0)
 
 
 @pytest.mark.parametrize(("setting", "level"), [("off", 0), ("on", 1), ("full", 2)])
@@ -234,7 +234,7 @@ def test_check_setting(no_world, monkeypatch, setting, level):
     monkeypatch.setenv("HPCDIST_CHECK", setting)
     dist.init_process_group(timeout=SHORT)
     sub = dist.new_group()
-    parallel_assert(dist.group.WORLD._comm.check == level == sub._comm.check)
+    parallel_assert(dist.group.WORLD.carrier.check == level == sub.carrier.check)
     parallel_assert(works)
 
 
@@ -384,4 +384,4 @@ def test_collectives_from_another_thread():
 @pytest.mark.parametrize(("wrong", "error"), ((3, TypeError), ("a\udcff", ValueError)), ids=ascii)
 def test_what_is_no_group_name_is_refused_by_name(wrong, error):
     with parallel_raises(error, match="group_name must be"):
-        _resolve(None, None, None, -1, -1, None, wrong, None, None)
+        _checked_request(None, None, None, -1, -1, None, wrong, None, None)

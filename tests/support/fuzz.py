@@ -351,7 +351,7 @@ class Runner:
 
     def _in_step(self) -> str:
         """Let who is behind in the world catch up; then one barrier must do."""
-        native = dist.group.WORLD._comm
+        native = dist.group.WORLD.carrier
         begun = np.array([native.seq], np.int64)
         self.control.all_reduce(begun, ReduceOp.MAX)
         for _ in range(int(begun[0]) - native.seq):

@@ -128,12 +128,12 @@ class Trial:
             self.model = dist.DistributedDataParallel(net, process_group=self.group)
             self.count = 15
             self._step()
-        backend = serving(self.group._comm, gpu(torch.ones(1)))
+        backend = serving(self.group.carrier, gpu(torch.ones(1)))
         standin.Stream(0).synchronize()
         self.number = backend.seq + 1
         if case.kind != "delay":
             # from here on: making groups and modules is not what is tried
-            self.group._comm.timeout = LIMIT
+            self.group.carrier.timeout = LIMIT
 
     def _step(self) -> None:
         self.model(torch.ones(2, 4)).sum().backward()

@@ -21,7 +21,7 @@ def true_place() -> tuple[int, int]:
 
 def one_node() -> bool:
     """Whether all ranks are on one node, as far as the default group knows: see HPCDIST_NODES."""
-    return len(dist.group.WORLD._comm.node_ranks) == dist.get_world_size()
+    return len(dist.group.WORLD.carrier.node_ranks) == dist.get_world_size()
 
 
 def works() -> bool:

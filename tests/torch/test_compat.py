@@ -57,15 +57,15 @@ class FakeGroup:
     _backends: dict[str, object] = {}
 
     def __init__(self) -> None:
-        self._comm = FakeComm()
+        self.carrier = FakeComm()
 
     @property
     def timeout(self) -> timedelta:
-        return timedelta(seconds=self._comm.timeout)
+        return timedelta(seconds=self.carrier.timeout)
 
     @timeout.setter
     def timeout(self, value: timedelta) -> None:
-        self._comm.timeout = value.total_seconds()
+        self.carrier.timeout = value.total_seconds()
 
     def rank(self) -> int:
         return 0
@@ -100,7 +100,7 @@ def test_every_name_is_the_same_method(bridge: BridgeGroup, renamed: compat.Rena
     if renamed.other in CALLS:
         arguments, wanted = CALLS[renamed.other]
         getattr(bridge, renamed.other)(*arguments()).wait()
-        assert {name for name, _ in bridge._comm.calls} == {wanted}
+        assert {name for name, _ in bridge._carrier.calls} == {wanted}
 
 
 def test_coalescing_under_its_names_before_and_after(bridge: BridgeGroup) -> None:
@@ -149,7 +149,7 @@ def test_names_and_numbers_of_a_group(bridge: BridgeGroup) -> None:
     assert (bridge.group_name, bridge.group_desc) == ("7", "a pair")
     assert bridge._get_sequence_number_for_group() == 41
     bridge._set_default_timeout(timedelta(seconds=3))
-    assert bridge._comm.timeout == 3.0
+    assert bridge._carrier.timeout == 3.0
     with pytest.raises(NotImplementedError, match="do not grow"):
         bridge.merge_remote_group(None, 4, timedelta(seconds=1))
     assert bridge.split_group([1]) is None
@@ -199,7 +199,7 @@ def test_torchs_parts_in_c_find_a_default_backend(bridge: BridgeGroup) -> None:
     own = bridge._delegate
     assert (own.rank(), own.size(), own.name()) == (0, 2, "hpcdist")
     own.allreduce_sparse([torch.zeros(2)], td.AllreduceOptions())
-    assert bridge._comm.calls[-1][0] == "all_reduce"
+    assert bridge._carrier.calls[-1][0] == "all_reduce"
     assert own._get_sequence_number_for_group() == 41
 
 
@@ -223,7 +223,7 @@ def test_a_group_and_its_delegate_end_together() -> None:
 def test_a_gather_into_one_tensor_takes_it_apart(bridge: BridgeGroup) -> None:
     together = torch.zeros(2, 3)
     bridge.gather_into_tensor(together, torch.zeros(3))
-    name, (own, parts, root, *_) = bridge._comm.calls[-1]
+    name, (own, parts, root, *_) = bridge._carrier.calls[-1]
     assert (name, own.shape, root) == ("gather", (3,), 0)
     assert [part.data_ptr() for part in parts] == [row.data_ptr() for row in together]
     with pytest.raises(ValueError, match="has 5 elements; it must have 2"):
@@ -238,11 +238,11 @@ def test_options_without_a_timeout_and_without_a_wish_for_work(bridge: BridgeGro
     options.asyncOp = False
     bridge.allreduce([torch.zeros(2)], options)
     # no handle was asked for, and none made: the last argument would be async_op
-    assert bridge._comm.calls[-1][0] == "all_reduce" and len(bridge._comm.calls[-1][1]) == 2
+    assert bridge._carrier.calls[-1][0] == "all_reduce" and len(bridge._carrier.calls[-1][1]) == 2
     options.reduceOp, options.timeout = td.ReduceOp.MAX, timedelta(seconds=2)
     bridge.allreduce([torch.zeros(2)], options)
-    assert bridge._comm.calls[-1][1][1:] == (hpcdist.ReduceOp.MAX,)
-    assert (bridge._comm.limit, bridge._comm.timeout) == (2.0, 9.0)
+    assert bridge._carrier.calls[-1][1][1:] == (hpcdist.ReduceOp.MAX,)
+    assert (bridge._carrier.limit, bridge._carrier.timeout) == (2.0, 9.0)
 
 
 def test_an_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,4 +257,4 @@ def test_lists_that_would_be_dropped_are_refused(bridge: BridgeGroup) -> None:
     with pytest.raises(ValueError, match="one list of tensors is expected, not 2"):
         bridge.reduce_scatter([torch.zeros(2)], [pair(), pair()])
     # nothing was begun, and the other ranks heard why
-    assert [name for name, _ in bridge._comm.calls] == ["refuse", "refuse"]
+    assert [name for name, _ in bridge._carrier.calls] == ["refuse", "refuse"]

@@ -15,7 +15,8 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.cuda_over_mpi import StagedGroup
 from hpcdist.backends.dispatch import agreeing, combine, serving
 from hpcdist.backends.nccl.group import NcclGroup
-from hpcdist.groups.state import comm_of, world
+from hpcdist.groups.resolve import carrier_of
+from hpcdist.groups.state import world
 
 
 def backends(comm: Comm, third: GroupBackend, staged: StagedGroup, nccl: NcclGroup) -> None:
@@ -28,10 +29,10 @@ def backends(comm: Comm, third: GroupBackend, staged: StagedGroup, nccl: NcclGro
 def all_reduce(t: torch.Tensor, pg: ProcessGroup) -> None:
     # what the public function takes for the default group and for another, and the method's
     assert_type(world.comm, Carrier)
-    assert_type(comm_of(pg), Carrier)
-    assert_type(pg._comm, Carrier)
+    assert_type(carrier_of(pg), Carrier)
+    assert_type(pg.carrier, Carrier)
     assert_type(world.comm.all_reduce(t, ReduceOp.SUM, True), Work | Any)
-    assert_type(pg._comm.isend(t, 1), Work)
+    assert_type(pg.carrier.isend(t, 1), Work)
     world.comm.all_reduce(t, ReduceOp.SUM, True, apis="mine")  # type: ignore
     world.comm.all_reduce(t, ReduceOp.SUM, "later")  # type: ignore
     world.comm.all_reduce(t, ReduceOp.SUM, True).wait_for()  # type: ignore

@@ -55,7 +55,7 @@ class MpiJob:
         init_process_group()
         self.rank, self.size = get_rank(), get_world_size()
         self._control = new_group(group_desc="bench")
-        self._comm = self._control._comm
+        self._carrier = self._control.carrier
         return self
 
     def __exit__(
@@ -74,7 +74,7 @@ class MpiJob:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._comm.barrier()
+        self._carrier.barrier()
 
     def worst(self, values: Any) -> np.ndarray:
         """The largest of all ranks' values, place by place.
@@ -90,7 +90,7 @@ class MpiJob:
             float64.
         """
         array = np.array(values, np.float64)
-        self._comm.all_reduce(array, ReduceOp.MAX)
+        self._carrier.all_reduce(array, ReduceOp.MAX)
         return array
 
     def total(self, value: int) -> int:
@@ -106,7 +106,7 @@ class MpiJob:
         int
         """
         array = np.array([value], np.int64)
-        self._comm.all_reduce(array, ReduceOp.SUM)
+        self._carrier.all_reduce(array, ReduceOp.SUM)
         return int(array[0])
 
     def gather(self, value: Any) -> list[Any]:

@@ -164,15 +164,20 @@ class Mpi4py(Library):
             raise Unsupported(problem)
         self._mpi = MPI
         comm: Any = group.world.comm  # MPI's
-        self._comm = MPI.Comm.fromhandle(comm.handle).Dup()
+        self._duplicate = MPI.Comm.fromhandle(comm.handle).Dup()
 
     def close(self) -> None:
         """See :meth:`Library.close`."""
-        self._comm.Free()
+        self._duplicate.Free()
 
     def call(self, case: Case) -> Call:
         """See :meth:`Library.call`."""
-        comm, name, root, place = self._comm, case.operation.name, case.root, self._mpi.IN_PLACE
+        comm, name, root, place = (
+            self._duplicate,
+            case.operation.name,
+            case.root,
+            self._mpi.IN_PLACE,
+        )
         if name == "barrier":
             return comm.Barrier, ()
         send, recv = self._array(case, case.send), self._array(case, case.recv)
@@ -197,7 +202,7 @@ class Mpi4py(Library):
     def start(self, case: Case) -> Any:
         """See :meth:`Library.start`."""
         array, op = self._array(case, case.send), self._op(case)
-        call, place = self._comm.Iallreduce, self._mpi.IN_PLACE
+        call, place = self._duplicate.Iallreduce, self._mpi.IN_PLACE
 
         def start() -> Wait:
             return call(place, array, *op).Wait
@@ -206,7 +211,7 @@ class Mpi4py(Library):
 
     def messages(self) -> Messages:
         """See :meth:`Library.messages`."""
-        comm = self._comm
+        comm = self._duplicate
         wait_all = self._mpi.Request.Waitall
         return Messages(
             comm.Send, comm.Recv, comm.Isend, comm.Irecv, wait_all, lambda tensor: tensor.numpy()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.groups.state import ProcessGroup, member
+from hpcdist.groups.resolve import member
+from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 __all__ = ["Driven", "Pipeline", "begins", "counted", "dense_buffer", "group_of"]

@@ -32,7 +32,7 @@ Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 
 def average(group: ProcessGroup, tensor: torch.Tensor, api: str) -> Future[torch.Tensor]:
     """Start to average a tensor over a group, in place; all of its ranks must call it."""
-    work = group._comm.all_reduce(tensor, ReduceOp.AVG, True, api=api)
+    work = group.carrier.all_reduce(tensor, ReduceOp.AVG, True, api=api)
 
     def finish() -> torch.Tensor:
         work.wait()
@@ -74,7 +74,7 @@ def _in_half(
     half = buffer.to(dtype)
     # Divided first: the sum of many ranks' gradients may be beyond float16.
     half.div_(group.size())
-    work = group._comm.all_reduce(half, ReduceOp.SUM, True, api=api)
+    work = group.carrier.all_reduce(half, ReduceOp.SUM, True, api=api)
 
     def decompress() -> torch.Tensor:
         work.wait()

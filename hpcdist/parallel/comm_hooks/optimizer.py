@@ -207,7 +207,7 @@ def optimizer_in_backward_hook(
         state._waiting.clear()  # left over from a backward pass that failed
         bucket._after_pass(state._forget_gradients)
     state._finish(None)
-    work = group._comm.all_reduce(buffer, ReduceOp.AVG, True, api="optimizer_in_backward_hook")
+    work = group.carrier.all_reduce(buffer, ReduceOp.AVG, True, api="optimizer_in_backward_hook")
     state._waiting.append((work, bucket))
 
     def finish() -> torch.Tensor:

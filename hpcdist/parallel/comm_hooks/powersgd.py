@@ -118,7 +118,7 @@ def _averaged(state: PowerSGDState, tensor: torch.Tensor) -> Any:
 
     AVG divides float16 before the sum, which may be infinite where the average is not.
     """
-    return group_of(state.process_group)._comm.all_reduce(tensor, ReduceOp.AVG, True, api=API)
+    return group_of(state.process_group).carrier.all_reduce(tensor, ReduceOp.AVG, True, api=API)
 
 
 def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> torch.Tensor | None:

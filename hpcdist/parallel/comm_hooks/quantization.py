@@ -100,7 +100,7 @@ def _exchange(
     own[:head] = torch.stack((scale, zero)).view(-1).view(torch.uint8)
     own[head:] = levels.to(torch.uint8).view(-1)
     everyone = own.new_empty(group.size(), own.numel())
-    work = group._comm.all_gather_into_tensor(everyone, own, True, api="quantization hook")
+    work = group.carrier.all_gather_into_tensor(everyone, own, True, api="quantization hook")
 
     def average() -> torch.Tensor:
         work.wait()

@@ -98,7 +98,7 @@ class _Stepper:
         with torch.no_grad():
             for owner, members in sorted(by_owner.items()):
                 flat = torch.cat([p.detach().reshape(-1) for p in members])
-                work = zero.process_group._comm.broadcast(flat, owner, True, api=API)
+                work = zero.process_group.carrier.broadcast(flat, owner, True, api=API)
                 self._sent.append((work, flat, [p.detach() for p in members]))
 
 

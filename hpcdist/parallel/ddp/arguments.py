@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpcdist.groups import state as _group
+from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.bucket import MIB
 
 __all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "name_of", "sparse_indices"]
@@ -42,7 +42,7 @@ def group_of(process_group: Any, device_mesh: Any) -> Any:
                 "it by name, mesh['dp']"
             )
         process_group = device_mesh.get_group(0)
-    return _group.member(process_group)
+    return member(process_group)
 
 
 def input_device(

@@ -104,7 +104,7 @@ class Buffers:
         with torch.no_grad(), unseen(named.values()):
             what = "DistributedDataParallel's buffer hook"
             futures = [
-                bounded(future, self._group._comm, what) for future in hook(state, named) or ()
+                bounded(future, self._group.carrier, what) for future in hook(state, named) or ()
             ]
             if when == "POST_FORWARD":
                 return futures
@@ -116,7 +116,7 @@ class Buffers:
         """Copy the buffers of one rank to the others."""
         if self._group.size() == 1:
             return
-        comm, buffers = self._group._comm, self.named().values()
+        comm, buffers = self._group.carrier, self.named().values()
         packs = packed(buffers)
         with parts(agreeing(comm), API, len(packs), waits=0), _in_transforms(), unseen(buffers):
             send(self._group, packs, root, API)

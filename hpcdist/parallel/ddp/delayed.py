@@ -166,7 +166,7 @@ class DelayedReduction:
         """Begin the reductions, once the gradients are there and the reducer's have begun."""
         if not self._packed or self._in_flight:
             return
-        comm = self._group._comm
+        comm = self._group.carrier
         before = getattr(comm, "seq", 0)
         with torch.no_grad():
             for bucket in self._buckets:
@@ -208,7 +208,7 @@ class DelayedReduction:
         self._packed = self._deferred = False
         if not self._in_flight:
             for bucket in self._buckets:
-                comm = serving(self._group._comm, bucket.buffer)
+                comm = serving(self._group.carrier, bucket.buffer)
                 if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
                     with suppress(DistError):  # the peers' too, and this rank has its own
                         bucket.work = comm.barrier(async_op=True, api=API_ABANDON)

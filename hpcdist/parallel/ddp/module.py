@@ -17,6 +17,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import parts
 from hpcdist.groups import comparison
 from hpcdist.groups import state as _group
+from hpcdist.groups.resolve import member
 from hpcdist.parallel.ddp import arguments
 from hpcdist.parallel.ddp.attached import Attached
 from hpcdist.parallel.ddp.buffers import Buffers
@@ -237,7 +238,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 return 1 + len(packed(t for _, t in named))
             return 1
 
-        with parts(agreeing(group._comm), API, due, waits=1):
+        with parts(agreeing(group.carrier), API, due, waits=1):
             compared.verify()
             arguments.check_tensors(named)
             if group.size() > 1:
@@ -476,7 +477,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.process_group = _group.member(None)
+        self.process_group = member(None)
         self._set_up()
 
 

@@ -79,7 +79,7 @@ def agree(
     """
     row = np.array([training, averages, buffers, new and not training], np.int64)
     rows = np.empty((group.size(), len(row)), np.int64)
-    group._comm.all_gather_into_tensor(rows, row, api=API)
+    group.carrier.all_gather_into_tensor(rows, row, api=API)
     for rank in rows[:, 3].nonzero()[0].tolist():
         raise RuntimeError(
             f"rank {group._ranks[rank]} has run out of inputs before its first backward pass, "
@@ -129,8 +129,8 @@ class DDPJoinHook(JoinHook):
         root = np.array([group.rank() if is_last_joiner else -1], np.int64)
         tensors = [t for _, t in self._ddp._synced(self._ddp.forward_sync_buffers)]
         packs, buffers = packed(tensors), tensors[len(self._ddp._synced(False)) :]
-        with parts(agreeing(group._comm), API, 1 + len(packs), waits=1), unseen(buffers):
-            group._comm.all_reduce(root, ReduceOp.MAX, api=API)
+        with parts(agreeing(group.carrier), API, 1 + len(packs), waits=1), unseen(buffers):
+            group.carrier.all_reduce(root, ReduceOp.MAX, api=API)
             if group.size() > 1:
                 send(group, packs, int(root[0]), API)
 

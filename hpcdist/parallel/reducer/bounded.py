@@ -35,7 +35,7 @@ class Bounded:
 
     def __init__(self, future: torch.futures.Future[Any], comm: Any, what: str) -> None:
         self._future = future
-        self._comm = comm
+        self._carrier = comm
         self._what = what
         self._seconds = float(comm.timeout)
         self._began = time.monotonic()
@@ -82,11 +82,10 @@ class Bounded:
         return min(max(left, 0.0), _LONGEST)
 
     def _timeout(self) -> DistTimeoutError:
-        after = time.monotonic() - self._began
+        after, comm = time.monotonic() - self._began, self._carrier
         return DistTimeoutError(
-            f"timeout after {after:.3g} s in {self._what} (group {self._comm.name!r}, this is rank "
-            f"{self._comm.rank} of {self._comm.size}): the future that the hook returned "
-            "is not complete"
+            f"timeout after {after:.3g} s in {self._what} (group {comm.name!r}, this is rank "
+            f"{comm.rank} of {comm.size}): the future that the hook returned is not complete"
         )
 
 

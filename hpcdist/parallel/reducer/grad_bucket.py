@@ -45,7 +45,7 @@ class GradBucket:
     Local. Source: ``torch.distributed.GradBucket``.
     """
 
-    __slots__ = ("_after", "_bucket", "_buffer", "_comm", "_first", "_index", "_is_last")
+    __slots__ = ("_after", "_bucket", "_buffer", "_carrier", "_first", "_index", "_is_last")
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GradBucket:
         self._is_last = is_last
         # As torch's: no hook then loses imaginary parts in a conversion to another real dtype.
         self._buffer = buffer if buffer is not None else self._own()
-        self._comm = comm
+        self._carrier = comm
         self._after = after
         self._first = first
 
@@ -72,10 +72,10 @@ class GradBucket:
 
     def _bounded(self, future: Any) -> Any:
         """Return a hook's result for this bucket, with the group's timeout."""
-        if self._comm is None:
+        if self._carrier is None:
             return future
         return bounded(
-            future, self._comm, f"DistributedDataParallel's hook for bucket {self._index}"
+            future, self._carrier, f"DistributedDataParallel's hook for bucket {self._index}"
         )
 
     def _after_pass(self, call: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ def all_reduce_sparse(tensor: torch.Tensor, group: Any, average: bool = True) ->
     DistError
         If a rank does not take part.
     """
-    comm = group._comm
+    comm = group.carrier
     return SparseReduction(comm, by_rows(tensor), comm.size if average else 1, API).wait()
 
 

@@ -69,7 +69,7 @@ class Stats:
         self._level = DebugLevel.OFF
         self._samples = 0
         self._sums = dict.fromkeys(_TIMES, 0)
-        self._forward = self._backward = self._comm = self._computed = 0
+        self._forward = self._backward = self._communication = self._computed = 0
 
     # -- facts that do not change ----------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class Stats:
     def backward_begins(self) -> None:
         """The first gradient is ready."""
         self._backward = time.perf_counter_ns()
-        self._comm = 0
+        self._communication = 0
 
     def communication_begins(self) -> None:
         """The first bucket is started."""
-        if not self._comm:
-            self._comm = time.perf_counter_ns()
+        if not self._communication:
+            self._communication = time.perf_counter_ns()
 
     def computed(self) -> None:
         """Backward has computed all gradients."""
@@ -155,7 +155,7 @@ class Stats:
             return
         self.ints["iteration"] = iteration
         end = time.perf_counter_ns()
-        start = self._comm or self._computed
+        start = self._communication or self._computed
         self._samples += 1
         found = (
             self._backward - self._forward if self._forward else 0,

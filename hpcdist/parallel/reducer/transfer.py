@@ -55,7 +55,7 @@ class Transfer:
     @property
     def comm(self) -> Any:
         """The group's communicator."""
-        return self.group._comm
+        return self.group.carrier
 
     def failure(self, bucket: Any) -> Exception | None:
         """Return the error of a bucket that failed after it was waited for.

@@ -46,7 +46,7 @@ def test_a_rank_that_cannot_begin_what_it_has_agreed_to(runtime, monkeypatch, wh
     record, group = runtime.record, dist.group.WORLD._backends["cuda"]
 
     def interrupted(stream: Any) -> Any:
-        if group._comm.seq > before:  # agreed
+        if group.carrier.seq > before:  # agreed
             raise KeyboardInterrupt
         return record(stream)
 
@@ -54,7 +54,7 @@ def test_a_rank_that_cannot_begin_what_it_has_agreed_to(runtime, monkeypatch, wh
         raise RuntimeError("can't start new thread")
 
     dist.barrier()
-    before = group._comm.seq
+    before = group.carrier.seq
     with monkeypatch.context() as patched:
         if dist.get_rank() == VICTIM and where == "handler":
             patched.setattr(runtime, "record", interrupted, raising=False)
@@ -79,7 +79,7 @@ class Transfer:
     has_hook = False
 
     def __init__(self) -> None:
-        self.comm = dist.group.WORLD._comm
+        self.comm = dist.group.WORLD.carrier
 
     def owed(self, *counts: int) -> int:
         return 1
@@ -108,7 +108,7 @@ def test_a_backward_that_is_cut_off_tells_the_others() -> None:
             failure.of_finish(dist.DistMismatchError(""), [], 0)
         except AttributeError as error:
             problem = error
-            dist.group.WORLD._comm.refuse(error)
+            dist.group.WORLD.carrier.refuse(error)
     else:
         seconds, raised = tried(False)
         problem = None if isinstance(raised, dist.DistMismatchError) else raised

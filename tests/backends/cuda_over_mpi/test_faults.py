@@ -215,7 +215,7 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
     rank, limit = dist.get_rank(), 0.3
     patient = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=50))
     dist.all_reduce(ones(5))
-    dist.group.WORLD._comm.timeout = limit
+    dist.group.WORLD.carrier.timeout = limit
     wrong = []
     for name, later in (("all_reduce", False), ("all_to_all_single", True)):
         if rank != VICTIM:
@@ -236,7 +236,7 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
     dist.barrier(group=patient)
     start()
     dist.all_reduce(ones(5))
-    dist.group.WORLD._comm.timeout = limit
+    dist.group.WORLD.carrier.timeout = limit
     stream = standin.Stream()
     with standin.on(stream):
         if rank == VICTIM:
@@ -249,7 +249,7 @@ def test_a_rank_that_never_comes_and_a_stream_that_never_ends(runtime):
         wrong.append(("stream", taken, text_of(error)))
     if rank == VICTIM and "in the stream before" not in str(error):
         wrong.append(text_of(error))
-    dist.group.WORLD._comm.timeout = 20.0
+    dist.group.WORLD.carrier.timeout = 20.0
     dist.barrier()
     good = all_is_well()
     parallel_assert(not wrong and good, lambda: str(wrong))

@@ -86,7 +86,7 @@ def forked() -> None:
     """A child uses every public name of what it inherited; the parent's operations go on."""
     size = dist.get_world_size()
     dist.all_reduce(gpu(torch.ones(1)))  # makes the communicator
-    backend = dist.group.WORLD._comm
+    backend = dist.group.WORLD.carrier
     tensors = [gpu(torch.ones(4)) for _ in range(2)]
     with standin.fault(f"delay:{size - 1}:{backend.seq + 1}:1.0"):
         works = [dist.all_reduce(each, async_op=True) for each in tensors]

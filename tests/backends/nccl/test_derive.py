@@ -30,7 +30,7 @@ def start(backend: str, **arguments) -> None:
 def communicator(group=None):
     """The communicator of a group, if it has one already."""
     pg = dist.group.WORLD if group is None else group
-    return serving(pg._comm, gpu(torch.ones(1))).communicators.usable(0)
+    return serving(pg.carrier, gpu(torch.ones(1))).communicators.usable(0)
 
 
 def add_up(group) -> float:

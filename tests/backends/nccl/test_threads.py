@@ -135,7 +135,7 @@ def waits(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_a_group_is_destroyed_while_threads_wait(group):
-    backend = serving(group._comm, gpu(torch.ones(1)))
+    backend = serving(group.carrier, gpu(torch.ones(1)))
     tensors = [gpu(torch.ones(4)) for _ in range(3)]
     with standin.fault(f"delay:0:{backend.seq + 1}:0.3"):
         works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
@@ -151,7 +151,7 @@ def test_a_group_is_destroyed_while_threads_wait(group):
 
 
 def test_what_an_abort_stops_has_no_result(group):
-    backend = serving(group._comm, gpu(torch.ones(1)))
+    backend = serving(group.carrier, gpu(torch.ones(1)))
     tensor = gpu(torch.ones(4))
     with standin.fault(f"hang:{dist.get_world_size() - 1}:{backend.seq + 1}"):
         work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -178,7 +178,7 @@ def test_what_an_abort_stops_has_no_result(group):
 
 def test_a_group_is_aborted_under_threads_that_use_it(group):
     """As after an error on this rank: what other threads begin or wait for raises."""
-    backend = serving(group._comm, gpu(torch.ones(1)))
+    backend = serving(group.carrier, gpu(torch.ones(1)))
 
     def call() -> None:
         dist.all_reduce(gpu(torch.ones(4)), group=group, async_op=True).wait(5.0)

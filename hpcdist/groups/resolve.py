@@ -1,0 +1,47 @@
+"""The one way from an argument ``group=`` to a group, and to what carries its operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdist.backends.carrier import Carrier
+from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.groups.world import NOT_INITIALIZED, NonMember, world
+
+__all__ = ["carrier_of", "default_group", "member", "resolve"]
+
+
+def default_group() -> ProcessGroup:
+    """Return the default group, or raise ValueError."""
+    if world.pg is None:
+        raise ValueError(NOT_INITIALIZED)
+    return world.pg
+
+
+def resolve(group: Any) -> Any:
+    """Return the group an argument means: None means the default group."""
+    if group is None:
+        return default_group()
+    if isinstance(group, (ProcessGroup, NonMember)):
+        return group
+    raise TypeError(
+        f"group must be a process group of hpcdist or None, not {type(group).__name__}: {group!r}"
+    )
+
+
+def carrier_of(group: Any) -> Carrier:
+    """Return what carries the operations of an explicit group, or its stand-in."""
+    try:
+        return group.carrier
+    except AttributeError:
+        return resolve(group).carrier
+
+
+def member(group: Any) -> ProcessGroup:
+    """Return a live group that this process is in, or raise ValueError."""
+    pg = resolve(group)
+    if isinstance(pg, NonMember):
+        raise ValueError("this process is not in the given group")
+    if pg not in world.groups:
+        raise ValueError(f"the process group {pg._name!r} has been destroyed")
+    return pg
