@@ -82,7 +82,7 @@ include "engine/comm.pxi"
 include "engine/comm_life.pxi"
 include "engine/survive.pxi"
 include "engine/tensors.pxi"
-include "engine/exchanges.pxi"
+include "engine/collectives.pxi"
 include "engine/process.pxi"
 include "engine/recorder.pxi"
 

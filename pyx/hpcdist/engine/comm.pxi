@@ -261,112 +261,31 @@ cdef class Comm:
 
     def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
         """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`."""
-        cdef hd_job j
-        cdef hd_buf b
-        begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE if api is None else api_named(api, ALL_REDUCE))
-        try:
-            keep = fill(tensor, &b, True, "tensor")
-            subject(&j, &b, True)
-            reduces(&j, as_reduce_op(op))
-            j.extra = extra
-        except BaseException as error:
-            refused(self, &j, error, getattr(tensor, "is_sparse", False))
-            raise
-        j.nout = 1
-        j.out1.ptr = b.ptr
-        j.out1.n = b.n
-        return run(self, &j, async_op, keep, [tensor] if async_op else None)
+        api = ALL_REDUCE if api is None else api_named(api, ALL_REDUCE)
+        return one_tensor(self, HD_ALL_REDUCE, api, tensor, None, op, async_op, extra)
 
     def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, object async_op=False):
         """Reduces several tensors of one dtype with one entry check. See :func:`hpcdist.all_reduce_coalesced`."""
-        cdef hd_job j
-        cdef hd_buf b
-        cdef Py_ssize_t i
-        begin(&j, self, HD_ALL_REDUCE, ALL_REDUCE_COALESCED)
-        try:
-            tensors = list(tensors)
-            if not tensors:
-                raise ValueError("tensors is empty")
-            j.out = segments(len(tensors))
-            j.listed = 1
-            keep = collect(&j, tensors, j.out, True, "tensors")
-            j.nout = len(tensors)
-            reduces(&j, as_reduce_op(op))
-        except BaseException as error:
-            refused(self, &j, error, isinstance(error, TypeError) and complex_among(tensors))
-            raise
-        return run(self, &j, async_op, keep, tensors)
+        return reduce_several(self, tensors, op, async_op)
 
     def reduce(self, tensor, object root, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a tensor to one rank. See :func:`hpcdist.reduce`."""
-        cdef hd_job j
-        cdef hd_buf b
-        begin(&j, self, HD_REDUCE, api_named(api, REDUCE))
-        try:
-            j.root = root_in_range(self, root, "root")
-            keep = fill(tensor, &b, self.c.rank == j.root, "tensor")
-            subject(&j, &b, True)
-            reduces(&j, as_reduce_op(op))
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        j.nin = j.nout = 1
-        j.in1.ptr = j.out1.ptr = b.ptr
-        j.in1.n = j.out1.n = b.n
-        return run(self, &j, async_op, keep, [tensor])
+        return one_tensor(self, HD_REDUCE, api_named(api, REDUCE), tensor, root, op, async_op, 0)
 
     def reduce_scatter(self, output, inputs, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a list and leaves one entry on each rank. See :func:`hpcdist.reduce_scatter`."""
-        cdef hd_job j
-        cdef hd_buf b
-        begin(&j, self, HD_REDUCE_SCATTER, api_named(api, REDUCE_SCATTER))
-        try:
-            inputs = list(inputs)
-            whole_list(self, inputs, "input_list")
-            out = fill(output, &b, True, "output")
-            j.in_ = segments(len(inputs))
-            j.listed = 1
-            keep = collect(&j, inputs, j.in_, False, "input_list")
-            j.nin = len(inputs)
-            same_dtype(j.dtype, b.dtype, "output", "input_list")
-            if j.in_[self.c.rank].n != b.n:
-                raise ValueError(
-                    f"output has {b.n} elements, but input_list[{self.c.rank}] has {j.in_[self.c.rank].n}"
-                )
-            same_order(b.strides, j.in_[self.c.rank].strides, "output", "input_list", self.c.rank)
-            reduces(&j, as_reduce_op(op))
-            j.nout = 1
-            j.out1.ptr = b.ptr
-            j.out1.n = b.n
-            kept_apart(&j)
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        return run(self, &j, async_op, (keep, out), [output])
+        return reduce_list(self, api_named(api, REDUCE_SCATTER), output, inputs, op, async_op)
 
     def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False, *, api=None):
         """Reduces a tensor and leaves one block on each rank. See :func:`hpcdist.reduce_scatter_tensor`."""
-        return reduce_blocks(self, api_named(api, REDUCE_SCATTER_TENSOR), output, input, op, async_op)
+        api = api_named(api, REDUCE_SCATTER_TENSOR)
+        return one_of_blocks(self, HD_REDUCE_SCATTER, api, output, input, op, async_op, 0)
 
     # ---- one to all, all to one ----
 
     def broadcast(self, tensor, object root, object async_op=False, *, api=None, extra=0):
         """Copies the root's tensor to all ranks. See :func:`hpcdist.broadcast`."""
-        cdef hd_job j
-        cdef hd_buf b
-        begin(&j, self, HD_BROADCAST, api_named(api, BROADCAST))
-        try:
-            j.root = root_in_range(self, root, "root")
-            keep = fill(tensor, &b, self.c.rank != j.root, "tensor")
-            subject(&j, &b, True)
-            j.extra = extra
-        except BaseException as error:
-            refused(self, &j, error, False)
-            raise
-        j.nout = 1
-        j.out1.ptr = b.ptr
-        j.out1.n = b.n
-        return run(self, &j, async_op, keep, [tensor])
+        return one_tensor(self, HD_BROADCAST, api_named(api, BROADCAST), tensor, root, None, async_op, extra)
 
     def gather(self, tensor, gather_list, object root, object async_op=False, *, api=None, extra=0):
         """Collects one tensor from each rank at the root. See :func:`hpcdist.gather`."""
@@ -391,7 +310,8 @@ cdef class Comm:
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
         """Collects every rank's tensor into one. See :func:`hpcdist.all_gather_into_tensor`."""
-        return gather_into(self, api_named(api, ALL_GATHER_INTO), output, input, async_op, extra)
+        api = api_named(api, ALL_GATHER_INTO)
+        return one_of_blocks(self, HD_ALL_GATHER, api, output, input, None, async_op, extra)
 
     def all_to_all(self, outputs, inputs, object async_op=False, *, api=None):
         """Sends one tensor to and receives one from each rank. See :func:`hpcdist.all_to_all`."""

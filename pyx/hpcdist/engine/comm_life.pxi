@@ -111,9 +111,7 @@ cdef int together(Comm comm, double seconds) except -1:
     j.timeout = seconds
     subject(&j, &b, True)
     reduces(&j, ReduceOp.SUM)
-    j.nout = 1
-    j.out1.ptr = b.ptr
-    j.out1.n = b.n
+    writes(&j, &b)
     try:
         run(comm, &j, False, keep, None)
     except DistError:

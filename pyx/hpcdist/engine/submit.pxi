@@ -98,6 +98,20 @@ cdef void subject(hd_job* j, hd_buf* b, bint shape_agrees):
     j.layout = hd_mix(b.shape, b.strides) if shape_agrees else 0
 
 
+cdef inline void reads(hd_job* j, hd_buf* b) noexcept:
+    """The only input."""
+    j.nin = 1
+    j.in1.ptr = b.ptr
+    j.in1.n = b.n
+
+
+cdef inline void writes(hd_job* j, hd_buf* b) noexcept:
+    """The only output."""
+    j.nout = 1
+    j.out1.ptr = b.ptr
+    j.out1.n = b.n
+
+
 cdef uint64_t form_of(hd_buf* b) noexcept:
     """Shape and strides, for calls whose tensors are compared pair by pair."""
     return hd_mix(b.shape, b.strides) | 1 if b.n else 0

@@ -1,4 +1,4 @@
-# Tensors, lists of them and their parts as the segments of a job: helpers of Comm's methods.
+# Tensors, lists of them and their parts as the segments of a job: helpers of the collectives.
 
 
 cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str role):
@@ -98,6 +98,24 @@ cdef bint overlap(hd_buf* a, hd_buf* b):
     return a.n > 0 and b.n > 0 and a.ptr < b.ptr + b.n * item and b.ptr < a.ptr + a.n * item
 
 
+cdef int blocks_fit(Comm comm, hd_buf* all, hd_buf* block, str several, str one) except -1:
+    if all.n != block.n * comm.c.size:
+        raise ValueError(
+            f"{several} has {all.n} elements; it must have {comm.c.size} (the group's size) times {one}'s {block.n}"
+        )
+    return 0
+
+
+cdef int in_own_block(Comm comm, hd_buf* b, hd_buf* o) except -1:
+    """For an all_gather of device memory: an input that lies in the output is this rank's block of it."""
+    if comm.c.on_device and overlap(b, o) and (
+        b.ptr != o.ptr + <int64_t> comm.c.rank * b.n * <int64_t> hd_itemsize(b.dtype)
+    ):
+        raise ValueError("input lies in output, but not where this rank's block goes; pass a separate tensor, "
+                         "e.g. input.clone()")
+    return 0
+
+
 cdef int kept_apart(hd_job* j) except -1:
     """For a reduce_scatter: memory for a result that would overwrite its input."""
     if hd_keep_apart(j.comm, j):
@@ -130,56 +148,6 @@ cdef object root_list(Comm comm, hd_job* j, hd_buf* b, object items, int root, s
     return keep
 
 
-cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, object at, object async_op, extra):
-    """gather and scatter: a list at the root, one tensor everywhere."""
-    cdef hd_job j
-    cdef hd_buf b
-    cdef bint mine
-    cdef int root
-    cdef hd_own own
-    name = "gather_list" if kind == HD_GATHER else "scatter_list"
-    begin(&j, comm, kind, api)
-    try:
-        root = root_in_range(comm, at, "root")
-        mine = comm.c.rank == root
-        if mine and items is None:
-            raise ValueError(f"the root must pass {name}")
-        if not mine and items:
-            raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
-        own_part = fill(tensor, &b, kind == HD_SCATTER, "tensor")
-        all_parts = root_list(comm, &j, &b, items, root, name) if mine else []
-        keep = (own_part, all_parts) if kind == HD_GATHER else (all_parts, own_part)
-        subject(&j, &b, False)
-        j.pairwise = 1
-        j.root = root
-        j.extra = extra
-        if kind == HD_GATHER:
-            j.nin = 1
-            j.in1.ptr = b.ptr
-            j.in1.n = b.n
-            j.in1.form = form_of(&b)
-        else:
-            j.nout = 1
-            j.out1.ptr = b.ptr
-            j.out1.n = b.n
-            j.out1.form = form_of(&b)
-        j.listed = mine
-        if mine and comm.c.on_device:
-            own.first, own.step, own.exact = root if kind == HD_GATHER else -root, 1, True
-            if kind == HD_GATHER:
-                apart(&j, j.out, j.nout, own, "tensor", name)
-            else:
-                apart(&j, j.out, j.nout, own, name, "tensor")
-    except BaseException as error:
-        refused(comm, &j, error, False)
-        raise
-    if kind == HD_GATHER:
-        outputs = [*items] if mine else []
-    else:
-        outputs = [tensor]
-    return run(comm, &j, async_op, keep, outputs)
-
-
 cdef list turned(Comm comm, object output_lists, list inputs):
     """From one list per rank to one per input."""
     by_rank = [list(o) for o in output_lists]
@@ -187,57 +155,6 @@ cdef list turned(Comm comm, object output_lists, list inputs):
     if any(len(outputs) != len(inputs) for outputs in by_rank):
         raise ValueError(f"each of output_tensor_lists must have {len(inputs)} tensors, one per input")
     return [[outputs[i] for outputs in by_rank] for i in range(len(inputs))]
-
-
-cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bint several, object async_op):
-    """all_gather: a list with a tensor per rank, or, for several tensors, a list per rank."""
-    cdef hd_job j
-    cdef Py_ssize_t i, n
-    cdef int size = comm.c.size, dtype
-    cdef hd_seg* mine
-    cdef hd_seg* places = NULL
-    cdef hd_own own
-    begin(&j, comm, HD_ALL_GATHER, api)
-    try:
-        inputs = list(tensors)
-        n = len(inputs)
-        output_lists = turned(comm, outputs, inputs) if several else [list(outputs)]
-        if not n:
-            raise ValueError("no input tensor")
-        for each in output_lists:
-            whole_list(comm, each, "tensor_list")
-        j.in_ = segments(n)
-        j.out = segments(n * size)
-        j.listed = 1
-        given = collect(&j, inputs, j.in_, False, "tensor")
-        dtype = j.dtype
-        flat = [t for each in output_lists for t in each]
-        keep = (given, collect(&j, flat, j.out, True, "tensor_list"))  # the agreement: the lists' sizes
-        same_dtype(dtype, j.dtype, "tensor_list", "tensor")
-        for i in range(n):
-            mine = &j.out[i * size + comm.c.rank]
-            if mine.n != j.in_[i].n:
-                raise ValueError(
-                    f"tensor has {j.in_[i].n} elements, but its place tensor_list[{comm.c.rank}] has {mine.n}"
-                )
-            same_order(j.in_[i].strides, mine.strides, "tensor", "tensor_list", comm.c.rank)
-        j.nin = n
-        j.nout = n * size
-        if comm.c.on_device:
-            own.first, own.step, own.exact = comm.c.rank, size, True
-            apart(&j, j.out, j.nout, own, "tensor", "tensor_list")
-        elif n > 1:  # each is copied to its own place before any is sent
-            places = segments(n)
-            for i in range(n):
-                places[i] = j.out[i * size + comm.c.rank]
-            own.first, own.step, own.exact = 0, 1, False
-            apart(&j, places, n, own, "tensor", "the places of this rank's tensors")
-    except BaseException as error:
-        refused(comm, &j, error, False)
-        raise
-    finally:
-        free(places)
-    return run(comm, &j, async_op, keep, flat)
 
 
 cdef int64_t whole(object n, str role) except? -2:
@@ -275,31 +192,3 @@ cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) exce
     if at != rows:
         raise ValueError(f"{role}_split_sizes add up to {at}, but {role}'s first dimension is {rows}")
     return 0
-
-
-cdef object reduce_blocks(Comm comm, Api api, object output, object input, object op, object async_op):
-    """See Comm.reduce_scatter_tensor."""
-    cdef hd_job j
-    cdef hd_buf b, o
-    begin(&j, comm, HD_REDUCE_SCATTER, api)
-    try:
-        keep = (fill(input, &b, False, "input"), fill(output, &o, True, "output"))
-        same_dtype(b.dtype, o.dtype, "output", "input")
-        if b.n != o.n * comm.c.size:
-            raise ValueError(
-                f"input has {b.n} elements; it must have {comm.c.size} (the group's size) times output's {o.n}"
-            )
-        contiguous(&b, "input")
-        contiguous(&o, "output")
-        subject(&j, &b, True)
-        reduces(&j, as_reduce_op(op))
-        j.nin = j.nout = 1
-        j.in1.ptr = b.ptr
-        j.in1.n = b.n
-        j.out1.ptr = o.ptr
-        j.out1.n = o.n
-        kept_apart(&j)
-    except BaseException as error:
-        refused(comm, &j, error, False)
-        raise
-    return run(comm, &j, async_op, keep, [output])
