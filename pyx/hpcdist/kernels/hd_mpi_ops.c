@@ -83,21 +83,12 @@ void hd_mpi_ops_free(void)
 MPI_Datatype hd_mpi_type(int dtype)
 {
     switch (dtype) {
-    case HD_INT8: return MPI_INT8_T;
-    case HD_UINT16:
-    case HD_FLOAT16:
-    case HD_BFLOAT16: return MPI_UINT16_T;
-    case HD_INT16: return MPI_INT16_T;
-    case HD_UINT32: return MPI_UINT32_T;
-    case HD_INT32: return MPI_INT32_T;
-    case HD_UINT64: return MPI_UINT64_T;
-    case HD_INT64: return MPI_INT64_T;
-    case HD_FLOAT32: return MPI_FLOAT;
-    case HD_FLOAT64: return MPI_DOUBLE;
-    case HD_COMPLEX64: return MPI_C_FLOAT_COMPLEX;
-    case HD_COMPLEX128: return MPI_C_DOUBLE_COMPLEX;
+#define X(NAME, text, bytes, family, mpi)                                                          \
+    case HD_##NAME: return MPI_##mpi;
+        HD_DTYPES(X)
+#undef X
     }
-    return hd_itemsize(dtype) == 1 ? MPI_UINT8_T : MPI_DATATYPE_NULL;
+    return MPI_DATATYPE_NULL;
 }
 
 MPI_Op hd_mpi_op(int op, int dtype)

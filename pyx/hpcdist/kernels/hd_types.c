@@ -8,26 +8,9 @@ static const struct {
     unsigned char itemsize;
     unsigned char kind;
 } DTYPES[HD_NDTYPES] = {
-    [HD_BOOL] = {"bool", 1, BOOLEAN},
-    [HD_UINT8] = {"uint8", 1, INTEGER},
-    [HD_INT8] = {"int8", 1, INTEGER},
-    [HD_UINT16] = {"uint16", 2, INTEGER},
-    [HD_INT16] = {"int16", 2, INTEGER},
-    [HD_UINT32] = {"uint32", 4, INTEGER},
-    [HD_INT32] = {"int32", 4, INTEGER},
-    [HD_UINT64] = {"uint64", 8, INTEGER},
-    [HD_INT64] = {"int64", 8, INTEGER},
-    [HD_FLOAT16] = {"float16", 2, FLOATING},
-    [HD_BFLOAT16] = {"bfloat16", 2, FLOATING},
-    [HD_FLOAT32] = {"float32", 4, FLOATING},
-    [HD_FLOAT64] = {"float64", 8, FLOATING},
-    [HD_COMPLEX64] = {"complex64", 8, COMPLEX},
-    [HD_COMPLEX128] = {"complex128", 16, COMPLEX},
-    [HD_FLOAT8_E4M3FN] = {"float8_e4m3fn", 1, FLOAT8},
-    [HD_FLOAT8_E5M2] = {"float8_e5m2", 1, FLOAT8},
-    [HD_FLOAT8_E4M3FNUZ] = {"float8_e4m3fnuz", 1, FLOAT8},
-    [HD_FLOAT8_E5M2FNUZ] = {"float8_e5m2fnuz", 1, FLOAT8},
-    [HD_FLOAT8_E8M0FNU] = {"float8_e8m0fnu", 1, FLOAT8},
+#define X(NAME, text, bytes, family, mpi) [HD_##NAME] = {text, bytes, family},
+    HD_DTYPES(X)
+#undef X
 };
 
 static const char *const OPS[HD_NOPS] = {
@@ -50,21 +33,23 @@ const char *hd_dtype_name(int dtype)
 
 const char *hd_op_name(int op) { return op >= 0 && op < HD_NOPS ? OPS[op] : "unknown op"; }
 
+#define BITS_OF_FLOAT(OP)                                                                          \
+    case HD_##OP:                                                                                  \
+        return #OP " has no meaning for floating point numbers; reduce tensor.view(torch.intN) "   \
+                   "of the same width to combine their bits"
+
 static const char *refuse_float(int op)
 {
     switch (op) {
-    case HD_BAND:
-        return "BAND has no meaning for floating point numbers; reduce "
-               "tensor.view(torch.intN) of the same width to combine their bits";
-    case HD_BOR:
-        return "BOR has no meaning for floating point numbers; reduce "
-               "tensor.view(torch.intN) of the same width to combine their bits";
-    case HD_BXOR:
-        return "BXOR has no meaning for floating point numbers; reduce "
-               "tensor.view(torch.intN) of the same width to combine their bits";
+        BITS_OF_FLOAT(BAND);
+        BITS_OF_FLOAT(BOR);
+        BITS_OF_FLOAT(BXOR);
     default: return NULL;
     }
 }
+
+#define NO_COMPLEX(OP, advice)                                                                     \
+    case HD_##OP: return #OP " has no meaning for complex numbers; " advice
 
 static const char *refuse_complex(int op)
 {
@@ -72,40 +57,25 @@ static const char *refuse_complex(int op)
     case HD_PRODUCT:
         return "PRODUCT of complex numbers is not offered; gather the tensors with all_gather and "
                "multiply them, or reduce magnitudes (PRODUCT) and angles (SUM) separately";
-    case HD_MIN:
-        return "MIN has no meaning for complex numbers; reduce torch.view_as_real(tensor) or its "
-               "abs()";
-    case HD_MAX:
-        return "MAX has no meaning for complex numbers; reduce torch.view_as_real(tensor) or its "
-               "abs()";
-    case HD_BAND:
-        return "BAND has no meaning for complex numbers; it reduces bool and integers only";
-    case HD_BOR: return "BOR has no meaning for complex numbers; it reduces bool and integers only";
-    case HD_BXOR:
-        return "BXOR has no meaning for complex numbers; it reduces bool and integers only";
+        NO_COMPLEX(MIN, "reduce torch.view_as_real(tensor) or its abs()");
+        NO_COMPLEX(MAX, "reduce torch.view_as_real(tensor) or its abs()");
+        NO_COMPLEX(BAND, "it reduces bool and integers only");
+        NO_COMPLEX(BOR, "it reduces bool and integers only");
+        NO_COMPLEX(BXOR, "it reduces bool and integers only");
     default: return NULL;
     }
 }
 
 static const char *refuse_float8(int dtype)
 {
-    switch (dtype) {
-    case HD_FLOAT8_E4M3FN:
-        return "float8_e4m3fn tensors can be moved but not reduced; convert to bfloat16 or float32 "
-               "first";
-    case HD_FLOAT8_E5M2:
-        return "float8_e5m2 tensors can be moved but not reduced; convert to bfloat16 or float32 "
-               "first";
-    case HD_FLOAT8_E4M3FNUZ:
-        return "float8_e4m3fnuz tensors can be moved but not reduced; convert to bfloat16 or "
-               "float32 first";
-    case HD_FLOAT8_E5M2FNUZ:
-        return "float8_e5m2fnuz tensors can be moved but not reduced; convert to bfloat16 or "
-               "float32 first";
-    default:
-        return "float8_e8m0fnu tensors can be moved but not reduced; convert to bfloat16 or "
-               "float32 first";
-    }
+    static const char *const texts[HD_NDTYPES] = {
+#define X(NAME, text, bytes, family, mpi)                                                          \
+    [HD_##NAME] =                                                                                  \
+        text " tensors can be moved but not reduced; convert to bfloat16 or float32 first",
+        HD_DTYPES(X)
+#undef X
+    };
+    return texts[dtype];
 }
 
 const char *hd_op_refusal(int op, int dtype)

@@ -15,28 +15,34 @@
 #define HD_LOCAL
 #endif
 
+/* The element types: name in torch, bytes, family, and the MPI type that moves it. */
+#define HD_DTYPES(X)                                                                               \
+    X(BOOL, "bool", 1, BOOLEAN, UINT8_T)                                                           \
+    X(UINT8, "uint8", 1, INTEGER, UINT8_T)                                                         \
+    X(INT8, "int8", 1, INTEGER, INT8_T)                                                            \
+    X(UINT16, "uint16", 2, INTEGER, UINT16_T)                                                      \
+    X(INT16, "int16", 2, INTEGER, INT16_T)                                                         \
+    X(UINT32, "uint32", 4, INTEGER, UINT32_T)                                                      \
+    X(INT32, "int32", 4, INTEGER, INT32_T)                                                         \
+    X(UINT64, "uint64", 8, INTEGER, UINT64_T)                                                      \
+    X(INT64, "int64", 8, INTEGER, INT64_T)                                                         \
+    X(FLOAT16, "float16", 2, FLOATING, UINT16_T)                                                   \
+    X(BFLOAT16, "bfloat16", 2, FLOATING, UINT16_T)                                                 \
+    X(FLOAT32, "float32", 4, FLOATING, FLOAT)                                                      \
+    X(FLOAT64, "float64", 8, FLOATING, DOUBLE)                                                     \
+    X(COMPLEX64, "complex64", 8, COMPLEX, C_FLOAT_COMPLEX)                                         \
+    X(COMPLEX128, "complex128", 16, COMPLEX, C_DOUBLE_COMPLEX)                                     \
+    X(FLOAT8_E4M3FN, "float8_e4m3fn", 1, FLOAT8, UINT8_T)                                          \
+    X(FLOAT8_E5M2, "float8_e5m2", 1, FLOAT8, UINT8_T)                                              \
+    X(FLOAT8_E4M3FNUZ, "float8_e4m3fnuz", 1, FLOAT8, UINT8_T)                                      \
+    X(FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", 1, FLOAT8, UINT8_T)                                      \
+    X(FLOAT8_E8M0FNU, "float8_e8m0fnu", 1, FLOAT8, UINT8_T)
+
 enum {
-    HD_BOOL = 0,
-    HD_UINT8,
-    HD_INT8,
-    HD_UINT16,
-    HD_INT16,
-    HD_UINT32,
-    HD_INT32,
-    HD_UINT64,
-    HD_INT64,
-    HD_FLOAT16,
-    HD_BFLOAT16,
-    HD_FLOAT32,
-    HD_FLOAT64,
-    HD_COMPLEX64,
-    HD_COMPLEX128,
-    HD_FLOAT8_E4M3FN,
-    HD_FLOAT8_E5M2,
-    HD_FLOAT8_E4M3FNUZ,
-    HD_FLOAT8_E5M2FNUZ,
-    HD_FLOAT8_E8M0FNU,
-    HD_NDTYPES
+#define X(NAME, text, bytes, family, mpi) HD_##NAME,
+    HD_DTYPES(X)
+#undef X
+        HD_NDTYPES
 };
 
 /* The order of torch's RedOpType. */
