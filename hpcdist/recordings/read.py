@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcdist.dtypes import DTYPES
-
 from .model import Group, Operation, Recording, Site
 
 __all__ = ["find", "folder_of_user", "read"]
@@ -30,19 +28,6 @@ _MORE = struct.Struct("<7I 4x q 64s 64s 192s")
 _RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
 #: Where a record has its state, and which of them are of an operation that goes on.
 _STATE, _GOES_ON = 56, (1, 2)
-_NAMES = {dtype.code: dtype for dtype in DTYPES}
-#: The engine's, in the order of hd_kind in hd_job.h.
-_KINDS = (
-    *("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather"),
-    *("scatter", "all_to_all", "send", "recv"),
-)
-_STATES = ("", "queued", "running", "done", "failed")
-#: The engine's codes, see hd_base.h.
-_CODES = (
-    *("", "MPI error", "mismatch", "timeout", "rank failed", "no memory", "undone", "closed"),
-    "interrupted",
-)
-_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
 def folder_of_user(uid: int | None = None) -> Path:
@@ -202,7 +187,9 @@ class _Names:
     """What records refer to by number."""
 
     def __init__(self, log: str) -> None:
-        self.names: dict[int, str] = {}
+        #: The texts by the letter of their table: names, kinds, states, codes, operations.
+        self.texts: dict[str, dict[int, str]] = {letter: {} for letter in "nktco"}
+        self.dtypes: dict[int, tuple[int, str]] = {}
         self.groups: dict[int, Group] = {}
         self.sites: dict[int, Site] = {}
         for line in log.splitlines():
@@ -214,8 +201,11 @@ class _Names:
                 continue  # the process died while it wrote this
 
     def _add(self, kind: str, number: int, rest: str) -> None:
-        if kind == "n":
-            self.names[number] = rest
+        if kind in self.texts:
+            self.texts[kind][number] = rest
+        elif kind == "d":
+            size, _, name = rest.partition(" ")
+            self.dtypes[number] = (int(size), name)
         elif kind == "g":
             words, _, ranks = rest.partition("\t")
             rank, size, uid, name = words.split(" ", 3)
@@ -239,27 +229,28 @@ def _ranks(text: str) -> Iterable[int]:
 def _operation(raw: tuple[int, ...], names: _Names, clock: _Clock) -> Operation:
     number, call, end, count, seq, site, name, group, peer, tag, kind, dtype, redop, ndim = raw[:14]
     state, code, wide, queued, start, agreed, inputs, outputs, *dims = raw[14:]
-    type_ = _NAMES.get(dtype)
+    itemsize, dtype_name = names.dtypes.get(dtype, (0, ""))
+    texts = names.texts
     if not wide:
         start = agreed = inputs = 0
         outputs, dims = count, [count]
     return Operation(
         number=number,
-        name=names.names.get(name, "?"),
-        kind=_KINDS[kind] if 0 <= kind < len(_KINDS) else "?",
+        name=texts["n"].get(name, "?"),
+        kind=texts["k"].get(kind, "?"),
         group=names.groups.get(group),
         seq=seq,
-        dtype=type_.name if type_ else "",
-        elements=count if type_ else 0,
+        dtype=dtype_name,
+        elements=count if dtype_name else 0,
         inputs=inputs,
         outputs=outputs,
-        itemsize=type_.itemsize if type_ else 0,
+        itemsize=itemsize,
         shape=tuple(dims[:ndim]) if ndim <= len(dims) else None,
         peer=peer,
         tag=tag,
-        op=_OPS[redop] if 0 <= redop < len(_OPS) else "",
-        state=_STATES[state] if state < len(_STATES) else "?",
-        failure=_CODES[code] if code < len(_CODES) else "error",
+        op=texts["o"].get(redop, ""),
+        state=texts["t"].get(state, "?"),
+        failure=texts["c"].get(code, "error"),
         queued=bool(queued),
         called=clock(call),
         started=clock.maybe(start),

@@ -73,11 +73,14 @@ cdef extern from "hd_block.h" nogil:
     int hd_block_whole(const hd_block*, int)
     int hd_block_accumulate(hd_comm*, hd_job*, hd_block*, int, const char*, char*, int64_t)
 
+cdef extern from "hd_kinds.h" nogil:
+    enum:
+        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
+        HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
+
 cdef extern from "hd_job.h" nogil:
     enum:
         HD_SITE, HD_DEVICE_LEAST
-        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER
-        HD_SCATTER, HD_ALL_TO_ALL, HD_SEND, HD_RECV
         HD_QUEUED, HD_RUNNING, HD_DONE
         HD_OBJECTS, HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE
 
@@ -138,6 +141,7 @@ cdef extern from "hd_job.h" nogil:
 
     hd_hooks hd_py
 
+    const char* hd_kind_name(int)
     void hd_job_init(hd_job*, hd_comm*, int kind, const char* api)
     void hd_job_clear(hd_job*)
     int hd_job_state(const hd_job*)

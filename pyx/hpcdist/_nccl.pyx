@@ -41,6 +41,11 @@ cdef extern from "hd_types.h":
     const char* hd_dtype_name(int) nogil
     const char* hd_op_name(int) nogil
 
+cdef extern from "hd_kinds.h":
+    enum:
+        HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER, HD_SCATTER
+        HD_ALL_TO_ALL, HD_SEND, HD_RECV
+
 cdef extern from "hd_beside.h" nogil:
     ctypedef struct hd_beside_call:
         unsigned seq

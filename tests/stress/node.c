@@ -174,11 +174,6 @@ static int64_t expected(int kind, int op, int64_t m, int uneven, int from, int64
     return sum;
 }
 
-static const char *const names[] = {
-    [HD_REDUCE] = "reduce", [HD_REDUCE_SCATTER] = "reduce_scatter", [HD_BROADCAST] = "broadcast",
-    [HD_ALL_GATHER] = "all_gather", [HD_GATHER] = "gather", [HD_SCATTER] = "scatter",
-    [HD_ALL_TO_ALL] = "all_to_all"};
-
 /* Which numbers this rank gets: `taken[q]` from rank q, one behind the other. */
 static int64_t portions(int kind, int op, int64_t m, int uneven, int64_t *taken)
 {
@@ -203,7 +198,7 @@ static void look(int kind, int op, int64_t m, int uneven, const int64_t *out, co
             if (*out != expected(kind, op, m, uneven, q, i)) {
                 __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
                 fprintf(stderr, "rank %d: %s %d of %lld numbers per pair is wrong at %lld from %d\n", self,
-                        names[kind], op, (long long)m, (long long)i, q);
+                        hd_kind_name(kind), op, (long long)m, (long long)i, q);
                 return;
             }
 }
@@ -259,7 +254,7 @@ static int move(hd_comm *c, int kind, int op, int64_t n, int uneven, double time
     hd_seg blocks[2][RANKS];
     int outcome = BY_MPI, takes;
     hd_job j;
-    begin(&j, c, kind, names[kind], op, n, timeout);
+    begin(&j, c, kind, hd_kind_name(kind), op, n, timeout);
     j.root = op % w->ranks;
     j.pairwise = kind >= HD_GATHER;
     j.uneven = uneven &= j.pairwise;

@@ -15,17 +15,22 @@
 #define HD_TEXT 2048    /* bytes of an error text */
 #define HD_REC_PATH 160 /* bytes of the path of a flight recorder's file */
 
-/* How a call ended; the Python side maps each code to one exception class. */
+/* How a call ended, with the recordings' word for it; errors.pxi maps each code to an exception. */
+#define HD_CODES(X)                                                                                \
+    X(OK, "")                                                                                      \
+    X(ERR_BACKEND, "MPI error")     /* MPI returned an error                */                     \
+    X(ERR_MISMATCH, "mismatch")     /* ranks disagree about the call        */                     \
+    X(ERR_TIMEOUT, "timeout")       /* a peer did not arrive in time        */                     \
+    X(ERR_FAILED, "rank failed")    /* a peer has left the job              */                     \
+    X(ERR_MEMORY, "no memory")      /* no memory for a staging buffer       */                     \
+    X(ERR_UNDONE, "undone")         /* a rank stopped between the parts     */                     \
+    X(ERR_CLOSED, "closed")         /* the group was destroyed meanwhile    */                     \
+    X(ERR_INTERRUPT, "interrupted") /* a Python signal handler raised: the exception is set */
+
 enum hd_code {
-    HD_OK = 0,
-    HD_ERR_BACKEND,   /* MPI returned an error                -> DistBackendError   */
-    HD_ERR_MISMATCH,  /* ranks disagree about the call        -> DistMismatchError  */
-    HD_ERR_TIMEOUT,   /* a peer did not arrive in time        -> DistTimeoutError   */
-    HD_ERR_FAILED,    /* a peer has left the job              -> RankFailedError    */
-    HD_ERR_MEMORY,    /* no memory for a staging buffer       -> MemoryError        */
-    HD_ERR_UNDONE,    /* a rank stopped between the parts     -> DistError          */
-    HD_ERR_CLOSED,    /* the group was destroyed meanwhile    -> DistError          */
-    HD_ERR_INTERRUPT, /* a Python signal handler raised: the exception is already set */
+#define X(NAME, text) HD_##NAME,
+    HD_CODES(X)
+#undef X
 };
 
 /* Nanoseconds of CLOCK_MONOTONIC: one clock for all processes of a node. */

@@ -13,6 +13,7 @@
 #include "hd_comm.h"
 #include "hd_ft.h"
 #include "hd_job.h"
+#include "hd_kinds.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 
@@ -20,6 +21,16 @@
 #define DDP "DistributedDataParallel" /* the names of its operations begin with this */
 
 hd_hooks hd_py;
+
+const char *hd_kind_name(int kind)
+{
+    static const char *const names[] = {
+#define X(NAME, text) [HD_##NAME] = text,
+        HD_KINDS(X)
+#undef X
+    };
+    return kind >= 0 && kind < HD_KIND_COUNT ? names[kind] : "?";
+}
 
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api)
 {

@@ -11,24 +11,11 @@
 #include "hd_base.h"
 #include "hd_buf.h"
 #include "hd_comm.h"
+#include "hd_kinds.h"
 
 #define HD_SITE 192          /* bytes of "train.py:42 in step" */
 #define HD_DESC 448          /* bytes of one rank's description of a call, as the others quote it */
 #define HD_DEVICE_LEAST 4096 /* bytes: shorter messages of device memory go through the host */
-
-enum hd_kind {
-    HD_BARRIER = 0,
-    HD_ALL_REDUCE,
-    HD_REDUCE,
-    HD_REDUCE_SCATTER,
-    HD_BROADCAST,
-    HD_ALL_GATHER,
-    HD_GATHER,
-    HD_SCATTER,
-    HD_ALL_TO_ALL,
-    HD_SEND,
-    HD_RECV,
-};
 
 /* Messages of a layer above that no user's tensor can match, whatever its type and tag. */
 enum hd_tag_kind { HD_OBJECTS = 26, HD_SIGNAL = 27, HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
@@ -156,6 +143,7 @@ struct hd_job {
                          * it as it is */
 };
 
+const char *hd_kind_name(int kind); /* "?" for none of enum hd_kind */
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
 void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* rc other than MPI_SUCCESS -> HD_ERR_BACKEND with the MPI text. */

@@ -13,7 +13,9 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_job.h"
+#include "hd_kinds.h"
 #include "hd_recorder.h"
+#include "hd_types.h"
 
 struct hd_recorder hd_rec;
 int hd_rec_tsc;
@@ -25,6 +27,7 @@ static uint32_t gone;          /* groups in the log that have */
 static uint32_t sites;         /* the last number of a calling line */
 static size_t line_bytes;      /* of the log, used by calling lines */
 static uint64_t full_until;    /* no line can be dropped before this operation */
+static uint32_t table_bytes;   /* of the log, at its beginning */
 
 /* ---- the clock ---- */
 
@@ -83,10 +86,10 @@ static size_t line_end(const char *at, size_t left)
  * keeps. A reader at that moment misses names. Returns the bytes that it freed. With the mutex. */
 static size_t make_room(hd_rec_head *h, char kind, const uint8_t *used)
 {
-    char *to = hd_rec.log, *end = hd_rec.log + h->log_used;
+    char *to = hd_rec.log + table_bytes, *end = hd_rec.log + h->log_used;
     const size_t before = h->log_used;
     size_t n;
-    __atomic_store_n(&h->log_used, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&h->log_used, table_bytes, __ATOMIC_RELEASE);
     for (char *at = to; at < end; at += n) {
         const uint32_t id = (uint32_t)strtoul(at + 2, NULL, 10);
         n = line_end(at, (size_t)(end - at));
@@ -134,6 +137,37 @@ static int add(const hd_text *t)
     memcpy(hd_rec.log + used, t->at, t->used);
     __atomic_store_n(&h->log_used, used + (uint32_t)t->used, __ATOMIC_RELEASE);
     return 1;
+}
+
+static void add_row(char table, int number, const char *text)
+{
+    char buffer[64];
+    hd_text t;
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "%c %d %s\n", table, number, text);
+    add(&t);
+}
+
+void hd_rec_tables(void)
+{
+    pthread_mutex_lock(&mu);
+    for (int i = 0; i < HD_KIND_COUNT; i++)
+        add_row('k', i, hd_kind_name(i));
+#define X(NAME, text) add_row('t', HD_REC_##NAME, text);
+    HD_REC_STATES(X)
+#undef X
+#define X(NAME, text) add_row('c', HD_##NAME, text);
+    HD_CODES(X)
+#undef X
+    for (int i = 0; i < HD_NOPS; i++)
+        add_row('o', i, hd_op_name(i));
+    for (int i = 0; i < HD_NDTYPES; i++) {
+        char buffer[32];
+        snprintf(buffer, sizeof buffer, "%zu %s", hd_itemsize(i), hd_dtype_name(i));
+        add_row('d', i, buffer);
+    }
+    table_bytes = hd_rec.head->log_used;
+    pthread_mutex_unlock(&mu);
 }
 
 uint16_t hd_rec_name(const char *api)

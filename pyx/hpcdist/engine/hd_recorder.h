@@ -19,12 +19,23 @@
 #endif
 
 #define HD_REC_VERSION 1
-#define HD_REC_LOG (256 << 10)   /* bytes for names, groups and lines */
+#define HD_REC_LOG (256 << 10)   /* bytes for tables, names, groups and lines */
 #define HD_REC_LINES (192 << 10) /* of these at most for lines: groups have the rest */
 #define HD_REC_STACKS (32 << 10) /* bytes for the stacks of this process */
 #define HD_REC_MUCH 16384        /* elements: the steps of such an operation are timed */
 
-enum hd_rec_state { HD_REC_QUEUED = 1, HD_REC_RUNNING, HD_REC_DONE, HD_REC_FAILED };
+#define HD_REC_STATES(X)                                                                           \
+    X(QUEUED, "queued")                                                                            \
+    X(RUNNING, "running")                                                                          \
+    X(DONE, "done")                                                                                \
+    X(FAILED, "failed")
+
+enum hd_rec_state {
+    HD_REC_NONE = 0,
+#define X(NAME, text) HD_REC_##NAME,
+    HD_REC_STATES(X)
+#undef X
+};
 
 /* One operation. The second half is valid if `wide`, each of its times if it is not 0. */
 typedef struct hd_record {
@@ -104,6 +115,10 @@ static inline int64_t hd_rec_ticks(void)
 void hd_rec_clock_now(hd_rec_clock *c);
 void hd_rec_clock_start(void);
 void hd_rec_beat(void); /* by the watchdog: this process lives, and how its clocks run */
+
+/* Begins the log of a new file with the meaning of all numbers that a build of hpcdist fixes: of
+ * kinds, states, codes, element types and operations. */
+void hd_rec_tables(void);
 
 /* What records refer to by number: written once. 0: there is no room for more, or it is off. */
 uint16_t hd_rec_name(const char *api);

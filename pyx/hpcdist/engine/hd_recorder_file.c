@@ -220,6 +220,7 @@ static void make(int rank, uint64_t job, int tidy)
     hd_rec.log = (char *)at + head_bytes();
     hd_rec.stacks = hd_rec.log + HD_REC_LOG;
     hd_rec.bytes = bytes;
+    hd_rec_tables();
     hd_rec.mask = records - 1;
     hd_rec.ring = (hd_record *)(hd_rec.stacks + HD_REC_STACKS);
 }

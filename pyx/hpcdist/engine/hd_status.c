@@ -143,11 +143,8 @@ static int has_called(const entry *e)
 
 static void say_last(hd_text *t, const entry *e)
 {
-    static const char *const names[] = {"barrier",    "all_reduce", "reduce", "reduce_scatter",
-                                        "broadcast",  "all_gather", "gather", "scatter",
-                                        "all_to_all", "send",       "receive"};
     const uint32_t kind = __atomic_load_n(&e->kind, __ATOMIC_RELAXED);
-    hd_say(t, "%s", kind <= HD_RECV ? names[kind] : "an operation");
+    hd_say(t, "%s", kind == HD_RECV ? "receive" : hd_kind_name((int)kind));
     if (kind < HD_SEND)
         hd_say(t, " #%u", __atomic_load_n(&e->seq, __ATOMIC_RELAXED));
 }

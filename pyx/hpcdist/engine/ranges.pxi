@@ -11,10 +11,6 @@ cdef dict torch_profiler = None   # the names in torch.autograd.profiler, once i
 cdef object record_function = None
 cdef object events = None         # hpcdist.profiler_events, once an operation was profiled
 
-#: What torch's backends call an operation, by its kind.
-cdef tuple TITLES = ("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter",
-                     "all_to_all", "send", "recv")
-
 
 cdef bint profiled() except -1:
     """Whether a profiler of torch is on, in any thread."""
@@ -98,7 +94,7 @@ cdef tuple begin_shown(hd_job* j, object inputs, str more):
         events = profiler_events
     while type(inputs) is tuple:
         inputs = inputs[0]
-    title = "recvAnySource" if j.kind == HD_RECV and j.peer < 0 else TITLES[j.kind]
+    title = "recvAnySource" if j.kind == HD_RECV and j.peer < 0 else hd_kind_name(j.kind).decode()
     begun = begin_range(range_name(j, more))
     try:
         return begun, events.begin_own(title, inputs)

@@ -1,12 +1,10 @@
 # What the native flight recorder learns of an operation.
 
-# Kinds of the flight recorder, as enum hd_kind of engine/hd_job.h; an operation that is not listed is named alone.
-cdef enum:
-    REC_ALL_REDUCE = 1, REC_REDUCE_SCATTER = 3, REC_BROADCAST = 4, REC_ALL_GATHER = 5, REC_SEND = 9, REC_RECV = 10
-
-cdef dict REC_KINDS = {
-    "barrier": 0, "all_reduce_coalesced": 1, "reduce": 2, "reduce_scatter": 3, "all_gather": 5, "gather": 6, "scatter": 7,
-    "all_to_all": 8, "all_to_all_single": 8, "isend": REC_SEND, "irecv": REC_RECV,
+#: An operation that is not listed is named alone.
+cdef dict KIND_OF_API = {
+    "barrier": HD_BARRIER, "all_reduce_coalesced": HD_ALL_REDUCE, "reduce": HD_REDUCE,
+    "reduce_scatter": HD_REDUCE_SCATTER, "all_gather": HD_ALL_GATHER, "gather": HD_GATHER, "scatter": HD_SCATTER,
+    "all_to_all": HD_ALL_TO_ALL, "all_to_all_single": HD_ALL_TO_ALL, "isend": HD_SEND, "irecv": HD_RECV,
 }
 
 cdef enum:
@@ -34,21 +32,21 @@ cdef void describe(hd_beside_call* c, int kind, int dtype, int redop, int root, 
 
 cdef int describe_any(hd_beside_call* out, str api, regions, int peer, facts, list tensors) except -1:
     """Calls for the flight recorder; returns how many: each message of a batch is one."""
-    cdef int i, n, kind = REC_KINDS.get(api, -1)
+    cdef int i, n, kind = KIND_OF_API.get(api, -1)
     cdef int64_t elements = 0
     cdef int redop = -1, root = peer
     if api == "batch_isend_irecv":
         n = min(len(tensors), MOST_TOGETHER)
         for i in range(n):
             sends, _, other, _ = tensors[i]
-            describe(&out[i], REC_SEND if sends else REC_RECV, regions[i].dtype, -1, other, regions[i].elements,
+            describe(&out[i], HD_SEND if sends else HD_RECV, regions[i].dtype, -1, other, regions[i].elements,
                      regions[i].elements)
         return n
     for region in regions:
         elements += region.elements
     if facts and isinstance(facts[0], ReduceOp):
         redop = facts[0].code
-        if kind == 2:
+        if kind == HD_REDUCE:
             root = facts[3]
     describe(out, kind, regions[0].dtype if regions else -1, redop, root, elements, elements)
     return 1
@@ -73,7 +71,7 @@ cdef uint64_t note_calls(hd_beside* to, ApiName name, hd_beside_call* about, int
         name.number = to.name(name.text)
     for i in range(abouts):
         about[i].name = name.number
-        about[i].seq = number if about[i].kind < REC_SEND else 0
+        about[i].seq = number if about[i].kind < HD_SEND else 0
         one = to.begin(to, &about[i])
         if i == 0:
             first = one
@@ -84,7 +82,7 @@ cdef void end_calls(hd_beside* to, uint64_t record, int abouts) noexcept:
     """Note that calls could not be started."""
     cdef int i
     for i in range(abouts):
-        to.end(record + i, 1)
+        to.end(record + i, HD_ERR_BACKEND)
 
 
 cdef str explained(hd_watched* w):

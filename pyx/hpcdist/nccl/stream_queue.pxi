@@ -281,7 +281,7 @@ cdef class StreamQueue:
     cdef unsigned next_number(self, const hd_beside_call* about):
         """Collectives have numbers of their own, which are the same on all ranks."""
         self.seq += 1
-        if about.kind >= REC_SEND:
+        if about.kind >= HD_SEND:
             return self.seq
         self.collectives += 1
         return self.collectives
