@@ -32,6 +32,9 @@ cdef extern from "hd_buf.h" nogil:
         HD_MAX_DIMS
 
 cdef extern from "hd_comm.h" nogil:
+    enum:
+        HD_COMM_CLOSING, HD_COMM_CLOSED
+
     ctypedef struct hd_session:
         pass
 
@@ -250,6 +253,7 @@ cdef extern from "hd_recover.h" nogil:
     int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, char*, size_t)
 
 cdef extern from "hd_page_life.h" nogil:
+    enum: HD_KEEP, HD_TOGETHER, HD_LATER
     void hd_page_mark(hd_comm*, int64_t)
     int hd_page_leave(hd_comm*, int64_t, double)
 
@@ -305,7 +309,6 @@ cdef extern from "hd_exit.h" nogil:
     void hd_exit_unmet(int)
 
 cdef extern from "hd_comm_life.h" nogil:
-    enum: HD_KEEP, HD_TOGETHER, HD_LATER
     int hd_comm_open(MPI_Comm, hd_session*, const char*, double, int, hd_comm**, char*, size_t)
     int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, int*, hd_comm**, char*, size_t)
     int hd_comm_enter(hd_comm*, int)

@@ -41,6 +41,10 @@ cdef extern from "hd_types.h":
     const char* hd_dtype_name(int) nogil
     const char* hd_op_name(int) nogil
 
+cdef extern from "hd_base.h":
+    enum:
+        HD_ERR_BACKEND
+
 cdef extern from "hd_kinds.h":
     enum:
         HD_BARRIER, HD_ALL_REDUCE, HD_REDUCE, HD_REDUCE_SCATTER, HD_BROADCAST, HD_ALL_GATHER, HD_GATHER, HD_SCATTER

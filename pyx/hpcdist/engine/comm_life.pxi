@@ -100,7 +100,7 @@ cdef int together(Comm comm, double seconds) except -1:
             hd_comm_exit(comm.c)
         if left < 0:
             propagate()
-        return left  # 2: HD_LATER
+        return left
     if not comm.c.check:
         return HD_TOGETHER
     import numpy
@@ -165,7 +165,7 @@ def leave(Comm comm):
         empty = hd_lane_drain(comm.c, 0) and hd_p2p_drain(comm.c, 0)
     if not empty or hd_session_broken(comm.c.session):
         return False
-    hd_comm_close(comm.c, 1)
+    hd_comm_close(comm.c, HD_COMM_CLOSING)
     open_comms.pop(<size_t> comm.c, None)
     with nogil:
         if comm.c.page != NULL:
@@ -182,7 +182,7 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     if not is_alive(comm):
         return 0
     refuse_in_handler(comm, DESTROY.name)
-    hd_comm_close(comm.c, 1)
+    hd_comm_close(comm.c, HD_COMM_CLOSING)
     raised = None
     try:
         empty = drained(comm, drain)

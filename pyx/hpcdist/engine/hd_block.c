@@ -293,14 +293,15 @@ static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
     hd_waiter_init(&w, hd_session_spin(c->session, 0), j->timeout);
     for (;;) {
         int32_t by = 0;
-        int ev, how;
+        enum hd_gone how;
+        int ev;
         if (__atomic_compare_exchange_n(held, &by, c->rank + 1, 0, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED))
             return HD_OK;
         ev = hd_waiter_step(&w);
         if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(j))
             return j->code = HD_ERR_INTERRUPT;
-        how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : 0;
+        how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : HD_HERE;
         if (how) {
             char way[HD_DESC];
             hd_text t;

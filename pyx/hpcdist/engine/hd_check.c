@@ -115,7 +115,8 @@ static int fail_abandoned(visit *v, int late)
     hd_text t;
     hd_note note = {.code = HD_ERR_TIMEOUT};
     hd_refused refused;
-    int by = -1, how;
+    enum hd_gone how;
+    int by = -1;
     const int noted = hd_page_find_note(c, v->n, &by, &note);
 
     if (noted && note.why == HD_GAVE_UP && note.code == HD_ERR_FAILED)
@@ -202,7 +203,7 @@ static int interrupt(visit *v)
 }
 
 /* Rank r has gone without coming to this check. */
-static int lose(visit *v, int r, int how)
+static int lose(visit *v, int r, enum hd_gone how)
 {
     char names[256];
     hd_text missing;
@@ -266,7 +267,8 @@ static int look_around(visit *v, int r)
     hd_job *j = v->j;
     const char *where = "";
     uint32_t other;
-    int how, code;
+    enum hd_gone how;
+    int code;
 
     if (j->inline_)
         count(v, r, 1);

@@ -86,7 +86,7 @@ static void give_up(hd_comm *c, hd_job *j, int what, double after)
 }
 
 /* A rank has gone without coming to this check: ranks of other nodes do not see that. */
-static int lose(hd_comm *c, hd_job *j, int rank, int how, double after)
+static int lose(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double after)
 {
     char why[HD_DESC];
     hd_text t;
@@ -125,7 +125,7 @@ static const hd_post_heard *await_reason(hd_comm *c, double seconds)
  * who followed it and ended are gone here, too, and nobody waited for them. */
 static int fail_if_lost(hd_comm *c, hd_job *j, const hd_post_heard *h)
 {
-    const int how = h ? hd_session_gone(c->session, c->node_slot[h->note.by]) : 0;
+    const enum hd_gone how = h ? hd_session_gone(c->session, c->node_slot[h->note.by]) : HD_HERE;
     if (how && h->note.what == HD_POST_INTERRUPTED)
         return hd_fail_gone(c, j, h->note.by, how); /* not a late rank ended the check */
     if (h && (h->note.what == HD_POST_REFUSED || h->note.text[0]))
@@ -275,7 +275,8 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     if (hd_post_abandoned(p))
         return follow(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        const enum hd_gone how =
+            r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
         if (!how || has_arrived(p, r))
             continue;
         if (!j->closing)

@@ -16,6 +16,9 @@ typedef struct hd_job hd_job;         /* hd_job.h */
 typedef struct hd_page hd_page;       /* hd_page.h */
 typedef struct hd_session hd_session; /* hd_session.h */
 
+/* A group is destroyed: it takes no new operations; then waiting callers leave with an error. */
+enum hd_closing { HD_COMM_OPEN = 0, HD_COMM_CLOSING, HD_COMM_CLOSED };
+
 struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
@@ -43,8 +46,7 @@ struct hd_comm {
     uint32_t check_seq; /* checks begun */
     uint32_t decided;   /* the last check that all ranks have joined */
     int freed;
-    int closing;  /* atomic: 1 no new operations, 2 waiting callers leave with an error:
-                   * the group is being destroyed */
+    int closing;  /* atomic: an enum hd_closing */
     int replaced; /* atomic: closing, because the default group was reconfigured */
     int recalls;  /* atomic: the group is being destroyed: cancel receives whose message
                    * has not arrived */

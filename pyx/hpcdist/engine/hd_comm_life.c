@@ -379,7 +379,7 @@ int64_t hd_comm_unread(hd_comm *c)
     return __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + hd_post_unread(c);
 }
 
-void hd_comm_close(hd_comm *c, int how)
+void hd_comm_close(hd_comm *c, enum hd_closing how)
 {
     pthread_mutex_lock(&c->mu); /* between two submissions to the lane */
     __atomic_store_n(&c->closing, how, __ATOMIC_SEQ_CST);
@@ -397,16 +397,16 @@ int hd_comm_drain(hd_comm *c, double seconds)
     now = hd_now();
     if (hd_p2p_drain(c, until > now ? (double)(until - now) * 1e-9 : 0))
         return 1;
-    hd_comm_close(c, 2);
+    hd_comm_close(c, HD_COMM_CLOSED);
     return hd_p2p_close(c);
 }
 
-int hd_comm_free(hd_comm *c, int drained, int together)
+int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
 {
     hd_session *s = c->session;
     if (__atomic_exchange_n(&c->freed, 1, __ATOMIC_SEQ_CST)) /* by another thread, at the end */
         return HD_OK;
-    hd_comm_close(c, 2); /* no new caller gets in, and those inside leave */
+    hd_comm_close(c, HD_COMM_CLOSED); /* no new caller gets in, and those inside leave */
     /* a rank has died, and the others did not reconfigure: each ends when it likes */
     if (hd_session_broken(s) && !__atomic_load_n(&c->replaced, __ATOMIC_ACQUIRE))
         hd_exit_unmet(1);
@@ -414,7 +414,7 @@ int hd_comm_free(hd_comm *c, int drained, int together)
         hd_session_poisoned(s);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
     }
-    if (together != HD_LATER && !hd_post_close(c, together))
+    if (how != HD_LATER && !hd_post_close(c, how == HD_TOGETHER))
         hd_session_poisoned(s);
     hd_lane_close(c);
     hd_session_forget(s, c);
@@ -425,11 +425,11 @@ int hd_comm_free(hd_comm *c, int drained, int together)
     c->staging = NULL;
     free(c->cause);
     c->cause = NULL;
-    if (together == HD_LATER) {
+    if (how == HD_LATER) {
         hd_grave_dig(c);
     } else {
-        hd_levels_free(c, together);
-        if (together)
+        hd_levels_free(c, how == HD_TOGETHER);
+        if (how == HD_TOGETHER)
             MPI_Comm_free(&c->mpi);
         hd_page_close(c);
         c->session = NULL;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "hd_comm.h"
+#include "hd_page_life.h"
 #include "hd_poller.h"
 
 /* Of a duplicate of `from`. */
@@ -16,11 +17,7 @@ int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout,
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, int *met, hd_comm **out, char *text, size_t room);
 void hd_comm_release(hd_comm *c); /* the last Python owner has gone */
-/* The communicator itself is kept, unless all ranks are here and no message is left: MPI would give
- * its number to the next communicator, and with it the messages that are still on their way.
- * HD_LATER: this rank has shown that it leaves, and not all have: see hd_graves.h. */
-enum { HD_KEEP = 0, HD_TOGETHER = 1, HD_LATER = 2 };
-int hd_comm_free(hd_comm *c, int drained, int together);
+int hd_comm_free(hd_comm *c, int drained, enum hd_parting how);
 /* 1: nothing is in flight; 0 also if MPI is not up. */
 int hd_comm_drain(hd_comm *c, double seconds);
 int64_t hd_comm_unread(hd_comm *c); /* of this rank: see hd_comm.unread */
@@ -37,11 +34,12 @@ static inline int hd_comm_enter(hd_comm *c, int begins)
 {
     __atomic_add_fetch(&hd_callers, 1, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) < (begins ? 1 : 2))
+    if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) <
+        (begins ? HD_COMM_CLOSING : HD_COMM_CLOSED))
         return 1;
     hd_comm_exit(c);
     return 0;
 }
-void hd_comm_close(hd_comm *c, int how); /* sets `closing` */
+void hd_comm_close(hd_comm *c, enum hd_closing how);
 
 #endif

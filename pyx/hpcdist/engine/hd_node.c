@@ -268,7 +268,7 @@ static int look_around(run *r, int rank, int out, uint64_t n)
 {
     hd_comm *c = r->c;
     hd_job *j = r->j;
-    int how;
+    enum hd_gone how;
     hd_session_note(c->session, j);
     if (j->inline_ && j->code == HD_OK && hd_py.slow && hd_py.slow(j))
         /* Raised when all ranks are through, or no data arrives any more. */

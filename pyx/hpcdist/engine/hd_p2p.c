@@ -264,7 +264,8 @@ static int peer_gone(hd_job *j)
     hd_comm *c = j->comm;
     char way[HD_DESC];
     hd_text t;
-    int how, all = 1;
+    enum hd_gone how;
+    int all = 1;
     if (j->peer >= 0) {
         how = hd_session_gone(c->session, c->node_slot[j->peer]);
         if (!how)
@@ -278,7 +279,7 @@ static int peer_gone(hd_job *j)
         return 1;
     }
     for (int r = 0; r < c->size; r++)
-        all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != 0;
+        all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != HD_HERE;
     if (all)
         hd_fail(j, HD_ERR_FAILED,
                 "all other ranks of group '%s' have failed or left the job: %s cannot complete",
@@ -286,7 +287,10 @@ static int peer_gone(hd_job *j)
     return all;
 }
 
-static int closed(const hd_comm *c) { return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) >= 2; }
+static int closed(const hd_comm *c)
+{
+    return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) == HD_COMM_CLOSED;
+}
 static int recalls(const hd_comm *c) { return __atomic_load_n(&c->recalls, __ATOMIC_ACQUIRE); }
 
 static void fail_closed(hd_job *j)

@@ -49,13 +49,13 @@ int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
                 return -1;
             if ((ev & HD_WAIT_EXPIRED) ||
                 ((ev & HD_WAIT_HOOK) &&
-                 (__atomic_load_n(&c->closing, __ATOMIC_ACQUIRE) >= 2 ||
+                 (__atomic_load_n(&c->closing, __ATOMIC_ACQUIRE) == HD_COMM_CLOSED ||
                   hd_session_broken(c->session) || hd_session_gone(c->session, c->node_slot[r]))))
-                return 2;
+                return HD_LATER;
         }
         left += all[r].unread;
     }
-    return left == 0;
+    return left == 0 ? HD_TOGETHER : HD_KEEP;
 }
 
 int hd_page_left(const hd_comm *c)

@@ -8,9 +8,13 @@
 int hd_page_open(hd_comm *c);
 void hd_page_close(hd_comm *c);
 void hd_page_mark(hd_comm *c, int64_t unread); /* this member has left */
-/* Waits some seconds for all members to free the group. 1: they do, and no message is left: the sum
- * of their `unread` is 0; 0: one is; 2: not all do yet; -1: a signal handler raised. In any case
- * this member has left. */
+/* MPI's communicator is kept, unless all members free the group and no message is left, so that the
+ * sum of their `unread` is 0: MPI would give its number to the next communicator, and with it the
+ * messages that are still on their way. HD_LATER: this member has shown that it leaves, and not all
+ * have: see hd_graves.h. */
+enum hd_parting { HD_KEEP = 0, HD_TOGETHER, HD_LATER };
+/* Waits some seconds for all members to free the group. An enum hd_parting, or -1: a signal handler
+ * raised. In any case this member has left. */
 int hd_page_leave(hd_comm *c, int64_t unread, double seconds);
 int hd_page_left(const hd_comm *c); /* the same without a wait; -1: not all yet */
 

@@ -100,9 +100,9 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
         }
 }
 
-void hd_say_gone(hd_text *t, const hd_comm *c, int rank, int how)
+void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how)
 {
-    if (how == 1)
+    if (how == HD_LEFT)
         hd_say(t, "has left the job (it exited or destroyed its process group)");
     else
         hd_session_report(c->session, c->node_slot[rank], t);
@@ -110,13 +110,15 @@ void hd_say_gone(hd_text *t, const hd_comm *c, int rank, int how)
 
 void hd_say_unharmed(hd_text *t, const hd_comm *c)
 {
-    static const char *const ways[] = {"has left the job", "has died", "has failed"};
+    static const char *const ways[] =
+        {[HD_LEFT] = "has left the job", [HD_DIED] = "has died", [HD_FAILED] = "has failed"};
     int gone = 0;
     hd_say(t, "Nothing was transferred");
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        const enum hd_gone how =
+            r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
         if (how && gone++ < NAMED)
-            hd_say(t, "%s rank %d %s", gone > 1 ? "," : "; but meanwhile", r, ways[how - 1]);
+            hd_say(t, "%s rank %d %s", gone > 1 ? "," : "; but meanwhile", r, ways[how]);
     }
     if (gone > NAMED)
         hd_say(t, " and %d more have gone", gone - NAMED);
@@ -147,7 +149,8 @@ int hd_fail_if_gone(hd_comm *c, hd_job *j, int (*arrived)(const void *context, i
                     const void *context)
 {
     for (int r = 0; r < c->size; r++) {
-        const int how = r == c->rank ? 0 : hd_session_gone(c->session, c->node_slot[r]);
+        const enum hd_gone how =
+            r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
         /* Gone, and truly not here: the order of these two reads matters. */
         if (how && !arrived(context, r))
             return hd_fail_gone(c, j, r, how);
@@ -155,7 +158,7 @@ int hd_fail_if_gone(hd_comm *c, hd_job *j, int (*arrived)(const void *context, i
     return HD_OK;
 }
 
-int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how)
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how)
 {
     char buffer[HD_TEXT];
     hd_text t;

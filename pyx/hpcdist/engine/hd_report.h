@@ -6,6 +6,7 @@
 
 #include "hd_base.h"
 #include "hd_job.h"
+#include "hd_status.h"
 
 void hd_note_site(hd_job *j); /* the calling line, if available */
 void hd_say_call(hd_text *t, const hd_comm *c, const hd_job *j);
@@ -16,13 +17,12 @@ void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
 /* Adds to such a description the ranks that have not arrived. */
 void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
                     const void *context);
-/* How a rank has gone; how: as for hd_session_gone. */
-void hd_say_gone(hd_text *t, const hd_comm *c, int rank, int how);
+void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how);
 /* After a call that nobody made: what can be done with the group. */
 void hd_say_unharmed(hd_text *t, const hd_comm *c);
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
-int hd_fail_gone(hd_comm *c, hd_job *j, int rank, int how);
+int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how);
 /* A rank of the session has died. */
 int hd_fail_broken(hd_comm *c, hd_job *j);
 /* Another rank has given up: if it did so because one has died, this rank soon sees that, too. */

@@ -121,17 +121,17 @@ uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const cha
 
 int hd_session_broken(const hd_session *s) { return __atomic_load_n(&s->broken, __ATOMIC_ACQUIRE); }
 
-int hd_session_gone(hd_session *s, int slot)
+enum hd_gone hd_session_gone(hd_session *s, int slot)
 {
     uint32_t state;
     if (!s->page || slot < 0)
-        return 0;
+        return HD_HERE;
     state = __atomic_load_n(&s->page[slot].state, __ATOMIC_ACQUIRE);
     if (state == LEAVING)
-        return 1;
+        return HD_LEFT;
     if (state == FAILING)
-        return 3;
-    return __atomic_load_n(&s->dead[slot], __ATOMIC_ACQUIRE) ? 2 : 0;
+        return HD_FAILED;
+    return __atomic_load_n(&s->dead[slot], __ATOMIC_ACQUIRE) ? HD_DIED : HD_HERE;
 }
 
 /* Whether the rank has begun an operation since hd_session_begin(); messages have no number. */
@@ -168,9 +168,10 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
     }
     e = &s->page[slot];
     switch (hd_session_gone(s, slot)) {
-    case 1: hd_say(t, "has left the job in order (pid %u)", e->pid); return;
-    case 2: hd_say(t, "died (pid %u)", e->pid); return;
-    case 3: hd_say(t, "%s", e->why); return;
+    case HD_HERE: break;
+    case HD_LEFT: hd_say(t, "has left the job in order (pid %u)", e->pid); return;
+    case HD_DIED: hd_say(t, "died (pid %u)", e->pid); return;
+    case HD_FAILED: hd_say(t, "%s", e->why); return;
     }
     if ((silent = hd_session_silent(s, slot, HD_STARVED))) {
         hd_say(t, "shows no sign of life for %.1f s (pid %u is stopped or starved)",

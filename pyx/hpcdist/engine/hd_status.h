@@ -12,8 +12,9 @@ void hd_session_leave(hd_session *s);
 void hd_session_begin(hd_session *s);                 /* reports forget the operations so far */
 void hd_session_note(hd_session *s, const hd_job *j); /* with the calling line, on slow paths */
 
-/* 0 running, 1 left in order, 2 died, 3 failed. */
-int hd_session_gone(hd_session *s, int slot);
+/* What has become of a rank. */
+enum hd_gone { HD_HERE = 0, HD_LEFT, HD_DIED, HD_FAILED };
+enum hd_gone hd_session_gone(hd_session *s, int slot);
 /* A rank of the session has died, so that all operations fail: see hd_ft.h. */
 int hd_session_broken(const hd_session *s);
 /* Inline: this rank cannot leave check n, unless it times out after `left` more seconds. */

@@ -232,7 +232,7 @@ def _leave():
     for c in comms:  # threads that still wait for a message leave MPI
         comm = c
         with nogil:
-            hd_comm_close(comm.c, 2)
+            hd_comm_close(comm.c, HD_COMM_CLOSED)
             if not hd_p2p_close(comm.c):
                 p2p = 0
                 hd_session_poisoned(comm.c.session)

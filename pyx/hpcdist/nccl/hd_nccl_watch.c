@@ -1,5 +1,6 @@
 /* The watchdog of hd_nccl_watch.h. */
 #include "hd_nccl_watch.h"
+#include "hd_base.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -162,17 +163,16 @@ void hd_watched_explain(const hd_watched *w, char *text, size_t size)
         b->explain(b, record, text, size);
 }
 
-/* The recorder's codes, see hd_base.h: 1 backend, 2 mismatch, 3 timeout, 4 failed, 7 closed. */
-static int code_of(int failed)
+static enum hd_code code_of(int failed)
 {
     switch (failed) {
-    case HD_WATCH_LATE: return 3;
-    case HD_WATCH_ABORTED: return 7;
-    case HD_NCCL_REMOTE: return 4;
+    case HD_WATCH_LATE: return HD_ERR_TIMEOUT;
+    case HD_WATCH_ABORTED: return HD_ERR_CLOSED;
+    case HD_NCCL_REMOTE: return HD_ERR_FAILED;
     case HD_NCCL_USAGE:
-    case HD_NCCL_ARGUMENT: return 2;
+    case HD_NCCL_ARGUMENT: return HD_ERR_MISMATCH;
     }
-    return 1;
+    return HD_ERR_BACKEND;
 }
 
 void hd_watched_end(hd_watched *w, int state)

@@ -35,7 +35,7 @@ STUB int hd_hydra_gone(void) { return 0; }
 STUB void hd_rec_dump_failed(void) {}
 STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
-STUB int hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, 0; }
+STUB enum hd_gone hd_session_gone(hd_session *s, int slot) { return (void)s, (void)slot, HD_HERE; }
 STUB int hd_session_broken(const hd_session *s) { return (void)s, 0; }
 STUB int hd_ft_on(const hd_session *s) { return (void)s, 0; }
 STUB int hd_ft_explains(hd_session *s, int error) { return (void)s, (void)error, 0; }
