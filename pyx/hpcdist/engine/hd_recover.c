@@ -24,7 +24,7 @@
 #include "hd_session_life.h"
 #include "hd_status.h"
 
-#define ATTEMPTS 64 /* each costs a rank */
+#define ATTEMPTS 64 /* one more after each in which another rank has died */
 /* For which a rank that knows of no death lets the others end what they are in: this rank may have
  * done its part of it, and the last one to return from new_group would find its new group revoked.
  */

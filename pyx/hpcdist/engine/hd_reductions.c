@@ -32,23 +32,17 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
     double factor = 1;
-    const int first = hd_scales_first(c, j, &factor), by_node = hd_node_takes(c, j);
-    int by_levels;
+    const int first = hd_scales_first(c, j, &factor), by_node = hd_node_takes(c, j),
+              takes = by_node ? by_node : hd_levels_takes(c, j);
 
-    if (by_node < 0)
+    if (takes < 0)
         return j->code;
-    if (by_node) {
+    if (takes) {
+        int (*const one)(hd_comm *, hd_job *, char *, int64_t) =
+            by_node ? hd_node_all_reduce : hd_levels_all_reduce;
         /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
         for (int i = 0; i < j->nout; i++)
-            if (hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
-                return j->code;
-        return HD_OK;
-    }
-    if ((by_levels = hd_levels_takes(c, j)) < 0)
-        return j->code;
-    if (by_levels) {
-        for (int i = 0; i < j->nout; i++)
-            if (hd_levels_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
+            if (one(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
         return HD_OK;
     }
