@@ -107,6 +107,7 @@ cdef extern from "hd_job.h" nogil:
         int dtype, redop, root
         double factor
         int64_t count, extra
+        const char* extra_is
         uint64_t layout
         int pairwise, uneven, permuted, listed, either, later, closing, monitored
         int nin, nout

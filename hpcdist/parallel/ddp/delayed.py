@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
@@ -23,7 +24,7 @@ from hpcdist.parallel.reducer.texts import create_graph
 __all__ = ["DelayedReduction"]
 
 #: Another name than that of the reducer's buckets, which the entry check must not take them for.
-API = "DistributedDataParallel: delayed gradients"
+API = counting("DistributedDataParallel: delayed gradients", "backward pass")
 
 
 class DelayedReduction:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 __all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense", "wholes"]
 
-API = "DistributedDataParallel"
+API = counting("DistributedDataParallel", "backward pass")
 MIB = 1 << 20
-
 #: Bytes from which NumPy asks for huge pages.
 HUGE = 4 * MIB
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from hpcdist._engine import counting
 from hpcdist.groups.sparse import SparseReduction
 
 __all__ = ["SparseBucket", "all_reduce_sparse"]
 
-API = "DistributedDataParallel: sparse gradient"
+API = counting("DistributedDataParallel: sparse gradient", "backward pass")
 
 
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:

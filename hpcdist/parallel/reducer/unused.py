@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
+from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.reducer import graph
 
 __all__ = ["Usage"]
 
-API = "DistributedDataParallel: parameters in use"
+API = counting("DistributedDataParallel: parameters in use", "backward pass")
 #: The search in torch's profiler, under the name that torch's own reducer gives it.
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 

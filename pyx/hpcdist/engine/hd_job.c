@@ -17,8 +17,7 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-#define DATA_LEAST 5.0                /* seconds for the data, or the timeout if shorter */
-#define DDP "DistributedDataParallel" /* the names of its operations begin with this */
+#define DATA_LEAST 5.0 /* seconds for the data, or the timeout if shorter */
 
 hd_hooks hd_py;
 
@@ -158,8 +157,8 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, n > 16 ? ", ...]" : "]");
         sep = ", ";
     }
-    if (j->extra) { /* DDP's own collectives put another number here */
-        const char *what = strncmp(j->api, DDP, sizeof DDP - 1) ? "list length" : "backward pass";
+    if (j->extra) {
+        const char *what = j->extra_is ? j->extra_is : "list length";
         if (j->extra >> 32)
             what = "digest of the arguments";
         hd_say(t, "%s%s %lld", sep, what, (long long)(j->extra & UINT32_MAX));

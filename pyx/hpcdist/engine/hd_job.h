@@ -57,27 +57,27 @@ struct hd_job {
     uint32_t site_id; /* the flight recorder's number of the calling line, and of `api` */
     uint16_t name_id;
     int dtype, redop, root;
-    double factor;   /* PREMUL_SUM */
-    int64_t count;   /* elements, for messages; must agree (unless pairwise) */
-    int64_t extra;   /* part of the agreement: a list length, or the number of a backward
-                      * pass */
-    uint64_t layout; /* part of the agreement: shape, strides, sizes of a list */
-    int either;      /* some ranks may make this call asynchronously and others
-                      * synchronously */
-    int later;       /* part of the agreement: asynchronous, where all ranks must be */
-    int pairwise;    /* counts may differ from rank to rank: verified pair by pair */
-    int uneven;      /* this rank's own sizes differ from each other; after the check: some
-                      * rank's do */
-    int direct;      /* this rank's tensors lie in blocks; after the check: all ranks' do, see
-                      * hd_direct.h */
-    int polls;       /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
-                      * match each other */
-    int permuted;    /* dense but not C-contiguous: for messages */
-    int listed;      /* in/out are lists of tensors, even of length one */
-    int monitored;   /* a barrier that agrees even with the check off, and names all missing
-                      * ranks on all ranks */
-    int closing;     /* the last operation of the group: after it no rank reads what was
-                      * sent */
+    double factor;        /* PREMUL_SUM */
+    int64_t count;        /* elements, for messages; must agree (unless pairwise) */
+    int64_t extra;        /* part of the agreement: a list length, or what `extra_is` says */
+    const char *extra_is; /* for messages; NULL, or static storage */
+    uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
+    int either;           /* some ranks may make this call asynchronously and others
+                           * synchronously */
+    int later;            /* part of the agreement: asynchronous, where all ranks must be */
+    int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
+    int uneven;           /* this rank's own sizes differ from each other; after the check: some
+                           * rank's do */
+    int direct;           /* this rank's tensors lie in blocks; after the check: all ranks' do, see
+                           * hd_direct.h */
+    int polls;            /* nonblocking MPI calls, polled: blocking and nonblocking ones do not
+                           * match each other */
+    int permuted;         /* dense but not C-contiguous: for messages */
+    int listed;           /* in/out are lists of tensors, even of length one */
+    int monitored;        /* a barrier that agrees even with the check off, and names all missing
+                           * ranks on all ranks */
+    int closing;          /* the last operation of the group: after it no rank reads what was
+                           * sent */
     int nin, nout;
     hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;

@@ -9,6 +9,8 @@ cdef class Api:
     cdef uint64_t hash
     cdef int number  # the flight recorder's; -1: not known yet
     cdef bint own
+    cdef bytes counted_text
+    cdef const char* counted  # NULL, or what its `extra` is
 
     def __cinit__(self, str name, bint own=False):
         self.text = name.encode()
@@ -48,6 +50,28 @@ cdef Api api_named(object name, Api default):
     return api
 
 
+def counting(str api, str what):
+    """Gives the number `extra` of calls under a public name a word, for errors of ranks that differ in it.
+
+    Parameters
+    ----------
+    api : str
+        Name that the calls pass as `api`.
+    what : str
+        Such as "backward pass".
+
+    Returns
+    -------
+    str
+        The name.
+    """
+    cdef Api known = api_named(api, None)
+    if known.counted == NULL:  # jobs keep the pointer
+        known.counted_text = what.encode()
+        known.counted = known.counted_text
+    return api
+
+
 cdef Api BARRIER = Api("barrier")
 cdef Api ALL_REDUCE = Api("all_reduce")
 cdef Api ALL_REDUCE_COALESCED = Api("all_reduce_coalesced")
@@ -80,6 +104,7 @@ cdef void begin(hd_job* j, Comm comm, int kind, Api api):
         j.timeout = limit
     j.api_hash = api.hash
     j.either = api.own
+    j.extra_is = api.counted
     if api.number >= 0:
         j.name_id = <uint16_t> api.number
     elif hd_rec.ring != NULL:
@@ -252,7 +277,7 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
         except BaseException as error:
             refused(comm, j, error, False)
             raise
-    # Under an API name of its own, for instance in DDP, hpcdist itself decides which ranks wait.
+    # Under a name that the caller gives, which is hpcdist itself, the ranks need not agree on who waits.
     j.later = async_op and not j.either and asynchronous is not either
     if not profiled():
         return run_now(comm, j, async_op, keep, outputs)
