@@ -98,6 +98,12 @@ cdef extern from "hd_job.h" nogil:
         int n
         int* ranks
         char* text
+    ctypedef struct hd_refusal:
+        const char* why
+        int code, if_agreed
+        uint32_t after
+    ctypedef struct hd_message:
+        int peer, tag, tag_kind, source, on_device
     ctypedef struct hd_job:
         int kind
         const char* api
@@ -116,16 +122,14 @@ cdef extern from "hd_job.h" nogil:
         hd_seg in1, out1
         char* apart
         hd_block** made
-        const char* refusal
-        int refusal_code, owed
-        uint32_t owed_after
+        hd_refusal refusal
         hd_refused* refused
         int ndim
         int64_t* dims
         double timeout
         int64_t begun
         int inline_
-        int peer, tag, tag_kind, source, on_device
+        hd_message message
         uint32_t seq
         int code
         char* text

@@ -136,12 +136,12 @@ static int operate(hd_comm *c, int64_t op, int at, int form, int patient)
     j.inline_ = 1;
     j.seq = (uint32_t)op;
     prepare(&x, &j, op);
-    j.carry = hd_carries(c, &j, &carry) ? &carry : NULL;
+    j.checked.carry = hd_carries(c, &j, &carry) ? &carry : NULL;
     if (draw(&luck, 2000) == 0)
-        j.refusal = "ValueError: this rank does not like it";
+        j.refusal.why = "ValueError: this rank does not like it";
     else if (draw(&luck, 2000) == 0)
         hash += 1 + (uint64_t)self; /* two ranks that disagree do not agree with each other */
-    if (j.refusal || hash != (uint64_t)op)
+    if (j.refusal.why || hash != (uint64_t)op)
         w->must_fail[at][self] = 1;
     stumble(3000);
     if (patient && draw(&luck, 2000) == 0) /* so late that the others look at their signals */
@@ -150,8 +150,8 @@ static int operate(hd_comm *c, int64_t op, int at, int form, int patient)
     if (j.code == HD_ERR_INTERRUPT)
         rc = RAISED;
     else
-        rc = rc || j.refusal ? ERROR : RESULT;
-    if (rc == RESULT && (!j.carried || !arrived(&x, op))) {
+        rc = rc || j.refusal.why ? ERROR : RESULT;
+    if (rc == RESULT && (!j.checked.carried || !arrived(&x, op))) {
         __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
         fprintf(stderr, "rank %d: the data of check %lld, form %d, is wrong\n", self, (long long)op, form);
     }

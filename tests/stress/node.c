@@ -239,10 +239,10 @@ static void measure(hd_job *j, int op, int64_t m)
     for (int from = 0; from < w->ranks && j->uneven; from++)
         for (int to = 0; to < w->ranks; to++) {
             const int64_t n = length(j->kind, op, m, 1, from, to);
-            j->longest = n > j->longest ? n : j->longest;
-            j->total += n;
+            j->checked.longest = n > j->checked.longest ? n : j->checked.longest;
+            j->checked.total += n;
         }
-    j->verified = j->uneven;
+    j->checked.verified = j->uneven;
 }
 
 /* One operation of hd_slots.c, on n numbers in all. */
@@ -260,7 +260,7 @@ static int move(hd_comm *c, int kind, int op, int64_t n, int uneven, double time
     j.uneven = uneven &= j.pairwise;
     sum = portions(kind, op, m, uneven, taken);
     measure(&j, op, m);
-    if (uneven && j.total < SLOTS) { /* goes through MPI, and leaves the memory as it is */
+    if (uneven && j.checked.total < SLOTS) { /* goes through MPI, and leaves the memory as it is */
         hd_job_clear(&j);
         return RIGHT;
     }

@@ -34,24 +34,24 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     r->arrives = draw(&luck, 8) ? hd_now() + (int64_t)draw(&luck, 300000) : INT64_MAX;
     if (j->kind == HD_SEND && r->arrives == INT64_MAX)
         r->arrives = hd_now();
-    j->req = r;
+    j->message.req = r;
     return MPI_SUCCESS;
 }
 
 int hd_message_test(hd_job *j, int *done, MPI_Status *st)
 {
-    *done = hd_now() >= j->req->arrives;
+    *done = hd_now() >= j->message.req->arrives;
     st->MPI_SOURCE = 1;
     if (*done) {
-        j->got = j->count;
-        free(j->req);
-        j->req = MPI_REQUEST_NULL;
+        j->message.got = j->count;
+        free(j->message.req);
+        j->message.req = MPI_REQUEST_NULL;
     }
     return MPI_SUCCESS;
 }
 
-int hd_message_arrived(hd_job *j, int *done, MPI_Status *st) { return (void)st, j->got = j->count, *done = 1, 0; }
-int hd_p2p_unfinished(const hd_job *j) { return j->req != MPI_REQUEST_NULL; }
+int hd_message_arrived(hd_job *j, int *done, MPI_Status *st) { return (void)st, j->message.got = j->count, *done = 1, 0; }
+int hd_p2p_unfinished(const hd_job *j) { return j->message.req != MPI_REQUEST_NULL; }
 int hd_message_matched(const hd_job *j) { return (void)j, 0; }
 void hd_message_free(hd_job *j) { (void)j; }
 int MPI_Cancel(MPI_Request *req) { return (*req)->cancelled = 1, 0; }
@@ -96,7 +96,7 @@ static void *user(void *arg)
         hd_job *j = malloc(sizeof *j);
         hd_job_init(j, &group, draw(&luck, 3) ? HD_RECV : HD_SEND, "message");
         j->dtype = HD_UINT8;
-        j->peer = 1;
+        j->message.peer = 1;
         j->count = 8;
         j->timeout = 0.003;
         j->refs = 2;

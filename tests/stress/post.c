@@ -176,15 +176,15 @@ static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
     j.inline_ = 1;
     j.seq = (uint32_t)op;
     if (slow_post && draw(&luck, 400) == 0)
-        j.refusal = "ValueError: this rank does not like it";
+        j.refusal.why = "ValueError: this rank does not like it";
     else if (slow_post && draw(&luck, 400) == 0)
         hash += 1 + (uint64_t)me;
-    if (j.refusal || hash != hd_mix(op, 7))
+    if (j.refusal.why || hash != hd_mix(op, 7))
         must_fail[at][me] = 1;
     rc = hd_check_mpi(c, &j, hash);
     if (text)
         snprintf(text, 400, "%s", j.text ? j.text : "");
-    rc = j.code == HD_ERR_INTERRUPT ? RAISED : rc || j.refusal ? ERROR : RESULT;
+    rc = j.code == HD_ERR_INTERRUPT ? RAISED : rc || j.refusal.why ? ERROR : RESULT;
     hd_job_clear(&j);
     return rc;
 }

@@ -372,7 +372,7 @@ static int disagree(visit *v)
 
 /* ---- what travels ---- */
 
-static int in_slot(const hd_job *j) { return j->carry && j->carry->small; }
+static int in_slot(const hd_job *j) { return j->checked.carry && j->checked.carry->small; }
 
 static char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
 {
@@ -381,8 +381,8 @@ static char *contribution(const hd_comm *c, const hd_job *j, int rank, int par)
 
 static uint32_t flags_of(const hd_job *j)
 {
-    return (j->uneven ? HD_UNEVEN : 0) | (j->polls ? HD_POLLS : 0) | (j->carry ? HD_CARRIES : 0) |
-           (j->direct ? HD_DIRECT : 0);
+    return (j->uneven ? HD_UNEVEN : 0) | (j->polls ? HD_POLLS : 0) |
+           (j->checked.carry ? HD_CARRIES : 0) | (j->direct ? HD_DIRECT : 0);
 }
 
 static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, int64_t agreed)
@@ -392,8 +392,8 @@ static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, i
     d->flags = flags_of(j);
     if (!in_slot(j))
         d->count = agreed;
-    if (j->carry)
-        j->carry->give(c, j, contribution(c, j, c->rank, par));
+    if (j->checked.carry)
+        j->checked.carry->give(c, j, contribution(c, j, c->rank, par));
     if (j->pairwise)
         hd_page_pairs_put(c, j, par);
 }
@@ -403,14 +403,14 @@ static void take(const hd_comm *c, hd_job *j, int par)
     const char *from[HD_CARRY_RANKS];
     for (int r = 0; r < c->size; r++)
         from[r] = contribution(c, j, r, par);
-    j->carry->take(c, j, from, par);
-    j->carried = 1;
+    j->checked.carry->take(c, j, from, par);
+    j->checked.carried = 1;
 }
 
 static int refuse(hd_comm *c, hd_job *j, uint32_t n)
 {
-    hd_page_leave_note(c, n, HD_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0,
-                       j->refusal);
+    hd_page_leave_note(c, n, HD_REFUSED, j->refusal.code ? j->refusal.code : HD_ERR_MISMATCH, 0,
+                       j->refusal.why);
     hd_page_pass(c, n);
     return HD_OK;
 }
@@ -424,7 +424,7 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
     int differ = 0, code;
     visit v = {.c = c, .j = j, .n = n};
 
-    if (j->refusal)
+    if (j->refusal.why)
         return refuse(c, j, n);
     hd_job_waiter(&v.wait, hd_session_spin(c->session, !j->inline_), j);
     if (c->decided != n - 1 && (code = wait_to_publish(&v)))
@@ -452,8 +452,8 @@ static int check_page(hd_comm *c, hd_job *j, uint64_t hash)
     j->polls = (any & HD_POLLS) != 0;
     j->direct = (all & HD_DIRECT) != 0;
     j->uneven = (any & HD_UNEVEN) && j->pairwise;
-    j->verified = j->uneven && hd_page_pairs_match(c, j, par);
-    if ((all & HD_CARRIES) && (!j->uneven || j->verified))
+    j->checked.verified = j->uneven && hd_page_pairs_match(c, j, par);
+    if ((all & HD_CARRIES) && (!j->uneven || j->checked.verified))
         take(c, j, par);
     return HD_OK;
 }

@@ -16,8 +16,8 @@ typedef struct hd_carry {
 } hd_carry;
 
 /* Agrees on the call. HD_OK, or an error code with j->text. j->uneven becomes true if the counts of
- * any rank differ (verify pair by pair, unless j->verified), j->polls if any rank has to poll, and
- * j->carried if the data has moved. */
+ * any rank differ (verify pair by pair, unless j->checked.verified), j->polls if any rank has to
+ * poll, and j->checked.carried if the data has moved. */
 int hd_check(hd_comm *c, hd_job *j, uint64_t fingerprint);
 
 #endif

@@ -103,8 +103,8 @@ static int lose(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double after)
 static int refuse(hd_comm *c, const hd_job *j)
 {
     leave_behind(c);
-    hd_post_send(c, HD_POST_REFUSED, j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH, 0,
-                 j->refusal);
+    hd_post_send(c, HD_POST_REFUSED, j->refusal.code ? j->refusal.code : HD_ERR_MISMATCH, 0,
+                 j->refusal.why);
     hd_post_flush(c);
     return HD_OK;
 }
@@ -414,7 +414,7 @@ static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
 
 int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
 {
-    const uint64_t count = j->refusal ? 0 : (uint64_t)hd_agreed(j);
+    const uint64_t count = j->refusal.why ? 0 : (uint64_t)hd_agreed(j);
     hd_post *p = c->post;
     const int64_t waited = p->waited;
     hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_post_ballot());
@@ -431,12 +431,12 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     /* a maximum over (x, ~x) tells whether all x are the same */
     memcpy(b->vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
-                            !!j->refusal, lateness(c)},
+                            !!j->refusal.why, lateness(c)},
            sizeof b->vote);
     p->waited = 0;
     if (begin_round(c, j, b->vote, VOTE, MPI_MAX, &b->req[0]))
         return j->code;
-    if (j->refusal)
+    if (j->refusal.why)
         return refuse(c, j);
     if (j->monitored)
         hd_post_tell(c, 1);

@@ -28,7 +28,7 @@ static MPI_Datatype type_of(hd_job *j, int64_t bytes, int *n)
         return MPI_BYTE;
     }
     *n = 1;
-    return j->big = hd_big_type(bytes);
+    return j->message.big = hd_big_type(bytes);
 }
 
 static int64_t bytes_of(const hd_job *j) { return j->count * (int64_t)hd_itemsize(j->dtype); }
@@ -60,28 +60,29 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     int n, rc;
 
     if (j->kind == HD_SEND && bytes <= SHORT && bytes != ENVELOPE)
-        return MPI_Isend(j->in->ptr, (int)bytes, MPI_BYTE, j->peer, tag, c->mpi, &j->req);
-    e = j->envelope =
+        return MPI_Isend(j->in->ptr, (int)bytes, MPI_BYTE, j->message.peer, tag, c->mpi,
+                         &j->message.req);
+    e = j->message.envelope =
         malloc(j->kind == HD_SEND ? offsetof(struct hd_envelope, rest) + 4 : sizeof *e);
     if (!e)
         return MPI_ERR_NO_MEM;
     if (j->kind == HD_RECV)
-        return MPI_Irecv(e, SHORT, MPI_BYTE, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi,
-                         &j->req);
+        return MPI_Irecv(e, SHORT, MPI_BYTE, j->message.peer < 0 ? MPI_ANY_SOURCE : j->message.peer,
+                         tag, c->mpi, &j->message.req);
     e->bytes = bytes;
     e->number = __atomic_fetch_add(&c->mailed, 1, __ATOMIC_RELAXED) % (uint32_t)(c->tag_limit + 1);
     e->rest[0] = 0;
-    rc = MPI_Isend(e, ENVELOPE, MPI_BYTE, j->peer, tag, c->mpi, &j->envelope_req);
+    rc = MPI_Isend(e, ENVELOPE, MPI_BYTE, j->message.peer, tag, c->mpi, &j->message.envelope_req);
     type = type_of(j, bytes, &n);
     return rc ? rc
-              : MPI_Isend(j->in->ptr, n, type, j->peer, TAG((int)e->number, TAG_LONG), c->mpi,
-                          &j->req);
+              : MPI_Isend(j->in->ptr, n, type, j->message.peer, TAG((int)e->number, TAG_LONG),
+                          c->mpi, &j->message.req);
 }
 
 /* A message arrived: all of it, or an envelope, whose rest is then requested. */
 static int open_envelope(hd_job *j, int *done, MPI_Status *st)
 {
-    struct hd_envelope *e = j->envelope;
+    struct hd_envelope *e = j->message.envelope;
     const int64_t own = bytes_of(j);
     MPI_Count got = 0;
     MPI_Datatype type;
@@ -92,47 +93,47 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
     if (got != ENVELOPE) {
         /* An empty tensor may have no address. No receive of device memory is as short as this
          * message: it does not fit. */
-        if (!j->on_device && own)
+        if (!j->message.on_device && own)
             memcpy(to, e, (size_t)(got < own ? got : own));
-        j->got = got;
+        j->message.got = got;
         return MPI_SUCCESS;
     }
-    j->got = e->bytes;
-    if (e->bytes > own && !(to = j->spill = malloc((size_t)e->bytes))) {
+    j->message.got = e->bytes;
+    if (e->bytes > own && !(to = j->message.spill = malloc((size_t)e->bytes))) {
         /* there is nowhere to put it: the sender will time out */
         __atomic_add_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         return MPI_SUCCESS;
     }
     type = type_of(j, e->bytes, &n);
     rc = MPI_Irecv(to, n, type, st->MPI_SOURCE, TAG((int)e->number, TAG_LONG), j->comm->mpi,
-                   &j->req);
+                   &j->message.req);
     free(e);
-    j->envelope = NULL;
+    j->message.envelope = NULL;
     *done = 0;
-    return rc ? rc : MPI_Test(&j->req, done, st);
+    return rc ? rc : MPI_Test(&j->message.req, done, st);
 }
 
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st)
 {
-    return j->envelope ? open_envelope(j, done, st) : MPI_SUCCESS;
+    return j->message.envelope ? open_envelope(j, done, st) : MPI_SUCCESS;
 }
 
 int hd_message_test(hd_job *j, int *done, MPI_Status *st)
 {
-    int rc = MPI_Test(&j->req, done, st), sent = 1;
+    int rc = MPI_Test(&j->message.req, done, st), sent = 1;
     if (rc || !*done)
         return rc;
     if (j->kind == HD_RECV)
         return hd_message_arrived(j, done, st);
-    if (j->envelope)
-        rc = MPI_Test(&j->envelope_req, &sent, MPI_STATUS_IGNORE);
+    if (j->message.envelope)
+        rc = MPI_Test(&j->message.envelope_req, &sent, MPI_STATUS_IGNORE);
     *done = sent;
     return rc;
 }
 
 int hd_message_matched(const hd_job *j)
 {
-    return j->kind == HD_RECV && !j->envelope && j->req != MPI_REQUEST_NULL;
+    return j->kind == HD_RECV && !j->message.envelope && j->message.req != MPI_REQUEST_NULL;
 }
 
 #else
@@ -145,11 +146,11 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     static char spare; /* not in the job: MPI may write there after a receive was given up */
     void *to;
     if (j->kind == HD_SEND)
-        return MPI_Isend(j->in->ptr, n, type, j->peer, tag, c->mpi, &j->req);
+        return MPI_Isend(j->in->ptr, n, type, j->message.peer, tag, c->mpi, &j->message.req);
     /* Intel MPI 2021.18 reports no truncation to a receive of no bytes: it gets room for one. */
     to = n ? j->out->ptr : &spare;
-    return MPI_Irecv(to, n ? n : 1, type, j->peer < 0 ? MPI_ANY_SOURCE : j->peer, tag, c->mpi,
-                     &j->req);
+    return MPI_Irecv(to, n ? n : 1, type, j->message.peer < 0 ? MPI_ANY_SOURCE : j->message.peer,
+                     tag, c->mpi, &j->message.req);
 }
 
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st)
@@ -157,13 +158,13 @@ int hd_message_arrived(hd_job *j, int *done, MPI_Status *st)
     MPI_Count got = 0;
     (void)done;
     MPI_Get_elements_x(st, MPI_BYTE, &got);
-    j->got = got;
+    j->message.got = got;
     return MPI_SUCCESS;
 }
 
 int hd_message_test(hd_job *j, int *done, MPI_Status *st)
 {
-    const int rc = MPI_Test(&j->req, done, st);
+    const int rc = MPI_Test(&j->message.req, done, st);
     return !rc && *done && j->kind == HD_RECV ? hd_message_arrived(j, done, st) : rc;
 }
 
@@ -177,17 +178,17 @@ int hd_message_matched(const hd_job *j)
 
 void hd_message_free(hd_job *j)
 {
-    if (j->big != MPI_DATATYPE_NULL)
-        MPI_Type_free(&j->big);
+    if (j->message.big != MPI_DATATYPE_NULL)
+        MPI_Type_free(&j->message.big);
     if (!hd_p2p_unfinished(j)) { /* else it ended with an error, and MPI may still touch them */
-        free(j->envelope);
-        free(j->spill);
+        free(j->message.envelope);
+        free(j->message.spill);
     }
-    j->envelope = NULL;
-    j->spill = NULL;
+    j->message.envelope = NULL;
+    j->message.spill = NULL;
 }
 
 int hd_p2p_unfinished(const hd_job *j)
 {
-    return j->req != MPI_REQUEST_NULL || j->envelope_req != MPI_REQUEST_NULL;
+    return j->message.req != MPI_REQUEST_NULL || j->message.envelope_req != MPI_REQUEST_NULL;
 }

@@ -15,11 +15,11 @@ _Static_assert((int)HD_NDTYPES <= (int)HD_OBJECTS, "the dtype code has five bits
 
 static inline int hd_tag(const hd_job *j)
 {
-    return TAG(j->tag, j->tag_kind ? j->tag_kind : j->dtype);
+    return TAG(j->message.tag, j->message.tag_kind ? j->message.tag_kind : j->dtype);
 }
 
 int hd_message_begin(hd_comm *c, hd_job *j);
-/* A receive that is done has its bytes in j->got, and its sender in st. */
+/* A receive that is done has its bytes in j->message.got, and its sender in st. */
 int hd_message_test(hd_job *j, int *done, MPI_Status *st);
 /* The request of a receive is done: what arrived? */
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st);

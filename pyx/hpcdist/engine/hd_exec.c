@@ -94,7 +94,7 @@ static uint64_t fingerprint(const hd_job *j)
         h = hd_mix(h, (uint64_t)j->extra);
     if (j->redop == HD_PREMUL_SUM)
         h = hd_mix(h, factor.u);
-    if (j->carry && j->carry->small)
+    if (j->checked.carry && j->checked.carry->small)
         h = hd_mix(h, (uint64_t)j->count);
     return h;
 }
@@ -128,8 +128,8 @@ static int check_result(hd_comm *c, hd_job *j)
         return 1;
     /* The others compare, and must not wait for this rank. */
     if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) {
-        j->refusal = "the operation failed there";
-        j->refusal_code = j->code;
+        j->refusal.why = "the operation failed there";
+        j->refusal.code = j->code;
         hd_check(c, j, 0);
         return 0;
     }
@@ -147,9 +147,9 @@ static int check_result(hd_comm *c, hd_job *j)
             memcpy(&word, p + at, (size_t)(bytes - at));
         h = hd_mix(h, floats ? nans_alike(word, j->dtype) : word);
     }
-    j->checksum = h | 1;
-    j->carry = NULL; /* this check carries nothing */
-    return hd_check(c, j, hd_mix(fingerprint(j), j->checksum)) == HD_OK;
+    j->checked.checksum = h | 1;
+    j->checked.carry = NULL; /* this check carries nothing */
+    return hd_check(c, j, hd_mix(fingerprint(j), j->checked.checksum)) == HD_OK;
 }
 
 void hd_exec(hd_comm *c, hd_job *j)
@@ -164,21 +164,23 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_fail_broken(c, j);
         goto out;
     }
-    if (j->refusal) {
-        if (c->size > 1 && c->check && !(j->owed && c->agreed != j->owed_after))
+    if (j->refusal.why) {
+        if (c->size > 1 && c->check && !(j->refusal.if_agreed && c->agreed != j->refusal.after))
             hd_check(c, j, 0);
         goto out;
     }
-    j->carry = hd_carries(c, j, &carry) ? &carry : NULL;
+    j->checked.carry = hd_carries(c, j, &carry) ? &carry : NULL;
     j->polls = must_poll(c, j);
     j->direct = hd_direct_finds(c, j);
-    if (c->size > 1 && (c->check || j->carry || j->monitored) && hd_check(c, j, fingerprint(j)))
+    if (c->size > 1 && (c->check || j->checked.carry || j->monitored) &&
+        hd_check(c, j, fingerprint(j)))
         goto out;
-    if (!j->carried) {
+    if (!j->checked.carried) {
         int apart;
         hd_data_begin(c, j);
         hd_rec_agreed(j);
-        apart = c->size > 1 && c->check && j->uneven && !j->verified && hd_verify_pairs(c, j);
+        apart =
+            c->size > 1 && c->check && j->uneven && !j->checked.verified && hd_verify_pairs(c, j);
         if (!apart)
             data(c, j);
         hd_data_end(c);
@@ -191,7 +193,7 @@ void hd_exec(hd_comm *c, hd_job *j)
         goto out;
     __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
 out:
-    j->carry = NULL;
+    j->checked.carry = NULL;
     hd_rec_end(j);
     hd_session_leave(c->session);
     if (mode)

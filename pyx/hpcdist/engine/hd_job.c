@@ -42,12 +42,12 @@ void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api)
     j->root = -1;
     j->redop = -1;
     j->dtype = -1;
-    j->source = -1;
+    j->message.source = -1;
     j->in = &j->in1;
     j->out = &j->out1;
-    j->req = MPI_REQUEST_NULL;
-    j->big = MPI_DATATYPE_NULL;
-    j->envelope_req = MPI_REQUEST_NULL;
+    j->message.req = MPI_REQUEST_NULL;
+    j->message.big = MPI_DATATYPE_NULL;
+    j->message.envelope_req = MPI_REQUEST_NULL;
     j->refs = 1;
 }
 
@@ -117,8 +117,8 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, ")");
         return;
     }
-    if (j->refusal) {
-        hd_say(t, "...), and refused its arguments: %s", j->refusal);
+    if (j->refusal.why) {
+        hd_say(t, "...), and refused its arguments: %s", j->refusal.why);
         return;
     }
     if (j->dtype >= 0) {
@@ -165,8 +165,8 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         sep = ", ";
     }
     hd_say(t, j->later ? "%sasync_op=True)" : "%s)", j->later ? sep : "");
-    if (j->checksum)
-        hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checksum);
+    if (j->checked.checksum)
+        hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checked.checksum);
 }
 
 void hd_job_waiter(hd_waiter *w, int spin, hd_job *j)

@@ -48,6 +48,44 @@ static inline void hd_refused_by(hd_refused *r, int rank)
     r->ranks[at] = rank;
 }
 
+/* What the entry check has found. */
+typedef struct hd_checked {
+    const struct hd_carry *carry; /* how the check moves the data, if it can; see hd_check.h */
+    int carried;                  /* it has */
+    int verified;                 /* sizes that differ fit, pair by pair; and then: */
+    int64_t longest;              /* elements of the longest block */
+    int64_t total;                /* and of all blocks */
+    uint64_t checksum; /* check level full: of a result that must be the same on all ranks */
+} hd_checked;
+
+/* A call that this rank cannot make, so that it only tells the others. */
+typedef struct hd_refusal {
+    const char *why; /* NULL: it can */
+    int code;        /* the error code of the others' calls; 0: HD_ERR_MISMATCH, it refused its own
+                      * arguments */
+    int if_agreed;   /* the others see it only if collective `after` was the last that all ranks
+                      * agreed on */
+    uint32_t after;
+} hd_refusal;
+
+/* A send or a receive. */
+typedef struct hd_message {
+    int peer, tag;
+    int tag_kind; /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
+    MPI_Request req;
+    MPI_Datatype big; /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
+    struct hd_envelope *envelope; /* Open MPI only: precedes a long message; see hd_envelope.c */
+    MPI_Request envelope_req;
+    int on_device;  /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch
+                     * it */
+    char *spill;    /* receives a message that is longer than its tensor */
+    int recalled;   /* MPI was asked to cancel the receive; 2: it has */
+    int64_t got;    /* bytes received */
+    int source;     /* the sender */
+    int64_t posted; /* ns */
+    pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
+} hd_message;
+
 struct hd_job {
     /* what to do */
     int kind;
@@ -93,39 +131,13 @@ struct hd_job {
                          * Python stack */
     int unwanted;       /* atomic: a signal handler raised in the thread that waits for this job,
                          * which the lane runs */
-    const struct hd_carry
-        *carry;          /* how the entry check moves the data, if it can; see hd_check.h */
-    int carried;         /* after the check: it has */
-    int verified;        /* after the check: sizes that differ fit, pair by pair; and then: */
-    int64_t longest;     /* elements of the longest block */
-    int64_t total;       /* and of all blocks */
-    uint64_t checksum;   /* check level full: of a result that must be the same on all ranks */
-    const char *refusal; /* why this rank cannot make the call: it only tells the others; or
-                          * NULL */
-    int refusal_code;    /* the error code of the others' calls; 0: HD_ERR_MISMATCH, it refused
-                          * its own arguments */
+    hd_checked checked;
+    hd_refusal refusal;
     hd_refused *refused; /* malloc'ed: why other ranks could not make the call, so that this one
                           * failed; or NULL */
-    int owed;            /* a refusal that the others see only if collective `owed_after` was the
-                          * last that all ranks agreed on */
-    uint32_t owed_after;
-    char *cause; /* malloc'ed: the failure of the earlier operation that it was queued
-                  * behind; or NULL */
-    /* point to point */
-    int peer, tag;
-    int tag_kind; /* enum hd_tag_kind; 0: the tensor's element type keeps messages apart */
-    MPI_Request req;
-    MPI_Datatype big; /* derived type of a message above 2^31-1 bytes, or MPI_DATATYPE_NULL */
-    struct hd_envelope *envelope; /* Open MPI only: precedes a long message; see hd_envelope.c */
-    MPI_Request envelope_req;
-    int on_device;      /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone
-                         * may touch it */
-    char *spill;        /* receives a message that is longer than its tensor */
-    int recalled;       /* MPI was asked to cancel the receive; 2: it has */
-    int64_t got;        /* bytes received */
-    int source;         /* the sender */
-    int64_t posted;     /* ns */
-    pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
+    char *cause;         /* malloc'ed: the failure of the earlier operation that it was queued
+                          * behind; or NULL */
+    hd_message message;
     /* the outcome */
     uint32_t seq;
     int state; /* enum hd_state, atomic */

@@ -90,16 +90,16 @@ static int begun_before_seen(const hd_comm *c, const hd_job *j)
 /* With c->mu held. */
 static void pass_on_cause(hd_comm *c, hd_job *j)
 {
-    if (!begun_before_seen(c, j) || j->refusal)
+    if (!begun_before_seen(c, j) || j->refusal.why)
         return;
     j->cause = malloc(HD_TEXT);
-    j->refusal = "it was queued behind an operation that failed";
-    j->refusal_code = c->cause_code;
+    j->refusal.why = "it was queued behind an operation that failed";
+    j->refusal.code = c->cause_code;
     if (!j->cause)
         return;
     snprintf(j->cause, HD_TEXT, "%s #%u of group '%s' (this is rank %d of %d) was queued behind %s",
              j->api, j->seq, c->name, c->rank, c->size, c->cause);
-    j->refusal = j->cause;
+    j->refusal.why = j->cause;
 }
 
 /* With c->mu held. The first operation that failed before the program saw any failure is the
@@ -172,7 +172,7 @@ static void *lane_main(void *arg)
         hd_exec(c, j);
         __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         if (j->cause)
-            hd_fail(j, j->refusal_code, "%s", j->cause);
+            hd_fail(j, j->refusal.code, "%s", j->cause);
         pthread_mutex_lock(&c->mu);
         keep_cause(c, j);
         if (c->cause && !c->cause_unseen && !c->head)
@@ -225,8 +225,9 @@ int hd_lane_take_back(hd_comm *c, hd_job *j)
     state = hd_job_state(j);
     if (state == HD_QUEUED) {
         j->code = HD_ERR_INTERRUPT;
-        j->refusal = "a signal handler raised while the call was queued behind another operation";
-        j->refusal_code = HD_ERR_TIMEOUT;
+        j->refusal.why =
+            "a signal handler raised while the call was queued behind another operation";
+        j->refusal.code = HD_ERR_TIMEOUT;
     } else if (state == HD_RUNNING) {
         __atomic_store_n(&j->unwanted, 1, __ATOMIC_RELEASE);
     }

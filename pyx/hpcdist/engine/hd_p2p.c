@@ -22,7 +22,7 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-enum { ASKED = 1, TAKEN = 2 }; /* of hd_job.recalled */
+enum { ASKED = 1, TAKEN = 2 }; /* of hd_message.recalled */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
 
 static void finish(hd_job *j)
@@ -33,15 +33,15 @@ static void finish(hd_job *j)
 
 static int expired(const hd_job *j)
 {
-    return j->timeout > 0 && (double)(hd_now() - j->posted) * 1e-9 > j->timeout;
+    return j->timeout > 0 && (double)(hd_now() - j->message.posted) * 1e-9 > j->timeout;
 }
 
 int hd_p2p_start(hd_comm *c, hd_job *j)
 {
     int rc;
 
-    pthread_mutex_init(&j->mu, NULL);
-    j->posted = hd_now();
+    pthread_mutex_init(&j->message.mu, NULL);
+    j->message.posted = hd_now();
     if (hd_session_broken(c->session)) {
         hd_fail_broken(c, j);
         finish(j);
@@ -51,7 +51,7 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
     rc = hd_message_begin(c, j);
     hd_mpi_unlock(c->session);
     if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
-        j->req = MPI_REQUEST_NULL;
+        j->message.req = MPI_REQUEST_NULL;
         finish(j);
         return j->code;
     }
@@ -72,12 +72,12 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
         if (rc == MPI_SUCCESS || class == MPI_ERR_TRUNCATE)
             __atomic_sub_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         if (class == MPI_ERR_TRUNCATE ||
-            (rc == MPI_SUCCESS && j->got > j->count * (int64_t)hd_itemsize(j->dtype))) {
+            (rc == MPI_SUCCESS && j->message.got > j->count * (int64_t)hd_itemsize(j->dtype))) {
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent more than the %lld elements of %s that rank %d receives with tag "
                     "%d (group '%s'%s%s): the message is lost, the group can still be used",
                     st->MPI_SOURCE, (long long)j->count, hd_dtype_name(j->dtype), j->comm->rank,
-                    j->tag, j->comm->name, j->site[0] ? ", called at " : "", j->site);
+                    j->message.tag, j->comm->name, j->site[0] ? ", called at " : "", j->site);
             return;
         }
     }
@@ -85,15 +85,15 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
         return;
     if (j->kind == HD_RECV) {
         const int64_t item = (int64_t)hd_itemsize(j->dtype);
-        j->source = st->MPI_SOURCE;
-        if (j->got != j->count * item)
+        j->message.source = st->MPI_SOURCE;
+        if (j->message.got != j->count * item)
             hd_fail(j, HD_ERR_MISMATCH,
                     "rank %d sent %lld elements of %s with tag %d, rank %d expected %lld (group "
                     "'%s'): the rest of the tensor is unchanged",
-                    j->source, (long long)(j->got / item), hd_dtype_name(j->dtype), j->tag,
-                    j->comm->rank, (long long)j->count, j->comm->name);
+                    j->message.source, (long long)(j->message.got / item), hd_dtype_name(j->dtype),
+                    j->message.tag, j->comm->rank, (long long)j->count, j->comm->name);
     } else {
-        j->source = j->comm->rank;
+        j->message.source = j->comm->rank;
     }
 }
 
@@ -105,7 +105,7 @@ static int look_at_recalled(hd_job *j, int *cancelled, MPI_Status *st, int *rc)
     if (hd_message_matched(j)) {
         *rc = hd_message_test(j, &done, st);
     } else {
-        *rc = MPI_Test(&j->req, &done, st);
+        *rc = MPI_Test(&j->message.req, &done, st);
         if (!*rc && done)
             MPI_Test_cancelled(st, cancelled);
         if (!*rc && done && !*cancelled)
@@ -119,7 +119,7 @@ static int look_at_recalled(hd_job *j, int *cancelled, MPI_Status *st, int *rc)
 static void settle_recalled(hd_job *j, int cancelled, const MPI_Status *st, int rc)
 {
     if (cancelled) {
-        j->recalled = TAKEN;
+        j->message.recalled = TAKEN;
         hd_message_free(j);
         return;
     }
@@ -130,14 +130,14 @@ static void settle_recalled(hd_job *j, int cancelled, const MPI_Status *st, int 
     complete(j, st, rc);
 }
 
-/* With j->mu held. */
+/* With j->message.mu held. */
 static int test_locked(hd_job *j)
 {
     MPI_Status st;
     int done = 0, rc;
     if (hd_job_state(j) == HD_DONE)
         return 1;
-    if (j->recalled) {
+    if (j->message.recalled) {
         int cancelled = 0;
         if (!look_at_recalled(j, &cancelled, &st, &rc))
             return 0;
@@ -160,34 +160,34 @@ int hd_p2p_test(hd_job *j)
     int done;
     if (hd_job_state(j) == HD_DONE)
         return 1;
-    if (pthread_mutex_trylock(&j->mu))
+    if (pthread_mutex_trylock(&j->message.mu))
         return 0; /* another thread is testing it right now */
     done = test_locked(j);
-    pthread_mutex_unlock(&j->mu);
+    pthread_mutex_unlock(&j->message.mu);
     return done;
 }
 
 static void cancel(hd_job *j)
 {
     hd_mpi_lock(j->comm->session);
-    MPI_Cancel(&j->req);
+    MPI_Cancel(&j->message.req);
     hd_mpi_unlock(j->comm->session);
-    j->recalled = ASKED;
+    j->message.recalled = ASKED;
 }
 
-/* With j->mu held. A receive can be cancelled unless it has matched: then its message is on its
- * way, and this waits for it. A send cannot be cancelled: its buffer stays owned for ever. 1: MPI
- * is done with it; 0: not within that many seconds. */
+/* With j->message.mu held. A receive can be cancelled unless it has matched: then its message is on
+ * its way, and this waits for it. A send cannot be cancelled: its buffer stays owned for ever. 1:
+ * MPI is done with it; 0: not within that many seconds. */
 static int end_request(hd_job *j, double seconds)
 {
     const int64_t until = hd_until(seconds);
     int cancelled = 0, rc = MPI_SUCCESS, looks = 0;
     MPI_Status st;
-    if (j->kind != HD_RECV || j->req == MPI_REQUEST_NULL)
-        return j->req == MPI_REQUEST_NULL;
-    if (!j->recalled && !hd_message_matched(j))
+    if (j->kind != HD_RECV || j->message.req == MPI_REQUEST_NULL)
+        return j->message.req == MPI_REQUEST_NULL;
+    if (!j->message.recalled && !hd_message_matched(j))
         cancel(j);
-    j->recalled = ASKED;
+    j->message.recalled = ASKED;
     while (!look_at_recalled(j, &cancelled, &st, &rc)) {
         if (++looks < 1000)
             continue;
@@ -199,7 +199,7 @@ static int end_request(hd_job *j, double seconds)
     return 1;
 }
 
-/* With j->mu held: the deadline of the group has passed. */
+/* With j->message.mu held: the deadline of the group has passed. */
 static void time_out(hd_job *j)
 {
     char buffer[HD_TEXT];
@@ -208,18 +208,19 @@ static void time_out(hd_job *j)
 
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ",
-           (double)(hd_now() - j->posted) * 1e-9, j->api, hd_dtype_name(j->dtype),
+           (double)(hd_now() - j->message.posted) * 1e-9, j->api, hd_dtype_name(j->dtype),
            (long long)j->count);
-    if (j->peer < 0)
+    if (j->message.peer < 0)
         hd_say(&t, "from any rank");
     else
-        hd_say(&t, "%s rank %d", j->kind == HD_SEND ? "to" : "from", j->peer);
-    hd_say(&t, ", tag %d, group '%s' (this is rank %d of %d", j->tag, c->name, c->rank, c->size);
+        hd_say(&t, "%s rank %d", j->kind == HD_SEND ? "to" : "from", j->message.peer);
+    hd_say(&t, ", tag %d, group '%s' (this is rank %d of %d", j->message.tag, c->name, c->rank,
+           c->size);
     if (j->site[0])
         hd_say(&t, ", called at %s", j->site);
     hd_say(&t, "): no matching %s was posted.", j->kind == HD_SEND ? "receive" : "send");
     for (int r = 0; r < c->size && t.used < 1200; r++)
-        if (r != c->rank && (j->peer < 0 || j->peer == r)) {
+        if (r != c->rank && (j->message.peer < 0 || j->message.peer == r)) {
             hd_say(&t, "\n  rank %d ", r);
             hd_session_report(c->session, c->node_slot[r], &t);
             hd_hang_say_where(c->session, c->node_slot[r], &t);
@@ -234,16 +235,17 @@ static void time_out(hd_job *j)
 static int other_dtype(hd_job *j)
 {
     hd_comm *c = j->comm;
-    if (j->tag_kind && j->tag_kind != HD_ANNOUNCEMENT)
+    if (j->message.tag_kind && j->message.tag_kind != HD_ANNOUNCEMENT)
         return 0;
     for (int d = 0; d <= HD_ANNOUNCEMENT; d++) {
         const int announced = d == HD_ANNOUNCEMENT;
         MPI_Status st;
         int flag = 0, rc;
-        if (TAG(j->tag, d) == hd_tag(j) || (d >= HD_NDTYPES && !announced))
+        if (TAG(j->message.tag, d) == hd_tag(j) || (d >= HD_NDTYPES && !announced))
             continue;
         hd_mpi_lock(c->session);
-        rc = MPI_Iprobe(j->peer < 0 ? MPI_ANY_SOURCE : j->peer, TAG(j->tag, d), c->mpi, &flag, &st);
+        rc = MPI_Iprobe(j->message.peer < 0 ? MPI_ANY_SOURCE : j->message.peer,
+                        TAG(j->message.tag, d), c->mpi, &flag, &st);
         hd_mpi_unlock(c->session);
         if (!rc && flag) {
             hd_fail(j, HD_ERR_MISMATCH,
@@ -251,7 +253,7 @@ static int other_dtype(hd_job *j)
                     "(group '%s'%s%s). The message waits for a matching recv; the group can still "
                     "be used.",
                     st.MPI_SOURCE, announced ? "a long CUDA tensor" : "elements of ",
-                    announced ? "" : hd_dtype_name(d), j->tag, c->rank, (long long)j->count,
+                    announced ? "" : hd_dtype_name(d), j->message.tag, c->rank, (long long)j->count,
                     hd_dtype_name(j->dtype), c->name, j->site[0] ? ", called at " : "", j->site);
             return 1;
         }
@@ -266,16 +268,16 @@ static int peer_gone(hd_job *j)
     hd_text t;
     enum hd_gone how;
     int all = 1;
-    if (j->peer >= 0) {
-        how = hd_session_gone(c->session, c->node_slot[j->peer]);
+    if (j->message.peer >= 0) {
+        how = hd_session_gone(c->session, c->node_slot[j->message.peer]);
         if (!how)
             return 0;
         hd_text_init(&t, way, sizeof way);
-        hd_say_gone(&t, c, j->peer, how);
+        hd_say_gone(&t, c, j->message.peer, how);
         hd_fail(j, HD_ERR_FAILED,
                 "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                j->peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank, j->tag,
-                j->site[0] ? ", called at " : "", j->site);
+                j->message.peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank,
+                j->message.tag, j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
     for (int r = 0; r < c->size; r++)
@@ -298,11 +300,12 @@ static void fail_closed(hd_job *j)
     hd_fail(j, HD_ERR_CLOSED,
             "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of "
             "%d%s%s)",
-            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->peer, j->tag,
-            j->comm->rank, j->comm->size, j->site[0] ? ", called at " : "", j->site);
+            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->message.peer,
+            j->message.tag, j->comm->rank, j->comm->size, j->site[0] ? ", called at " : "",
+            j->site);
 }
 
-/* With j->mu held: the group is being destroyed. */
+/* With j->message.mu held: the group is being destroyed. */
 static void end_closed(hd_job *j)
 {
     fail_closed(j);
@@ -310,11 +313,11 @@ static void end_closed(hd_job *j)
     finish(j);
 }
 
-/* With j->mu held. If the group no longer waits for receives, asks MPI to cancel this one, unless
- * its message is on its way. The next thread that tests it finds the outcome. */
+/* With j->message.mu held. If the group no longer waits for receives, asks MPI to cancel this one,
+ * unless its message is on its way. The next thread that tests it finds the outcome. */
 static void recall(hd_job *j)
 {
-    if (j->kind != HD_RECV || j->recalled || !recalls(j->comm) || hd_message_matched(j))
+    if (j->kind != HD_RECV || j->message.recalled || !recalls(j->comm) || hd_message_matched(j))
         return;
     fail_closed(j);
     cancel(j);
@@ -337,12 +340,13 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
         if (ev & HD_WAIT_HOOK) {
             hd_session_note(c->session, j);
             if (j->timeout > 0)
-                hd_hang_expect(c->session, j->timeout - (double)(hd_now() - j->posted) * 1e-9);
+                hd_hang_expect(c->session,
+                               j->timeout - (double)(hd_now() - j->message.posted) * 1e-9);
             if (interruptible && hd_py.slow && hd_py.slow(j)) {
                 hd_session_leave(c->session);
                 return HD_ERR_INTERRUPT;
             }
-            pthread_mutex_lock(&j->mu);
+            pthread_mutex_lock(&j->message.mu);
             if (hd_job_state(j) != HD_DONE) {
                 if (test_locked(j)) {
                 } else if (closed(c)) {
@@ -356,7 +360,7 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                     recall(j);
                 }
             }
-            pthread_mutex_unlock(&j->mu);
+            pthread_mutex_unlock(&j->message.mu);
         }
         if ((ev & HD_WAIT_EXPIRED) && hd_job_state(j) != HD_DONE) {
             hd_session_leave(c->session);
@@ -370,14 +374,14 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 int hd_p2p_take_back(hd_job *j, double seconds)
 {
     int taken = 0;
-    pthread_mutex_lock(&j->mu);
+    pthread_mutex_lock(&j->message.mu);
     if (test_locked(j)) {
-        taken = j->recalled == TAKEN;
+        taken = j->message.recalled == TAKEN;
     } else {
         hd_fail(j, HD_ERR_BACKEND, "%s from rank %d, tag %d, of group '%s' was cancelled", j->api,
-                j->peer, j->tag, j->comm->name);
+                j->message.peer, j->message.tag, j->comm->name);
         if (end_request(j, seconds)) {
-            taken = j->recalled == TAKEN;
+            taken = j->message.recalled == TAKEN;
             finish(j);
         } else if (expired(j)) {
             time_out(j);
@@ -389,18 +393,18 @@ int hd_p2p_take_back(hd_job *j, double seconds)
             taken = -1;
         }
     }
-    pthread_mutex_unlock(&j->mu);
+    pthread_mutex_unlock(&j->message.mu);
     return taken;
 }
 
 void hd_p2p_give_up(hd_job *j)
 {
-    pthread_mutex_lock(&j->mu);
+    pthread_mutex_lock(&j->message.mu);
     if (hd_job_state(j) != HD_DONE) {
         j->code = HD_ERR_INTERRUPT;
         finish(j);
     }
-    pthread_mutex_unlock(&j->mu);
+    pthread_mutex_unlock(&j->message.mu);
 }
 
 /* ---- for the poller ---- */
@@ -409,7 +413,7 @@ int hd_p2p_look_after(hd_job *j)
 {
     if (hd_p2p_test(j))
         return 1;
-    if (!(expired(j) || recalls(j->comm)) || pthread_mutex_trylock(&j->mu))
+    if (!(expired(j) || recalls(j->comm)) || pthread_mutex_trylock(&j->message.mu))
         return 0;
     if (test_locked(j)) {
     } else if (expired(j)) {
@@ -417,14 +421,14 @@ int hd_p2p_look_after(hd_job *j)
     } else {
         recall(j);
     }
-    pthread_mutex_unlock(&j->mu);
+    pthread_mutex_unlock(&j->message.mu);
     return hd_job_state(j) == HD_DONE;
 }
 
 void hd_p2p_end(hd_job *j)
 {
-    pthread_mutex_lock(&j->mu);
+    pthread_mutex_lock(&j->message.mu);
     if (!test_locked(j))
         end_closed(j);
-    pthread_mutex_unlock(&j->mu);
+    pthread_mutex_unlock(&j->message.mu);
 }

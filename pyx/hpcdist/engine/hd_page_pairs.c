@@ -57,8 +57,8 @@ int hd_page_pairs_match(const hd_comm *c, hd_job *j, int parity)
             longest = n > longest ? n : longest;
             total += n;
         }
-    j->longest = longest;
-    j->total = total;
+    j->checked.longest = longest;
+    j->checked.total = total;
     return 1;
 }
 

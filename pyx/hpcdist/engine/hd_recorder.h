@@ -148,8 +148,8 @@ static inline void hd_rec_begin(hd_job *j, int queued)
     r->site = j->site_id;
     r->name = j->name_id;
     r->group = j->comm->rec_group;
-    r->peer = j->kind >= HD_SEND ? j->peer : j->root;
-    r->tag = j->tag;
+    r->peer = j->kind >= HD_SEND ? j->message.peer : j->root;
+    r->tag = j->message.tag;
     r->kind = (int8_t)j->kind;
     r->dtype = (int8_t)j->dtype;
     r->redop = (int8_t)j->redop;
@@ -197,12 +197,12 @@ static inline void hd_rec_end(hd_job *j)
     int code = j->code;
     if (!r)
         return;
-    if (j->kind == HD_RECV && j->source >= 0)
-        r->peer = j->source; /* of a message from any rank */
+    if (j->kind == HD_RECV && j->message.source >= 0)
+        r->peer = j->message.source; /* of a message from any rank */
     /* `begun` is set by a wait that has looked at a clock. */
-    if (j->refusal && !j->code)
-        code = j->refusal_code ? j->refusal_code : HD_ERR_MISMATCH;
-    if (j->begun || code || !(j->carried || j->kind == HD_BARRIER))
+    if (j->refusal.why && !j->code)
+        code = j->refusal.code ? j->refusal.code : HD_ERR_MISMATCH;
+    if (j->begun || code || !(j->checked.carried || j->kind == HD_BARRIER))
         r->end = hd_rec_ticks();
     r->code = (uint8_t)code;
     __atomic_store_n(&r->state, code ? HD_REC_FAILED : HD_REC_DONE, __ATOMIC_RELEASE);

@@ -221,7 +221,7 @@ static int64_t longest(const run *r, const blocks *b)
 {
     int64_t most = 0;
     if (r->j->uneven)
-        return r->j->longest;
+        return r->j->checked.longest;
     for (int q = 0; q < r->c->size; q++) {
         most = b->give[q].n > most ? b->give[q].n : most;
         most = b->take[q].n > most ? b->take[q].n : most;
@@ -298,7 +298,7 @@ static int64_t bytes_of(const hd_comm *c, const hd_job *j)
     if (!c->check && j->pairwise && (j->kind != HD_ALL_TO_ALL || j->listed))
         return -1;
     if (j->uneven)
-        sum = j->verified ? j->total : -1;
+        sum = j->checked.verified ? j->checked.total : -1;
     else if (j->kind == HD_GATHER)
         sum = j->in[0].n * c->size;
     else if (j->kind == HD_SCATTER)

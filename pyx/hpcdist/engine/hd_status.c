@@ -57,8 +57,8 @@ void hd_session_note(hd_session *s, const hd_job *j)
     k = !(__atomic_load_n(&e->text_phase, __ATOMIC_RELAXED) & 1);
     hd_text_init(&t, text, sizeof text);
     if (j->kind == HD_SEND || j->kind == HD_RECV)
-        hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from", j->peer,
-               j->tag);
+        hd_say(&t, "%s %s rank %d, tag %d", j->api, j->kind == HD_SEND ? "to" : "from",
+               j->message.peer, j->message.tag);
     else
         hd_say(&t, "%s #%u", j->api, j->seq);
     hd_say(&t, " of group '%s'", j->comm->name);

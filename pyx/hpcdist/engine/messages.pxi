@@ -2,8 +2,8 @@
 
 cdef str peer_text(hd_job* j):
     if j.kind == HD_SEND:
-        return f", to {j.peer}"
-    return f", from {j.peer}" if j.peer >= 0 else ", from any"
+        return f", to {j.message.peer}"
+    return f", from {j.message.peer}" if j.message.peer >= 0 else ", from any"
 
 
 cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api, bint on_device, int tag_kind):
@@ -35,8 +35,8 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
         raise MemoryError("no memory for an operation")
     begin(job, comm, kind, api)
     aim(job, b, peer, tag, kind)
-    job.on_device = on_device
-    job.tag_kind = tag_kind
+    job.message.on_device = on_device
+    job.message.tag_kind = tag_kind
     if profiled():  # before it is recorded: a handler's exception in there ends the call
         try:
             shown = begin_shown(job, tensor, peer_text(job))
@@ -212,8 +212,8 @@ def disordered(bint sends):
 
 cdef void aim(hd_job* j, hd_buf* b, int peer, int tag, int kind):
     subject(j, b, False)
-    j.peer = peer
-    j.tag = tag
+    j.message.peer = peer
+    j.message.tag = tag
     if kind == HD_SEND:
         j.in1.ptr = b.ptr
         j.in1.n = b.n
@@ -254,7 +254,7 @@ cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api
     if shown is not None:
         end_shown(shown)
     if code == HD_OK:
-        return j.source
+        return j.message.source
     if hd_p2p_unfinished(&j):
         Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
     if code != HD_ERR_INTERRUPT:
@@ -294,7 +294,7 @@ cdef object interrupted(hd_job* j):
         elif taken:
             note = "nothing was received: the message, when it comes, is for the next receive"
         elif j.code == HD_OK:
-            note = f"the receive is complete: {j.count} elements from rank {j.source} are in the tensor"
+            note = f"the receive is complete: {j.count} elements from rank {j.message.source} are in the tensor"
         else:
             note = error_of(j.code, j.text).args[0]
     if hasattr(error, "add_note"):  # Python 3.11

@@ -94,7 +94,7 @@ cdef tuple begin_shown(hd_job* j, object inputs, str more):
         events = profiler_events
     while type(inputs) is tuple:
         inputs = inputs[0]
-    title = "recvAnySource" if j.kind == HD_RECV and j.peer < 0 else hd_kind_name(j.kind).decode()
+    title = "recvAnySource" if j.kind == HD_RECV and j.message.peer < 0 else hd_kind_name(j.kind).decode()
     begun = begin_range(range_name(j, more))
     try:
         return begun, events.begin_own(title, inputs)

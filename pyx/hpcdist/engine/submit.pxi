@@ -220,10 +220,10 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
     try:
         reason = reason_of(error)
         hd_job_init(&r, c, HD_BARRIER, j.api)
-        r.refusal = reason
-        r.refusal_code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
-        r.owed = owed == IF_AGREED
-        r.owed_after = after
+        r.refusal.why = reason
+        r.refusal.code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
+        r.refusal.if_agreed = owed == IF_AGREED
+        r.refusal.after = after
         r.seen = 1  # this rank already knows
         r.name_id = j.name_id
         if owed == IF_AGREED:  # one that queues has a number, also if the others turn out not to come

@@ -281,7 +281,7 @@ cdef class Work:
             Rank in the group; this rank for a send; -1 for a collective.
         """
         check_alive(None)
-        return self.j.source if self.j != NULL and self.done() else -1
+        return self.j.message.source if self.j != NULL and self.done() else -1
 
     _source_rank = source_rank   # torch's other name for it
 
