@@ -38,6 +38,9 @@ cdef extern from "hd_comm.h" nogil:
     ctypedef struct hd_session:
         pass
 
+    ctypedef struct hd_lane:
+        int pending
+
     ctypedef struct hd_comm:
         MPI_Comm mpi
         int rank, size
@@ -52,7 +55,7 @@ cdef extern from "hd_comm.h" nogil:
         int* node_slot
         int one_node, freed, closing, replaced
         void* page
-        int pending
+        hd_lane lane
         int64_t node_limit
         int on_device
 

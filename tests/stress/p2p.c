@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     pthread_mutex_init(&group.mu, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&group.done_cv, &attr);
+    pthread_cond_init(&group.lane.done_cv, &attr);
     group.size = 2;
     group.node_slot = slots;
     for (int i = 0; i < n; i++)

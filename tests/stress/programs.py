@@ -253,7 +253,12 @@ PROGRAMS = (
         for name, variant, old, new in (
             ("left", "plain", "__ATOMIC_ACQUIRE) != LEAVING", "__ATOMIC_ACQUIRE)"),
             ("order", "plain", "if (ends)\n        mourn", "s->dead[slot] = 1;\n    mourn"),
-            ("race", "tsan", "__atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE)", "c->cur_seq"),
+            (
+                "race",
+                "tsan",
+                "__atomic_load_n(&c->transfer.seq, __ATOMIC_ACQUIRE)",
+                "c->transfer.seq",
+            ),
         )
     ),
     Program(

@@ -139,8 +139,8 @@ int main(int argc, char **argv)
         pthread_mutex_init(&c->mu, NULL);
         pthread_condattr_init(&attr);
         pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&c->work_cv, NULL);
-        pthread_cond_init(&c->done_cv, &attr);
+        pthread_cond_init(&c->lane.work_cv, NULL);
+        pthread_cond_init(&c->lane.done_cv, &attr);
         c->size = 2;
     }
     pthread_create(&notices, NULL, taker, NULL);

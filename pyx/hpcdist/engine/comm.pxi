@@ -157,7 +157,7 @@ cdef class Comm:
     @property
     def last_agreed(self):
         """bool: the last collective has not failed, as far as is known: True also while one is under way."""
-        return self.c.pending or self.c.agreed == self.c.seq
+        return self.c.lane.pending or self.c.agreed == self.c.seq
 
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""

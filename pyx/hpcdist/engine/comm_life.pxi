@@ -203,8 +203,8 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
         raise raised
     if code:
         raise DistTimeoutError(
-            f"group '{comm.name}' had operations that did not end within {drain:.3g} s ({comm.c.pending} collectives "
-            "queued): its communicator is kept"
+            f"group '{comm.name}' had operations that did not end within {drain:.3g} s ({comm.c.lane.pending} "
+            "collectives queued): its communicator is kept"
         )
     return 0
 

@@ -19,6 +19,53 @@ typedef struct hd_session hd_session; /* hd_session.h */
 /* A group is destroyed: it takes no new operations; then waiting callers leave with an error. */
 enum hd_closing { HD_COMM_OPEN = 0, HD_COMM_CLOSING, HD_COMM_CLOSED };
 
+/* Operations in order: see hd_lane.h. */
+typedef struct hd_lane {
+    pthread_cond_t work_cv, done_cv;
+    hd_job *head, *tail;
+    int pending; /* atomic: jobs submitted to the thread and not done */
+    int busy;    /* atomic: an inline job runs */
+    int stop, started;
+    pthread_t thread;
+} hd_lane;
+
+/* The first failure in the lane; operations queued behind it fail as well. */
+typedef struct hd_failure {
+    char *text;
+    int code;
+    uint32_t upto; /* operations that were begun before the program saw the failure ... */
+    int unseen;    /* ... which it has not yet */
+    int given_up;  /* the program has given up what it had begun, up to this number: a failure of
+                    * those counts as seen */
+    uint32_t given_up_to;
+} hd_failure;
+
+/* What the watchdog must know of a data transfer that cannot be cancelled. */
+typedef struct hd_transfer {
+    uint64_t phase;  /* atomic: odd while inside */
+    const char *api; /* for the report; valid while `phase` is odd */
+    uint32_t seq;
+    int64_t until;       /* ns, its latest end; 0: `timeout` from when the watchdog saw it */
+    double timeout;      /* the operation's own: the group's may have changed since */
+    uint64_t seen_phase; /* the watchdog's memory */
+    int64_t since, slept;
+} hd_transfer;
+
+/* An agreement that timed out and goes on: see hd_comm_agree(). */
+typedef struct hd_vote {
+    int going, flag;
+    MPI_Request request;
+} hd_vote;
+
+/* Once this rank has left the group and others may not have: see hd_graves.c. */
+typedef struct hd_grave {
+    hd_comm *next;
+    int buried, orphan;  /* orphan: no Python object owns it any more */
+    int step;            /* agreements begun, */
+    MPI_Request parting; /* the present one, */
+    int64_t unread;      /* and the number of messages never received */
+} hd_grave;
+
 struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
@@ -71,42 +118,14 @@ struct hd_comm {
     char *staging; /* scaled or packed data, used by the thread that holds the lane */
     size_t staging_bytes;
 
-    pthread_mutex_t mu;
-    pthread_cond_t work_cv, done_cv;
-    hd_job *head, *tail;
-    int pending; /* atomic: jobs submitted to the thread and not done */
-    int busy;    /* atomic: an inline job runs */
-    int stop, started;
-    pthread_t thread;
-    char *cause; /* the first failure in the lane; operations queued behind it fail as
-                  * well */
-    int cause_code;
-    uint32_t cause_upto; /* operations that were begun before the program saw the failure ... */
-    int cause_unseen;    /* ... which it has not yet */
-    int given_up;        /* the program has given up what it had begun, up to this number: a
-                          * failure of those counts as seen */
-    uint32_t given_up_to;
-
-    uint64_t data_phase; /* atomic: odd while inside data transfer that cannot be cancelled */
-    const char *cur_api; /* for the watchdog's report; valid while data_phase is odd */
-    uint32_t cur_seq;
-    int64_t cur_until;  /* ns, its latest end; 0: cur_timeout from when the watchdog saw it */
-    double cur_timeout; /* the operation's own: the group's may have changed since */
-    uint64_t wd_phase;  /* watchdog's memory */
-    int64_t wd_since, wd_slept;
-
+    pthread_mutex_t
+        mu; /* of the lane and its failure, `blocks`, `closing`, and all jobs' `state` */
+    hd_lane lane;
+    hd_failure failure;
+    hd_transfer transfer;
     hd_comm *next; /* session's list */
-
-    int voting; /* in the agreement `vote`, which timed out: see hd_comm_agree() */
-    int vote_flag;
-    MPI_Request vote;
-
-    /* Once this rank has left the group and others may not have: see hd_graves.c. */
-    hd_comm *next_grave;
-    int buried, orphan;  /* orphan: no Python object owns it any more */
-    int step;            /* agreements begun, */
-    MPI_Request parting; /* the present one, */
-    int64_t parting_sum; /* and the number of messages never received */
+    hd_vote vote;
+    hd_grave grave;
 };
 
 #endif

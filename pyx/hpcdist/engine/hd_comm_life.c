@@ -46,8 +46,8 @@ static void init_locks(hd_comm *c)
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->mu, NULL);
-    pthread_cond_init(&c->work_cv, NULL);
-    pthread_cond_init(&c->done_cv, &attr);
+    pthread_cond_init(&c->lane.work_cv, NULL);
+    pthread_cond_init(&c->lane.done_cv, &attr);
     pthread_condattr_destroy(&attr);
 }
 
@@ -423,8 +423,8 @@ int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
     hd_blocks_close(c);
     free(c->staging);
     c->staging = NULL;
-    free(c->cause);
-    c->cause = NULL;
+    free(c->failure.text);
+    c->failure.text = NULL;
     if (how == HD_LATER) {
         hd_grave_dig(c);
     } else {

@@ -29,12 +29,12 @@ static hd_comm *graves; /* of all sessions */
 static void agree(hd_comm *c)
 {
     int rc;
-    c->parting_sum = __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + c->post->unread;
-    rc = c->step++ ? MPI_Iallreduce(MPI_IN_PLACE, &c->parting_sum, 1, MPI_INT64_T, MPI_SUM, c->mpi,
-                                    &c->parting)
-                   : MPI_Ibarrier(c->mpi, &c->parting);
+    c->grave.unread = __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + c->post->unread;
+    rc = c->grave.step++ ? MPI_Iallreduce(MPI_IN_PLACE, &c->grave.unread, 1, MPI_INT64_T, MPI_SUM,
+                                          c->mpi, &c->grave.parting)
+                         : MPI_Ibarrier(c->mpi, &c->grave.parting);
     if (rc)
-        c->step = -1;
+        c->grave.step = -1;
 }
 
 /* 1: all have left, and nothing is lost; 0: a message is; -1: not all have left. */
@@ -43,11 +43,11 @@ static int settle_post(hd_comm *c)
     int done = 0, outcome = -1;
     hd_post_read(c);
     hd_mpi_lock(c->session);
-    if (c->step >= 0 && !MPI_Test(&c->parting, &done, MPI_STATUS_IGNORE) && done) {
-        if (c->step == 1 || (c->parting_sum && c->step <= AGREEMENTS))
+    if (c->grave.step >= 0 && !MPI_Test(&c->grave.parting, &done, MPI_STATUS_IGNORE) && done) {
+        if (c->grave.step == 1 || (c->grave.unread && c->grave.step <= AGREEMENTS))
             agree(c); /* the notes have been read up to here */
         else if (hd_post_tidy(c->post))
-            outcome = !c->parting_sum;
+            outcome = !c->grave.unread;
     }
     hd_mpi_unlock(c->session);
     return outcome;
@@ -63,15 +63,15 @@ static void finish(hd_comm *c, int frees)
     hd_mpi_unlock(c->session);
     hd_page_close(c);
     c->session = NULL;
-    c->buried = 0;
-    if (c->orphan)
+    c->grave.buried = 0;
+    if (c->grave.orphan)
         hd_comm_dispose(c);
 }
 
 void hd_grave_dig(hd_comm *c)
 {
     hd_session *s = c->session;
-    c->parting = MPI_REQUEST_NULL;
+    c->grave.parting = MPI_REQUEST_NULL;
     if (c->post) {
         hd_post_read(c);
         hd_mpi_lock(s);
@@ -79,8 +79,8 @@ void hd_grave_dig(hd_comm *c)
         hd_mpi_unlock(s);
     }
     pthread_mutex_lock(&mu);
-    c->buried = 1;
-    c->next_grave = graves;
+    c->grave.buried = 1;
+    c->grave.next = graves;
     graves = c;
     pthread_mutex_unlock(&mu);
 }
@@ -93,10 +93,10 @@ static void visit(hd_session *s, int last)
         hd_comm *c = *at;
         int outcome = c->session != s ? -1 : c->page ? hd_page_left(c) : settle_post(c);
         if (c->session != s || (outcome < 0 && !last)) {
-            at = &c->next_grave;
+            at = &c->grave.next;
             continue;
         }
-        *at = c->next_grave;
+        *at = c->grave.next;
         if (outcome < 0 && c->post) { /* MPI may still write to it */
             hd_session_poisoned(s);
             c->session = NULL;
@@ -115,9 +115,9 @@ int hd_grave_inherits(hd_comm *c)
 {
     int buried;
     pthread_mutex_lock(&mu);
-    buried = c->buried;
+    buried = c->grave.buried;
     if (buried)
-        c->orphan = 1;
+        c->grave.orphan = 1;
     pthread_mutex_unlock(&mu);
     return buried;
 }
@@ -129,8 +129,8 @@ void hd_comm_dispose(hd_comm *c)
     hd_desk_free(c->desk);
     free(c->node_slot);
     pthread_mutex_destroy(&c->mu);
-    pthread_cond_destroy(&c->work_cv);
-    pthread_cond_destroy(&c->done_cv);
-    if (!c->voting) /* else MPI still writes the flag of an agreement that gave up */
+    pthread_cond_destroy(&c->lane.work_cv);
+    pthread_cond_destroy(&c->lane.done_cv);
+    if (!c->vote.going) /* else MPI still writes the flag of an agreement that gave up */
         free(c);
 }

@@ -199,7 +199,7 @@ void hd_job_finish(hd_job *j)
     watched = j->watched;
     pthread_mutex_unlock(&c->mu);
     /* Without the mutex, on which a waiter would block again. */
-    pthread_cond_broadcast(&c->done_cv);
+    pthread_cond_broadcast(&c->lane.done_cv);
     if (watched && hd_py.notify)
         hd_py.notify(j);
 }
@@ -232,7 +232,7 @@ int hd_job_wait(hd_job *j, double seconds)
     until = (struct timespec){end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&c->mu);
     while (hd_job_state(j) != HD_DONE)
-        if (pthread_cond_timedwait(&c->done_cv, &c->mu, &until) == ETIMEDOUT)
+        if (pthread_cond_timedwait(&c->lane.done_cv, &c->mu, &until) == ETIMEDOUT)
             break;
     pthread_mutex_unlock(&c->mu);
     return hd_job_state(j) == HD_DONE;

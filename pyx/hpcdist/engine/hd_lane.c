@@ -25,22 +25,23 @@ int hd_lanes_busy;
  * meanwhile. */
 static void leave(hd_comm *c)
 {
-    __atomic_store_n(&c->busy, 0, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST)) {
+    __atomic_store_n(&c->lane.busy, 0, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST)) {
         pthread_mutex_lock(&c->mu); /* the lane's thread has either seen busy change, or waits */
         pthread_mutex_unlock(&c->mu);
-        pthread_cond_signal(&c->work_cv);
+        pthread_cond_signal(&c->lane.work_cv);
     }
 }
 
 int hd_lane_try(hd_comm *c)
 {
     int idle = 0;
-    if (__atomic_load_n(&c->pending, __ATOMIC_ACQUIRE))
+    if (__atomic_load_n(&c->lane.pending, __ATOMIC_ACQUIRE))
         return 0;
-    if (!__atomic_compare_exchange_n(&c->busy, &idle, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    if (!__atomic_compare_exchange_n(&c->lane.busy, &idle, 1, 0, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST))
         return 0;
-    if (!__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST))
+    if (!__atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST))
         return 1;
     leave(c); /* a job was queued in between: first come, first served */
     return 0;
@@ -84,7 +85,7 @@ static void ask_for_short_slices(void)
 
 static int begun_before_seen(const hd_comm *c, const hd_job *j)
 {
-    return c->cause && (c->cause_unseen || (int32_t)(j->seq - c->cause_upto) <= 0);
+    return c->failure.text && (c->failure.unseen || (int32_t)(j->seq - c->failure.upto) <= 0);
 }
 
 /* With c->mu held. */
@@ -94,11 +95,11 @@ static void pass_on_cause(hd_comm *c, hd_job *j)
         return;
     j->cause = malloc(HD_TEXT);
     j->refusal.why = "it was queued behind an operation that failed";
-    j->refusal.code = c->cause_code;
+    j->refusal.code = c->failure.code;
     if (!j->cause)
         return;
     snprintf(j->cause, HD_TEXT, "%s #%u of group '%s' (this is rank %d of %d) was queued behind %s",
-             j->api, j->seq, c->name, c->rank, c->size, c->cause);
+             j->api, j->seq, c->name, c->rank, c->size, c->failure.text);
     j->refusal.why = j->cause;
 }
 
@@ -109,30 +110,30 @@ static void keep_cause(hd_comm *c, const hd_job *j)
     if ((j->code != HD_ERR_TIMEOUT && j->code != HD_ERR_FAILED) || !c->check ||
         begun_before_seen(c, j))
         return;
-    if (!c->cause && !(c->cause = malloc(HD_TEXT)))
+    if (!c->failure.text && !(c->failure.text = malloc(HD_TEXT)))
         return;
-    snprintf(c->cause, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq,
+    snprintf(c->failure.text, HD_TEXT, "%s #%u, which failed: %s", j->api, j->seq,
              j->text ? j->text : "no memory to say why");
-    c->cause_code = j->code;
-    c->cause_unseen = !(c->given_up && (int32_t)(j->seq - c->given_up_to) <= 0);
-    if (!c->cause_unseen)
-        c->cause_upto = c->given_up_to;
+    c->failure.code = j->code;
+    c->failure.unseen = !(c->failure.given_up && (int32_t)(j->seq - c->failure.given_up_to) <= 0);
+    if (!c->failure.unseen)
+        c->failure.upto = c->failure.given_up_to;
 }
 
 /* With c->mu held, once the lane contains nothing that was begun before the failure was seen. */
 static void forget_cause(hd_comm *c)
 {
-    free(c->cause);
-    c->cause = NULL;
+    free(c->failure.text);
+    c->failure.text = NULL;
 }
 
 void hd_lane_seen(hd_comm *c)
 {
     pthread_mutex_lock(&c->mu);
-    if (c->cause && c->cause_unseen) {
-        c->cause_unseen = 0;
-        c->cause_upto = c->seq;
-        if (!__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST))
+    if (c->failure.text && c->failure.unseen) {
+        c->failure.unseen = 0;
+        c->failure.upto = c->seq;
+        if (!__atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST))
             forget_cause(c);
     }
     pthread_mutex_unlock(&c->mu);
@@ -142,8 +143,8 @@ void hd_lane_give_up(hd_comm *c)
 {
     hd_lane_seen(c);
     pthread_mutex_lock(&c->mu);
-    c->given_up = __atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) > 0;
-    c->given_up_to = c->seq;
+    c->failure.given_up = __atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST) > 0;
+    c->failure.given_up_to = c->seq;
     pthread_mutex_unlock(&c->mu);
 }
 
@@ -155,14 +156,14 @@ static void *lane_main(void *arg)
     pthread_mutex_lock(&c->mu);
     for (;;) {
         hd_job *j;
-        while ((!c->head && !c->stop) || __atomic_load_n(&c->busy, __ATOMIC_SEQ_CST))
-            pthread_cond_wait(&c->work_cv, &c->mu);
-        if (!c->head)
+        while ((!c->lane.head && !c->lane.stop) || __atomic_load_n(&c->lane.busy, __ATOMIC_SEQ_CST))
+            pthread_cond_wait(&c->lane.work_cv, &c->mu);
+        if (!c->lane.head)
             break;
-        j = c->head;
-        c->head = j->next;
-        if (!c->head)
-            c->tail = NULL;
+        j = c->lane.head;
+        c->lane.head = j->next;
+        if (!c->lane.head)
+            c->lane.tail = NULL;
         j->next = NULL;
         __atomic_store_n(&j->state, HD_RUNNING, __ATOMIC_RELEASE);
         pass_on_cause(c, j);
@@ -175,12 +176,12 @@ static void *lane_main(void *arg)
             hd_fail(j, j->refusal.code, "%s", j->cause);
         pthread_mutex_lock(&c->mu);
         keep_cause(c, j);
-        if (c->cause && !c->cause_unseen && !c->head)
+        if (c->failure.text && !c->failure.unseen && !c->lane.head)
             forget_cause(c);
-        if (!c->head)
-            c->given_up = 0;
+        if (!c->lane.head)
+            c->failure.given_up = 0;
         pthread_mutex_unlock(&c->mu);
-        __atomic_sub_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);
         hd_job_unref(j);
 
@@ -196,25 +197,25 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
     pthread_mutex_lock(&c->mu);
     if (c->closing && !j->closing) {
         rc = -1;
-    } else if (!c->started) {
+    } else if (!c->lane.started) {
         sigset_t all, old;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
-        rc = pthread_create(&c->thread, NULL, lane_main, c);
+        rc = pthread_create(&c->lane.thread, NULL, lane_main, c);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
-        c->started = rc == 0;
+        c->lane.started = rc == 0;
     }
     if (rc == 0) {
-        if (c->tail)
-            c->tail->next = j;
+        if (c->lane.tail)
+            c->lane.tail->next = j;
         else
-            c->head = j;
-        c->tail = j;
-        __atomic_add_fetch(&c->pending, 1, __ATOMIC_SEQ_CST);
+            c->lane.head = j;
+        c->lane.tail = j;
+        __atomic_add_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&c->mu);
     /* Without the mutex, on which the lane's thread would block again. */
-    pthread_cond_signal(&c->work_cv);
+    pthread_cond_signal(&c->lane.work_cv);
     return rc;
 }
 
@@ -238,8 +239,8 @@ int hd_lane_take_back(hd_comm *c, hd_job *j)
 int hd_lane_drain(hd_comm *c, double seconds)
 {
     const int64_t until = hd_until(seconds);
-    while (__atomic_load_n(&c->pending, __ATOMIC_SEQ_CST) ||
-           __atomic_load_n(&c->busy, __ATOMIC_SEQ_CST)) {
+    while (__atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST) ||
+           __atomic_load_n(&c->lane.busy, __ATOMIC_SEQ_CST)) {
         struct timespec nap = {0, 200000};
         if (hd_now() > until)
             return 0;
@@ -250,12 +251,12 @@ int hd_lane_drain(hd_comm *c, double seconds)
 
 void hd_lane_close(hd_comm *c)
 {
-    if (!c->started)
+    if (!c->lane.started)
         return;
     pthread_mutex_lock(&c->mu);
-    c->stop = 1;
-    pthread_cond_signal(&c->work_cv);
+    c->lane.stop = 1;
+    pthread_cond_signal(&c->lane.work_cv);
     pthread_mutex_unlock(&c->mu);
-    pthread_join(c->thread, NULL);
-    c->started = 0;
+    pthread_join(c->lane.thread, NULL);
+    c->lane.started = 0;
 }

@@ -108,10 +108,10 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
                hd_ft_missing() ? hd_ft_missing() : "HPCDIST_FT is not set");
         return HD_ERR_BACKEND;
     }
-    if (!c->voting)
-        c->vote_flag = *flag;
-    code = agree(c->mpi, &c->vote_flag, &c->vote, &c->voting, hd_until(timeout), NULL);
-    *flag = c->vote_flag;
+    if (!c->vote.going)
+        c->vote.flag = *flag;
+    code = agree(c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going, hd_until(timeout), NULL);
+    *flag = c->vote.flag;
     if (code == HD_ERR_TIMEOUT) {
         hd_say(&t, "timeout after %.3g s in an agreement of group '%s' (this is rank %d of %d)",
                timeout, c->name, c->rank, c->size);

@@ -77,7 +77,7 @@ static int stuck_here(hd_session *s, double left)
     int pending = left < SOON;
     pthread_mutex_lock(&s->mu);
     for (hd_comm *c = s->comms; c; c = c->next)
-        pending |= __atomic_load_n(&c->pending, __ATOMIC_SEQ_CST);
+        pending |= __atomic_load_n(&c->lane.pending, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&s->mu);
     return !pending && hd_py.alone && hd_py.alone();
 }

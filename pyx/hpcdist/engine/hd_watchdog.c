@@ -52,27 +52,27 @@ void hd_data_begin(hd_comm *c, hd_job *j)
 {
     /* An operation that did not wait reads no clock. */
     const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0;
-    __atomic_store_n(&c->cur_api, j->api, __ATOMIC_RELEASE);
-    __atomic_store_n(&c->cur_seq, j->seq, __ATOMIC_RELEASE);
-    __atomic_store(&c->cur_timeout, &j->timeout, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.api, j->api, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.seq, j->seq, __ATOMIC_RELEASE);
+    __atomic_store(&c->transfer.timeout, &j->timeout, __ATOMIC_RELEASE);
     j->data_until = until;
-    __atomic_store_n(&c->cur_until, until, __ATOMIC_RELEASE);
-    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.until, until, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.phase, c->transfer.phase + 1, __ATOMIC_RELEASE);
 }
 
 void hd_data_end(hd_comm *c)
 {
-    __atomic_store_n(&c->data_phase, c->data_phase + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.phase, c->transfer.phase + 1, __ATOMIC_RELEASE);
 }
 
 /* 0: that operation has ended. */
 static int read_moving(const hd_comm *c, uint64_t phase, moving *out)
 {
-    out->api = __atomic_load_n(&c->cur_api, __ATOMIC_ACQUIRE);
-    out->seq = __atomic_load_n(&c->cur_seq, __ATOMIC_ACQUIRE);
-    __atomic_load(&c->cur_timeout, &out->timeout, __ATOMIC_ACQUIRE);
-    out->until = __atomic_load_n(&c->cur_until, __ATOMIC_ACQUIRE);
-    return __atomic_load_n(&c->data_phase, __ATOMIC_RELAXED) == phase;
+    out->api = __atomic_load_n(&c->transfer.api, __ATOMIC_ACQUIRE);
+    out->seq = __atomic_load_n(&c->transfer.seq, __ATOMIC_ACQUIRE);
+    __atomic_load(&c->transfer.timeout, &out->timeout, __ATOMIC_ACQUIRE);
+    out->until = __atomic_load_n(&c->transfer.until, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&c->transfer.phase, __ATOMIC_RELAXED) == phase;
 }
 
 /* ---- ending the job ---- */
@@ -221,21 +221,21 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
     hd_text_init(&t, warning, sizeof warning);
     pthread_mutex_lock(&s->mu);
     for (hd_comm *c = s->comms; c; c = c->next) {
-        uint64_t phase = __atomic_load_n(&c->data_phase, __ATOMIC_ACQUIRE);
-        if (phase != c->wd_phase) {
-            c->wd_phase = phase;
-            c->wd_since = hd_now(); /* not `now`: this thread may have lost its core since then, and
-                                     * the operation may have begun meanwhile */
-            c->wd_slept = 0;
+        uint64_t phase = __atomic_load_n(&c->transfer.phase, __ATOMIC_ACQUIRE);
+        if (phase != c->transfer.seen_phase) {
+            c->transfer.seen_phase = phase;
+            c->transfer.since = hd_now(); /* not `now`: this thread may have lost its core since
+                                           * then, and the operation may have begun meanwhile */
+            c->transfer.slept = 0;
         } else if (phase & 1) {
             moving m;
             int64_t until;
-            c->wd_slept += slept; /* its ranks are not to blame if the whole job is stopped */
+            c->transfer.slept += slept; /* its ranks are not to blame if the whole job is stopped */
             if (!read_moving(c, phase, &m))
                 continue;
-            until = m.until ? m.until : hd_later(c->wd_since, hd_ns(m.timeout));
-            if (now > hd_later(until, GRACE + c->wd_slept))
-                stuck(s, c, &m, (double)(now - c->wd_since) * 1e-9);
+            until = m.until ? m.until : hd_later(c->transfer.since, hd_ns(m.timeout));
+            if (now > hd_later(until, GRACE + c->transfer.slept))
+                stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9);
         }
     }
     hd_late_look(s, now, &t);
