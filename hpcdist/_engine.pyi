@@ -13,7 +13,7 @@ _Tensor = Any
 _Op = Any
 
 # A value of async_op.
-EITHER: Any
+ASYNC_HERE: Any
 # Bytes.
 DEVICE_LEAST: int
 OBJECTS: int
@@ -263,7 +263,7 @@ class Comm:
         error: BaseException,
         *,
         api: str | None = None,
-        owed: str | None = None,
+        others_arrive: str | None = None,
         begun: bool = False,
         parts: int = 1,
     ) -> None: ...

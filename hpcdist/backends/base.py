@@ -239,7 +239,7 @@ class GroupBackend:
         error: BaseException,
         *,
         api: str | None = None,
-        owed: str | None = None,
+        others_arrive: str | None = None,
         parts: int = 1,
     ) -> None:
         """Send the other ranks the reason why this one does not make the next collective.

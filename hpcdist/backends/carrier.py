@@ -54,7 +54,12 @@ class Carrier(Protocol):
     def share(self, nbytes: int) -> Any: ...
     def place(self, tensor: Any) -> tuple[int, int] | None: ...
     def refuse(
-        self, error: BaseException, *, api: _Api = None, owed: str | None = None, parts: int = 1
+        self,
+        error: BaseException,
+        *,
+        api: _Api = None,
+        others_arrive: str | None = None,
+        parts: int = 1,
     ) -> None: ...
     # fmt: off
     def all_reduce(

@@ -8,10 +8,10 @@ from types import TracebackType
 
 from .carrier import Carrier
 
-__all__ = ["bursts", "parts", "refusing"]
+__all__ = ["refusing", "refusing_batches", "refusing_parts"]
 
 
-class parts:
+class refusing_parts:
     """Context manager around an operation that consists of several collectives, its parts.
 
     An exception on one rank between two parts, such as a signal handler's, stops only this rank:
@@ -66,12 +66,13 @@ class parts:
         waits = due if self._waits is None else self._waits
         if begun >= due:
             return
-        owed = None if begun == 0 else "if agreed" if begun <= waits else "always"
-        comm.refuse(error, api=api, owed=owed, parts=due - begun if begun >= waits else 1)
+        others_arrive = None if begun == 0 else "if agreed" if begun <= waits else "always"
+        rest = due - begun if begun >= waits else 1
+        comm.refuse(error, api=api, others_arrive=others_arrive, parts=rest)
 
 
-class bursts(parts):
-    """Like :class:`parts`, for an operation whose ranks begin several parts, then wait for them.
+class refusing_batches(refusing_parts):
+    """Like :class:`refusing_parts`, where the ranks begin several parts, then wait for them.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class bursts(parts):
     api : str
         Public name of the operation.
     lengths : callable
-        Returns the number of parts of each burst; it is asked when there is an exception.
+        Returns the number of parts of each batch; it is asked when there is an exception.
     """
 
     __slots__ = ("_lengths",)
@@ -99,13 +100,13 @@ class bursts(parts):
             return
         begun = (self._comm.seq - self._seq) % 2**32
         ends = [0, *accumulate(self._lengths())]
-        # after a burst the others begin the next one only if they agreed on its last part
+        # after a batch the others begin the next one only if they agreed on its last part
         self._due = next((end for end in ends if end > begun), begun)
         self._waits = begun if begun in ends else 0
         super().__exit__(kind, error, trace)
 
 
-class refusing(parts):
+class refusing(refusing_parts):
     """Send an exception in the block to the other ranks, unless an operation was begun there.
 
     The others are in the collective, or will be: with the reason they raise at once, and all ranks

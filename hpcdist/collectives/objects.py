@@ -17,7 +17,7 @@ import numpy as np
 from hpcdist import codec
 from hpcdist._engine import op_range
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.collectives._parts import Part, buffer, check_list, decode, gather_sizes, root_of
 from hpcdist.collectives.objects_p2p import recv_object_list, send_object_list
 from hpcdist.errors import DistMismatchError
@@ -86,7 +86,7 @@ def broadcast_object_list(
     if comm.rank < 0:
         comm.report(api, 3)
         return
-    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
+    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         length = check_list(object_list, "object_list")
         part = Part(api, root)
@@ -157,7 +157,7 @@ def all_gather_object(
     if comm.rank < 0:
         comm.report(api, 3)
         return
-    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
+    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         length = check_list(object_list, "object_list")
         part = Part(api, comm.rank)
         if length < comm.size:
@@ -226,7 +226,7 @@ def gather_object(
     if comm.rank < 0:
         comm.report(api, 3)
         return
-    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
+    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, dst, group_dst, "dst")
         here = comm.rank == root
         part = Part(api, comm.rank)
@@ -296,7 +296,7 @@ def scatter_object_list(
     if comm.rank < 0:
         comm.report(api, 3)
         return
-    with op_range(api, pg._name), parts(agreeing(comm), api, 2):
+    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         part = Part(api, root)
         header = np.zeros(comm.size + 1, np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdist._buffer import limited
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups.resolve import default_group, resolve
 
 from . import standard_input
@@ -74,7 +74,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     if _calls[line] <= skip:
         return
     debugger = None
-    with parts(agreeing(pg.carrier), "breakpoint", 2):
+    with refusing_parts(agreeing(pg.carrier), "breakpoint", 2):
         # all are here before one of them stops: from now on the others may wait without a limit
         pg.carrier.barrier(api="breakpoint")
         if pg.rank() == rank:

@@ -14,7 +14,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts, refusing
+from hpcdist.backends.refusal import refusing, refusing_parts
 from hpcdist.groups.comparison import digest, naming
 
 __all__ = ["SparseReduction", "all_reduce"]
@@ -69,7 +69,7 @@ class SparseReduction:
             self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
-        with parts(agreeing(self._comm, self._tensor), self._api, 3, begun=1):
+        with refusing_parts(agreeing(self._comm, self._tensor), self._api, 3, begun=1):
             values = self._tensor._values().contiguous()
             places = self._tensor._indices().T.contiguous()
             all_places = places.new_empty(sum(counts), dims)
@@ -122,6 +122,6 @@ def all_reduce(comm: Carrier, tensor: torch.Tensor, op: Any, async_op: bool = Fa
                 "all_reduce of a sparse tensor takes two rounds: async_op must be False"
             )
     divisor = comm.size if op == ReduceOp.AVG else 1
-    with torch.no_grad(), parts(agreeing(comm, tensor), API, 3):
+    with torch.no_grad(), refusing_parts(agreeing(comm, tensor), API, 3):
         own = tensor.coalesce()
         tensor.copy_(SparseReduction(comm, own, divisor, API).wait())

@@ -12,7 +12,7 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups.comparison import digest, naming, same_arguments
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
@@ -162,7 +162,7 @@ def _average(
     with (
         naming("the step, and of each averaged parameter its place, shape and dtype"),
         torch.no_grad(),
-        parts(agreeing(group.carrier), API, lambda: max(1, len(by_kind))),
+        refusing_parts(agreeing(group.carrier), API, lambda: max(1, len(by_kind))),
     ):
         places = those()
         for parameter in places.values():

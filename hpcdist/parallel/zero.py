@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import bursts, parts, refusing
+from hpcdist.backends.refusal import refusing, refusing_batches, refusing_parts
 from hpcdist.collectives.objects import gather_object
 from hpcdist.groups.comparison import naming
 from hpcdist.groups.resolve import member
@@ -244,7 +244,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         if self.parameters_as_bucket_view:
             comm = self.process_group.carrier
             with naming("the strides of its parameters"):
-                with parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
+                with refusing_parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
                     if self._flats.moved():
                         self._lay_out()
                     works = [
@@ -266,7 +266,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
         def lengths() -> list[int]:
             return [len(packs(rank)) for rank in range(self.world_size)]
 
-        with bursts(agreeing(group.carrier), API, lengths):
+        with refusing_batches(agreeing(group.carrier), API, lengths):
             for rank in range(self.world_size):
                 send(group, packs(rank), rank, API)
 

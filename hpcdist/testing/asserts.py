@@ -13,7 +13,7 @@ import numpy as np
 from hpcdist import _engine
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
@@ -52,7 +52,7 @@ def _fail_together(
         raise ValueError(f"{api} was called outside the given group")
     count = np.array([problem is not None], np.int64)
     problems: list[str | None] = [None] * comm.size
-    with parts(agreeing(comm), api, lambda: 3 if count[0] else 1):
+    with refusing_parts(agreeing(comm), api, lambda: 3 if count[0] else 1):
         comm.all_reduce(count, ReduceOp.SUM, api=api)
         if not count[0]:
             return

@@ -15,10 +15,10 @@ from torch.distributed import ProcessGroup, Work
 
 from hpcdist._buffer import limit as call_limit
 from hpcdist._buffer import limited
-from hpcdist._engine import EITHER
+from hpcdist._engine import ASYNC_HERE
 from hpcdist.backends.cuda_over_mpi import StagedGroup
 from hpcdist.backends.dispatch import agreeing, serving
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import state as _group
@@ -224,7 +224,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
                 method = self._recorder.inside(entry, method)
             if wants_work:
                 # torch lets one rank wait and another not
-                return self._collect(BridgeWork(method(*args, EITHER), outputs, entry))
+                return self._collect(BridgeWork(method(*args, ASYNC_HERE), outputs, entry))
             if entry is None:
                 method(*args)
             else:
@@ -298,7 +298,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         begin one refuses the later ones as well.
         """
         name, due = method.__name__, max(len(outputs), len(inputs))
-        with parts(agreeing(self._carrier, outputs), name, due, waits=0):
+        with refusing_parts(agreeing(self._carrier, outputs), name, due, waits=0):
             each = begun(opts)
             works = [method(o, i, each) for o, i in zip(outputs, inputs, strict=True)]
         work = AllOf(works)

@@ -118,13 +118,13 @@ cdef extern from "hd_job.h" nogil:
         int64_t count, extra
         const char* extra_is
         uint64_t layout
-        int pairwise, uneven, permuted, listed, either, later, closing, monitored
+        int pairwise, uneven, permuted, listed, async_may_differ, all_async, closing, monitored
         int nin, nout
         hd_seg* in_ "in"
         hd_seg* out
         hd_seg in1, out1
-        char* apart
-        hd_block** made
+        char* scratch
+        hd_block** new_block
         hd_refusal refusal
         hd_refused* refused
         int ndim
@@ -216,7 +216,7 @@ cdef extern from "hd_alias.h" nogil:
     int hd_input_in_output(const hd_seg*, int, const hd_seg*, int, int64_t, hd_own, int*, int*)
 
 cdef extern from "hd_reductions.h" nogil:
-    int hd_keep_apart(const hd_comm*, hd_job*)
+    int hd_scratch_for(const hd_comm*, hd_job*)
 
 cdef extern from "hd_node.h" nogil:
     int64_t hd_node_bytes(const hd_comm*)

@@ -18,7 +18,7 @@ import hpcdist as dist
 import hpcdist.nn.functional
 from hpcdist import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import bursts
+from hpcdist.backends.refusal import refusing_batches
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
@@ -329,7 +329,7 @@ def test_a_burst_in_flight_when_the_next_is_refused(group):
     comm = group.carrier
     works: list[Any] = []
     try:
-        with bursts(agreeing(comm), "bursts", lambda: [3, 3]):
+        with refusing_batches(agreeing(comm), "bursts", lambda: [3, 3]):
             for _ in range(3 if rank else 1):
                 works.append(comm.broadcast(torch.ones(2), 0, True))
             if not rank:

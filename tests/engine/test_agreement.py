@@ -13,7 +13,7 @@ from patience import patience
 from worlds import one_node
 
 import hpcdist as dist
-from hpcdist._engine import EITHER
+from hpcdist._engine import ASYNC_HERE
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
@@ -138,7 +138,7 @@ def test_sync_and_async_calls_match_each_other_in_order():
     native = dist.group.WORLD.carrier
     for _ in range(60):
         x, y = torch.full((1000,), rank + 1.0), torch.full((300_000,), float(rank))
-        w = native.all_reduce(x, async_op=bool(rng.integers(2)) and EITHER)
+        w = native.all_reduce(x, async_op=bool(rng.integers(2)) and ASYNC_HERE)
         v = native.all_reduce(y, async_op=bool(rng.integers(2)), api="test")
         for work in (v, w):
             if work is not None:

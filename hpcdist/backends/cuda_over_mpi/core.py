@@ -125,7 +125,7 @@ class Core(GroupBackend):
 
     # --- agreement ---------------------------------------------------------------------------
 
-    def _agree(self, api: str, call: str, direct: bool, later: bool) -> Callable[[], int]:
+    def _agree(self, api: str, call: str, direct: bool, asynchronous: bool) -> Callable[[], int]:
         """Compare a call with the other ranks'; in the order of calls, also if it runs later.
 
         Returns what waits for the comparison and gives the age of the communicator to use.
@@ -136,7 +136,7 @@ class Core(GroupBackend):
         table = np.empty((self.size, 3), np.int64)
         name = f"{api} ({cuda.runtime().name})"
         work = self._comm.all_gather_into_tensor(
-            table.reshape(-1), own, _engine.EITHER if later else False, api=name
+            table.reshape(-1), own, _engine.ASYNC_HERE if asynchronous else False, api=name
         )
 
         def agreed() -> int:
@@ -194,22 +194,22 @@ class Core(GroupBackend):
         tensors: list[Any],
         outputs: list[Any],
         plan: Plan,
-        later: Any,
+        asynchronous: Any,
     ) -> Any:
         """Do an operation of all ranks now, or later on the lane's thread.
 
         `about` is what must be the same in all ranks' calls, in words.
         """
-        later = checked_async(later)
-        self._ready(api, later)
+        asynchronous = checked_async(asynchronous)
+        self._ready(api, asynchronous)
         direct = plan.direct if aware.takes_device_memory() else None
         call = f"{api}({about})"
         runtime = cuda.runtime()
         current = runtime.current(index)
         stream = runtime.handle(current)
-        if not later:  # before the ranks agree on what could not begin
+        if not asynchronous:  # before the ranks agree on what could not begin
             self._lane.refuse_in_handler(api)
-        agreed = self._agree(api, call, direct is not None, later)
+        agreed = self._agree(api, call, direct is not None, asynchronous)
         ready: Any = None
 
         def run() -> Any:
@@ -241,20 +241,22 @@ class Core(GroupBackend):
         job = StagedJob(run, f"{api} (cuda) #{self.seq} of group {self.name!r} on rank {self.rank}")
         try:
             ready = runtime.record(current)
-            self._begin(self._lane, job, tensors, later)
+            self._begin(self._lane, job, tensors, asynchronous)
         except BaseException as error:
             if not job.taken:
                 self._stay_away(api, agreed, error)
             raise
-        if later:
+        if asynchronous:
             return StagedWork(runtime, index, job, tensors, outputs, [])
         if job.event is not None:
             runtime.order(current, job.event)
         return None
 
-    def _begin(self, lane: StagingLane, job: StagedJob, tensors: list[Any], later: bool) -> None:
+    def _begin(
+        self, lane: StagingLane, job: StagedJob, tensors: list[Any], asynchronous: bool
+    ) -> None:
         """Give a job to a lane; its tensors are kept until it is over."""
-        if not later:
+        if not asynchronous:
             lane.call(job)
             return
         held = (job, tensors)
@@ -329,7 +331,7 @@ class Core(GroupBackend):
             )
         return indices.pop()
 
-    def _ready(self, api: str, later: bool) -> None:
+    def _ready(self, api: str, asynchronous: bool) -> None:
         """Refuse invalid calls, and release finished operations."""
         refuse_forked(self._pid)
         if self._freed:
@@ -340,7 +342,7 @@ class Core(GroupBackend):
                 f"{api} over MPI cannot be captured into a CUDA graph, because the host takes part "
                 "in it: use backend 'nccl', or call it outside the graph"
             )
-        if later and _engine.thread_level() != "multiple":
+        if asynchronous and _engine.thread_level() != "multiple":
             raise DistBackendError(
                 f"{api} of a CUDA tensor without waiting needs MPI_THREAD_MULTIPLE, and MPI was "
                 f"started with {_engine.thread_level()}: start it by hpcdist, or call it with "

@@ -81,14 +81,14 @@ class Messages(Core):
         """Receive and wait; returns the sender's rank."""
         return int(self._post(tensor, src, tag, False, False))
 
-    def _post(self, tensor: Any, peer: int, tag: int, sends: bool, later: bool) -> Any:
-        api = ("i" if later else "") + ("send" if sends else "recv")
+    def _post(self, tensor: Any, peer: int, tag: int, sends: bool, asynchronous: bool) -> Any:
+        api = ("i" if asynchronous else "") + ("send" if sends else "recv")
         part = DeviceTensor.inspect(tensor, "tensor", not sends)
         if part.strides is not None:
             raise disordered(sends)
         if peer >= self.size or peer < (0 if sends else -1):
             raise ValueError(f"rank {peer} is not in group {self.name!r} of {self.size} ranks")
-        self._ready(api, later)
+        self._ready(api, asynchronous)
         runtime = cuda.runtime()
         current = runtime.current(part.device)
         ready = runtime.record(current)
@@ -133,8 +133,8 @@ class Messages(Core):
         )
         with self._lanes.use((sends, peer, tag)) as lane:
             tensors = [tensor]
-            self._begin(lane, job, tensors, later)
-            if later:
+            self._begin(lane, job, tensors, asynchronous)
+            if asynchronous:
                 return StagedWork(runtime, part.device, job, tensors, tensors, source)
         if job.event is not None:
             runtime.order(current, job.event)

@@ -64,10 +64,10 @@ class PinnedBuffers:
         #: Event after which the last operation has emptied the buffers.
         self.emptied: Any = None
 
-    def stages(self, apart: bool) -> list[tuple[Any, Any]]:
+    def stages(self, two_buffers: bool) -> list[tuple[Any, Any]]:
         """Pairs of what is filled and what is emptied: the same buffer, or two."""
         buffers = self.buffers
-        if apart:
+        if two_buffers:
             return list(zip(buffers[::2], buffers[1::2], strict=True))
         return [(each, each) for each in buffers]
 
@@ -183,7 +183,7 @@ def pipeline(
     pinned: PinnedBuffers,
     ready: Any,
     pieces: Sequence[Piece],
-    apart: bool,
+    two_buffers: bool,
     seconds: float,
     tell: Callable[[BaseException], None],
 ) -> Any:
@@ -197,7 +197,7 @@ def pipeline(
         Event after which the tensors may be touched.
     pieces : sequence of Piece
         In order.
-    apart : bool
+    two_buffers : bool
         Whether what MPI reads and what it writes are different buffers.
     seconds : float
         Within which `ready` has to be reached.
@@ -210,7 +210,7 @@ def pipeline(
     object
         Event after which the tensors hold the result.
     """
-    stages = pinned.stages(apart)
+    stages = pinned.stages(two_buffers)
     depth = len(stages)
     stored: list[Any] = [pinned.emptied] * depth
     loaded: dict[int, Any] = {}
@@ -224,7 +224,7 @@ def pipeline(
         for number, piece in enumerate(pieces):
             while begun < min(number + depth, len(pieces)):
                 after = stored[begun % depth]
-                if after is not None and not apart:
+                if after is not None and not two_buffers:
                     pinned.runtime.order(pinned.down, after)
                 loaded[begun] = pinned.load(stages[begun % depth][0], pieces[begun].loads)
                 begun += 1

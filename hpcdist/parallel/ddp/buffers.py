@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.parallel.reducer.bounded import bounded
 from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
@@ -118,7 +118,11 @@ class Buffers:
             return
         comm, buffers = self._group.carrier, self.named().values()
         packs = packed(buffers)
-        with parts(agreeing(comm), API, len(packs), waits=0), _in_transforms(), unseen(buffers):
+        with (
+            refusing_parts(agreeing(comm), API, len(packs), waits=0),
+            _in_transforms(),
+            unseen(buffers),
+        ):
             send(self._group, packs, root, API)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups import comparison
 from hpcdist.groups import state as _group
 from hpcdist.groups.resolve import member
@@ -238,7 +238,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 return 1 + len(packed(t for _, t in named))
             return 1
 
-        with parts(agreeing(group.carrier), API, due, waits=1):
+        with refusing_parts(agreeing(group.carrier), API, due, waits=1):
             compared.verify()
             arguments.check_tensors(named)
             if group.size() > 1:

@@ -15,7 +15,7 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
-from hpcdist.backends.refusal import parts
+from hpcdist.backends.refusal import refusing_parts
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
@@ -129,7 +129,7 @@ class DDPJoinHook(JoinHook):
         root = np.array([group.rank() if is_last_joiner else -1], np.int64)
         tensors = [t for _, t in self._ddp._synced(self._ddp.forward_sync_buffers)]
         packs, buffers = packed(tensors), tensors[len(self._ddp._synced(False)) :]
-        with parts(agreeing(group.carrier), API, 1 + len(packs), waits=1), unseen(buffers):
+        with refusing_parts(agreeing(group.carrier), API, 1 + len(packs), waits=1), unseen(buffers):
             group.carrier.all_reduce(root, ReduceOp.MAX, api=API)
             if group.size() > 1:
                 send(group, packs, int(root[0]), API)

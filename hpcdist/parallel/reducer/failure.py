@@ -109,11 +109,11 @@ class Failure:
         if self._barriers is not None:
             return
         barriers = self._barriers = []
-        owed = self._transfer.owed(len(buckets), started, more)
-        if owed and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
-            for _ in range(owed):
+        missing = self._transfer.missing_calls(len(buckets), started, more)
+        if missing and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
+            for _ in range(missing):
                 self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))
-        elif owed and comm.size > 1:
+        elif missing and comm.size > 1:
             self.note(
                 DistError(
                     "backward ended before all buckets were reduced, and with the entry check "

@@ -130,7 +130,7 @@ class Transfer:
         """
         if (comm := self._ends_with_a_call(buckets)) is not None:
             self._ended = True
-            comm.refuse(error, api=API_END, owed="if agreed")
+            comm.refuse(error, api=API_END, others_arrive="if agreed")
 
     def _ends_with_a_call(self, buckets: Sequence[Any]) -> Comm | None:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
@@ -141,7 +141,7 @@ class Transfer:
         comm = serving(self.comm, buckets[0].buffer)
         return comm if isinstance(comm, Comm) and comm.check > 0 else None
 
-    def owed(self, buckets: int, started: int, more: int) -> int:
+    def missing_calls(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.
 
         A hook may make any number, one after the other; then it counts what the last pass made, and

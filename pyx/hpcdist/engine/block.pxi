@@ -42,7 +42,7 @@ cdef object share_block(Comm comm, int64_t nbytes, object api):
     j.ndim = 1
     j.dims[0] = j.count = nbytes
     j.layout = hd_mix(1, <uint64_t> nbytes)
-    j.made = &block.b
+    j.new_block = &block.b
     run(comm, &j, False, block, None)
     return block if block.b != NULL else None
 

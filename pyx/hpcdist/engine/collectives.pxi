@@ -50,7 +50,7 @@ cdef object one_of_blocks(
             in_own_block(comm, &b, &o)
         else:
             reduces(&j, as_reduce_op(op))
-            kept_apart(&j)
+            scratch_for_result(&j)
         j.extra = extra
     except BaseException as error:
         refused(comm, &j, error, False)
@@ -98,7 +98,7 @@ cdef object reduce_list(Comm comm, Api api, object output, object inputs, object
         same_order(b.strides, own.strides, "output", "input_list", comm.c.rank)
         reduces(&j, as_reduce_op(op))
         writes(&j, &b)
-        kept_apart(&j)
+        scratch_for_result(&j)
     except BaseException as error:
         refused(comm, &j, error, False)
         raise
@@ -138,9 +138,9 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, ob
         if mine and comm.c.on_device:
             own.first, own.step, own.exact = root if kind == HD_GATHER else -root, 1, True
             if kind == HD_GATHER:
-                apart(&j, j.out, j.nout, own, "tensor", name)
+                input_outside_output(&j, j.out, j.nout, own, "tensor", name)
             else:
-                apart(&j, j.out, j.nout, own, name, "tensor")
+                input_outside_output(&j, j.out, j.nout, own, name, "tensor")
     except BaseException as error:
         refused(comm, &j, error, False)
         raise
@@ -187,13 +187,13 @@ cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bin
         j.nout = n * size
         if comm.c.on_device:
             own.first, own.step, own.exact = comm.c.rank, size, True
-            apart(&j, j.out, j.nout, own, "tensor", "tensor_list")
+            input_outside_output(&j, j.out, j.nout, own, "tensor", "tensor_list")
         elif n > 1:  # each is copied to its own place before any is sent
             places = segments(n)
             for i in range(n):
                 places[i] = j.out[i * size + comm.c.rank]
             own.first, own.step, own.exact = 0, 1, False
-            apart(&j, places, n, own, "tensor", "the places of this rank's tensors")
+            input_outside_output(&j, places, n, own, "tensor", "the places of this rank's tensors")
     except BaseException as error:
         refused(comm, &j, error, False)
         raise
@@ -235,7 +235,7 @@ cdef object exchange_lists(Comm comm, Api api, object outputs, object inputs, ob
             same_order(j.in_[r].strides, j.out[r].strides, "this rank's tensor of input_list", "output_list", r)
         own.step = comm.c.size + 1
         own.first, own.exact = r - r * own.step, True  # none for the other inputs
-        apart(&j, j.out, j.nout, own, "input_list", "output_list")
+        input_outside_output(&j, j.out, j.nout, own, "input_list", "output_list")
     except BaseException as error:
         refused(comm, &j, error, False)
         raise

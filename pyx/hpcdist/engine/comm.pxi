@@ -336,7 +336,7 @@ cdef class Comm:
             j.timeout = monitored
         return run(self, &j, async_op, None, [])
 
-    def refuse(self, object error, *, api=None, owed=None, bint begun=False, int parts=1):
+    def refuse(self, object error, *, api=None, others_arrive=None, bint begun=False, int parts=1):
         """Takes part in the next collective with the reason why this rank cannot make it.
 
         The other ranks raise :class:`hpcdist.DistMismatchError` with the reason at once, and all ranks stay in step.
@@ -352,14 +352,14 @@ cdef class Comm:
         begun : bool, optional
             It is part of an operation that the ranks have begun and this one cannot finish: no rank's arguments are
             wrong, and the others raise :class:`hpcdist.DistBackendError`.
-        owed : str, optional
+        others_arrive : str, optional
             For a part of an operation that was begun: ``"if agreed"``, the others arrive at it if all agreed on the
             part before; ``"always"``, they arrive at it in any case. They then raise :class:`hpcdist.DistError`.
         parts : int, optional
             Number of parts, one after the other. Whether the others arrive at them is one question, which may be
             decided only after this call, when the operations in flight have ended.
         """
-        refuse_parts(self, error, api_named(api, BARRIER), owed, begun, parts)
+        refuse_parts(self, error, api_named(api, BARRIER), others_arrive, begun, parts)
 
     def give_up(self):
         """Gives up the operations in flight: an exception has ended the work that they were for.

@@ -208,7 +208,7 @@ int hd_block_take(hd_comm *c, hd_job *j)
     if (b) {
         b->pid = getpid();
         __atomic_add_fetch(&b->refs, 1, __ATOMIC_RELAXED);
-        *j->made = b;
+        *j->new_block = b;
     }
     return code;
 }

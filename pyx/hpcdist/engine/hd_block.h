@@ -9,8 +9,8 @@
 
 typedef struct hd_block hd_block;
 
-/* Collective: a part of j->count bytes for each rank, into *j->made; NULL where there is no such
- * memory, on all ranks. */
+/* Collective: a part of j->count bytes for each rank, into *j->new_block; NULL where there is no
+ * such memory, on all ranks. */
 int hd_block_take(hd_comm *c, hd_job *j);
 char *hd_block_part(const hd_block *b, int rank);
 /* The tensor is gone. The block is used again, or freed, once those of all ranks are. */

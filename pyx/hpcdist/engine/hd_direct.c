@@ -128,7 +128,7 @@ static int reduce_scatter(hd_comm *c, hd_job *j)
 {
     const hd_seg *out = &j->out[0];
     const int64_t bytes = bytes_of(j, out);
-    char *to = j->apart ? j->apart : out->ptr;
+    char *to = j->scratch ? j->scratch : out->ptr;
     hd_node_run r;
     peers p;
     int code;
@@ -144,7 +144,7 @@ static int reduce_scatter(hd_comm *c, hd_job *j)
     }
     if ((code = hd_node_part(&r)))
         return code;
-    if (j->apart)
+    if (j->scratch)
         memcpy(out->ptr, to, (size_t)bytes);
     return HD_OK;
 }

@@ -99,7 +99,7 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
         return MPI_SUCCESS;
     }
     j->message.got = e->bytes;
-    if (e->bytes > own && !(to = j->message.spill = malloc((size_t)e->bytes))) {
+    if (e->bytes > own && !(to = j->message.overflow = malloc((size_t)e->bytes))) {
         /* there is nowhere to put it: the sender will time out */
         __atomic_add_fetch(&j->comm->unread, 1, __ATOMIC_RELAXED);
         return MPI_SUCCESS;
@@ -182,10 +182,10 @@ void hd_message_free(hd_job *j)
         MPI_Type_free(&j->message.big);
     if (!hd_p2p_unfinished(j)) { /* else it ended with an error, and MPI may still touch them */
         free(j->message.envelope);
-        free(j->message.spill);
+        free(j->message.overflow);
     }
     j->message.envelope = NULL;
-    j->message.spill = NULL;
+    j->message.overflow = NULL;
 }
 
 int hd_p2p_unfinished(const hd_job *j)

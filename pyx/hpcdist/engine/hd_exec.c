@@ -64,7 +64,7 @@ static int data(hd_comm *c, hd_job *j)
     switch (j->kind) {
     /* The check was the barrier. */
     case HD_BARRIER:
-        if (j->made)
+        if (j->new_block)
             return hd_block_take(c, j);
         return c->check || j->monitored || c->size == 1 ? HD_OK : barrier(c, j);
     case HD_ALL_REDUCE: return hd_all_reduce(c, j);
@@ -86,7 +86,7 @@ static uint64_t fingerprint(const hd_job *j)
         double d;
         uint64_t u;
     } factor = {j->factor};
-    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->later << 56) | ((uint64_t)j->kind << 48) |
+    uint64_t h = hd_mix(j->api_hash, ((uint64_t)j->all_async << 56) | ((uint64_t)j->kind << 48) |
                                          ((uint64_t)(uint8_t)j->dtype << 40) |
                                          ((uint64_t)(uint8_t)j->redop << 32) | (uint32_t)j->root);
     h = hd_mix(h, j->layout);
@@ -176,17 +176,17 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_check(c, j, fingerprint(j)))
         goto out;
     if (!j->checked.carried) {
-        int apart;
+        int unmatched;
         hd_data_begin(c, j);
         hd_rec_agreed(j);
-        apart =
+        unmatched =
             c->size > 1 && c->check && j->uneven && !j->checked.verified && hd_verify_pairs(c, j);
-        if (!apart)
+        if (!unmatched)
             data(c, j);
         hd_data_end(c);
         if (j->code == HD_ERR_TIMEOUT && j->text) /* not before: the watchdog would not wait */
             hd_hang_report(c->session, j->text, 0);
-        if (apart)
+        if (unmatched)
             goto out;
     }
     if (c->check >= 2 && c->size > 1 && !c->on_device && !check_result(c, j))

@@ -59,11 +59,11 @@ void hd_job_clear(hd_job *j)
         free(j->out);
     free(j->text);
     free(j->cause);
-    free(j->apart);
+    free(j->scratch);
     free(j->refused);
     j->in = &j->in1;
     j->out = &j->out1;
-    j->text = j->cause = j->apart = NULL;
+    j->text = j->cause = j->scratch = NULL;
     j->refused = NULL;
 }
 
@@ -164,7 +164,7 @@ void hd_job_describe(hd_text *t, const hd_job *j)
         hd_say(t, "%s%s %lld", sep, what, (long long)(j->extra & UINT32_MAX));
         sep = ", ";
     }
-    hd_say(t, j->later ? "%sasync_op=True)" : "%s)", j->later ? sep : "");
+    hd_say(t, j->all_async ? "%sasync_op=True)" : "%s)", j->all_async ? sep : "");
     if (j->checked.checksum)
         hd_say(t, " -> result with checksum %016llx", (unsigned long long)j->checked.checksum);
 }

@@ -78,7 +78,7 @@ typedef struct hd_message {
     MPI_Request envelope_req;
     int on_device;  /* the tensor is device memory, longer than HD_DEVICE_LEAST: MPI alone may touch
                      * it */
-    char *spill;    /* receives a message that is longer than its tensor */
+    char *overflow; /* receives a message that is longer than its tensor */
     int recalled;   /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;    /* bytes received */
     int source;     /* the sender */
@@ -100,9 +100,9 @@ struct hd_job {
     int64_t extra;        /* part of the agreement: a list length, or what `extra_is` says */
     const char *extra_is; /* for messages; NULL, or static storage */
     uint64_t layout;      /* part of the agreement: shape, strides, sizes of a list */
-    int either;           /* some ranks may make this call asynchronously and others
+    int async_may_differ; /* some ranks may make this call asynchronously and others
                            * synchronously */
-    int later;            /* part of the agreement: asynchronous, where all ranks must be */
+    int all_async;        /* part of the agreement: asynchronous, where all ranks must be */
     int pairwise;         /* counts may differ from rank to rank: verified pair by pair */
     int uneven;           /* this rank's own sizes differ from each other; after the check: some
                            * rank's do */
@@ -119,9 +119,10 @@ struct hd_job {
     int nin, nout;
     hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
-    struct hd_block **made; /* a barrier that makes memory for tensors: where the block is put */
-    char *apart;            /* where a result is made that would overwrite its own input, or NULL:
-                             * malloc'ed */
+    struct hd_block *
+        *new_block; /* a barrier that makes memory for tensors: where the block is put */
+    char *scratch;  /* where a result is made that would overwrite its own input, or NULL:
+                     * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout;     /* seconds */

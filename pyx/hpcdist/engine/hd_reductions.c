@@ -82,12 +82,12 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
     for (int64_t at = 0; at < count; at += step) {
         const int64_t n = count - at < step ? count - at : step;
         char *from = in + at * item, *to = mine ? out + at * item : NULL;
-        const int apart =
+        const int out_of_place =
             mine && !first && c->on_device && to != from; /* MPI alone may touch them */
         if (mine) { /* copy the rank's own part into the result, reduce in place */
             if (first)
                 hd_scale_mul(to, from, n, j->dtype, factor);
-            else if (to != from && !apart)
+            else if (to != from && !out_of_place)
                 memcpy(to, from, (size_t)(n * item));
         } else if (first) { /* the caller's input must not change */
             char *s = hd_stage(c, j, step < count ? step * item : count * item);
@@ -96,9 +96,9 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
             hd_scale_mul(s, from, n, j->dtype, factor);
             from = s;
         }
-        if (c->size > 1 || apart)
-            CALL(c, j, Reduce, Ireduce, mine && !apart ? MPI_IN_PLACE : (void *)from, to, (int)n,
-                 type, op, root, c->mpi);
+        if (c->size > 1 || out_of_place)
+            CALL(c, j, Reduce, Ireduce, mine && !out_of_place ? MPI_IN_PLACE : (void *)from, to,
+                 (int)n, type, op, root, c->mpi);
         if (mine)
             hd_scale_after(c, j, to, n);
     }
@@ -128,7 +128,7 @@ static int goes_whole(const hd_comm *c, const hd_job *j)
            c->size * n * item <= SCATTER_WHOLE && c->size * n <= INT_MAX;
 }
 
-int hd_keep_apart(const hd_comm *c, hd_job *j)
+int hd_scratch_for(const hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype), bytes = j->out[0].n * item;
     const char *to = j->out[0].ptr,
@@ -142,8 +142,8 @@ int hd_keep_apart(const hd_comm *c, hd_job *j)
                  (j->listed ? r != c->rank || own != to : own != to || goes_whole(c, j));
     if (!clash || !bytes)
         return HD_OK;
-    j->apart = malloc((size_t)bytes);
-    return j->apart ? HD_OK : HD_ERR_MEMORY;
+    j->scratch = malloc((size_t)bytes);
+    return j->scratch ? HD_OK : HD_ERR_MEMORY;
 }
 
 int hd_reduce_scatter(hd_comm *c, hd_job *j)
@@ -151,7 +151,7 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
     const int list = j->listed;
     const hd_seg out = j->out[0];
-    char *to = j->apart ? j->apart : out.ptr;
+    char *to = j->scratch ? j->scratch : out.ptr;
 
     if (out.n == 0 && !list)
         return HD_OK;
@@ -162,7 +162,7 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
             reduce_block(c, j, r, list ? j->in[r].ptr : j->in[0].ptr + r * out.n * item, to,
                          list ? j->in[r].n : out.n);
     }
-    if (j->apart && !j->text)
+    if (j->scratch && !j->text)
         memcpy(out.ptr, to, (size_t)(out.n * item));
     return j->text ? j->code : HD_OK;
 }

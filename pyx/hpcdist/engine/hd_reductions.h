@@ -9,6 +9,6 @@ int hd_reduce(hd_comm *c, hd_job *j);
 int hd_reduce_scatter(hd_comm *c, hd_job *j);
 /* Memory for a reduce_scatter whose output lies in its input: HD_OK, or HD_ERR_MEMORY. Call it
  * before the ranks agree. */
-int hd_keep_apart(const hd_comm *c, hd_job *j);
+int hd_scratch_for(const hd_comm *c, hd_job *j);
 
 #endif

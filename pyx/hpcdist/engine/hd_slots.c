@@ -83,7 +83,7 @@ static void reduce_scatter(const run *r, const hd_seg *in, const hd_seg *out, bl
         list(r, in, b->give);
     else
         divide(r, in->ptr, out->n, b->give);
-    same(r, (hd_seg){.ptr = r->j->apart ? r->j->apart : out->ptr, .n = out->n}, b->take);
+    same(r, (hd_seg){.ptr = r->j->scratch ? r->j->scratch : out->ptr, .n = out->n}, b->take);
 }
 
 static void reduce(const run *r, const hd_seg *in, const hd_seg *out, blocks *b)
@@ -143,7 +143,7 @@ static void all_to_all(const run *r, const hd_seg *in, const hd_seg *out, blocks
  * than with MPI, which copies a long block once, from where it lies. */
 static const struct row {
     void (*blocks)(const run *r, const hd_seg *in, const hd_seg *out, blocks *b);
-    int apart;            /* a rank has another block for each, and a slot a place for each; else
+    int per_peer;         /* a rank has another block for each, and a slot a place for each; else
                            * there is one block for all */
     int ranks;            /* of the group */
     int64_t even, uneven; /* bytes of all blocks, where their sizes are equal and where they are
@@ -186,7 +186,7 @@ static void put(const run *r, char *to, const char *from, int64_t n)
 /* Where, in the slot of rank `from`, what it has for rank `to` begins. */
 static char *place(const run *r, int from, int to)
 {
-    const int before = rows[r->j->kind].apart ? to - (to > from) : 0;
+    const int before = rows[r->j->kind].per_peer ? to - (to > from) : 0;
     return hd_node_slot(r, from) + before * r->step * r->item;
 }
 
@@ -198,7 +198,7 @@ static void give(const run *r, const hd_seg *list, int64_t at)
         const int64_t n = part(r, list[q].n, at);
         if (n)
             put(r, place(r, me, q), list[q].ptr + at * r->item, n);
-        if (n && !rows[r->j->kind].apart)
+        if (n && !rows[r->j->kind].per_peer)
             return;
     }
 }
@@ -334,7 +334,7 @@ int hd_slots(hd_comm *c, hd_job *j)
 
     hd_node_begin(&r, c, j);
     bytes = r.step * r.item < PIECE ? r.step * r.item : PIECE;
-    r.step = bytes / (rows[j->kind].apart ? c->size - 1 : 1) / HD_LINE * HD_LINE / r.item;
+    r.step = bytes / (rows[j->kind].per_peer ? c->size - 1 : 1) / HD_LINE * HD_LINE / r.item;
     if (times > 1)
         put_in_place(&r);
     for (int i = 0; i < times; i++) {
@@ -347,7 +347,7 @@ int hd_slots(hd_comm *c, hd_job *j)
     }
     if ((code = hd_node_part(&r)))
         return code;
-    if (j->apart)
-        copy(&r, j->out[0].ptr, j->apart, j->out[0].n);
+    if (j->scratch)
+        copy(&r, j->out[0].ptr, j->scratch, j->out[0].n);
     return HD_OK;
 }

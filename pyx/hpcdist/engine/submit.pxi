@@ -23,17 +23,17 @@ cdef class Api:
 cdef dict apis = {}  # never emptied: jobs keep the pointers
 
 
-cdef class _Either:
-    """Type of :data:`EITHER`."""
+cdef class _AsyncHere:
+    """Type of :data:`ASYNC_HERE`."""
 
     def __repr__(self):
-        return "EITHER"
+        return "ASYNC_HERE"
 
 
 #: As `async_op`: asynchronous, while other ranks may make the call synchronously. torch's own calls
 #: allow that.
-EITHER = _Either()
-cdef object either = EITHER
+ASYNC_HERE = _AsyncHere()
+cdef object async_here = ASYNC_HERE
 #: Seconds that a monitored barrier has to end after it has given up.
 cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory up to this size go through the host.
@@ -103,7 +103,7 @@ cdef void begin(hd_job* j, Comm comm, int kind, Api api):
     if limit > 0:
         j.timeout = limit
     j.api_hash = api.hash
-    j.either = api.own
+    j.async_may_differ = api.own
     j.extra_is = api.counted
     if api.number >= 0:
         j.name_id = <uint16_t> api.number
@@ -185,9 +185,9 @@ def complex_among(object tensors):
     )
 
 
-#: The place of a refusal: a whole operation; a part that the others arrive at if they agreed on the
-#: one before; a part that they arrive at in any case; an operation that this rank cannot finish.
-cdef enum Owed:
+#: Whether the others arrive at the call that is refused: it is a whole operation; a part, if they agreed on the one
+#: before; a part, in any case; an operation that this rank cannot finish.
+cdef enum OthersArrive:
     NOTHING_BEGUN, IF_AGREED, IN_ANY_CASE, NOT_FINISHED
 
 
@@ -202,7 +202,7 @@ cdef bytes reason_of(object error):
         return b"an error that could not be put into words"
 
 
-cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed=NOTHING_BEGUN,
+cdef int refused(Comm comm, hd_job* j, object error, bint another_way, OthersArrive arrive=NOTHING_BEGUN,
                  uint32_t after=0) except -1:
     """Clears a job whose arguments were refused, and tells the reason to the other ranks, which wait in it or will.
 
@@ -215,22 +215,23 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
     hd_job_clear(j)
     if another_way or hd_forked or c == NULL or c.freed or not c.check or c.size == 1:
         return 0
-    if not isinstance(error, Exception) and owed == NOTHING_BEGUN:
+    if not isinstance(error, Exception) and arrive == NOTHING_BEGUN:
         return 0
     try:
         reason = reason_of(error)
         hd_job_init(&r, c, HD_BARRIER, j.api)
         r.refusal.why = reason
-        r.refusal.code = HD_OK if owed == NOTHING_BEGUN else HD_ERR_BACKEND if owed == NOT_FINISHED else HD_ERR_UNDONE
-        r.refusal.if_agreed = owed == IF_AGREED
+        r.refusal.code = (
+            HD_OK if arrive == NOTHING_BEGUN else HD_ERR_BACKEND if arrive == NOT_FINISHED else HD_ERR_UNDONE)
+        r.refusal.if_agreed = arrive == IF_AGREED
         r.refusal.after = after
         r.seen = 1  # this rank already knows
         r.name_id = j.name_id
-        if owed == IF_AGREED:  # one that queues has a number, also if the others turn out not to come
+        if arrive == IF_AGREED:  # one that queues has a number, also if the others turn out not to come
             with nogil:
                 hd_lane_drain(c, SETTLING)
         if hd_lane_try(c):
-            if c.closing or (owed == IF_AGREED and c.agreed != after):
+            if c.closing or (arrive == IF_AGREED and c.agreed != after):
                 hd_lane_leave(c)
                 return 0
             c.seq += 1
@@ -248,13 +249,13 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, Owed owed
     return 0
 
 
-cdef int refuse_parts(Comm comm, object error, Api api, object owed, bint begun, int parts) except -1:
+cdef int refuse_parts(Comm comm, object error, Api api, object others_arrive, bint begun, int parts) except -1:
     """See Comm.refuse."""
     cdef hd_job j
     cdef int i
     cdef uint32_t after = comm.c.seq if comm.c != NULL else 0
-    cdef Owed kind = NOT_FINISHED if begun else NOTHING_BEGUN if owed is None else (
-        IF_AGREED if owed == "if agreed" else IN_ANY_CASE)
+    cdef OthersArrive kind = NOT_FINISHED if begun else NOTHING_BEGUN if others_arrive is None else (
+        IF_AGREED if others_arrive == "if agreed" else IN_ANY_CASE)
     for i in range(parts):
         begin(&j, comm, HD_BARRIER, api)
         refused(comm, &j, error, False, kind, after)
@@ -278,7 +279,7 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
             refused(comm, j, error, False)
             raise
     # Under a name that the caller gives, which is hpcdist itself, the ranks need not agree on who waits.
-    j.later = async_op and not j.either and asynchronous is not either
+    j.all_async = async_op and not j.async_may_differ and asynchronous is not async_here
     if not profiled():
         return run_now(comm, j, async_op, keep, outputs)
     try:

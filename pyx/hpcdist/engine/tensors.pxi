@@ -38,7 +38,7 @@ cdef int separate(hd_job* j, hd_seg* list, int n, str role) except -1:
     return 0
 
 
-cdef int apart(hd_job* j, hd_seg* outputs, int nout, hd_own own, str role, str places) except -1:
+cdef int input_outside_output(hd_job* j, hd_seg* outputs, int nout, hd_own own, str role, str places) except -1:
     """Refuses inputs that lie in outputs where the data could not be moved without a copy."""
     cdef int one = 0, other = 0
     cdef int found = hd_input_in_output(j.in_, j.nin, outputs, nout, hd_itemsize(j.dtype), own, &one, &other)
@@ -116,11 +116,11 @@ cdef int in_own_block(Comm comm, hd_buf* b, hd_buf* o) except -1:
     return 0
 
 
-cdef int kept_apart(hd_job* j) except -1:
+cdef int scratch_for_result(hd_job* j) except -1:
     """For a reduce_scatter: memory for a result that would overwrite its input."""
-    if hd_keep_apart(j.comm, j):
+    if hd_scratch_for(j.comm, j):
         raise MemoryError(f"no memory for an output of {j.out1.n} elements that lies in the input")
-    if j.apart != NULL and j.comm.on_device:
+    if j.scratch != NULL and j.comm.on_device:
         raise ValueError("output lies in the input; pass a separate tensor")
     return 0
 

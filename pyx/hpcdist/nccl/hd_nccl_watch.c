@@ -397,10 +397,10 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
     w->listed = 0;
     w->record = 0;
     w->records = 0;
-    w->apart = stream != current;
+    w->other_stream = stream != current;
     captured = hd_captures(gpu, current);
     w->state = captured ? HD_WATCH_CAPTURED : HD_WATCH_RUNS;
-    if (w->apart) {
+    if (w->other_stream) {
         if (!captured && hd_captures(gpu, stream))
             rc = given_up(w, HD_START_OTHER_CAPTURES, "", call);
         else if ((rc = gpu->cuda.record(w->event, current)) != 0)
@@ -418,7 +418,7 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
 {
     void *before;
     int rc;
-    if (w->state == HD_WATCH_CAPTURED && !w->apart)
+    if (w->state == HD_WATCH_CAPTURED && !w->other_stream)
         return 0; /* no thread has to wait for it */
     before = enter(w->gpu);
     rc = w->gpu->cuda.record(w->event, stream);
@@ -441,7 +441,7 @@ int hd_order(hd_watched *w, void *stream)
 {
     void *before;
     int rc;
-    if (w->state == HD_WATCH_CAPTURED && !w->apart)
+    if (w->state == HD_WATCH_CAPTURED && !w->other_stream)
         return 0; /* it is on the stream that captures, without an event */
     before = enter(w->gpu);
     rc = w->gpu->cuda.wait(stream, w->event, 0);

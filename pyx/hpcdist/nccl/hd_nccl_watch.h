@@ -69,7 +69,7 @@ typedef struct hd_watched {
     void *keep;              /* for the owner of the queue */
     uint64_t record;         /* atomic: the number of its first record; 0: none, or it has ended */
     uint32_t records;        /* of messages that start together: how many */
-    int apart;               /* on a stream other than the caller's */
+    int other_stream;        /* on a stream other than the caller's */
     int refs, state, listed; /* atomic */
 } hd_watched;
 

@@ -370,7 +370,7 @@ cdef class StreamQueue:
     cdef object one(self, str api, int index, one_call* c, object ins, object outs, object async_op, object facts,
                     object factor):
         """An operation that is one NCCL call; `factor` of a PREMUL_SUM, whose operation belongs to the communicator."""
-        cdef bint later = async_op if async_op is True or async_op is False else checked_async(async_op)
+        cdef bint asynchronous = async_op if async_op is True or async_op is False else checked_async(async_op)
         cdef Place place = self.place(index)
         cdef uintptr_t current
         cdef Communicator comm
@@ -388,7 +388,7 @@ cdef class StreamQueue:
                 c.how = comm.premul_sum(factor, c.dtype)
             if self.recording is not None and not hd_captures(place.gpu, <void*> current):
                 entry = self.recording.note(KINDS[c.kind], [ins], [outs], -1, self.limit)
-            if later:
+            if asynchronous:
                 held = [outs] if ins is outs else [outs, ins]
                 w = self.start(api, place, comm, current, True, c, None, held, &c.about, 1)
             else:
@@ -396,7 +396,7 @@ cdef class StreamQueue:
                 w = self.start(api, place, comm, current, False, c, None, keep, &c.about, 1)
             if entry is not None:
                 entry.follow(self.work_of(w, place, current, None, (), False, -1))
-            if later or self.blocking_wait:
+            if asynchronous or self.blocking_wait:
                 shown = [outs] if ins is outs else [outs, ins]
                 work = self.work_of(w, place, current, held, shown, self.blocking_wait, -1)
             elif w.state == HD_WATCH_CAPTURED:
@@ -407,7 +407,7 @@ cdef class StreamQueue:
             raise
         finally:
             self.release()
-        if later:
+        if asynchronous:
             return work
         if self.blocking_wait:
             work._wait(-1)
@@ -444,7 +444,7 @@ cdef class StreamQueue:
         -------
         NcclWork or None
         """
-        cdef bint later = async_op if async_op is True or async_op is False else checked_async(async_op)
+        cdef bint asynchronous = async_op if async_op is True or async_op is False else checked_async(async_op)
         cdef int index = regions[0].device if regions else self.runtime.index()
         cdef Place place
         cdef uintptr_t current
@@ -471,7 +471,7 @@ cdef class StreamQueue:
                 if self.recording is not None and not hd_captures(place.gpu, <void*> current):
                     ins, outs = (tensors, tensors) if shown is None else shown
                     entry = self.recording.note(api, ins, outs, peer, self.limit)
-                w = self.start(api, place, comm, current, later, NULL, enqueue, held, about, abouts)
+                w = self.start(api, place, comm, current, asynchronous, NULL, enqueue, held, about, abouts)
                 if entry is not None:
                     entry.follow(self.work_of(w, place, current, None, (), False, -1))
                 work = self.work_of(w, place, current, held, tensors, blocks, source)
@@ -479,7 +479,7 @@ cdef class StreamQueue:
                 if entry is not None:
                     entry.failed()
                 raise
-        if later:
+        if asynchronous:
             return work
         if blocks:
             work._wait(-1)

@@ -190,8 +190,8 @@ static int ask(hd_client *c, const hd_head *head, const hd_item *items, int64_t 
     hd_head_pack(head, c->buffer);
     for (uint32_t i = 0; i < head->items; i++) {
         uint64_t size = items[i].size;
-        int apart = size > c->room / 4;
-        if (used + 8 + (apart ? 0 : size) > c->room - HD_TAG) {
+        int unbuffered = size > c->room / 4;
+        if (used + 8 + (unbuffered ? 0 : size) > c->room - HD_TAG) {
             hd_mac_update(&m, c->buffer, used);
             if ((rc = give(c, c->buffer, used, deadline, hook)))
                 return rc;
@@ -199,7 +199,7 @@ static int ask(hd_client *c, const hd_head *head, const hd_item *items, int64_t 
         }
         hd_store64(c->buffer + used, size);
         used += 8;
-        if (!apart) {
+        if (!unbuffered) {
             memcpy(c->buffer + used, items[i].at, size);
             used += size;
             continue;
