@@ -18,6 +18,9 @@ from hpcdist._store_options import STORE_OPTIONS
 
 __all__ = ["Option", "describe", "faults", "get", "option", "options", "register", "unread"]
 
+#: Seconds that a group waits for a missing peer, unless the program or a setting says otherwise.
+DEFAULT_TIMEOUT = 1800.0
+
 _PREFIX = "HPCDIST_"
 #: What is read elsewhere: by the build, and by the loader before there are settings.
 _OTHERS = ("HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL")
@@ -212,7 +215,7 @@ register(
     Option(
         "timeout",
         "seconds",
-        1800.0,
+        DEFAULT_TIMEOUT,
         "Seconds after which a peer that does not come is an error, where no timeout is given to "
         "init_process_group or new_group.",
         minimum=0.001,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from hpcdist.config import DEFAULT_TIMEOUT
 from hpcdist.errors import DistBackendError
 
 __all__ = ["BackendOptions", "GroupBackend"]
@@ -105,7 +106,9 @@ class GroupBackend:
     #: Level of the agreement of the ranks before each operation; 0: there is none.
     check: int = 0
 
-    def __init__(self, rank: int, size: int, name: str = "", timeout: float = 1800.0) -> None:
+    def __init__(
+        self, rank: int, size: int, name: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         self.rank = rank
         self.size = size
         self.name = name

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from hpcdist.config import DEFAULT_TIMEOUT
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["default_pg_timeout", "set_timeout"]
 
 #: Of a group that is created without a timeout, on MPI and on NCCL.
-default_pg_timeout = timedelta(minutes=30)
+default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
 
 
 def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:

@@ -131,6 +131,8 @@ cdef extern from *:
 include "seconds.pxi"
 include "nccl/tables.pxi"
 
+DEFAULT_TIMEOUT = 1800.0  # for callers without a group: a group passes its own
+
 
 cdef int unforked() except -1:
     """Refuses all use of NCCL in a child that was forked after a group or a communicator was made."""
@@ -205,7 +207,7 @@ def group_start():
     hd_nccl_depth += 1
 
 
-def group_end(comms=(), double timeout=1800.0):
+def group_end(comms=(), double timeout=DEFAULT_TIMEOUT):
     """Start the operations collected since :func:`group_start`.
 
     Parameters
@@ -293,7 +295,7 @@ class Group:
             for comm in self.comms:
                 hd_guard_leave(comm.guard)
         if kind is None:
-            settle_group(self.comms, max([comm.timeout for comm in self.comms], default=1800.0))
+            settle_group(self.comms, max([comm.timeout for comm in self.comms], default=DEFAULT_TIMEOUT))
 
 
 include "nccl/noting.pxi"

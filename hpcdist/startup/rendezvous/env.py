@@ -16,9 +16,9 @@ from urllib.parse import parse_qsl, urlsplit
 from hpcdist import launchers
 from hpcdist.errors import DistNetworkError
 from hpcdist.launchers.variables import exported
+from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import tcp
-from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdist.store import FileStore
+from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import urls
-from .tcp import DEFAULT_TIMEOUT
 
 __all__ = ["handler"]
 

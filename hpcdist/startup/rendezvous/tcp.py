@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdist.store import TCPStore
+from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import urls
 
@@ -16,9 +17,6 @@ __all__ = ["connect", "handler"]
 # Rank 0's servers, kept for the life of the process: after destroy_process_group another rank may
 # return to the same address before rank 0 does.
 _served: dict[tuple[str, int], TCPStore] = {}
-
-#: The default of torch's stores, if rendezvous() is called without a timeout.
-DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 def handler(

@@ -26,7 +26,7 @@ cdef class Communicator(Operations):
         hd_guard_put(self.guard)
 
     @staticmethod
-    def init(unique, int size, int rank, bint blocking=True, double timeout=1800.0):
+    def init(unique, int size, int rank, bint blocking=True, double timeout=DEFAULT_TIMEOUT):
         """Make a communicator; all its ranks call it.
 
         Parameters
@@ -98,7 +98,7 @@ cdef class Communicator(Operations):
         if beside is not None:
             hd_guard_beside(self.guard, <hd_beside*> <uintptr_t> beside.address)
 
-    def split(self, int color, int key, double timeout=1800.0):
+    def split(self, int color, int key, double timeout=DEFAULT_TIMEOUT):
         """Divide the communicator; all its ranks call it.
 
         Parameters
@@ -130,7 +130,7 @@ cdef class Communicator(Operations):
             return None
         return adopt(made, rc, "ncclCommSplit", 0, 0, self.blocking, timeout)
 
-    def shrink(self, exclude, bint abort=False, double timeout=1800.0):
+    def shrink(self, exclude, bint abort=False, double timeout=DEFAULT_TIMEOUT):
         """A communicator of the remaining ranks; only they call it.
 
         Parameters
@@ -232,7 +232,7 @@ cdef class Communicator(Operations):
             raise failure(f"ncclCommAbort (rank {self.rank} of {self.size})", rc)
         return 0
 
-    def finalize(self, double timeout=1800.0):
+    def finalize(self, double timeout=DEFAULT_TIMEOUT):
         """Wait for all operations on all ranks; all ranks call it. No operation can be started afterwards.
 
         Parameters
