@@ -14,11 +14,21 @@ from hpcdist import codec
 from hpcdist.backends.carrier import Carrier
 from hpcdist.codec._reader import ORDINARY, call_user
 from hpcdist.errors import DistError
+from hpcdist.groups.resolve import resolve
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
 
 #: The number of ranks whose reasons one error quotes.
 _SHOWN = 4
+
+
+def group_of(api: str, group: Any) -> Any:
+    """Return the group in which an operation is called; None outside it, after a warning."""
+    pg = resolve(group)
+    if pg.carrier.rank < 0:
+        pg.carrier.report(api, 4)  # the line that calls the public function
+        return None
+    return pg
 
 
 class Part:

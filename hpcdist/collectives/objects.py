@@ -18,10 +18,17 @@ from hpcdist import codec
 from hpcdist._engine import op_range
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
-from hpcdist.collectives._parts import Part, buffer, check_list, decode, gather_sizes, root_of
+from hpcdist.collectives._parts import (
+    Part,
+    buffer,
+    check_list,
+    decode,
+    gather_sizes,
+    group_of,
+    root_of,
+)
 from hpcdist.collectives.objects_p2p import recv_object_list, send_object_list
 from hpcdist.errors import DistMismatchError
-from hpcdist.groups.resolve import resolve
 
 __all__ = [
     "all_gather_object",
@@ -80,12 +87,10 @@ def broadcast_object_list(
     and does nothing. Source: ``torch.distributed.broadcast_object_list``.
     """
     api = "broadcast_object_list"
-    pg = resolve(group)
+    if (pg := group_of(api, group)) is None:
+        return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(api, 3)
-        return
     with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         length = check_list(object_list, "object_list")
@@ -151,12 +156,10 @@ def all_gather_object(
     Outside the group it warns and does nothing. Source: ``torch.distributed.all_gather_object``.
     """
     api = "all_gather_object"
-    pg = resolve(group)
+    if (pg := group_of(api, group)) is None:
+        return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(api, 3)
-        return
     with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         length = check_list(object_list, "object_list")
         part = Part(api, comm.rank)
@@ -220,12 +223,10 @@ def gather_object(
     Outside the group it warns and does nothing. Source: ``torch.distributed.gather_object``.
     """
     api = "gather_object"
-    pg = resolve(group)
+    if (pg := group_of(api, group)) is None:
+        return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(api, 3)
-        return
     with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, dst, group_dst, "dst")
         here = comm.rank == root
@@ -290,12 +291,10 @@ def scatter_object_list(
     Outside the group it warns and does nothing. Source: ``torch.distributed.scatter_object_list``.
     """
     api = "scatter_object_list"
-    pg = resolve(group)
+    if (pg := group_of(api, group)) is None:
+        return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(api, 3)
-        return
     with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         part = Part(api, root)

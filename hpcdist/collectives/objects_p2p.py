@@ -14,9 +14,8 @@ import numpy as np
 
 from hpcdist._engine import OBJECTS, Comm, op_range, tags
 from hpcdist.backends.dispatch import serving
-from hpcdist.collectives._parts import Part, check_list, decode, of_message
+from hpcdist.collectives._parts import Part, check_list, decode, group_of, of_message
 from hpcdist.errors import DistMismatchError
-from hpcdist.groups.resolve import resolve
 
 __all__ = ["recv_object_list", "send_object_list"]
 
@@ -90,12 +89,10 @@ def send_object_list(
     -----
     Outside the group it warns and does nothing. Source: ``torch.distributed.send_object_list``.
     """
-    pg = resolve(group)
+    if (pg := group_of("send_object_list", group)) is None:
+        return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report("send_object_list", 3)
-        return
     peer = pg._peer(dst, group_dst, "dst")
     length = check_list(object_list, "object_list")
     part = Part("send_object_list", comm.rank)
@@ -162,12 +159,10 @@ def recv_object_list(
     Outside the group it warns. Source: ``torch.distributed.recv_object_list``.
     """
     api = "recv_object_list"
-    pg = resolve(group)
+    if (pg := group_of(api, group)) is None:
+        return -1
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(api, 3)
-        return -1
     peer = -1
     if src is not None or group_src is not None:
         peer = pg._peer(src, group_src, "src")
