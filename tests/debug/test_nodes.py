@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hpcdist.debug.server import nodes
 from hpcdist.debug.server.metrics import exposition
-from hpcdist.debug.server.nodes import Front, report
+from hpcdist.debug.server.nodes import Receiver, report
 from hpcdist.debug.server.state import Node, State
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
@@ -43,9 +43,9 @@ class Container(Node):
 async def gathered(seconds=10.0):
     """The state of three containers, and their files, at the node of rank 0."""
     state = State(Container(0), "")
-    front = Front(state, KEY)
+    receiver = Receiver(state, KEY)
     app = web.Application()
-    app.router.add_post("/", front.take)
+    app.router.add_post("/", receiver.take)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -59,7 +59,7 @@ async def gathered(seconds=10.0):
     try:
         while len(said) < 2:
             await asyncio.sleep(0.02)
-        files = await front.all_files(seconds)
+        files = await receiver.all_files(seconds)
         return state.sample(), files, said
     finally:
         for other in others:

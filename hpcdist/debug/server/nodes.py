@@ -20,7 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from .state import Node, State
 
-__all__ = ["Front", "report"]
+__all__ = ["Receiver", "report"]
 
 #: Bytes of a report, compressed and not.
 ROOM, LARGEST = 64 << 20, 512 << 20
@@ -34,7 +34,7 @@ def _sign(key: bytes, what: str, turn: int, body: bytes) -> str:
     return hmac.new(key, f"{what} {turn} ".encode() + body, hashlib.sha256).hexdigest()
 
 
-class Front:
+class Receiver:
     """Takes the reports of other nodes.
 
     Parameters

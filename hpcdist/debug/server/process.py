@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from .guard import Limits
-from .nodes import ROOM, Front, report
+from .nodes import ROOM, Receiver, report
 from .state import Node, State
 from .web import Site
 
@@ -51,7 +51,7 @@ def say(**what: Any) -> None:
 
 async def _run(orders: dict[str, Any], parent: int) -> None:
     node = Node(orders["files"])
-    serve = _report if "front" in orders else _serve
+    serve = _report if "first_node" in orders else _serve
     work = asyncio.ensure_future(serve(node, orders))
     await asyncio.wait([work, asyncio.ensure_future(_end(parent))], return_when="FIRST_COMPLETED")
     if work.done():
@@ -73,13 +73,13 @@ async def _end(parent: int) -> None:
 
 async def _serve(node: Node, orders: dict[str, Any]) -> None:
     state = State(node, orders["dumps"])
-    front = Front(state, bytes.fromhex(orders["key"]))
-    site = Site(state, front, orders["token"])
+    receiver = Receiver(state, bytes.fromhex(orders["key"]))
+    site = Site(state, receiver, orders["token"])
     port, site.limits = await _listen(site.app, orders["host"], orders["port"], _HEAD)
     taken = 0
     if orders["others"]:
         app = web.Application(client_max_size=ROOM)
-        app.router.add_post("/", front.take)
+        app.router.add_post("/", receiver.take)
         taken, _ = await _listen(app, None, orders["worker_port"], ROOM + _HEAD)
     await site.sample()
     say(port=port, worker_port=taken)
@@ -112,7 +112,7 @@ async def _listen(
 
 
 async def _report(node: Node, orders: dict[str, Any]) -> None:
-    front = orders["front"]
+    first_node = orders["first_node"]
 
     def ready(why: str) -> None:
         if why:
@@ -120,4 +120,6 @@ async def _report(node: Node, orders: dict[str, Any]) -> None:
         else:
             say(port=0, worker_port=0)
 
-    await report(node, bytes.fromhex(orders["key"]), front["addresses"], front["port"], ready)
+    await report(
+        node, bytes.fromhex(orders["key"]), first_node["addresses"], first_node["port"], ready
+    )

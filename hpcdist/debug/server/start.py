@@ -97,17 +97,17 @@ def start_debug_server(
             "worker_port": worker_port, "others": len(leaders) > 1, "dumps": config.get("dump"),
         }  # fmt: skip
         began = {"key": key, "addresses": _addresses(), **_begin(orders)}
-    front = gather(began)[0]
-    _raise([front])
+    first_node = gather(began)[0]
+    _raise([first_node])
     if facts["rank"] in leaders[1:]:
-        place = {"addresses": front["addresses"], "port": front["worker_port"]}
-        told = _begin({"files": files, "key": front["key"], "front": place})
+        place = {"addresses": first_node["addresses"], "port": first_node["worker_port"]}
+        told = _begin({"files": files, "key": first_node["key"], "first_node": place})
         if told.get("why"):
             _log.warning("this node cannot report to the debug server: %s", told["why"])
             stop_debug_server()
     gather({})  # the nodes report now
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{front['port']}/?token={first['token']}"
+    address = f"http://{shown}:{first_node['port']}/?token={first['token']}"
     if facts["rank"] == 0:
         _log.warning("debug server on %s: %s", socket.gethostname(), address)
     return address

@@ -20,7 +20,7 @@ from hpcdist.recordings.analysis import analysis, page, timeline
 
 from .guard import Limits
 from .metrics import exposition
-from .nodes import Front
+from .nodes import Receiver
 from .state import State, decoded
 
 __all__ = ["Site"]
@@ -48,14 +48,14 @@ class Site:
     ----------
     state : State
         What they show.
-    front : Front
+    receiver : Receiver
         Where recorders of other nodes come from.
     token : str
         Every request must have it.
     """
 
-    def __init__(self, state: State, front: Front, token: str) -> None:
-        self._state, self._front = state, front
+    def __init__(self, state: State, receiver: Receiver, token: str) -> None:
+        self._state, self._receiver = state, receiver
         self._token = hashlib.sha256(token.encode()).digest()
         # The browser keeps something that is worth nothing to another server with this token.
         self._cookie = secrets.token_urlsafe(24)
@@ -185,7 +185,7 @@ class Site:
     async def timeline(self, request: web.Request) -> web.StreamResponse:
         """The analysis of all recorders, as ``python -m hpcdist analyze`` makes it."""
         async with self._files:
-            others = await self._front.all_files() if self._state.reports else {}
+            others = await self._receiver.all_files() if self._state.reports else {}
             text = await asyncio.to_thread(self._analyze, others)
         return web.Response(text=text, content_type="text/html", headers=_own_scripts(text))
 
@@ -203,7 +203,7 @@ class Site:
         async with self._files:
             data = await asyncio.to_thread(self._state.node.file, rank)
             if not data and self._state.reports:
-                data = (await self._front.all_files()).get(rank, b"")
+                data = (await self._receiver.all_files()).get(rank, b"")
         if not data:
             raise web.HTTPNotFound(text=f"no recorder of rank {rank}\n")
         return _file(f"{self._state.job}-rank{rank}.hpcdist", data)
