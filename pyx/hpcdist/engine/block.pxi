@@ -121,11 +121,4 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
     with nogil:
         code = hd_block_accumulate(comm.c, &j, block, rank, from_.ptr, to.ptr, from_.n)
         hd_comm_exit(comm.c)
-    if code == HD_OK:
-        return 0
-    error = None if code == HD_ERR_INTERRUPT else error_of_job(&j)
-    hd_job_clear(&j)
-    if error is None:
-        propagate()
-        raise KeyboardInterrupt
-    raise error
+    return 0 if code == HD_OK else raise_error_of(&j, code)

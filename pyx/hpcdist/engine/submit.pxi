@@ -293,9 +293,18 @@ cdef object run(Comm comm, hd_job* j, object asynchronous, object keep, list out
         end_shown(shown)
 
 
+cdef int raise_error_of(hd_job* j, int code) except -1:
+    """Raises the error of a job that ran inline, and clears it."""
+    error = None if code == HD_ERR_INTERRUPT else error_of_job(j)
+    hd_job_clear(j)
+    if error is None:
+        propagate()
+        raise KeyboardInterrupt
+    raise error
+
+
 cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
     cdef hd_comm* c = comm.c
-    cdef int code
     if not is_alive(comm):
         try:
             check_alive(None if j.closing else comm)
@@ -315,17 +324,11 @@ cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outpu
             hd_rec_begin(j, False)
             with nogil:
                 hd_lane_run(c, j)
-            code = j.code
-            if code == HD_OK:
+            if j.code == HD_OK:
                 hd_job_clear(j)
                 return finished_work(comm, outputs) if async_op else None
             hd_lane_seen(c)
-            error = None if code == HD_ERR_INTERRUPT else error_of_job(j)
-            hd_job_clear(j)
-            if error is None:
-                propagate()
-                raise KeyboardInterrupt
-            raise error
+            raise_error_of(j, j.code)
         try:
             refuse_in_handler(comm, j.api)
         except BaseException:
