@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from hpcdist._engine import Comm
 from hpcdist.config import DEFAULT_TIMEOUT
 from hpcdist.errors import DistBackendError
 
@@ -103,6 +104,8 @@ class GroupBackend:
         Seconds after which a barrier names the ranks that are missing.
     """
 
+    #: The native communicator, if this is one; no class but MPI's is.
+    native: Comm | None = None
     #: Level of the agreement of the ranks before each operation; 0: there is none.
     check: int = 0
 

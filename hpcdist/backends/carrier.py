@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from hpcdist._engine import Work
+from hpcdist._engine import Comm, Work
 
 __all__ = ["Carrier"]
 
@@ -33,6 +33,9 @@ class Carrier(Protocol):
     check: int
     timeout: float
 
+    # itself, or the host's in a group of several backends; None if that is not MPI's
+    @property
+    def native(self) -> Comm | None: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -108,7 +108,7 @@ def renewed(backends: Mapping[str, Any], comm: _engine.Comm) -> dict[str, Any]:
     """
     made: dict[str, Any] = {}
     for device, backend in backends.items():
-        if isinstance(backend, _engine.Comm):
+        if backend.native is not None:
             made[device] = comm
             continue
         from hpcdist.backends.cuda_over_mpi import StagedGroup  # imported only where it is used

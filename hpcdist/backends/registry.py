@@ -93,7 +93,7 @@ class Backend(str):
         name : str
             Name for :func:`hpcdist.init_process_group`.
         func : callable
-            Makes one group's backend, an object like :class:`hpcdist.backends.base.GroupBackend`.
+            Makes one group's backend, a :class:`hpcdist.backends.base.GroupBackend`.
             Called as ``func(store, rank, world_size, timeout)``, or with the extended interface as
             ``func(options, pg_options)``, where the options are a
             :class:`hpcdist.backends.base.BackendOptions`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from hpcdist._buffer import limited
-from hpcdist._engine import Comm, op_range
+from hpcdist._engine import op_range
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.resolve import resolve
@@ -61,7 +61,7 @@ def monitored_barrier(
     agreed = agreeing(comm)
     with refusing(agreed, API):
         seconds = comm.timeout if timeout is None else _seconds(timeout)
-    if isinstance(agreed, Comm):
+    if agreed.native is not None:
         with op_range(API, pg._name):
             agreed.barrier(api=API, monitored=seconds or (_WAITS if comm.rank else _ASKS))
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import OBJECTS, Comm, op_range, tags
+from hpcdist._engine import OBJECTS, op_range, tags
 from hpcdist.backends.dispatch import serving
 from hpcdist.collectives._parts import Part, check_list, decode, group_of, of_message
 from hpcdist.errors import DistMismatchError
@@ -193,8 +193,8 @@ def recv_object_list(
 
 def _send(comm: Any, peer: int, header: Any, data: Any) -> None:
     """Send both or neither; over MPI that is true even if a signal handler raises."""
-    here = serving(comm, header)
-    if not isinstance(here, Comm):
+    here = serving(comm, header).native
+    if here is None:
         comm.send(header, peer, _TAG)
         comm.send(data, peer, _TAG)
         return
@@ -259,7 +259,7 @@ def _receive(comm: Any, messages: dict[_Message, None], message: _Message, peer:
 
 def _arrive(comm: Any, begin: partial[Any], rest: Any, keep: Callable[[int], None]) -> None:
     """Receive into an array, and keep the data if it has arrived, even after an exception."""
-    if not isinstance(serving(comm, rest[0]), Comm):
+    if serving(comm, rest[0]).native is None:
         keep(int(comm.recv(*rest)))
         return
     works: list[Any] = []

@@ -33,8 +33,7 @@ def _comm() -> Any:
     """Return MPI's communicator of the default group, or None."""
     if world.pg is None:
         raise ValueError(NOT_INITIALIZED)
-    found = [each for each in world.pg._backends.values() if isinstance(each, _engine.Comm)]
-    return found[0] if found else None
+    return world.pg.carrier.native
 
 
 def is_death(error: BaseException) -> bool:

@@ -38,4 +38,4 @@ def take_dropped() -> list[Any]:
     found: list[Any] = []
     while world.dropped:
         found += world.dropped.pop()
-    return [comm for comm in found if isinstance(comm, _engine.Comm)]
+    return [comm for comm in found if comm.native is not None]

@@ -87,12 +87,12 @@ class Reconfigured:
 
 def _native(pg: Any) -> _engine.Comm:
     """Return the group's communicator of MPI, or raise."""
-    for backend in pg._backends.values():
-        if isinstance(backend, _engine.Comm):
-            return backend
-    raise DistBackendError(
-        f"the process group {pg._name!r} cannot be reconfigured: it is not over MPI"
-    )
+    comm: _engine.Comm | None = pg.carrier.native
+    if comm is None:
+        raise DistBackendError(
+            f"the process group {pg._name!r} cannot be reconfigured: it is not over MPI"
+        )
+    return comm
 
 
 def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int:
@@ -143,23 +143,19 @@ class Reconfigurable:
     # of ProcessGroup
     _backends: dict[str, Any]
     _name: str
+    carrier: Carrier
     _ranks: tuple[int, ...]
 
     @property
     def supports_reconfigure(self) -> bool:
         """Whether :meth:`reconfigure` works: in a job that MPI lets go on after a death."""
-        return world.pg is self and any(
-            isinstance(each, _engine.Comm) and _engine.tolerates_failures(each)
-            for each in self._backends.values()
-        )
+        return world.pg is self and self.supports_abort_hooks
 
     @property
     def supports_abort_hooks(self) -> bool:
         """Whether :meth:`register_abort_hook` works: the same."""
-        return any(
-            isinstance(each, _engine.Comm) and _engine.tolerates_failures(each)
-            for each in self._backends.values()
-        )
+        comm = self.carrier.native
+        return comm is not None and _engine.tolerates_failures(comm)
 
     def get_reconfigure_handle(self) -> str:
         """Return a text that stands for this process in :meth:`reconfigure`.

@@ -96,9 +96,9 @@ def shrink_group(
 
 def _lost(parent: ProcessGroup) -> tuple[int, ...]:
     """Return the world's ranks that died, in a job that goes on."""
-    for backend in parent._backends.values():
-        if isinstance(backend, _engine.Comm) and _engine.tolerates_failures(backend):
-            return _engine.lost_ranks(backend)
+    comm = parent.carrier.native
+    if comm is not None and _engine.tolerates_failures(comm):
+        return _engine.lost_ranks(comm)
     return ()
 
 

@@ -11,7 +11,7 @@ import math
 import time
 from typing import Any, NewType, cast
 
-from hpcdist import _engine, log
+from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.groups.numbers import whole
@@ -71,7 +71,7 @@ class GroupMember(metaclass=_MemberType):
 def add(pg: ProcessGroup) -> None:
     """Register a new group; the first one is the default group."""
     world.groups[pg] = None
-    if not all(isinstance(each, _engine.Comm) for each in pg._backends.values()):
+    if any(each.native is None for each in pg._backends.values()):
         pg._hold()  # the ranks must free it in the same order
     if world.pg is None:
         world.pg = pg
@@ -85,7 +85,7 @@ def add(pg: ProcessGroup) -> None:
             pg._config,
             short(pg._ranks),
             pg.carrier.timeout,
-            ("off", "on", "full")[getattr(pg.carrier, "check", 0)],
+            ("off", "on", "full")[pg.carrier.check],
         )
 
 

@@ -32,6 +32,8 @@ class Absent:
 
     __slots__ = ("_why",)
 
+    native = None
+
     def __init__(self, why: str) -> None:
         self._why = why
 
@@ -42,6 +44,7 @@ class Absent:
 class Outside:
     """Stands for the communicator of a group that this process is not in."""
 
+    native = None
     rank = size = local_rank = -1
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:

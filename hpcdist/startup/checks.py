@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launchers, log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistBackendError
 from hpcdist.launchers import commands
 from hpcdist.launchers.generic import Pmix
@@ -104,13 +105,13 @@ def warn_of_missing_launcher() -> None:
         )
 
 
-def report_fault_tolerance(comm: Any) -> None:
+def report_fault_tolerance(comm: Carrier) -> None:
     """Log once per job why it ends when a rank dies, although HPCDIST_FT says otherwise."""
     if comm.rank:
         return
-    if not isinstance(comm, _engine.Comm):
+    if comm.native is None:
         why = "the group is not over MPI"
-    elif _engine.tolerates_failures(comm):
+    elif _engine.tolerates_failures(comm.native):
         return
     else:
         why = _engine.missing_fault_tolerance()

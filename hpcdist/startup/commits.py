@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hpcdist import _engine, config
 from hpcdist.recordings.read import folder_of_user
@@ -44,7 +43,7 @@ def folder_of_job(job: str) -> Path:
     return folder_of_user() / f"commits-{job}"
 
 
-def expect_end(backends: Iterable[Any]) -> None:
+def expect_end(comm: _engine.Comm | None) -> None:
     """Let the last rank of the node that ends well remove the job's folder; local.
 
     A job that this process starts is another one: it does not inherit the name.
@@ -52,6 +51,5 @@ def expect_end(backends: Iterable[Any]) -> None:
     global _named
     _named = os.environ.pop(config.option("commit_job").variable, "") or _named
     job = job_of_this_process()
-    comm = next((each for each in backends if isinstance(each, _engine.Comm)), None)
     if job and comm is not None:
         _engine.mark_end(str(folder_of_job(job)), comm.rank, _engine.ranks_of_machine(comm))

@@ -15,6 +15,7 @@ from hpcdist import _engine, config, debug_level, log
 from hpcdist.backends import cuda, mpi, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
+from hpcdist.backends.dispatch import combine
 from hpcdist.backends.registry import Backend, BackendConfig
 from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
@@ -138,9 +139,9 @@ def init_process_group(
             _engine.want_fault_tolerance(tolerant)
             backends = _make(request, place)
         _open(request, place, backends)
-        commits.expect_end(backends.values())
+        commits.expect_end(_group.world.comm.native)
         if tolerant:
-            checks.report_fault_tolerance(next(iter(backends.values())))
+            checks.report_fault_tolerance(_group.world.comm)
 
 
 @contextlib.contextmanager
@@ -322,7 +323,7 @@ def _make(request: _Request, place: _Place) -> dict[str, Any]:
 
 def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
     """Make the default group from the backends, unless a rank has found a problem."""
-    comm = next(iter(backends.values()))
+    comm = combine(backends)
     problem = place.problem
     if request.own_world:
         problem = checks.contradiction(place.rank, place.size, comm.rank, comm.size)
@@ -331,7 +332,7 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
     except (ValueError, DistError):
         comm.free()
         raise
-    ours = next((each for each in backends.values() if isinstance(each, _engine.Comm)), None)
+    ours = comm.native
     if ours is not None and not request.own_world:
         variables.export_place(ours, "init_process_group")
     if ours is not None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from hpcdist import _engine, launchers
 from hpcdist.backends import mpi
+from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistBackendError, DistMismatchError
 from hpcdist.launchers import commands, pmi
 from hpcdist.launchers.generic import Environment
@@ -203,7 +204,7 @@ def start_mpi(server: pmi.Server | None, size: int) -> tuple[int, int]:
     return place
 
 
-def raise_together(comm: Any, problem: str) -> None:
+def raise_together(comm: Carrier, problem: str) -> None:
     """Raise on all ranks if one has a problem; the rank that has it raises its text.
 
     All ranks must call it.
@@ -216,7 +217,7 @@ def raise_together(comm: Any, problem: str) -> None:
         On the others.
     """
     ranks = [comm.rank] if problem else []
-    if isinstance(comm, _engine.Comm) and comm.size > 1:
+    if comm.native is not None and comm.size > 1:
         everyone = array("q", [0] * comm.size)
         comm.all_gather_into_tensor(
             everyone, array("q", [int(bool(problem))]), api="init_process_group"

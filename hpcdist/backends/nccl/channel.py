@@ -214,9 +214,8 @@ def create(options: BackendOptions) -> Channel:
     DistBackendError
         If there is neither MPI nor a store.
     """
-    host = options.host
-    if isinstance(host, _engine.Comm):
-        return MpiChannel(host, False)
+    if options.host is not None and options.host.native is not None:
+        return MpiChannel(options.host.native, False)
     parent = getattr(options.parent, "channel", None)
     if isinstance(parent, MpiChannel):
         return parent.subgroup(options)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError, DistMismatchError, RankFailedError
 from hpcdist.parallel.reducer.bounded import give_up
@@ -120,8 +119,8 @@ class Failure:
                     "off there is no safe way to tell the other ranks"
                 )
             )
-        if isinstance(comm, Comm):
-            comm.give_up()
+        if comm.native is not None:
+            comm.native.give_up()
 
     def abandon(self, buckets: Sequence[Any], started: int, more: int, usage: Any) -> None:
         """Finish a backward pass that will never fill the remaining buckets.

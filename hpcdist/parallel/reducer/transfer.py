@@ -138,8 +138,8 @@ class Transfer:
             return None
         if not self._made():
             return None
-        comm = serving(self.comm, buckets[0].buffer)
-        return comm if isinstance(comm, Comm) and comm.check > 0 else None
+        comm = serving(self.comm, buckets[0].buffer).native
+        return comm if comm is not None and comm.check > 0 else None
 
     def missing_calls(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.

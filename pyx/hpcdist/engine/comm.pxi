@@ -34,10 +34,6 @@ cdef class Comm:
         within : float, optional
             Seconds for all ranks to arrive; by default `timeout`.
 
-        Returns
-        -------
-        Comm
-
         Raises
         ------
         DistTimeoutError
@@ -55,10 +51,6 @@ cdef class Comm:
             The MPI handle as an integer.
         name, timeout, check, within
             As for :meth:`world`.
-
-        Returns
-        -------
-        Comm
         """
         # any width and sign: mpi4py passes MPICH's negative int handles as unsigned 64 bit numbers
         return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check, within)
@@ -123,6 +115,11 @@ cdef class Comm:
             Operations did not end in time; nothing is freed, and they keep their tensors.
         """
         free_comm(self, drain, agree)
+
+    @property
+    def native(self):
+        """Comm: itself; None for every other backend."""
+        return self
 
     @property
     def rank(self):
