@@ -1,7 +1,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final, overload
 
 import torch
 
@@ -147,6 +147,17 @@ class Comm:
     def finished(self, outputs: list[Any]) -> Work: ...
     @property
     def supports_window(self) -> bool: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: _Tensor,
+        op: _Op,
+        async_op: Literal[True],
+        *,
+        api: str | None = None,
+        extra: int = 0,
+    ) -> Work: ...
+    @overload
     def all_reduce(
         self,
         tensor: _Tensor,
@@ -229,6 +240,17 @@ class Comm:
         inputs: Iterable[_Tensor],
         async_op: bool = False,
     ) -> Work | None: ...
+    @overload
+    def all_gather_into_tensor(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        async_op: Literal[True],
+        *,
+        api: str | None = None,
+        extra: int = 0,
+    ) -> Work: ...
+    @overload
     def all_gather_into_tensor(
         self,
         output: _Tensor,

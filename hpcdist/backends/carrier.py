@@ -10,7 +10,7 @@ compares the first two with this type; the others answer to any name, so they ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from hpcdist._engine import Comm, Work
 
@@ -20,8 +20,8 @@ __all__ = ["Carrier"]
 _List = Iterable[Any]
 # A public name; None: the method's own.
 _Api = str | None
-# A Work with `async_op`, else None. Any: a caller knows which it asked for, and need not test.
-_Handle = Work | Any
+# A Work with `async_op`, else None. The operations that hpcdist itself begins tell the two apart.
+_Handle = Work | None
 
 
 class Carrier(Protocol):
@@ -65,6 +65,11 @@ class Carrier(Protocol):
         parts: int = 1,
     ) -> None: ...
     # fmt: off
+    @overload
+    def all_reduce(
+        self, tensor: Any, op: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
+    ) -> Work: ...
+    @overload
     def all_reduce(
         self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
@@ -78,6 +83,11 @@ class Carrier(Protocol):
     def all_gather(
         self, outputs: _List, tensor: Any, /, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
+    @overload
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
+    ) -> Work: ...
+    @overload
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from typing_extensions import assert_type
 
@@ -31,7 +29,13 @@ def all_reduce(t: torch.Tensor, pg: ProcessGroup) -> None:
     assert_type(world.comm, Carrier)
     assert_type(carrier_of(pg), Carrier)
     assert_type(pg.carrier, Carrier)
-    assert_type(world.comm.all_reduce(t, ReduceOp.SUM, True), Work | Any)
+    assert_type(world.comm.all_reduce(t, ReduceOp.SUM, True), Work)
+    assert_type(world.comm.all_reduce(t, ReduceOp.SUM), Work | None)
+    assert_type(world.comm.broadcast(t, 0, True), Work | None)
+    assert_type(pg.carrier.native, Comm | None)
+    if pg.carrier.native is not None:
+        assert_type(pg.carrier.native.native, Comm)
+        assert_type(pg.carrier.native.all_reduce(t, ReduceOp.SUM, True), Work)
     assert_type(pg.carrier.isend(t, 1), Work)
     world.comm.all_reduce(t, ReduceOp.SUM, True, apis="mine")  # type: ignore
     world.comm.all_reduce(t, ReduceOp.SUM, "later")  # type: ignore
