@@ -59,7 +59,7 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
     ) -> None:
         self._follows = num_replicas is None, rank is None
-        self._generation = 0 if _group.world.pg is None else _group.world.pg._generation
+        self._generation = 0 if _group.world.pg is None else _group.world.pg.members.generation
         num_replicas, rank = self._place(num_replicas, rank)
         if num_replicas < 1:
             raise ValueError(f"num_replicas must be at least 1, not {num_replicas}")
@@ -94,9 +94,9 @@ class DistributedSampler(Sampler[int]):
     def _follow(self) -> None:
         """Share anew if the default group, whose ranks this follows, was reconfigured."""
         pg = _group.world.pg
-        if pg is None or pg._generation == self._generation:
+        if pg is None or pg.members.generation == self._generation:
             return
-        self._generation = pg._generation
+        self._generation = pg.members.generation
         size, rank = self._follows
         self.num_replicas, self.rank = self._place(
             None if size else self.num_replicas, None if rank else self.rank

@@ -62,7 +62,7 @@ def monitored_barrier(
     with refusing(agreed, API):
         seconds = comm.timeout if timeout is None else _seconds(timeout)
     if agreed.native is not None:
-        with op_range(API, pg._name):
+        with op_range(API, pg.members.name):
             agreed.barrier(api=API, monitored=seconds or (_WAITS if comm.rank else _ASKS))
         return
     with limited(seconds or _ASKS):

@@ -91,7 +91,7 @@ def broadcast_object_list(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
+    with op_range(api, pg.members.name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         length = check_list(object_list, "object_list")
         part = Part(api, root)
@@ -160,7 +160,7 @@ def all_gather_object(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
+    with op_range(api, pg.members.name), refusing_parts(agreeing(comm), api, 2):
         length = check_list(object_list, "object_list")
         part = Part(api, comm.rank)
         if length < comm.size:
@@ -227,7 +227,7 @@ def gather_object(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
+    with op_range(api, pg.members.name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, dst, group_dst, "dst")
         here = comm.rank == root
         part = Part(api, comm.rank)
@@ -295,7 +295,7 @@ def scatter_object_list(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    with op_range(api, pg._name), refusing_parts(agreeing(comm), api, 2):
+    with op_range(api, pg.members.name), refusing_parts(agreeing(comm), api, 2):
         root = root_of(pg, src, group_src, "src")
         part = Part(api, root)
         header = np.zeros(comm.size + 1, np.int64)

@@ -93,11 +93,11 @@ def send_object_list(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    peer = pg._peer(dst, group_dst, "dst")
+    peer = pg.members.peer(comm.rank, dst, group_dst, "dst")
     length = check_list(object_list, "object_list")
     part = Part("send_object_list", comm.rank)
     part.encode(list(object_list), pickle)
-    with op_range("send_object_list", pg._name):
+    with op_range("send_object_list", pg.members.name):
         _send(comm, peer, np.array([part.size, length, 0], np.int64), part.data)
     if part.error:
         part.fail([part.data])
@@ -165,12 +165,12 @@ def recv_object_list(
     comm = pg.carrier
     peer = -1
     if src is not None or group_src is not None:
-        peer = pg._peer(src, group_src, "src")
+        peer = pg.members.peer(comm.rank, src, group_src, "src")
     length = check_list(object_list, "object_list")
     messages = _begun.setdefault(pg, {})
-    message = _claim(messages, peer, pg._generation)
+    message = _claim(messages, peer, pg.members.generation)
     try:
-        with op_range(api, pg._name):
+        with op_range(api, pg.members.name):
             _receive(comm, messages, message, peer)
         try:
             objects = _objects(api, comm.rank, message, length, pickle)
@@ -180,7 +180,7 @@ def recv_object_list(
             raise
         object_list[:] = objects
         messages.pop(message)  # no signal handler runs between the line above and this one
-        return int(pg._ranks[message.peer])
+        return int(pg.members.ranks[message.peer])
     finally:
         message.owner = 0
 

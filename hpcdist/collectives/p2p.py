@@ -56,10 +56,12 @@ def isend(
     Source: ``torch.distributed.isend``.
     """
     pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
-        return pg.carrier.isend(tensor, pg._index[dst], tag)  # the usual call, with no call between
+    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None:
+        index = pg.members.index
+        if dst in index:
+            return pg.carrier.isend(tensor, index[dst], tag)  # the usual call, with no call between
     pg = resolve(group)
-    return pg.carrier.isend(tensor, pg._place(dst, group_dst, "dst"), tag)
+    return pg.carrier.isend(tensor, pg.members.place(dst, group_dst, "dst"), tag)
 
 
 def irecv(
@@ -106,11 +108,13 @@ def irecv(
     Source: ``torch.distributed.irecv``.
     """
     pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
-        return pg.carrier.irecv(tensor, pg._index[src], tag)
+    if type(pg) is ProcessGroup and type(src) is int and group_src is None:
+        index = pg.members.index
+        if src in index:
+            return pg.carrier.irecv(tensor, index[src], tag)
     pg = resolve(group)
     anyone = src is None and group_src is None
-    return pg.carrier.irecv(tensor, -1 if anyone else pg._place(src, group_src, "src"), tag)
+    return pg.carrier.irecv(tensor, -1 if anyone else pg.members.place(src, group_src, "src"), tag)
 
 
 def send(
@@ -153,13 +157,14 @@ def send(
     Source: ``torch.distributed.send``.
     """
     pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None and dst in pg._index:
-        comm, place = pg.carrier, pg._index[dst]
-        if place != comm.rank:
-            comm.send(tensor, place, tag)
+    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None:
+        comm, index = pg.carrier, pg.members.index
+        if dst in index and index[dst] != comm.rank:
+            comm.send(tensor, index[dst], tag)
             return
     pg = resolve(group)
-    pg.carrier.send(tensor, pg._peer(dst, group_dst, "dst"), tag)
+    comm = pg.carrier
+    comm.send(tensor, pg.members.peer(comm.rank, dst, group_dst, "dst"), tag)
 
 
 def recv(
@@ -208,15 +213,17 @@ def recv(
     Source: ``torch.distributed.recv``.
     """
     pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(src) is int and group_src is None and src in pg._index:
-        comm, place = pg.carrier, pg._index[src]
-        if place != comm.rank:
-            comm.recv(tensor, place, tag)
+    if type(pg) is ProcessGroup and type(src) is int and group_src is None:
+        comm, index = pg.carrier, pg.members.index
+        if src in index and index[src] != comm.rank:
+            comm.recv(tensor, index[src], tag)
             return src
     pg = resolve(group)
-    anyone = src is None and group_src is None
-    sender = pg.carrier.recv(tensor, -1 if anyone else pg._peer(src, group_src, "src"), tag)
-    return pg._ranks[sender] if sender >= 0 else -1
+    comm, place = pg.carrier, -1
+    if src is not None or group_src is not None:
+        place = pg.members.peer(comm.rank, src, group_src, "src")
+    sender = comm.recv(tensor, place, tag)
+    return pg.members.ranks[sender] if sender >= 0 else -1
 
 
 class P2POp:
@@ -270,8 +277,8 @@ class P2POp:
         self.tensor = tensor
         self.group = pg
         self.tag = tag
-        self.group_peer = pg._place(peer, group_peer, "peer")
-        self.peer = pg._ranks[self.group_peer] if self.group_peer >= 0 else -1
+        self.group_peer = pg.members.place(peer, group_peer, "peer")
+        self.peer = pg.members.ranks[self.group_peer] if self.group_peer >= 0 else -1
 
     def __repr__(self) -> str:
         own, other = self.group.carrier.rank, self.group_peer

@@ -101,14 +101,14 @@ class Keeper:
     def _meet(self) -> None:
         """Exchange which rank is on which node, once per membership of the default group."""
         assert world.pg is not None
-        if self._generation == world.pg._generation:
+        if self._generation == world.pg.members.generation:
             return
         folder = self._memory.folder if self._memory is not None else ""
         here = (f"{node_of_this_process()} {folder}", secrets.token_hex(8))
         everyone = gathered(here)
         self._nodes = [node for node, _ in everyone]
         self._nonce = self._nonce or everyone[0][1]
-        self._generation = world.pg._generation
+        self._generation = world.pg.members.generation
 
     def _on(self, node: str) -> list[int]:
         return [rank for rank, at in enumerate(self._nodes) if at == node]

@@ -196,7 +196,7 @@ def _first_difference(
     theirs: list[Entry], rank: int, usual: list[Entry], reference: int, group: Any
 ) -> str:
     """Describe the first entry in which two ranks differ."""
-    who, other = f"rank {group._ranks[rank]}", f"rank {group._ranks[reference]}"
+    who, other = f"rank {group.members.ranks[rank]}", f"rank {group.members.ranks[reference]}"
     counts = [sum(entry[0] == "parameter" for entry in side) for side in (theirs, usual)]
     start = who
     if counts[0] != counts[1]:

@@ -15,6 +15,7 @@ from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import Dispatch, agreeing, combine
 from hpcdist.errors import DistBackendError
+from hpcdist.groups.members import Members
 from hpcdist.operations import OPERATIONS
 
 __all__ = ["Hooked", "PostHookArgs", "PreHookArgs", "WithHooks"]
@@ -181,7 +182,7 @@ class WithHooks:
     # of ProcessGroup
     _backends: dict[str, Any]
     carrier: Carrier
-    _name: str
+    members: Members
 
     supports_completion_hooks = False
     # of Reconfigurable
@@ -191,7 +192,6 @@ class WithHooks:
     _hold: Callable[[], None]
     _use: Callable[[Carrier], None]
     _aborted: set[int]
-    _generation: int
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
         """Call a function before each operation of this group begins on this rank.
@@ -284,9 +284,9 @@ class WithHooks:
         """
         if not self.supports_abort_hooks:
             raise DistBackendError(
-                f"the process group {self._name!r} has no abort hooks (supports_abort_hooks is "
-                "False): hpcdist ends the job from native code, which cannot run Python safely; in "
-                "a job that goes on after a death (HPCDIST_FT=1) it has"
+                f"the process group {self.members.name!r} has no abort hooks (supports_abort_hooks "
+                "is False): hpcdist ends the job from native code, which cannot run Python safely; "
+                "in a job that goes on after a death (HPCDIST_FT=1) it has"
             )
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
@@ -313,18 +313,18 @@ class WithHooks:
 
     def _call_abort_hooks(self) -> None:
         """Once for each recovery, also if its first attempt timed out."""
-        if self._generation in self._aborted:
+        if self.members.generation in self._aborted:
             return
-        self._aborted.add(self._generation)
+        self._aborted.add(self.members.generation)
         for hook in list(self._abort_hooks.values()):
             try:
                 hook()
             except Exception:
-                _log.exception("an abort hook of the group %r failed", self._name)
+                _log.exception("an abort hook of the group %r failed", self.members.name)
 
     def _register(self, kind: str, hook_id: int, hook: Any) -> None:
         if not self._backends:
-            raise ValueError(f"the process group {self._name!r} has been destroyed")
+            raise ValueError(f"the process group {self.members.name!r} has been destroyed")
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
         hooked = self.carrier if isinstance(self.carrier, Hooked) else Hooked(self._backends)
@@ -337,6 +337,7 @@ class WithHooks:
     def _unregister(self, kind: str, hook_id: int) -> None:
         hooks = self.carrier.hooks if isinstance(self.carrier, Hooked) else Hooks()
         if getattr(hooks, kind).pop(hook_id, None) is None:
-            raise ValueError(f"no hook {hook_id} is registered with the group {self._name!r}")
+            name = self.members.name
+            raise ValueError(f"no hook {hook_id} is registered with the group {name!r}")
         if not hooks.before and not hooks.after:
             self._use(combine(self._backends))

@@ -8,6 +8,7 @@ from hpcdist._engine import Work
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.c10d import BarrierOptions
+from hpcdist.groups.members import Members
 from hpcdist.groups.numbers import split_sizes
 from hpcdist.groups.reductions import Reductions
 from hpcdist.groups.tensors import stacked
@@ -25,7 +26,7 @@ class Collectives(Reductions):
 
     # of ProcessGroup
     carrier: Carrier
-    _name: str
+    members: Members
     _root: Any
     _with: Any
 
@@ -36,10 +37,10 @@ class Collectives(Reductions):
         if here is bool(given):
             return here
         if here:
-            where = f"rank (rank {root} of the group {self._name!r}, which this process is)"
+            where = f"rank (rank {root} of the group {self.members.name!r}, which this process is)"
         else:
             where = (
-                f"rank only (rank {root} of the group {self._name!r}; this process is rank "
+                f"rank only (rank {root} of the group {self.members.name!r}; this process is rank "
                 f"{comm.rank})"
             )
         error = ValueError(f"{api}_list must be given on the {role} {where}")
@@ -58,8 +59,8 @@ class Collectives(Reductions):
             if (whole is not None) is not (comm.rank == root):
                 where = "must be given" if whole is None else "must be None"
                 raise ValueError(
-                    f"gather_tensor {where} on rank {comm.rank} of the group {self._name!r}, whose "
-                    f"destination is rank {root}"
+                    f"gather_tensor {where} on rank {comm.rank} of the group "
+                    f"{self.members.name!r}, whose destination is rank {root}"
                 )
             parts = None if whole is None else stacked(tensor, whole, comm.size)
         except Exception as error:

@@ -85,14 +85,18 @@ def new_group(
     same ranks. Source: ``torch.distributed.new_group``.
     """
     parent = default_group()
-    members = tuple(parent._ranks) if ranks is None else checked(ranks, len(parent._ranks), "world")
+    members = (
+        tuple(parent.members.ranks)
+        if ranks is None
+        else checked(ranks, len(parent.members.ranks), "world")
+    )
     if sort_ranks:
         members = tuple(sorted(members))
     # checked on all processes, so that all of them raise the error
     limit = time_limit(timeout, parent)
     if parent.carrier.rank not in members:
         return cast(ProcessGroup, GroupMember.NON_GROUP_MEMBER)
-    divides = len(members) == len(parent._ranks)
+    divides = len(members) == len(parent.members.ranks)
     return make(parent, members, limit, backend, pg_options, group_desc, divides, None, device_id)
 
 
@@ -132,9 +136,9 @@ def make(
     """
     asked = Backend(backend or parent._backend)
     kind = registry.substitute(asked)
-    registry.log_substitute(asked, kind, parent._ranks[parent.carrier.rank])
+    registry.log_substitute(asked, kind, parent.members.ranks[parent.carrier.rank])
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
-    world_ranks = tuple(parent._ranks[rank] for rank in ranks)
+    world_ranks = tuple(parent.members.ranks[rank] for rank in ranks)
     # a backend makes subgroups from a parent of its own kind (over MPI that is the host's backend,
     # also for a group of CUDA tensors alone)
     kin = {

@@ -12,21 +12,13 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.groups.c10d import LowLevel
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.limits import limit_of, seconds_of
+from hpcdist.groups.members import Members, short
 from hpcdist.groups.methods import Collectives
-from hpcdist.groups.numbers import whole
 from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
 from hpcdist.groups.world import world
 
 __all__ = ["ProcessGroup"]
-
-
-def short(ranks: tuple[int, ...]) -> str:
-    """Return the ranks as one line of text, whatever their number."""
-    if len(ranks) <= 16:
-        return str(list(ranks))
-    first, last = (", ".join(map(str, part)) for part in (ranks[:8], ranks[-4:]))
-    return f"[{first}, ... {last}] ({len(ranks)} ranks)"
 
 
 class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
@@ -67,11 +59,8 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         "_backends",
         "_config",
         "_description",
-        "_generation",
-        "_index",
-        "_name",
-        "_ranks",
         "carrier",
+        "members",
     )
 
     def __init__(
@@ -86,14 +75,10 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         self._backends = backends
         # the host's backend, if there is one, serves objects, barriers and host tensors
         self.carrier: Carrier = dispatch.combine(backends)
-        self._ranks = tuple(ranks)
-        self._index = {world: place for place, world in enumerate(self._ranks)}
-        self._name = name
+        self.members = Members(tuple(ranks), name)
         self._description = description
         self._backend = backend
         self._config = config
-        #: How often it was reconfigured: what depends on its ranks compares this.
-        self._generation = 0
         self._abort_hooks: dict[int, Callable[[], None]] = {}
         #: The generations in which they have been called.
         self._aborted: set[int] = set()
@@ -137,7 +122,7 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
     def name(self) -> str:
         """Name of the group, the same on all its members."""
         self._hold()  # get_backend_impl() takes names
-        return self._name
+        return self.members.name
 
     @property
     def group_name(self) -> str:
@@ -170,69 +155,25 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         except KeyError:
             served = ", ".join(self._backends) or "nothing: it was destroyed"
             raise ValueError(
-                f"no backend of the group {self._name!r} serves {kind!r}; it serves {served}"
+                f"no backend of the group {self.members.name!r} serves {kind!r}; it serves {served}"
             ) from None
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self._name!r} backend={self._backend} ranks={short(self._ranks)}>"
+        name, ranks = self.members.name, short(self.members.ranks)
+        return f"<ProcessGroup {name!r} backend={self._backend} ranks={ranks}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"the process group {self._name!r} cannot be pickled or copied: it stands for a "
+            f"the process group {self.members.name!r} cannot be pickled or copied: it stands for a "
             "connection of this process. Send its ranks and call new_group on the other side."
         )
-
-    def _check_rank(self, rank: int, what: str) -> int:
-        """Return a rank in the group, or raise ValueError."""
-        rank = whole(rank, what)
-        if 0 <= rank < self.carrier.size:
-            return rank
-        raise ValueError(
-            f"{what}={rank} is outside the group {self._name!r} of size {self.carrier.size}: ranks "
-            f"in it are 0 to {self.carrier.size - 1}"
-        )
-
-    def _check_peer(self, rank: int, what: str) -> int:
-        """Return a rank in the group other than this one, or raise ValueError."""
-        rank = whole(rank, what)
-        if rank == self.carrier.rank:
-            kind = "isend" if what.endswith("dst") else "irecv"
-            raise ValueError(
-                f"{what}={rank} is this process itself, in the group {self._name!r}: it would wait "
-                f"for itself for ever. Use {kind}, or copy the tensor."
-            )
-        return self._check_rank(rank, what)
-
-    def _peer(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """The same as :meth:`_place`, for a rank that must not be this one."""
-        return self._check_peer(self._place(rank, group_rank, what), what)
-
-    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """Return the group rank that `dst` (a world rank) or `group_dst` names; one is required."""
-        if group_rank is not None:
-            if rank is not None:
-                raise ValueError(
-                    f"give either {what} (a rank of the world) or group_{what} (a rank of the "
-                    f"group), not both: got {what}={rank}, group_{what}={group_rank}"
-                )
-            return self._check_rank(group_rank, "group_" + what)
-        if rank is None:
-            raise ValueError(f"{what} (a rank of the world) or group_{what} must be given")
-        rank = whole(rank, what)
-        try:
-            return self._index[rank]
-        except KeyError:
-            raise ValueError(
-                f"{what}={rank} is not in the group {self._name!r} of size {self.carrier.size}, "
-                f"whose ranks of the world are {short(self._ranks)}"
-            ) from None
 
     def _root(
         self, api: str, tensor: Any, rank: int | None, group_rank: int | None, what: str
     ) -> int:
-        """The same as :meth:`_place` for a collective: the other ranks receive the error too."""
+        """Return the group rank of a collective's root; the other ranks receive an error too."""
         try:
-            return self._place(rank, group_rank, what)
+            return self.members.place(rank, group_rank, what)
         except Exception as error:
             dispatch.agreeing(self.carrier, tensor).refuse(error, api=api)
             raise
@@ -280,14 +221,14 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
         The peer must receive. See :func:`hpcdist.isend`.
         """
-        return self.carrier.isend(tensor, self._check_rank(group_dst, "group_dst"), tag)
+        return self.carrier.isend(tensor, self.members.check(group_dst, "group_dst"), tag)
 
     def irecv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> Work:
         """Begin to receive from one rank, or from any.
 
         The peer must send. See :func:`hpcdist.irecv`.
         """
-        source = -1 if group_src is None else self._check_rank(group_src, "group_src")
+        source = -1 if group_src is None else self.members.check(group_src, "group_src")
         return self.carrier.irecv(tensor, source, tag)
 
     def send(self, tensor: Any, group_dst: int, tag: int = 0) -> None:
@@ -295,12 +236,16 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
 
         The peer must receive. See :func:`hpcdist.send`.
         """
-        self.carrier.send(tensor, self._check_peer(group_dst, "group_dst"), tag)
+        self.carrier.send(tensor, self.members.peer(self.carrier.rank, None, group_dst, "dst"), tag)
 
     def recv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> int:
         """Receive from one rank, or from any, and wait.
 
         The peer must send. See :func:`hpcdist.recv`.
         """
-        source = -1 if group_src is None else self._check_peer(group_src, "group_src")
+        source = (
+            -1
+            if group_src is None
+            else self.members.peer(self.carrier.rank, None, group_src, "src")
+        )
         return self.carrier.recv(tensor, source, tag)

@@ -338,9 +338,9 @@ def get_backend_impl(
     Local to this process. Source: ``torch.distributed.get_backend_impl`` of torch 2.15.
     """
     if isinstance(group, str):
-        found = [each for each in _group.world.groups if each._name == group]
+        found = [each for each in _group.world.groups if each.members.name == group]
         if not found:
-            known = ", ".join(repr(each._name) for each in _group.world.groups)
+            known = ", ".join(repr(each.members.name) for each in _group.world.groups)
             raise ValueError(f"this process is in no group named {group!r}; its groups: {known}")
         group = found[0]
     pg = member(group)
@@ -349,8 +349,8 @@ def get_backend_impl(
     backends = list(dict.fromkeys(pg._backends.values()))
     if len(backends) > 1:
         raise ValueError(
-            f"the group {pg._name!r} has a backend for each of {', '.join(pg._backends)}: name the "
-            "device"
+            f"the group {pg.members.name!r} has a backend for each of {', '.join(pg._backends)}: "
+            "name the device"
         )
     return backends[0]
 

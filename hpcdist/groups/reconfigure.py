@@ -16,6 +16,7 @@ from hpcdist.errors import DistBackendError, DistError
 from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.hooks import Hooked
 from hpcdist.groups.limits import seconds_of
+from hpcdist.groups.members import Members
 from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
 
 __all__ = ["Reconfigurable", "ReconfigureOptions", "Reconfigured", "agree"]
@@ -90,7 +91,7 @@ def _native(pg: Any) -> _engine.Comm:
     comm: _engine.Comm | None = pg.carrier.native
     if comm is None:
         raise DistBackendError(
-            f"the process group {pg._name!r} cannot be reconfigured: it is not over MPI"
+            f"the process group {pg.members.name!r} cannot be reconfigured: it is not over MPI"
         )
     return comm
 
@@ -142,9 +143,8 @@ class Reconfigurable:
 
     # of ProcessGroup
     _backends: dict[str, Any]
-    _name: str
     carrier: Carrier
-    _ranks: tuple[int, ...]
+    members: Members
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -215,8 +215,8 @@ class Reconfigurable:
         began = time.monotonic()
         if world.pg is not self:
             raise ValueError(
-                f"the process group {self._name!r} cannot be reconfigured, only the default group "
-                "can: its ranks decide what the ranks of all others mean"
+                f"the process group {self.members.name!r} cannot be reconfigured, only the default "
+                "group can: its ranks decide what the ranks of all others mean"
             )
         opts = opts or ReconfigureOptions()
         limit = opts.timeout if timeout is None else timeout
@@ -227,10 +227,10 @@ class Reconfigurable:
         seconds = comm.timeout if given is None else given
         for group in list(world.groups):
             group._call_abort_hooks()
-        before = len(self._ranks)
+        before = len(self.members.ranks)
         found: list[Any] = []
         try:
-            _engine.recover(comm, self._name, seconds, found)
+            _engine.recover(comm, self.members.name, seconds, found)
         finally:
             if found:  # also where a signal handler raises: the others have the new world
                 _adopt(self, found[0])
@@ -253,10 +253,10 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
 
     What a signal handler raises meanwhile comes out when all is done, as the others have done it.
     """
-    generation, raised, old = pg._generation, None, [*reversed(pg._backends.values())]
+    generation, raised, old = pg.members.generation, None, [*reversed(pg._backends.values())]
     for _ in range(_HANDLERS):
         try:
-            if pg._generation == generation:
+            if pg.members.generation == generation:
                 _switch(pg, made)
             _lose_groups(pg, old)
             world.counts.clear()
@@ -283,12 +283,10 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
         hooked = Hooked(backends)
         hooked.hooks = pg.carrier.hooks
         comm = cast(Carrier, hooked)
-    ranks = tuple(range(made.size))
-    index = {rank: rank for rank in ranks}
+    members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
     # From here on no call: signal handlers run at calls.
-    pg._backends, pg.carrier, pg._ranks, pg._index = backends, comm, ranks, index
-    world.comm = comm
-    pg._generation += 1
+    pg._backends, pg.carrier, world.comm = backends, comm, comm
+    pg.members = members
 
 
 def _lose_groups(pg: Any, old: list[Any]) -> None:
@@ -296,7 +294,7 @@ def _lose_groups(pg: Any, old: list[Any]) -> None:
         if group is not pg:
             old.extend(reversed(group._backends.values()))
             why = (
-                f"the process group {group._name!r} was lost when the default group was "
+                f"the process group {group.members.name!r} was lost when the default group was "
                 "reconfigured: make it again"
             )
             group.carrier = cast(Carrier, Absent(why))

@@ -43,5 +43,5 @@ def member(group: Any) -> ProcessGroup:
     if isinstance(pg, NonMember):
         raise ValueError("this process is not in the given group")
     if pg not in world.groups:
-        raise ValueError(f"the process group {pg._name!r} has been destroyed")
+        raise ValueError(f"the process group {pg.members.name!r} has been destroyed")
     return pg

@@ -69,17 +69,19 @@ def shrink_group(
             f"Invalid shrink_flags value: {shrink_flags!r}. Must be one of: SHRINK_DEFAULT "
             f"({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})"
         )
-    size = len(parent._ranks)
-    gone = checked(ranks_to_exclude, size, f"group {parent._name!r}")
+    size = len(parent.members.ranks)
+    gone = checked(ranks_to_exclude, size, f"group {parent.members.name!r}")
     left = tuple(rank for rank in range(size) if rank not in gone)
     if not gone:
         raise ValueError("ranks_to_exclude cannot be empty: name the ranks to leave out")
     if not left:
-        raise ValueError(f"ranks_to_exclude names all {size} ranks of the group {parent._name!r}")
+        raise ValueError(
+            f"ranks_to_exclude names all {size} ranks of the group {parent.members.name!r}"
+        )
     if parent.carrier.rank in gone:
         raise RuntimeError(
-            f"rank {parent.carrier.rank} of the group {parent._name!r} is one of those that are "
-            "left out: only the others call shrink_group"
+            f"rank {parent.carrier.rank} of the group {parent.members.name!r} is one of those that "
+            "are left out: only the others call shrink_group"
         )
     if gone_for_good:
         return _go_on(parent, gone, gone_for_good)
@@ -106,7 +108,7 @@ def _go_on(parent: ProcessGroup, gone: Sequence[int], lost: tuple[int, ...]) -> 
     if parent is not _group.world.pg:
         raise ValueError(
             f"ranks {lost} of the world died: shrink the default group first, which destroys all "
-            f"others, then make {parent._name!r} again"
+            f"others, then make {parent.members.name!r} again"
         )
     missed, alive = sorted(set(lost) - set(gone)), sorted(set(gone) - set(lost))
     if missed or alive:

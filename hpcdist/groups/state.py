@@ -14,8 +14,9 @@ from typing import Any, NewType, cast
 from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
+from hpcdist.groups.members import short
 from hpcdist.groups.numbers import whole
-from hpcdist.groups.process_group import ProcessGroup, short
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import carrier_of, member
 from hpcdist.groups.world import OUTSIDE, Absent, world
 
@@ -77,13 +78,13 @@ def add(pg: ProcessGroup) -> None:
         world.pg = pg
         world.comm = pg.carrier
     else:
-        count(pg._ranks, pg._name)
+        count(pg.members.ranks, pg.members.name)
     if _log.isEnabledFor(logging.INFO):
         _log.info(
             "group %r made: backend %s, ranks %s, timeout %g s, entry check %s",
-            pg._name,
+            pg.members.name,
             pg._config,
-            short(pg._ranks),
+            short(pg.members.ranks),
             pg.carrier.timeout,
             ("off", "on", "full")[pg.carrier.check],
         )
@@ -110,11 +111,11 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     leave_handler(pg)
     world.groups.pop(pg, None)
     world.held.discard(pg)
-    _log.info("group %r is being destroyed", pg._name)
+    _log.info("group %r is being destroyed", pg.members.name)
     # a backend made over another one is freed before that one
     backends = list(dict.fromkeys(reversed(pg._backends.values())))
     drain = min(pg.carrier.timeout, DRAIN, max(end - time.monotonic(), 0.2))
-    why = f"the process group {pg._name!r} has been destroyed"
+    why = f"the process group {pg.members.name!r} has been destroyed"
     pg.carrier = cast(Carrier, Absent(why))
     pg._backends = {}
     problem: BaseException | None = None
@@ -236,11 +237,11 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     pg = member(group)
     global_rank = whole(global_rank, "global_rank")
     try:
-        return pg._index[global_rank]
+        return pg.members.index[global_rank]
     except KeyError:
         raise ValueError(
-            f"rank {global_rank} of the world is not in the group {pg._name!r}, whose ranks are "
-            f"{short(pg._ranks)}"
+            f"rank {global_rank} of the world is not in the group {pg.members.name!r}, whose ranks "
+            f"are {short(pg.members.ranks)}"
         ) from None
 
 
@@ -269,7 +270,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     Local to this process. Source: ``torch.distributed.get_global_rank``.
     """
     pg = member(group)
-    return pg._ranks[pg._check_rank(group_rank, "group_rank")]
+    return pg.members.ranks[pg.members.check(group_rank, "group_rank")]
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
@@ -294,4 +295,4 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     -----
     Local to this process. Source: ``torch.distributed.get_process_group_ranks``.
     """
-    return list(member(group)._ranks)
+    return list(member(group).members.ranks)

@@ -63,7 +63,7 @@ def new_subgroups(
     Source: ``torch.distributed.new_subgroups``, where None means the number of CUDA devices.
     """
     pg = member(group)
-    world_ranks = pg._ranks
+    world_ranks = pg.members.ranks
     if group_size is None:
         divided = _by_node(pg)
     else:
@@ -71,7 +71,7 @@ def new_subgroups(
         if group_size <= 0 or len(world_ranks) % group_size:
             raise ValueError(
                 f"group_size={group_size} does not divide the {len(world_ranks)} ranks of the "
-                f"group {pg._name!r}"
+                f"group {pg.members.name!r}"
             )
         starts = range(0, len(world_ranks), group_size)
         divided = [world_ranks[start : start + group_size] for start in starts]
@@ -122,14 +122,15 @@ def new_subgroups_by_enumeration(
     """
     parent = default_group()
     divided = [
-        checked(ranks, len(parent._ranks), "world") for ranks in ranks_per_subgroup_list or ()
+        checked(ranks, len(parent.members.ranks), "world")
+        for ranks in ranks_per_subgroup_list or ()
     ]
     if not divided:
         raise ValueError("ranks_per_subgroup_list must hold at least one list of ranks")
     _disjoint(divided, "ranks_per_subgroup_list")
     own = None
     made: list[Any] = []
-    divides = sum(map(len, divided)) == len(parent._ranks)
+    divides = sum(map(len, divided)) == len(parent.members.ranks)
     for ranks in divided:
         pg = part_of_world(sorted(ranks), timeout, backend, pg_options, group_desc, divides)
         made.append(pg)
@@ -186,8 +187,8 @@ def split_group(
     parent = member(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks must hold at least one list of the parent's ranks")
-    size = len(parent._ranks)
-    where = f"group {parent._name!r}"
+    size = len(parent.members.ranks)
+    where = f"group {parent.members.name!r}"
     divided = [tuple(sorted(checked(ranks, size, where))) for ranks in split_ranks]
     if not all(divided):
         raise ValueError("a list in split_ranks is empty")
@@ -208,10 +209,10 @@ def split_group(
 def _by_node(pg: ProcessGroup) -> list[tuple[int, ...]]:
     """World ranks per node; the nodes in order of their first ranks."""
     first = array("q", [min(pg.carrier.node_ranks)])
-    firsts = array("q", [0]) * len(pg._ranks)
+    firsts = array("q", [0]) * len(pg.members.ranks)
     pg.carrier.all_gather_into_tensor(firsts, first, False, api="new_subgroups")
     nodes: dict[int, list[int]] = {}
-    for rank, leader in zip(pg._ranks, firsts, strict=True):
+    for rank, leader in zip(pg.members.ranks, firsts, strict=True):
         nodes.setdefault(leader, []).append(rank)
     return [tuple(nodes[leader]) for leader in sorted(nodes)]
 
@@ -234,5 +235,6 @@ def _check_kept(backend: str, parent: ProcessGroup) -> None:
     for device, name in wanted.get_device_backend_map().items():
         if have.get(device) != name:
             raise ValueError(
-                f"backend={backend!r}: the parent group {parent._name!r} has {parent._config!r}"
+                f"backend={backend!r}: the parent group {parent.members.name!r} has "
+                f"{parent._config!r}"
             )

@@ -320,7 +320,7 @@ class Window(WindowMemory):
         ValueError
             If the rank is not in the group.
         """
-        self._group._check_rank(peer_rank, "peer_rank")
+        self._group.members.check(peer_rank, "peer_rank")
         return WindowAttr()
 
 

@@ -11,6 +11,7 @@ from hpcdist._engine import Work, check_usable, tags
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
+from hpcdist.groups.members import Members
 from hpcdist.groups.numbers import whole
 from hpcdist.groups.window_data import refuse_without_memory
 
@@ -28,7 +29,7 @@ class WindowMemory:
     """The part of :class:`hpcdist.Window` that registers tensors and finds those of other ranks."""
 
     def __init__(self, group: Any) -> None:
-        if not isinstance(getattr(group, "_name", None), str):
+        if type(getattr(group, "members", None)) is not Members:
             raise TypeError(
                 "group must be a process group of hpcdist that this process is in, not "
                 f"{type(group).__name__}: {group!r}"
@@ -37,8 +38,9 @@ class WindowMemory:
         self._comm: Any = agreeing(group.carrier)  # where there are windows, a Comm
         if not self._comm.supports_window:
             raise DistBackendError(
-                f"the process group {group._name!r} has no windows (supports_window is False): "
-                "they need all its ranks on one node, and the entry check through its memory"
+                f"the process group {group.members.name!r} has no windows (supports_window is "
+                "False): they need all its ranks on one node, and the entry check through its "
+                "memory"
             )
         self._tag = -1
         #: Of each rank: its memory, and what tells whether that is still symmetric. Replaced as a
@@ -127,7 +129,7 @@ class WindowMemory:
         if plain and self._comm.size > 1:
             raise ValueError(
                 f"tensor_register: the tensors of ranks {plain} are not symmetric in the group "
-                f"{self._group._name!r}: create them by hpcdist.empty(..., group=group) "
+                f"{self._group.members.name!r}: create them by hpcdist.empty(..., group=group) "
                 "(hpcdist.is_symmetric tells whether there was room)"
             )
 
@@ -153,7 +155,7 @@ class WindowMemory:
     def _live(self) -> Any:
         if self._comm.freed:
             raise DistError(
-                f"the process group {self._group._name!r} of this window has been destroyed"
+                f"the process group {self._group.members.name!r} of this window has been destroyed"
             )
         check_usable(self._comm)
         return self._comm
@@ -167,7 +169,7 @@ class WindowMemory:
         """A rank's memory, and its :class:`hpcdist._engine.Part`, if it has one."""
         self._live()
         parts = self._all()
-        rank = self._group._check_rank(rank, "rank")
+        rank = self._group.members.check(rank, "rank")
         part, keeper = parts[rank]
         self._check_whole(keeper, rank, what)
         return part, keeper

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakKeyDictionary
 
 from hpcdist.backends.carrier import Carrier
+from hpcdist.groups.members import Members
 
 if TYPE_CHECKING:
     from hpcdist.groups.process_group import ProcessGroup
@@ -68,21 +69,28 @@ class Outside:
         )
 
 
+class _Nobody(Members):
+    """No member, of a group elsewhere."""
+
+    __slots__ = ()
+
+    def place(self, rank: int | None, group_rank: int | None, what: str) -> int:
+        """Accept any rank: the operation does not run."""
+        return -1
+
+    def peer(self, own: int, rank: int | None, group_rank: int | None, what: str) -> int:
+        """Accept any rank."""
+        return -1
+
+
 class NonMember(int):
     """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
 
     carrier = Outside()
-    _ranks: tuple[int, ...] = ()
-    _index: dict[int, int] = {}
+    members: Members = _Nobody((), "")
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
-
-    def _place(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """Accept any rank: the operation does not run."""
-        return -1
-
-    _peer = _place
 
     def _root(self, *args: Any) -> int:
         return -1

@@ -346,7 +346,7 @@ class DeviceMesh(Grid):
         if not groups:
             raise ValueError("from_group needs at least one group")
         if isinstance(group, ProcessGroup):
-            shape, ranks = _layout.grid(list(group._ranks) if mesh is None else mesh)
+            shape, ranks = _layout.grid(list(group.members.ranks) if mesh is None else mesh)
         elif mesh is None or mesh_dim_names is None:
             raise ValueError("several groups need mesh and mesh_dim_names too")
         else:
@@ -359,9 +359,10 @@ class DeviceMesh(Grid):
         made._start(None)
         for place, pg in enumerate(groups):
             along = _layout.part_of(_group.get_rank(), (made._axes[place],), ranks)
-            if along != pg._ranks:
+            if along != pg.members.ranks:
                 raise ValueError(
-                    f"dimension {place} of the mesh has ranks {along} here, its group {pg._ranks}"
+                    f"dimension {place} of the mesh has ranks {along} here, its group "
+                    f"{pg.members.ranks}"
                 )
         made._groups = groups
         return made

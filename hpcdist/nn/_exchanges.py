@@ -53,7 +53,7 @@ def gather(
     Source: ``torch.distributed.nn.functional.gather``.
     """
     pg = member(group)
-    return tuple(nodes.Gather.apply(tensor, pg._place(dst, None, "dst"), pg))
+    return tuple(nodes.Gather.apply(tensor, pg.members.place(dst, None, "dst"), pg))
 
 
 @nodes.collective
@@ -94,7 +94,7 @@ def scatter(
     if any(tensor.shape != tensors[0].shape for tensor in tensors):
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise ValueError(f"tensors must have one shape, not {shapes}")
-    return nodes.Scatter.apply(pg._place(src, None, "src"), pg, *tensors)
+    return nodes.Scatter.apply(pg.members.place(src, None, "src"), pg, *tensors)
 
 
 @nodes.collective

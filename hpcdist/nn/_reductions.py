@@ -64,7 +64,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None)
     Source: ``torch.distributed.nn.functional.broadcast``.
     """
     pg = member(group)
-    return nodes.Broadcast.apply(tensor, pg._place(src, None, "src"), pg)
+    return nodes.Broadcast.apply(tensor, pg.members.place(src, None, "src"), pg)
 
 
 @nodes.collective
@@ -154,7 +154,7 @@ def reduce(
     """
     pg = member(group)
     op = _op(op, tensor)
-    root = pg._place(dst, None, "dst")
+    root = pg.members.place(dst, None, "dst")
     if op.name in _DERIVED:
         everywhere = _derived(tensor, op, pg, f"reduce to rank {root}")
         here = torch.tensor(pg.rank() == root, device=tensor.device)

@@ -237,7 +237,7 @@ class Join:
             hook.post_hook(is_last_joiner=shadowed == 0)
 
     def _rank(self) -> int:
-        return int(self._group._ranks[self._group.rank()])
+        return int(self._group.members.ranks[self._group.rank()])
 
     @staticmethod
     def notify_join_context(joinable: Joinable) -> Any:
@@ -280,7 +280,7 @@ class Join:
             if exhausted:
                 raise RuntimeError(
                     f"{exhausted} of {group.size()} ranks exhausted their inputs; this rank, "
-                    f"{group._ranks[group.rank()]}, and all others throw, because "
+                    f"{group.members.ranks[group.rank()]}, and all others throw, because "
                     "throw_on_early_termination is set"
                 )
             return None

@@ -36,7 +36,7 @@ class Resharding:
     _share: Any
 
     def _check_generation(self) -> None:
-        if self.process_group._generation != self._generation:
+        if self.process_group.members.generation != self._generation:
             raise DistError(_STALE)
 
     def shard_state(self) -> dict[int, Any]:
@@ -77,7 +77,7 @@ class Resharding:
             From :meth:`shard_options`.
         """
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
-        self._generation = self.process_group._generation
+        self._generation = self.process_group.members.generation
         self._loads = [0] * self.world_size
         self._owner.clear()
         for group in self.param_groups:

@@ -91,7 +91,7 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
     ) -> None:
         self.process_group = member(process_group)
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
-        self._generation = self.process_group._generation
+        self._generation = self.process_group.members.generation
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.overlap_with_ddp = overlap_with_ddp
         self.hooked = False

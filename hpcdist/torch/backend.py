@@ -88,7 +88,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         ours = member(None)
         return _bridge(ours, lambda: _destroy(ours), options)
     whole = member(None)
-    if not ranks or ranks == list(whole._ranks):
+    if not ranks or ranks == list(whole.members.ranks):
         if not ranks and (whole.rank(), whole.size()) != (options.group_rank, options.group_size):
             raise ValueError(
                 f"torch says rank {options.group_rank} of {options.group_size}, but hpcdist's "
@@ -117,7 +117,9 @@ def _known(ours: ProcessGroup) -> BridgeGroup | None:
 def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
     bridge = BridgeGroup(ours, release)
     if options is not None:
-        bridge.meet_elsewhere(_meeting_place(ours, options), options.timeout, list(ours._ranks))
+        bridge.meet_elsewhere(
+            _meeting_place(ours, options), options.timeout, list(ours.members.ranks)
+        )
     _bridges[ours.name] = bridge
     return bridge
 
@@ -230,7 +232,7 @@ def _enter(bridge: BridgeGroup, ours: ProcessGroup) -> None:
     books.pg_map[bridge] = (NAME, books.pg_map[dist.group.WORLD][1])
     books.pg_names[bridge] = name
     books.pg_backend_config[bridge] = f"cpu:{NAME},cuda:{NAME}"
-    books.pg_group_ranks[bridge] = {world: i for i, world in enumerate(ours._ranks)}
+    books.pg_group_ranks[bridge] = {world: i for i, world in enumerate(ours.members.ranks)}
     tag = f"user:{name}"
     books.tags_to_pg.setdefault(tag, []).append(bridge)
     books.pg_to_tag[bridge] = tag

@@ -195,14 +195,14 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         if self._carrier.rank not in new_ranks:
             return None
         made = new_group(
-            [self.native._ranks[rank] for rank in sorted(new_ranks)],
+            [self.native.members.ranks[rank] for rank in sorted(new_ranks)],
             timeout=limit_of(timeout),
             group_desc=group_desc,
             sort_ranks=False,
         )
         part = type(self)(made, lambda: _free(made))
         if self._elsewhere is not None:
-            part._elsewhere = self._elsewhere.part(part, list(made._ranks), made.name)
+            part._elsewhere = self._elsewhere.part(part, list(made.members.ranks), made.name)
         if group_name is not None:
             part.setGroupName(group_name)
         # where C++ asked, it holds the C++ part alone
@@ -253,7 +253,10 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         assert self._recorder is not None
         native = self.native
         where = Where(
-            self._name, self._description, native._ranks, native._ranks[self._carrier.rank]
+            self._name,
+            self._description,
+            native.members.ranks,
+            native.members.ranks[self._carrier.rank],
         )
         limit = call_limit() or self._carrier.timeout
         return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)

@@ -58,8 +58,12 @@ def test_groups_of_the_same_ranks():
 
     found = in_threads(make)
     parallel_assert(all(isinstance(each, list) for each in found), found)
-    groups = sorted((g for made in found for g in made), key=lambda g: int(g._name.split("#")[1]))
-    names = [g._name for g in groups]
+
+    def number(group):
+        return int(group.members.name.split("#")[1])
+
+    groups = sorted((g for made in found for g in made), key=number)
+    names = [g.members.name for g in groups]
     parallel_assert(len(set(names)) == THREADS * ROUNDS, names)
     for group in groups:
         mine = np.ones(1)

@@ -17,6 +17,7 @@ import hpcdist.torch
 from hpcdist._buffer import limit as call_limit
 from hpcdist._torch_version import version
 from hpcdist.groups import sparse
+from hpcdist.groups.members import Members
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
 
@@ -53,7 +54,7 @@ class FakeComm:
 
 
 class FakeGroup:
-    name, group_desc, _ranks = "fake", "a stand-in", (0, 1)
+    name, group_desc, members = "fake", "a stand-in", Members((0, 1), "fake")
     _backends: dict[str, object] = {}
 
     def __init__(self) -> None:

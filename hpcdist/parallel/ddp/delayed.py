@@ -56,7 +56,7 @@ class DelayedReduction:
         self._parameters = [p for _, p in named_parameters]
         self._group = group
         self._reducer = reducer
-        self._generation = group._generation
+        self._generation = group.members.generation
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
         self._begun = False  # one of the gradients of the pass is there
@@ -100,11 +100,11 @@ class DelayedReduction:
         """
         if self._task is not None and current_backward() == -1:
             self._wind_up()
-        if self._generation != self._group._generation:
+        if self._generation != self._group.members.generation:
             # The ranks that are left go on, and what they have reduced so far may differ.
             with suppress(DistError):
                 self._finish()
-            self._generation, self._passes = self._group._generation, 0
+            self._generation, self._passes = self._group.members.generation, 0
         elif self._left_behind:
             self._finish()
 

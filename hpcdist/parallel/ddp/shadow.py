@@ -82,8 +82,9 @@ def agree(
     group.carrier.all_gather_into_tensor(rows, row, api=API)
     for rank in rows[:, 3].nonzero()[0].tolist():
         raise RuntimeError(
-            f"rank {group._ranks[rank]} has run out of inputs before its first backward pass, "
-            "which is where static_graph=True learns the graph; give every rank at least one batch"
+            f"rank {group.members.ranks[rank]} has run out of inputs before its first backward "
+            "pass, which is where static_graph=True learns the graph; give every rank at least one "
+            "batch"
         )
     present = rows[:, 0].nonzero()[0].tolist()
     return Step(

@@ -128,7 +128,7 @@ class Reducer:
         self._may_rebuild = not find_unused
         self._rebuild = False
         self._adopted: list[int] | None = None  # rank 0's order, once taken over
-        self._generation = group._generation
+        self._generation = group.members.generation
 
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
@@ -214,7 +214,7 @@ class Reducer:
             raise RuntimeError(texts.held("the next forward"))
         if self._task is not None and current_backward() == -1:
             self._abandon()
-        if self.transfer.group._generation != self._generation:
+        if self.transfer.group.members.generation != self._generation:
             self._failure.forget()  # the ranks that are left go on
         error = self._failure.error
         if error is None:
@@ -233,7 +233,7 @@ class Reducer:
         bool
             Whether this was the time.
         """
-        if self.transfer.group._generation != self._generation:
+        if self.transfer.group.members.generation != self._generation:
             self._follow()
             return True
         if not self._rebuild:
@@ -249,7 +249,7 @@ class Reducer:
     def _follow(self) -> None:
         """Go on in a group that was reconfigured: some ranks may have rebuilt, others not."""
         order = self._schedule.agree(self.transfer.comm, self._adopted)
-        self._generation = self.transfer.group._generation
+        self._generation = self.transfer.group.members.generation
         self._rebuild = self._may_rebuild = False
         self._adopted, self._order, self._first_order = order, None, None
         if self._recording or self._static is not None:
@@ -529,4 +529,4 @@ class Reducer:
         return texts.unused(self._me(), names, len(self._names))
 
     def _me(self) -> int:
-        return self.transfer.group._ranks[self.transfer.comm.rank]
+        return self.transfer.group.members.ranks[self.transfer.comm.rank]

@@ -50,7 +50,7 @@ class Transfer:
         self._first = 0  # the group's calls before this pass
         self._given = False  # a bucket of this pass to the hook
         self._ended = False  # this rank has come to the call that ends this pass, or refused it
-        self._generation = group._generation  # of the group in this pass
+        self._generation = group.members.generation  # of the group in this pass
 
     @property
     def comm(self) -> Any:
@@ -77,7 +77,7 @@ class Transfer:
     def begin(self) -> None:
         """A backward pass begins."""
         self._first, self._ended = getattr(self.comm, "seq", 0), False
-        self._generation = self.group._generation
+        self._generation = self.group.members.generation
 
     def end(self) -> None:
         """It has ended well."""
@@ -134,7 +134,7 @@ class Transfer:
 
     def _ends_with_a_call(self, buckets: Sequence[Any]) -> Comm | None:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
-        if self._hook is None or self._ended or self._generation != self.group._generation:
+        if self._hook is None or self._ended or self._generation != self.group.members.generation:
             return None
         if not self._made():
             return None
