@@ -41,9 +41,8 @@ def pairs(rank: int, size: int) -> None:
         return
     title("pairs")
     mine, groups = dist.new_subgroups(group_size=2)
-    # An object of its own: operations are methods too.
     value = torch.tensor([float(rank)])
-    mine.all_reduce(value, dist.ReduceOp.AVG)
+    dist.all_reduce(value, dist.ReduceOp.AVG, group=mine)
     say(f"{len(groups)} pairs; the average in mine is {value.item()}")
     dist.destroy_process_group(mine)
 

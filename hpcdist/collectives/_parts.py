@@ -14,7 +14,9 @@ from hpcdist import codec
 from hpcdist.backends.carrier import Carrier
 from hpcdist.codec._reader import ORDINARY, call_user
 from hpcdist.errors import DistError
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import resolve
+from hpcdist.groups.world import NonMember, warn_outside
 
 _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError, b"D": DistError}
 
@@ -22,11 +24,11 @@ _RAISED_ALIKE: dict[bytes, type[Exception]] = {b"T": TypeError, b"V": ValueError
 _SHOWN = 4
 
 
-def group_of(api: str, group: Any) -> Any:
+def group_of(api: str, group: Any) -> ProcessGroup | None:
     """Return the group in which an operation is called; None outside it, after a warning."""
     pg = resolve(group)
-    if pg.carrier.rank < 0:
-        pg.carrier.report(api, 4)  # the line that calls the public function
+    if isinstance(pg, NonMember):
+        warn_outside(api, 4)  # the line that calls the public function
         return None
     return pg
 

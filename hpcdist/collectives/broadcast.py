@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.resolve import resolve
+from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["broadcast"]
@@ -88,5 +88,5 @@ def broadcast(
     Source: ``torch.distributed.broadcast``.
     """
     pg = resolve(group)
-    root = pg._root("broadcast", tensor, src, group_src, "src")
+    root = checked_root(pg, "broadcast", tensor, src, group_src, "src")
     return pg.carrier.broadcast(tensor, root, async_op)

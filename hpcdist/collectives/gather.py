@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.resolve import carrier_of, resolve
+from hpcdist.collectives._rooted import has_list, parts_of_root
+from hpcdist.groups.resolve import carrier_of, checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
+from hpcdist.groups.world import NonMember, warn_outside
 
 __all__ = [
     "all_gather",
@@ -298,8 +300,9 @@ def gather(
     pg = resolve(group)
     if dst is None and group_dst is None:
         dst = 0
-    root = pg._root("gather", tensor, dst, group_dst, "dst")
-    return pg._gather(tensor, gather_list, root, async_op)
+    root = checked_root(pg, "gather", tensor, dst, group_dst, "dst")
+    here = has_list(pg, "gather", tensor, gather_list, root, "destination")
+    return pg.carrier.gather(tensor, gather_list if here else None, root, async_op)
 
 
 @overload
@@ -384,8 +387,12 @@ def gather_single(
     pg = resolve(group)
     if dst is None and group_dst is None:
         dst = 0
-    root = pg._root("gather_single", tensor, dst, group_dst, "dst")
-    return pg._gather_single(tensor, gather_tensor, root, async_op)
+    root = checked_root(pg, "gather_single", tensor, dst, group_dst, "dst")
+    if isinstance(pg, NonMember):
+        warn_outside("gather_single", 3)
+        return None
+    parts = parts_of_root(pg, tensor, gather_tensor, root)
+    return pg.carrier.gather(tensor, parts, root, async_op, api="gather_single")
 
 
 gather_into_tensor = gather_single

@@ -10,6 +10,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.groups.world import NonMember, warn_outside
 
 __all__ = ["monitored_barrier"]
 
@@ -54,10 +55,10 @@ def monitored_barrier(
     Source: ``torch.distributed.monitored_barrier``.
     """
     pg = resolve(group)
-    comm = pg.carrier
-    if comm.rank < 0:
-        comm.report(API, 3)
+    if isinstance(pg, NonMember):
+        warn_outside(API, 3)
         return
+    comm = pg.carrier
     agreed = agreeing(comm)
     with refusing(agreed, API):
         seconds = comm.timeout if timeout is None else _seconds(timeout)

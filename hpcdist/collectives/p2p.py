@@ -10,6 +10,7 @@ from hpcdist.backends.dispatch import batch
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
+from hpcdist.groups.world import NonMember, warn_outside
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -60,8 +61,8 @@ def isend(
         index = pg.members.index
         if dst in index:
             return pg.carrier.isend(tensor, index[dst], tag)  # the usual call, with no call between
-    pg = resolve(group)
-    return pg.carrier.isend(tensor, pg.members.place(dst, group_dst, "dst"), tag)
+    asked = resolve(group)
+    return asked.carrier.isend(tensor, asked.members.place(dst, group_dst, "dst"), tag)
 
 
 def irecv(
@@ -112,9 +113,10 @@ def irecv(
         index = pg.members.index
         if src in index:
             return pg.carrier.irecv(tensor, index[src], tag)
-    pg = resolve(group)
-    anyone = src is None and group_src is None
-    return pg.carrier.irecv(tensor, -1 if anyone else pg.members.place(src, group_src, "src"), tag)
+    asked, place = resolve(group), -1
+    if src is not None or group_src is not None:
+        place = asked.members.place(src, group_src, "src")
+    return asked.carrier.irecv(tensor, place, tag)
 
 
 def send(
@@ -162,9 +164,9 @@ def send(
         if dst in index and index[dst] != comm.rank:
             comm.send(tensor, index[dst], tag)
             return
-    pg = resolve(group)
-    comm = pg.carrier
-    comm.send(tensor, pg.members.peer(comm.rank, dst, group_dst, "dst"), tag)
+    asked = resolve(group)
+    comm = asked.carrier
+    comm.send(tensor, asked.members.peer(comm.rank, dst, group_dst, "dst"), tag)
 
 
 def recv(
@@ -218,12 +220,12 @@ def recv(
         if src in index and index[src] != comm.rank:
             comm.recv(tensor, index[src], tag)
             return src
-    pg = resolve(group)
-    comm, place = pg.carrier, -1
+    asked, place = resolve(group), -1
+    comm = asked.carrier
     if src is not None or group_src is not None:
-        place = pg.members.peer(comm.rank, src, group_src, "src")
+        place = asked.members.peer(comm.rank, src, group_src, "src")
     sender = comm.recv(tensor, place, tag)
-    return pg.members.ranks[sender] if sender >= 0 else -1
+    return asked.members.ranks[sender] if sender >= 0 else -1
 
 
 class P2POp:
@@ -333,9 +335,9 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
             raise ValueError(
                 f"all operations of a batch must use one group: got {pg!r} and {each.group!r}"
             )
-    if pg.carrier.rank < 0:
+    if isinstance(pg, NonMember):
         for each in p2p_op_list:
-            getattr(pg.carrier, each.op.__name__)()  # warns
+            warn_outside(each.op.__name__, 3)
         return []
     operations = [
         (each.op is isend, each.tensor, each.group_peer, each.tag) for each in p2p_op_list

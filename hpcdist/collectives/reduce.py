@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
-from hpcdist.groups.resolve import carrier_of, resolve
+from hpcdist.groups.resolve import carrier_of, checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
@@ -231,7 +231,7 @@ def reduce(
     """
     pg = resolve(group)
     return pg.carrier.reduce(
-        tensor, pg._root("reduce", tensor, dst, group_dst, "dst"), op, async_op
+        tensor, checked_root(pg, "reduce", tensor, dst, group_dst, "dst"), op, async_op
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.groups.resolve import resolve
+from hpcdist.collectives._rooted import has_list
+from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["scatter"]
@@ -97,5 +98,6 @@ def scatter(
     pg = resolve(group)
     if src is None and group_src is None:
         src = 0
-    root = pg._root("scatter", tensor, src, group_src, "src")
-    return pg._scatter(tensor, scatter_list, root, async_op)
+    root = checked_root(pg, "scatter", tensor, src, group_src, "src")
+    here = has_list(pg, "scatter", tensor, scatter_list, root, "source")
+    return pg.carrier.scatter(tensor, scatter_list if here else None, root, async_op)

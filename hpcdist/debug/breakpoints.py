@@ -14,7 +14,7 @@ from typing import Any
 from hpcdist._buffer import limited
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
-from hpcdist.groups.resolve import default_group, resolve
+from hpcdist.groups.resolve import default_group
 
 from . import standard_input
 
@@ -63,7 +63,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> 
     does the end of the process that attached.
     Source: ``torch.distributed.breakpoint``.
     """
-    pg = resolve(None)
+    pg = default_group()
     if not 0 <= rank < pg.size():
         raise ValueError(f"rank={rank} is not in the world, which has {pg.size()} ranks")
     if timeout_s is not None and not timeout_s > 0:

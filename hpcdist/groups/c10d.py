@@ -1,7 +1,7 @@
 """The operations of a group in the form of torch's C++ layer: options in, always a Work out.
 
-torch has some of them under names that hpcdist's group uses in the form of the public functions
-(``broadcast``, ``reduce``, ...); those are not here.
+Each has two forms there: lists and options (``broadcast([tensor], opts)``), and a short one
+(``broadcast(tensor, root, timeout)``). The first argument after the tensors is either.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
+from hpcdist.groups.tensors import stacked
 
 __all__ = [
     "AllToAllOptions",
@@ -22,8 +24,8 @@ __all__ = [
     "AllreduceOptions",
     "BarrierOptions",
     "BroadcastOptions",
+    "C10d",
     "GatherOptions",
-    "LowLevel",
     "ReduceOptions",
     "ReduceScatterOptions",
     "ScatterOptions",
@@ -73,7 +75,7 @@ class AllToAllOptions(_Options):
 
 @dataclass
 class BarrierOptions(_Options):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.barrier``. Source: the class of this name in torch."""
 
     device: Any = field(default=None, init=False)
     device_ids: list[int] = field(default_factory=list, init=False)
@@ -81,244 +83,251 @@ class BarrierOptions(_Options):
 
 @dataclass
 class BroadcastOptions(_Rooted):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.broadcast``. Source: the class of this name in torch."""
 
     rootTensor: int = field(default=0, init=False)
 
 
 @dataclass
 class GatherOptions(_Rooted):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.gather``. Source: the class of this name in torch."""
 
 
 @dataclass
 class ReduceOptions(BroadcastOptions):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.reduce``. Source: the class of this name in torch."""
 
     reduceOp: Any = field(default=ReduceOp.SUM, init=False)
 
 
 @dataclass
 class ReduceScatterOptions(AllreduceOptions):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.reduce_scatter``. Source: the class of this name in torch."""
 
 
 @dataclass
 class ScatterOptions(_Rooted):
-    """Accepted for compatibility. Source: the class of this name in torch."""
+    """Of ``ProcessGroup.scatter``. Source: the class of this name in torch."""
 
 
-def _one(given: Any) -> Any:
+def _one(tensors: Any) -> Any:
     """Return the tensor of a list of one, or a tensor itself."""
-    if not isinstance(given, (list, tuple)):
-        return given
-    if len(given) != 1:
-        raise ValueError(f"a list of one tensor is needed, not of {len(given)}")
-    return given[0]
+    if not isinstance(tensors, (list, tuple)):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"a list of one tensor is needed, not of {len(tensors)}")
+    return tensors[0]
 
 
-class LowLevel:
-    """The part of :class:`hpcdist.ProcessGroup` with the methods of torch's C++ layer."""
+def _every(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return the list of tensors in a list of one list, or a flat list itself."""
+    nested = len(tensors) == 1 and isinstance(tensors[0], (list, tuple))
+    return tensors[0] if nested else tensors
+
+
+class C10d:
+    """The operations of :class:`hpcdist.ProcessGroup`, under torch's names and with its meaning."""
 
     __slots__ = ()
 
     carrier: Carrier  # of ProcessGroup
 
-    def _with(self, options: Any, timeout: timedelta | None, call: Callable[[], Any]) -> Work:
-        limit = getattr(options, "timeout", None) if timeout is None else timeout
+    def _begin(
+        self, operation: Callable[..., Work | None], opts: Any, timeout: Any, *args: Any
+    ) -> Work:
+        """Begin an operation within the time that its options, or a short form's timeout, give."""
+        limit = getattr(opts, "timeout", opts) if timeout is None else timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else 0.0
         with limited(max(seconds, 0.0)):
-            work: Work = call()
+            work = operation(*args, True)
+        assert work is not None
         return work
 
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Begin to copy the tensor of one rank to all, as :func:`hpcdist.broadcast`."""
+        return self._begin(self.carrier.broadcast, opts, timeout, _one(tensors), _root(opts))
+
     def allreduce(
-        self,
-        tensors: Any,
-        op: Any = ReduceOp.SUM,
-        timeout: timedelta | None = None,
-        *,
-        opts: AllreduceOptions | None = None,
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
-        """Begin to reduce a tensor in place, as :func:`hpcdist.all_reduce`.
+        """Begin to reduce a tensor in place, as :func:`hpcdist.all_reduce`."""
+        op = _op(opts) if op is None else op
+        return self._begin(self.carrier.all_reduce, opts, timeout, _one(tensors), op)
 
-        All ranks of the group must call it.
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """Begin to reduce several tensors, as :func:`hpcdist.all_reduce_coalesced`."""
+        return self._begin(self.carrier.all_reduce_coalesced, opts, None, list(tensors), _op(opts))
 
-        Parameters
-        ----------
-        tensors : tensor or list of one tensor
-            What is reduced.
-        op : ReduceOp or AllreduceOptions
-            How.
-        timeout : datetime.timedelta, optional
-            Of this call; None means the group's.
-        opts : AllreduceOptions, optional
-            In place of `op` and `timeout`.
-
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        options = op if hasattr(op, "reduceOp") else opts
-        op = op if options is None else options.reduceOp
-        tensor = _one(tensors)
-        return self._with(options, timeout, lambda: self.carrier.all_reduce(tensor, op, True))
-
-    def allreduce_coalesced(
-        self, tensors: Sequence[Any], opts: AllreduceCoalescedOptions | None = None
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Begin to reduce several tensors, as :func:`hpcdist.all_reduce_coalesced`.
-
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        tensors : list of tensor
-            What is reduced.
-        opts : AllreduceCoalescedOptions, optional
-            How.
-
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        op = ReduceOp.SUM if opts is None else opts.reduceOp
-        listed = list(tensors)
-        return self._with(opts, None, lambda: self.carrier.all_reduce_coalesced(listed, op, True))
+        """Begin to reduce a tensor onto one rank, as :func:`hpcdist.reduce`."""
+        op = _op(None if isinstance(opts, int) else opts) if op is None else op
+        return self._begin(self.carrier.reduce, opts, timeout, _one(tensors), _root(opts), op)
 
     def allgather(
         self,
-        output_tensors: Sequence[Any],
+        output_tensors: Any,
         input_tensors: Any,
-        timeout: timedelta | None = None,
-        *,
         opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> Work:
-        """Begin to collect a tensor of each rank, as :func:`hpcdist.all_gather`.
-
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        output_tensors : list of tensor, or list of one such list
-            Destinations, one per rank.
-        input_tensors : tensor or list of one tensor
-            What this rank sends.
-        timeout : datetime.timedelta or options, optional
-            Of this call; None means the group's.
-        opts : object, optional
-            In place of `timeout`.
-
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        options, timeout = (timeout, None) if hasattr(timeout, "timeout") else (opts, timeout)
-        nested = len(output_tensors) == 1 and isinstance(output_tensors[0], (list, tuple))
-        outputs = output_tensors[0] if nested else output_tensors
-        tensor = _one(input_tensors)
-        return self._with(options, timeout, lambda: self.carrier.all_gather(outputs, tensor, True))
+        """Begin to collect a tensor of each rank, as :func:`hpcdist.all_gather`."""
+        call = self.carrier.all_gather
+        return self._begin(call, opts, timeout, _every(output_tensors), _one(input_tensors))
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], input_list: Sequence[Any], opts: Any = None
     ) -> Work:
-        """Begin to collect several tensors, as :func:`hpcdist.all_gather_coalesced`.
+        """Begin to collect several tensors, as :func:`hpcdist.all_gather_coalesced`."""
+        return self._begin(self.carrier.all_gather_coalesced, opts, None, output_lists, input_list)
 
-        All ranks of the group must call it.
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Begin to collect equal tensors in one, as :func:`hpcdist.all_gather_single`."""
+        return self._begin(self.carrier.all_gather_into_tensor, opts, None, output, input)
 
-        Parameters
-        ----------
-        output_lists : list of list of tensor
-            Destinations, a list per rank.
-        input_list : list of tensor
-            What this rank sends.
-        opts : object, optional
-            Options with a `timeout`.
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Begin to collect a tensor of each rank on one, as :func:`hpcdist.gather`."""
+        comm, root = self.carrier, _root(opts)
+        gathered = _every(output_tensors) if comm.rank == root else None
+        return self._begin(comm.gather, opts, timeout, _one(input_tensors), gathered, root)
 
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        call = self.carrier.all_gather_coalesced
-        return self._with(opts, None, lambda: call(output_lists, input_list, True))
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Begin to collect equal tensors in one on one rank, as :func:`hpcdist.gather_single`."""
+        comm, root = self.carrier, _root(opts)
+        parts = stacked(input, output, comm.size) if comm.rank == root else None
+        return self._begin(comm.gather, opts, None, input, parts, root)
+
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Begin to give each rank its tensor of one rank's list, as :func:`hpcdist.scatter`."""
+        comm, root = self.carrier, _root(opts)
+        parts = _every(input_tensors) if comm.rank == root else None
+        return self._begin(comm.scatter, opts, timeout, _one(output_tensors), parts, root)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        """Begin to reduce a list element by element, as :func:`hpcdist.reduce_scatter`."""
+        op = _op(opts) if op is None else op
+        call = self.carrier.reduce_scatter
+        return self._begin(call, opts, timeout, _one(output_tensors), _every(input_tensors), op)
+
+    def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> Work:
+        """Begin to reduce a tensor part by part, as :func:`hpcdist.reduce_scatter_single`."""
+        call = self.carrier.reduce_scatter_tensor
+        return self._begin(call, opts, None, outputTensor, inputTensor, _op(opts))
 
     def alltoall(
         self,
         output_tensors: Sequence[Any],
         input_tensors: Sequence[Any],
-        opts: AllToAllOptions | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> Work:
-        """Begin to send a tensor to each rank, as :func:`hpcdist.all_to_all`.
+        """Begin to send a tensor to each rank, as :func:`hpcdist.all_to_all`."""
+        return self._begin(self.carrier.all_to_all, opts, timeout, output_tensors, input_tensors)
 
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        output_tensors, input_tensors : list of tensor
-            Destinations and what is sent, one per rank.
-        opts : AllToAllOptions, optional
-            Options with a `timeout`.
-
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        call = self.carrier.all_to_all
-        return self._with(opts, None, lambda: call(output_tensors, input_tensors, True))
-
-    def alltoall_base(
+    def all_to_all_single(
         self,
         output: Any,
         input: Any,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
-        *,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Begin to send a part of a tensor to each rank, as :func:`hpcdist.all_to_all_single`.
-
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        output, input : tensor
-            Destination, and what is sent.
-        output_split_sizes, input_split_sizes : list of int
-            Rows per rank; empty means equal parts.
-        opts : AllToAllOptions or datetime.timedelta, optional
-            Options with a `timeout`, or that.
-        timeout : datetime.timedelta, optional
-            Of this call; None means the group's.
-
-        Returns
-        -------
-        Work
-            The handle.
-        """
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
+        """Begin to send a part of a tensor to each rank, as :func:`hpcdist.all_to_all_single`."""
         splits = list(output_split_sizes) or None, list(input_split_sizes) or None
-        call = self.carrier.all_to_all_single
-        return self._with(opts, timeout, lambda: call(output, input, *splits, True))
+        return self._begin(self.carrier.all_to_all_single, opts, timeout, output, input, *splits)
 
-    def recv_anysource(self, tensors: Any, tag: int) -> Work:
-        """Begin to receive from any rank, as :func:`hpcdist.irecv`; a rank of the group must send.
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Begin to wait for all ranks, as :func:`hpcdist.barrier`."""
+        return self._begin(self.carrier.barrier, opts, timeout)
 
-        Parameters
-        ----------
-        tensors : tensor or list of one tensor
-            Destination.
-        tag : int
-            Tag of the message.
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
+        """Begin to send to a rank of the group, as :func:`hpcdist.isend`; it must receive."""
+        return self.carrier.isend(_one(tensors), dstRank, tag)
 
-        Returns
-        -------
-        Work
-            The handle; ``source_rank()`` is the sender.
-        """
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
+        """Begin to receive from a rank of the group, as :func:`hpcdist.irecv`; it must send."""
+        return self.carrier.irecv(_one(tensors), srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Begin to receive from any rank, as :func:`hpcdist.irecv`; a rank must send."""
         return self.carrier.irecv(_one(tensors), -1, tag)
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
+
+
+def _op(opts: Any) -> Any:
+    """Return the operation of options, or a short form's, which is one itself."""
+    return ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+
+
+def _root(opts: Any) -> int:
+    """Return the root of options, or a short form's, which is one itself."""
+    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+
+
+_WORDS = {
+    "tensors": ("tensor or list of tensor", "What is moved or reduced."),
+    "output_tensors": ("tensor, list of tensor, or list of one such list", "Destinations."),
+    "input_tensors": ("tensor, list of tensor, or list of one such list", "What is sent."),
+    "output_lists": ("list of list of tensor", "Destinations, a list per rank."),
+    "input_list": ("list of tensor", "What this rank sends."),
+    "outputTensor": ("tensor", "Destination."),
+    "inputTensor": ("tensor", "What this rank sends."),
+    "output": ("tensor", "Destination."),
+    "input": ("tensor", "What this rank sends."),
+    "output_split_sizes": ("list of int", "Rows from each rank; empty means equal parts."),
+    "input_split_sizes": ("list of int", "Rows for each rank; empty means equal parts."),
+    "opts": (
+        "object, optional",
+        "Options; in the short form the root, the operation or a timeout.",
+    ),
+    "op": ("ReduceOp, optional", "How, in the short form; None means that of `opts`, or the sum."),
+    "timeout": ("datetime.timedelta, optional", "Of this call; None means the group's."),
+    "dstRank": ("int", "Rank in the group."),
+    "srcRank": ("int", "Rank in the group."),
+    "tag": ("int", "Of the message."),
+}
+
+
+def _documented(method: FunctionType, text: str) -> str:
+    """Return a docstring with what every method of the class has in common."""
+    code = method.__code__
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    words = [f"{name} : {_WORDS[name][0]}\n    {_WORDS[name][1]}" for name in names]
+    whole = [text]
+    if "tag" not in names:
+        whole.append("All ranks of the group must call it.")
+    whole.append("\n".join(["Parameters", "----------", *words]))
+    whole.append("Returns\n-------\nWork\n    The handle.")
+    return "\n\n".join(whole)
+
+
+for _method in vars(C10d).values():
+    if isinstance(_method, FunctionType) and _method.__name__ != "_begin" and _method.__doc__:
+        if "\n" not in _method.__doc__:  # not seen under another name
+            _method.__doc__ = _documented(_method, _method.__doc__)

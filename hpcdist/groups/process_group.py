@@ -6,14 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from hpcdist._engine import Work
 from hpcdist.backends import dispatch
 from hpcdist.backends.carrier import Carrier
-from hpcdist.groups.c10d import LowLevel
+from hpcdist.groups.c10d import C10d
 from hpcdist.groups.hooks import WithHooks
 from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.members import Members, short
-from hpcdist.groups.methods import Collectives
 from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
 from hpcdist.groups.world import world
@@ -21,12 +19,13 @@ from hpcdist.groups.world import world
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
+class ProcessGroup(C10d, Reconfigurable, WithHooks):
     """Some ranks of the world that communicate with each other.
 
     Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
-    methods are the package's functions in object style and take ranks of this group; the functions
-    take a group and, where documented, ranks of the world.
+    package's functions take a group as ``group=``. The operations that are methods have torch's
+    names and meaning, such as :meth:`allreduce`: they take ranks of this group, and return a
+    :class:`Work` at once.
 
     Parameters
     ----------
@@ -168,16 +167,6 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
             "connection of this process. Send its ranks and call new_group on the other side."
         )
 
-    def _root(
-        self, api: str, tensor: Any, rank: int | None, group_rank: int | None, what: str
-    ) -> int:
-        """Return the group rank of a collective's root; the other ranks receive an error too."""
-        try:
-            return self.members.place(rank, group_rank, what)
-        except Exception as error:
-            dispatch.agreeing(self.carrier, tensor).refuse(error, api=api)
-            raise
-
     @property
     def supports_window(self) -> bool:
         """Whether :meth:`new_window` works: all ranks are on one node."""
@@ -215,37 +204,3 @@ class ProcessGroup(Collectives, LowLevel, Reconfigurable, WithHooks):
         if tensor is not None:
             window.tensor_register(tensor)
         return window
-
-    def isend(self, tensor: Any, group_dst: int, tag: int = 0) -> Work:
-        """Begin to send to one rank.
-
-        The peer must receive. See :func:`hpcdist.isend`.
-        """
-        return self.carrier.isend(tensor, self.members.check(group_dst, "group_dst"), tag)
-
-    def irecv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> Work:
-        """Begin to receive from one rank, or from any.
-
-        The peer must send. See :func:`hpcdist.irecv`.
-        """
-        source = -1 if group_src is None else self.members.check(group_src, "group_src")
-        return self.carrier.irecv(tensor, source, tag)
-
-    def send(self, tensor: Any, group_dst: int, tag: int = 0) -> None:
-        """Send to one rank and wait until `tensor` may be changed.
-
-        The peer must receive. See :func:`hpcdist.send`.
-        """
-        self.carrier.send(tensor, self.members.peer(self.carrier.rank, None, group_dst, "dst"), tag)
-
-    def recv(self, tensor: Any, group_src: int | None = None, tag: int = 0) -> int:
-        """Receive from one rank, or from any, and wait.
-
-        The peer must send. See :func:`hpcdist.recv`.
-        """
-        source = (
-            -1
-            if group_src is None
-            else self.members.peer(self.carrier.rank, None, group_src, "src")
-        )
-        return self.carrier.recv(tensor, source, tag)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdist.backends.carrier import Carrier
+from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import NOT_INITIALIZED, NonMember, world
 
-__all__ = ["carrier_of", "default_group", "member", "resolve"]
+__all__ = ["carrier_of", "checked_root", "default_group", "member", "resolve"]
 
 
 def default_group() -> ProcessGroup:
@@ -18,7 +19,7 @@ def default_group() -> ProcessGroup:
     return world.pg
 
 
-def resolve(group: Any) -> Any:
+def resolve(group: object) -> ProcessGroup | NonMember:
     """Return the group an argument means: None means the default group."""
     if group is None:
         return default_group()
@@ -37,7 +38,7 @@ def carrier_of(group: Any) -> Carrier:
         return resolve(group).carrier
 
 
-def member(group: Any) -> ProcessGroup:
+def member(group: object) -> ProcessGroup:
     """Return a live group that this process is in, or raise ValueError."""
     pg = resolve(group)
     if isinstance(pg, NonMember):
@@ -45,3 +46,19 @@ def member(group: Any) -> ProcessGroup:
     if pg not in world.groups:
         raise ValueError(f"the process group {pg.members.name!r} has been destroyed")
     return pg
+
+
+def checked_root(
+    pg: ProcessGroup | NonMember,
+    api: str,
+    tensor: Any,
+    rank: int | None,
+    group_rank: int | None,
+    what: str,
+) -> int:
+    """Return the group rank of a collective's root; the other ranks receive an error here too."""
+    try:
+        return pg.members.place(rank, group_rank, what)
+    except Exception as error:
+        agreeing(pg.carrier, tensor).refuse(error, api=api)
+        raise

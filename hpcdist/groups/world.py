@@ -11,16 +11,13 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 from weakref import WeakKeyDictionary
 
 from hpcdist.backends.carrier import Carrier
 from hpcdist.groups.members import Members
 
-if TYPE_CHECKING:
-    from hpcdist.groups.process_group import ProcessGroup
-
-__all__ = ["NOT_INITIALIZED", "OUTSIDE", "Absent", "NonMember", "world"]
+__all__ = ["NOT_INITIALIZED", "OUTSIDE", "Absent", "NonMember", "warn_outside", "world"]
 
 #: Why there is no default group.
 NOT_INITIALIZED = (
@@ -53,20 +50,20 @@ class Outside:
             raise AttributeError(operation)
 
         def warn(*args: Any, **kwargs: Any) -> int | None:
-            # user -> public function -> here -> report
-            self.report(operation, 4)
+            # user -> public function -> here -> warn_outside
+            warn_outside(operation, 4)
             return -1 if operation == "recv" else None
 
         return warn
 
-    @staticmethod
-    def report(operation: str, stacklevel: int) -> None:
-        """Warn at the line that called the operation."""
-        own = world.pg.rank() if world.pg is not None else -1
-        warnings.warn(
-            f"{operation} does nothing on rank {own}, which is not in the given group",
-            stacklevel=stacklevel,
-        )
+
+def warn_outside(operation: str, stacklevel: int) -> None:
+    """Warn at the line that called an operation of a group that this process is not in."""
+    own = world.pg.rank() if world.pg is not None else -1
+    warnings.warn(
+        f"{operation} does nothing on rank {own}, which is not in the given group",
+        stacklevel=stacklevel,
+    )
 
 
 class _Nobody(Members):
@@ -86,23 +83,11 @@ class _Nobody(Members):
 class NonMember(int):
     """Returned in place of a group that this process is not in: torch's number, and a stand-in."""
 
-    carrier = Outside()
+    carrier = cast(Carrier, Outside())
     members: Members = _Nobody((), "")
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
-
-    def _root(self, *args: Any) -> int:
-        return -1
-
-    def _gather(self, *args: Any) -> None:
-        self.carrier.report("gather", 4)
-
-    def _gather_single(self, *args: Any) -> None:
-        self.carrier.report("gather_single", 4)
-
-    def _scatter(self, *args: Any) -> None:
-        self.carrier.report("scatter", 4)
 
 
 OUTSIDE = NonMember(-100)
@@ -126,9 +111,10 @@ class _World:
     def forget(self) -> None:
         """Forget all groups."""
         self.comm = cast(Carrier, Absent(NOT_INITIALIZED))
-        self.pg: ProcessGroup | None = None
-        self.groups: WeakKeyDictionary[ProcessGroup, None] = WeakKeyDictionary()
-        self.held: set[ProcessGroup] = set()
+        # Any: ProcessGroup, which stands above this module
+        self.pg: Any = None
+        self.groups: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+        self.held: set[Any] = set()
         self.dropped: deque[list[Any]] = deque()
         self.counts: dict[tuple[int, ...], int] = {}
         self.store: Any = None

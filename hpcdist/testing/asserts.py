@@ -17,6 +17,7 @@ from hpcdist.backends.refusal import refusing_parts
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.groups.world import NonMember
 
 __all__ = ["last_words", "parallel_assert", "parallel_raises"]
 
@@ -47,9 +48,9 @@ def _fail_together(
     """Raise AssertionError on all ranks of the group when there is a problem on any."""
     __tracebackhide__ = True
     pg = resolve(group)
-    comm = pg.carrier
-    if comm.rank < 0:
+    if isinstance(pg, NonMember):
         raise ValueError(f"{api} was called outside the given group")
+    comm = pg.carrier
     count = np.array([problem is not None], np.int64)
     problems: list[str | None] = [None] * comm.size
     with refusing_parts(agreeing(comm), api, lambda: 3 if count[0] else 1):

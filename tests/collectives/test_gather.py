@@ -148,7 +148,7 @@ def test_gather_single(rng, async_op):
         if out is not None:
             check.equal(out, torch.cat(parts).reshape(shape), f"shape {shape}")
     whole = np.zeros((size, 2)) if rank == 0 else None
-    dist.group.WORLD.gather_single(np.full(2, float(rank)), whole)
+    dist.gather_single(np.full(2, float(rank)), whole)
     if whole is not None:
         check.equal(whole, np.repeat(np.arange(size, dtype=float), 2).reshape(size, 2), "numpy")
     check.done()

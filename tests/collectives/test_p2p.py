@@ -288,22 +288,24 @@ def test_messages_of_several_threads():
 
 @two
 def test_object_style():
-    pg = dist.group.WORLD
     rank, size, before, after = ring()
     got = torch.zeros(1, dtype=torch.int64)
-    works = [pg.irecv(got, before), pg.isend(torch.tensor([rank]), after)]
+    works = [
+        dist.irecv(got, group_src=before),
+        dist.isend(torch.tensor([rank]), group_dst=after),
+    ]
     for work in works:
         work.wait()
     parallel_assert(int(got) == before)
     with parallel_raises(ValueError, match="this process itself"):
-        pg.send(got, rank)
+        dist.send(got, group_dst=rank)
     with parallel_raises(ValueError, match=f"of size {size}"):
-        pg.isend(got, size)
+        dist.isend(got, group_dst=size)
     sender = None
     if size > 1 and rank == 0:
-        pg.send(torch.tensor([5]), 1, tag=3)
+        dist.send(torch.tensor([5]), group_dst=1, tag=3)
     elif rank == 1:
-        sender = pg.recv(got, tag=3)
+        sender = dist.recv(got, tag=3)
     parallel_assert(rank != 1 or (sender == 0 and int(got) == 5), f"{got} from {sender}")
 
 

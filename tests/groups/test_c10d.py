@@ -67,10 +67,10 @@ def test_options_have_torchs_attributes():
 def test_a_barrier_takes_its_options(module):
     pg = dist.group.WORLD
     options = module.BarrierOptions()
-    works = [pg.barrier(options), pg.barrier(opts=options), pg.barrier(async_op=True)]
+    works = [pg.barrier(options), pg.barrier(opts=options), pg.barrier()]
     for work in works:
         work.wait()
-    parallel_assert(all(work.is_completed() for work in works) and pg.barrier() is None)
+    parallel_assert(all(work.is_completed() for work in works))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -90,19 +90,56 @@ def test_a_barriers_options_bound_it_in_time(module):
     dist.destroy_process_group(pg)
 
 
-@pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
-def test_other_methods_refuse_options_in_the_place_of_async_op(module):
+def test_lists_and_options():
     pg, size = dist.group.WORLD, dist.get_world_size()
-    x, whole, options = torch.ones(1), torch.ones(size), module.AllToAllOptions()
-    for call in (
-        lambda: pg.all_gather_single(whole, x, options),
-        lambda: pg.all_gather([torch.ones(1) for _ in range(size)], x, options),
-        lambda: pg.broadcast(x, 0, options),
-        lambda: pg.all_to_all_single(whole, torch.ones(size), None, None, options),
-    ):
-        with parallel_raises(TypeError, match="async_op must be True or False, not AllToAllOpt"):
-            call()
-    pg.barrier()
+    rank, last = pg.rank(), size - 1
+    found = {}
+
+    def rooted(kind, **fields):
+        options = kind()
+        for name, value in fields.items():
+            setattr(options, name, value)
+        return options
+
+    def own():
+        return torch.tensor([rank])
+
+    def each(n):
+        return [torch.zeros(1, dtype=torch.int64) for _ in range(n)]
+
+    t = own()
+    pg.broadcast([t], rooted(dist.BroadcastOptions, rootRank=last)).wait()
+    found["broadcast"] = int(t) == last
+    t = own()
+    most = rooted(dist.ReduceOptions, rootRank=last, reduceOp=dist.ReduceOp.MAX)
+    pg.reduce([t], most).wait()
+    found["reduce"] = int(t) == rank
+    t = own()
+    pg.reduce(t, last, dist.ReduceOp.MIN).wait()
+    found["reduce in short"] = int(t) == (0 if rank == last else rank)
+    out = [each(size)] if rank == last else []
+    pg.gather(out, [own()], rooted(dist.GatherOptions, rootRank=last)).wait()
+    found["gather"] = rank != last or [int(x) for x in out[0]] == list(range(size))
+    (t,) = each(1)
+    parts = [[torch.tensor([r * r]) for r in range(size)]] if rank == last else []
+    pg.scatter([t], parts, rooted(dist.ScatterOptions, rootRank=last)).wait()
+    found["scatter"] = int(t) == rank * rank
+    (t,) = each(1)
+    most = rooted(dist.ReduceScatterOptions, reduceOp=dist.ReduceOp.MAX)
+    pg.reduce_scatter([t], [[torch.tensor([r + rank]) for r in range(size)]], most).wait()
+    found["reduce_scatter"] = int(t) == rank + last
+    (t,) = each(1)
+    pg._reduce_scatter_base(t, torch.arange(size) + rank, most).wait()
+    found["_reduce_scatter_base"] = int(t) == rank + last
+    flat = torch.zeros(size, dtype=torch.int64)
+    pg._allgather_base(flat, own()).wait()
+    found["_allgather_base"] = flat.tolist() == list(range(size))
+    (t,) = each(1)
+    works = [pg.recv([t], (rank - 1) % size, 4), pg.send([own()], (rank + 1) % size, 4)]
+    for work in works:
+        work.wait()
+    found["messages"] = int(t) == (rank - 1) % size
+    parallel_assert(all(found.values()), f"{[name for name, right in found.items() if not right]}")
 
 
 @pytest.mark.mpi(min_size=2)

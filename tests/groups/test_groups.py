@@ -283,55 +283,55 @@ def test_object_style():
     pg = dist.new_group()
     seen = {}
     t = torch.full((2,), rank + 1.0)
-    pg.all_reduce(t)
+    pg.allreduce(t).wait()
     seen["all_reduce"] = float(t[0]) == size * (size + 1) / 2
     t = torch.full((2,), float(rank))
-    work = pg.all_reduce(t, dist.ReduceOp.MAX, async_op=True)
+    work = pg.allreduce(t, dist.ReduceOp.MAX)
     work.wait()
     seen["async max"] = float(t[0]) == size - 1
     many = [torch.ones(2), torch.ones(3)]
-    pg.all_reduce_coalesced(many)
+    pg.allreduce_coalesced(many).wait()
     seen["coalesced"] = all(float(each[0]) == size for each in many)
     t = torch.tensor([rank])
-    pg.broadcast(t, size - 1)
+    pg.broadcast(t, size - 1).wait()
     seen["broadcast"] = int(t) == size - 1
     t = torch.tensor([1])
-    pg.reduce(t, 0)
+    pg.reduce(t, 0).wait()
     seen["reduce"] = int(t) == (size if rank == 0 else 1)
     out = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    pg.all_gather(out, torch.tensor([rank]))
+    pg.allgather(out, torch.tensor([rank])).wait()
     seen["all_gather"] = [int(each) for each in out] == list(range(size))
     flat = torch.zeros(size, dtype=torch.int64)
-    pg.all_gather_single(flat, torch.tensor([rank]))
+    pg.all_gather_single(flat, torch.tensor([rank])).wait()
     seen["all_gather_single"] = flat.tolist() == list(range(size))
     lists = [[torch.zeros(1, dtype=torch.int64)] for _ in range(size)]
-    pg.all_gather_coalesced(lists, [torch.tensor([rank])])
+    pg.allgather_coalesced(lists, [torch.tensor([rank])]).wait()
     seen["all_gather_coalesced"] = [int(each[0]) for each in lists] == list(range(size))
-    out = [torch.zeros(1, dtype=torch.int64) for _ in range(size)] if rank == 0 else None
-    pg.gather(torch.tensor([rank]), out)
+    out = [torch.zeros(1, dtype=torch.int64) for _ in range(size)] if rank == 0 else []
+    pg.gather(out, torch.tensor([rank]), 0).wait()
     seen["gather"] = rank != 0 or [int(each) for each in out] == list(range(size))
     t = torch.zeros(1, dtype=torch.int64)
-    pg.scatter(t, [torch.tensor([r * r]) for r in range(size)] if rank == 0 else None)
+    pg.scatter(t, [torch.tensor([r * r]) for r in range(size)] if rank == 0 else [], 0).wait()
     seen["scatter"] = int(t) == rank * rank
     t = torch.zeros(1, dtype=torch.int64)
-    pg.reduce_scatter(t, [torch.tensor([r]) for r in range(size)])
+    pg.reduce_scatter(t, [torch.tensor([r]) for r in range(size)]).wait()
     seen["reduce_scatter"] = int(t) == rank * size
     t = torch.zeros(1, dtype=torch.int64)
-    pg.reduce_scatter_single(t, torch.arange(size))
+    pg.reduce_scatter_single(t, torch.arange(size)).wait()
     seen["reduce_scatter_single"] = int(t) == rank * size
     out = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    pg.all_to_all(out, [torch.tensor([10 * rank + r]) for r in range(size)])
+    pg.alltoall(out, [torch.tensor([10 * rank + r]) for r in range(size)]).wait()
     seen["all_to_all"] = [int(each) for each in out] == [10 * r + rank for r in range(size)]
     flat = torch.zeros(size, dtype=torch.int64)
-    pg.all_to_all_single(flat, torch.arange(size) + 10 * rank)
+    pg.all_to_all_single(flat, torch.arange(size) + 10 * rank, [], []).wait()
     seen["all_to_all_single"] = flat.tolist() == [10 * r + rank for r in range(size)]
-    seen["barrier"] = pg.barrier() is None
+    seen["barrier"] = pg.barrier().wait()
     parallel_assert(all(seen.values()), f"{[name for name, right in seen.items() if not right]}")
     for call in (
-        lambda: pg.broadcast(t, size),
-        lambda: pg.reduce(t, -1),
-        lambda: pg.gather(t, None, size),
-        lambda: pg.scatter(t, None, size),
+        lambda: dist.broadcast(t, group=pg, group_src=size),
+        lambda: dist.reduce(t, group=pg, group_dst=-1),
+        lambda: dist.gather(t, group=pg, group_dst=size),
+        lambda: dist.scatter(t, group=pg, group_src=size),
     ):
         with parallel_raises(ValueError, match=f"of size {size}"):
             call()

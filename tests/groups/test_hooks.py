@@ -29,8 +29,8 @@ def calls(pg, size):
     n = size if rank == 0 else 0
     return [
         (lambda a: dist.all_reduce(t, group=pg, async_op=a), "all_reduce", 1, 1, -1),
-        (lambda a: pg.all_reduce_coalesced([t, t.clone()], async_op=a), "all_reduce_coalesced",
-         2, 2, -1),
+        (lambda a: dist.all_reduce_coalesced([t, t.clone()], group=pg, async_op=a),
+         "all_reduce_coalesced", 2, 2, -1),
         (lambda a: dist.broadcast(t, 0, pg, a), "broadcast", 1, 1, 0),
         (lambda a: dist.reduce(t, 0, group=pg, async_op=a), "reduce", 1, 1, 0),
         (lambda a: dist.all_gather(parts, t, pg, a), "all_gather", 1, size, -1),

@@ -110,7 +110,7 @@ def test_groups_that_all_members_have_dropped_are_freed():
         group = dist.new_group(backend="mpi")
         if len(works) < 3:
             value = torch.full((5,), rank + 1.0)
-            works.append((value, group.all_reduce(value, async_op=True)))
+            works.append((value, dist.all_reduce(value, group=group, async_op=True)))
     del group
     for value, work in works:
         work.wait()

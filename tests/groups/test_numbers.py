@@ -65,7 +65,7 @@ def test_tensors_are_splits():
     ):
         out = torch.zeros(2 * size)
         dist.all_to_all_single(out, torch.full((2 * size,), float(rank)), splits, splits)
-        dist.group.WORLD.all_to_all_single(out.clone(), out.clone(), splits, splits)
+        dist.group.WORLD.all_to_all_single(out.clone(), out.clone(), splits, splits).wait()
         functional.all_to_all_single(out.clone(), out.clone(), splits, splits)
         parallel_assert(out.tolist() == [k // 2 for k in range(2 * size)], out)
     data = torch.zeros(2 * size)

@@ -375,7 +375,7 @@ def test_an_error_of_the_engine_comes_out_of_backward(rng, hook):
     loss = nn.functional.cross_entropy(model(x), y)
     with parallel_raises(dist.DistMismatchError, match="barrier"):
         if dist.get_rank() == 0:
-            group.barrier()
+            dist.barrier(group)
         else:
             loss.backward()
     dist.destroy_process_group(group)

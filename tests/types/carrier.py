@@ -13,8 +13,10 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.cuda_over_mpi import StagedGroup
 from hpcdist.backends.dispatch import agreeing, combine, serving
 from hpcdist.backends.nccl.group import NcclGroup
-from hpcdist.groups.resolve import carrier_of
+from hpcdist.groups.members import Members
+from hpcdist.groups.resolve import carrier_of, member, resolve
 from hpcdist.groups.state import world
+from hpcdist.groups.world import NonMember
 
 
 def backends(comm: Comm, third: GroupBackend, staged: StagedGroup, nccl: NcclGroup) -> None:
@@ -29,6 +31,10 @@ def all_reduce(t: torch.Tensor, pg: ProcessGroup) -> None:
     assert_type(world.comm, Carrier)
     assert_type(carrier_of(pg), Carrier)
     assert_type(pg.carrier, Carrier)
+    assert_type(resolve(pg), ProcessGroup | NonMember)
+    assert_type(resolve(pg).carrier, Carrier)
+    assert_type(resolve(None).members, Members)
+    assert_type(member(pg), ProcessGroup)
     assert_type(world.comm.all_reduce(t, ReduceOp.SUM, True), Work)
     assert_type(world.comm.all_reduce(t, ReduceOp.SUM), Work | None)
     assert_type(world.comm.broadcast(t, 0, True), Work | None)

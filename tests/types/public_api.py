@@ -47,14 +47,13 @@ def collectives(t: torch.Tensor, parts: list[torch.Tensor], either: bool) -> Non
 def groups(t: torch.Tensor) -> None:
     pg = dist.new_group([0])
     assert_type(pg, ProcessGroup)
-    assert_type(pg.all_reduce(t), None)
-    assert_type(pg.all_reduce(t, async_op=True), Work)
-    pg.gather_single(t, async_op=True).wait()
-    pg.barrier(async_op=True).wait()
+    assert_type(pg.broadcast(t, 0), Work)
+    pg.gather([t], t, 0).wait()
+    pg.barrier().wait()
     assert_type(pg.allreduce([t]), Work)
     assert_type(pg.rank(), int)
     dist.all_reduce(t, group=pg)
-    pg.all_reduces(t)  # type: ignore
+    pg.all_reduce(t)  # type: ignore
 
 
 def names() -> None:

@@ -352,18 +352,18 @@ def test_a_negative_timeout_of_wait_is_none():
 
 @pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
 def test_options_in_the_place_of_async_op_are_refused(module):
-    pg, size, options = dist.group.WORLD, dist.get_world_size(), module.AllToAllOptions()
+    size, options = dist.get_world_size(), module.AllToAllOptions()
     x = gpu(torch.ones(size))
     for call in (
-        lambda: pg.broadcast(x, 0, options),
-        lambda: pg.all_reduce(x, ReduceOp.SUM, options),
-        lambda: pg.all_gather_single(gpu(torch.ones(size * size)), x, options),
-        lambda: pg.all_to_all_single(gpu(torch.ones(size)), x, None, None, options),
-        lambda: pg.all_gather([gpu(torch.ones(size)) for _ in range(size)], x, options),
+        lambda: dist.broadcast(x, 0, None, options),
+        lambda: dist.all_reduce(x, ReduceOp.SUM, None, options),
+        lambda: dist.all_gather_single(gpu(torch.ones(size * size)), x, None, options),
+        lambda: dist.all_to_all_single(gpu(torch.ones(size)), x, None, None, None, options),
+        lambda: dist.all_gather([gpu(torch.ones(size)) for _ in range(size)], x, None, options),
     ):
         with parallel_raises(TypeError, match="async_op must be True or False, not AllToAllOpt"):
             call()
-    pg.barrier(module.BarrierOptions()).wait()
+    dist.group.WORLD.barrier(module.BarrierOptions()).wait()
 
 
 def test_pairs_of_each_device(monkeypatch):

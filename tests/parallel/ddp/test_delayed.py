@@ -153,7 +153,7 @@ def test_an_exception_on_one_rank_is_an_error_on_all_who_stay_in_step(layer: str
     with pytest.raises(dist.DistError, match="an earlier backward pass failed"):
         model(own(0))
     parallel_assert(True)  # all are here, so the next call is the same on all
-    group.barrier()
+    dist.barrier(group)
     dist.destroy_process_group(group)
 
 
