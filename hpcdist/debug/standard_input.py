@@ -14,8 +14,7 @@ import stat
 import sys
 
 from hpcdist import launchers
-from hpcdist.launchers.hydra import Hydra
-from hpcdist.launchers.openmpi import OpenMpi
+from hpcdist.launchers.table import HYDRA, OPEN_MPI
 
 __all__ = ["ABSENT", "ENDED", "OPEN", "Lines", "is_pipe_of_openmpi", "look"]
 
@@ -50,7 +49,7 @@ def look(rank: int) -> str:
     launcher = launchers.find()
     if stat.S_ISCHR(mode):  # /dev/null: the shell's, or what a launcher gives the other ranks
         return ABSENT if launcher else _ended()
-    if rank and isinstance(launcher, Hydra):
+    if rank and launcher is HYDRA:
         return ABSENT  # a pipe that stays open, and that nothing comes through
     if _readable(number):
         return OPEN
@@ -69,7 +68,7 @@ def is_pipe_of_openmpi() -> bool:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
         return False
-    return stat.S_ISFIFO(mode) and isinstance(launchers.find(), OpenMpi)
+    return stat.S_ISFIFO(mode) and launchers.find() is OPEN_MPI
 
 
 class Lines:

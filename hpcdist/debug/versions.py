@@ -125,13 +125,7 @@ def _launcher(env: Mapping[str, str]) -> dict[str, str]:
     if found is None:
         return {"name": "none"}
     facts = {"name": found.name}
-    names = (
-        *found.present,
-        found.rank_variable,
-        found.size_variable,
-        found.local_rank_variable,
-        found.local_size_variable,
-    )
+    names = (*found.present, found.rank, found.size, found.local_rank, found.local_size)
     return facts | {name: env[name] for name in names if name in env}
 
 

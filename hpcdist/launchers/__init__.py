@@ -1,4 +1,4 @@
-"""Rank and size before MPI is up: one small class per launcher's environment variables.
+"""Rank and size before MPI is up: the environment variables of each launcher.
 
 The order matters, because launchers nest: torchrun inside srun, mpirun inside sbatch. After MPI has
 started, MPI's values count, and these serve only to detect a wrong start. Importing this package
@@ -12,18 +12,10 @@ import stat
 
 from . import lines, variables
 from .base import Environ, Launch, Launcher, mpi_family
-from .flux import Flux
-from .generic import Environment, Pmi, Pmix
-from .hydra import Hydra
-from .jsrun import Jsrun
-from .mvapich import Mvapich
-from .openmpi import OpenMpi
-from .pals import Pals
-from .slurm import Slurm, SlurmPmi2, SlurmPmix
-from .torchrun import Torchrun
+from .table import HYDRA, ORDER
 
 __all__ = [
-    "ORDER",
+    "HYDRA",
     "Launch",
     "Launcher",
     "detect",
@@ -35,25 +27,6 @@ __all__ = [
     "starts_mpi",
     "variables",
 ]
-
-#: The innermost launcher first. SlurmPmi2 and SlurmPmix come before the bare PMI interfaces, whose
-#: variables they share; plain srun after those, because an mpirun inside sbatch inherits its
-#: variables.
-ORDER: tuple[Launcher, ...] = (
-    Torchrun(),
-    OpenMpi(),
-    Hydra(),
-    Mvapich(),
-    Pals(),
-    Jsrun(),
-    Flux(),
-    SlurmPmix(),
-    SlurmPmi2(),
-    Pmix(),
-    Pmi(),
-    Slurm(),
-    Environment(),
-)
 
 
 def find(env: Environ | None = None) -> Launcher | None:

@@ -1,4 +1,4 @@
-"""The base class of the launchers, and a process's place in the job."""
+"""What is known of a launcher, and a process's place in the job."""
 
 from __future__ import annotations
 
@@ -38,25 +38,35 @@ class Launch:
     nodes: int | None = None
 
 
+@dataclass(frozen=True)
 class Launcher:
-    """Base class of the launchers: the names of their environment variables, and how to read them.
+    """A launcher by the names of its environment variables, and how to read them.
 
-    A subclass names its variables as class attributes, and overrides a method only where a variable
-    is not a plain number.
+    A subclass overrides a method where a variable is not a plain number.
+
+    Parameters
+    ----------
+    name : str
+        Its name, for messages.
+    present : tuple of str
+        Variables that are all set if it started the process.
+    rank, size, local_rank, local_size, nodes : str
+        The variables of :class:`Launch`; empty where it sets none.
+    mpi : bool
+        Whether its processes are one MPI job.
+    over_pmi_fd : bool
+        Whether its processes reach it through the descriptor that is in PMI_FD, if that is set.
     """
 
-    name: str = ""
-    #: whether its processes are one MPI job
+    name: str
+    present: tuple[str, ...]
+    rank: str
+    size: str = ""
+    local_rank: str = ""
+    local_size: str = ""
+    nodes: str = ""
     mpi: bool = True
-    #: whether its processes reach it through the descriptor that is in PMI_FD, if that is set
     over_pmi_fd: bool = False
-    #: variables that are all set if this launcher started the process
-    present: tuple[str, ...] = ()
-    rank_variable: str = ""
-    size_variable: str = ""
-    local_rank_variable: str = ""
-    local_size_variable: str = ""
-    nodes_variable: str = ""
 
     def detect(self, env: Environ) -> bool:
         """Return whether this launcher started the process.
@@ -91,26 +101,22 @@ class Launcher:
         ValueError
             If a variable is set and is not a whole number.
         """
-        size, local_size = self.number(env, self.size_variable), self.local_size(env)
-        nodes = self.number(env, self.nodes_variable)
+        size, local_size = self.number(env, self.size), self.processes_here(env)
+        nodes = self.number(env, self.nodes)
         if nodes is None and size is not None and size == local_size:
             nodes = 1  # all processes are on this node; otherwise MPI determines the number
         return Launch(
             self.name,
-            self.number(env, self.rank_variable),
+            self.number(env, self.rank),
             size,
-            self.local_rank(env),
+            self.number(env, self.local_rank),
             local_size,
             nodes,
         )
 
-    def local_rank(self, env: Environ) -> int | None:
-        """Return the rank on the node, or None if the launcher does not set it."""
-        return self.number(env, self.local_rank_variable)
-
-    def local_size(self, env: Environ) -> int | None:
+    def processes_here(self, env: Environ) -> int | None:
         """Return the number of processes on the node, or None if the launcher does not set it."""
-        return self.number(env, self.local_size_variable)
+        return self.number(env, self.local_size)
 
     def fix(self, library: str) -> str:
         """Return advice for a job where MPI sees one process although the launcher started more.

@@ -43,7 +43,7 @@ def main() -> None:
                 f"{os.environ.get(name, 'not set')}",
                 file=sys.stderr,
             )
-        if isinstance(launcher, package.Hydra):
+        if launcher is package.HYDRA:
             package.lines.ask_for(os.environ)
     os.execv(command[0], command)
 

@@ -1,16 +1,17 @@
 """srun, with each of its MPI plugins.
 
 Under sbatch with another launcher every process sees ``SLURM_PROCID=0``, and ``SLURM_NTASKS``
-counts srun's own tasks: these classes come last in the order, and take the size from the step.
+counts srun's own tasks: srun comes last in the order, and takes the size from the step.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from .base import Environ, Launcher, mpi_family
 
-__all__ = ["Slurm", "SlurmPmi2", "SlurmPmix", "unused_tasks"]
+__all__ = ["Slurm", "unused_tasks"]
 
 # "2(x3),1" is three nodes with two tasks each, then one node with one
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?$")
@@ -24,19 +25,27 @@ _PLUGIN = {
 }
 
 
+@dataclass(frozen=True)
 class Slurm(Launcher):
-    """Started by srun without an MPI plugin: N processes without a connection to each other."""
+    """Started by srun; without a plugin: N processes without a connection to each other.
 
-    name = "srun"
-    mpi = False
-    plugin = "none"
-    present: tuple[str, ...] = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    rank_variable = "SLURM_PROCID"
-    size_variable = "SLURM_STEP_NUM_TASKS"
-    local_rank_variable = "SLURM_LOCALID"
-    nodes_variable = "SLURM_STEP_NUM_NODES"  # not SLURM_NNODES: those of the allocation
+    Parameters
+    ----------
+    plugin : str
+        What ``--mpi`` was, or how it begins (``pmix_v4``).
+    """
 
-    def local_size(self, env: Environ) -> int | None:
+    size: str = "SLURM_STEP_NUM_TASKS"
+    local_rank: str = "SLURM_LOCALID"
+    nodes: str = "SLURM_STEP_NUM_NODES"  # not SLURM_NNODES: those of the allocation
+    plugin: str = "none"
+
+    def detect(self, env: Environ) -> bool:
+        """Return whether the variables are set, and srun names this plugin, if it is one."""
+        named = env.get("SLURM_MPI_TYPE", "").startswith(self.plugin)
+        return super().detect(env) and (named or self.plugin == "none")
+
+    def processes_here(self, env: Environ) -> int | None:
         """Return the tasks of this step on this node, from the step's tasks per node."""
         node = self.number(env, "SLURM_NODEID")
         if node is None:
@@ -61,35 +70,6 @@ class Slurm(Launcher):
             f"The job step ran with srun --mpi={self.plugin}, which does not start {family}'s "
             f"processes. Use: srun {wanted}"
         )
-
-
-class SlurmPmi2(Slurm):
-    """Started by srun --mpi=pmi2."""
-
-    name = "srun --mpi=pmi2"
-    mpi = True
-    plugin = "pmi2"
-    rank_variable = "PMI_RANK"
-    size_variable = "PMI_SIZE"
-    present = ("SLURM_PROCID", "PMI_RANK", "PMI_SIZE")
-
-    def detect(self, env: Environ) -> bool:
-        """Whether the plugin's variables are set, and srun names this plugin."""
-        return super().detect(env) and env.get("SLURM_MPI_TYPE") == self.plugin
-
-
-class SlurmPmix(Slurm):
-    """Started by srun --mpi=pmix, which exports the rank; the size is that of the step."""
-
-    name = "srun --mpi=pmix"
-    mpi = True
-    plugin = "pmix"
-    rank_variable = "PMIX_RANK"
-    present = ("SLURM_PROCID", "PMIX_RANK")
-
-    def detect(self, env: Environ) -> bool:
-        """Whether the plugin's variables are set, and srun names this plugin (or pmix_v4, ...)."""
-        return super().detect(env) and env.get("SLURM_MPI_TYPE", "").startswith(self.plugin)
 
 
 def unused_tasks(env: Environ) -> int:

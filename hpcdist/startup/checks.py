@@ -9,9 +9,8 @@ from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launch
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistBackendError
 from hpcdist.launchers import commands
-from hpcdist.launchers.generic import Pmix
-from hpcdist.launchers.openmpi import OpenMpi
-from hpcdist.launchers.slurm import SlurmPmix, unused_tasks
+from hpcdist.launchers.slurm import unused_tasks
+from hpcdist.launchers.table import OPEN_MPI, PMIX, SLURM_PMIX
 
 __all__ = [
     "check_binding",
@@ -31,7 +30,7 @@ def warn_of_abort() -> None:
     launcher = launchers.find()
     library = _engine.library_version()
     if (
-        isinstance(launcher, (OpenMpi, SlurmPmix, Pmix))
+        launcher in (OPEN_MPI, SLURM_PMIX, PMIX)
         and _engine.mpi_state() == "none"
         and launchers.mpi_family(library) == "MPICH"
         and "pmix" not in library.lower()  # among its configure options

@@ -16,8 +16,8 @@ from hpcdist.backends import mpi
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistBackendError, DistMismatchError
 from hpcdist.launchers import commands, pmi
-from hpcdist.launchers.generic import Environment
 from hpcdist.launchers.pmi.server import pid_space
+from hpcdist.launchers.table import ENVIRONMENT
 from hpcdist.startup.rendezvous import meeting
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
@@ -68,7 +68,7 @@ def default_method(needs_mpi: bool, rank: int = -1, size: int = -1) -> str:
     given = {"RANK": str(rank)} if rank >= 0 else {}
     given |= {"WORLD_SIZE": str(size)} if size > 0 else {}
     variables = {**launchers.own_variables(os.environ), **given}
-    if launchers.starts_mpi() or not Environment().detect(variables):
+    if launchers.starts_mpi() or not ENVIRONMENT.detect(variables):
         return "mpi://"
     if needs_mpi and variables["WORLD_SIZE"].strip() == "1":
         return "mpi://"
