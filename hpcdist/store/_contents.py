@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-from hpcdist.errors import DistStoreError
-
 from . import _journal as journal
 from ._table import Table
 
@@ -34,13 +32,7 @@ class Contents:
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
     def apply(self, entry: journal.Entry) -> None:
-        """Take the step that one entry of a record stands for.
-
-        Raises
-        ------
-        DistStoreError
-            If its kind is unknown.
-        """
+        """Take the step that one entry of a record stands for."""
         kind, key, value = entry
         table = self.table
         if kind == journal.SET:
@@ -61,9 +53,6 @@ class Contents:
         elif kind == journal.OPEN:
             self.members[key] = value.decode("utf-8", "replace")
             self.opened += 1
-        elif kind == journal.CLOSE:
-            self.members.pop(key, None)
         else:
-            raise DistStoreError(
-                f"a record of unknown kind {kind}: the file was written by a newer hpcdist"
-            )
+            assert kind == journal.CLOSE, kind
+            self.members.pop(key, None)

@@ -39,12 +39,12 @@ __all__ = [
 
 MAGIC = b"hpcdist store 1\n"
 #: magic, random number, job, world size, checksum of all before
-_HEADER = struct.Struct("<16s16s16sq8s")
+_HEADER = struct.Struct("<16s16s16sqI")
 HEADER_SIZE = _HEADER.size
 
 _RECORD_MAGIC = b"hdR1"
-#: magic, checksum of the rest of this head, bytes of the body, digest of the body
-_HEAD = struct.Struct("<4sIQ16s")
+#: magic, bytes of the body, checksum
+_HEAD = struct.Struct("<4sQI")
 #: kind, bytes of the key, bytes of the value
 _ENTRY = struct.Struct("<BIQ")
 
@@ -79,8 +79,8 @@ class Header:
 
     def pack(self) -> bytes:
         """Return its bytes in the file."""
-        bare = _HEADER.pack(MAGIC, self.nonce, self.job, self.world_size, b"")[:-8]
-        return bare + hashlib.blake2b(bare, digest_size=8).digest()
+        bare = _HEADER.pack(MAGIC, self.nonce, self.job, self.world_size, 0)[:-4]
+        return bare + struct.pack("<I", zlib.crc32(bare))
 
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
@@ -95,31 +95,12 @@ class Header:
             raise DistStoreError("it is not an hpcdist store file")
         if len(data) < HEADER_SIZE:
             return None
-        _, nonce, job, world_size, digest = _HEADER.unpack(data)
-        if hashlib.blake2b(data[:-8], digest_size=8).digest() != digest:
-            return None
-        return cls(nonce, job, world_size)
+        _, nonce, job, world_size, checksum = _HEADER.unpack(data)
+        return cls(nonce, job, world_size) if zlib.crc32(data[:-4]) == checksum else None
 
 
 def arrive(key: str, size: int, caller: str, until: int) -> Entry:
-    """Return the entry of a caller that enters a barrier.
-
-    Parameters
-    ----------
-    key : str
-        The barrier's name.
-    size : int
-        Callers that it waits for.
-    caller : str
-        Which call this is.
-    until : int
-        Nanoseconds since 1970 until which it waits.
-
-    Returns
-    -------
-    tuple of (kind, key, value)
-        The entry.
-    """
+    """Return the entry of a caller that waits in a barrier, until so many ns since 1970."""
     return ARRIVE, key, f"{size} {until} {caller}".encode()
 
 
@@ -129,48 +110,30 @@ def arrival(value: bytes) -> tuple[int, int, str]:
     return int(size), int(until), caller
 
 
-def _digest(nonce: bytes, offset: int, body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16, key=nonce + struct.pack("<Q", offset)).digest()
+def _checksum(nonce: bytes, offset: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(nonce + struct.pack("<QQ", offset, len(body))))
 
 
 def encode(nonce: bytes, offset: int, entries: Sequence[Entry]) -> bytes:
-    """Return the bytes of one record.
-
-    Parameters
-    ----------
-    nonce : bytes
-        The file's random number.
-    offset : int
-        Where in the file the record will begin.
-    entries : sequence of (kind, key, value)
-        Its entries.
-
-    Returns
-    -------
-    bytes
-        The bytes to write there.
-    """
+    """Return the bytes of one record, which are to be written at `offset` of the file."""
     parts = []
     for kind, key, value in entries:
         name = key.encode()
         parts += [_ENTRY.pack(kind, len(name), len(value)), name, value]
     body = b"".join(parts)
-    tail = _HEAD.pack(_RECORD_MAGIC, 0, len(body), _digest(nonce, offset, body))[8:]
-    return _RECORD_MAGIC + struct.pack("<I", zlib.crc32(tail)) + tail + body
+    return _HEAD.pack(_RECORD_MAGIC, len(body), _checksum(nonce, offset, body)) + body
 
 
 def _body(nonce: bytes, offset: int, data: bytes, at: int) -> bytes | None:
     """Return the body of the undamaged record at a place, or None."""
     if len(data) - at < _HEAD.size:
         return None
-    magic, crc, size, digest = _HEAD.unpack_from(data, at)
-    if magic != _RECORD_MAGIC or zlib.crc32(data[at + 8 : at + _HEAD.size]) != crc:
-        return None
+    magic, size, checksum = _HEAD.unpack_from(data, at)
     begin = at + _HEAD.size
-    if size > len(data) - begin:
+    if magic != _RECORD_MAGIC or size > len(data) - begin:
         return None
     body = data[begin : begin + size]
-    return body if _digest(nonce, offset + at, body) == digest else None
+    return body if _checksum(nonce, offset + at, body) == checksum else None
 
 
 def _entries(body: bytes) -> list[Entry]:

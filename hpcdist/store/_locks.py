@@ -11,7 +11,6 @@ import fcntl
 import os
 import struct
 import threading
-import time
 
 from hpcdist.errors import DistStoreError, StoreTimeoutError
 
@@ -21,10 +20,7 @@ __all__ = [
     "ALIVE",
     "MAIN",
     "ThreadLock",
-    "attempt",
-    "check",
     "lock",
-    "pause",
     "try_lock",
     "unlock",
 ]
@@ -36,7 +32,6 @@ ALIVE = MAIN + 1
 
 _FLOCK = struct.Struct("hhqqi4x")
 _BUSY = (errno.EAGAIN, errno.EACCES)
-_LONGEST_NAP = 0.005
 
 
 class ThreadLock:
@@ -124,39 +119,28 @@ def unlock(fd: int, place: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, place))
 
 
-def lock(fd: int, place: int, deadline: Deadline, path: str, shared: bool = False) -> None:
-    """Wait for a lock and take it.
+def lock(fd: int, path: str, deadline: Deadline, shared: bool = False) -> bool:
+    """Take ``MAIN`` if it is free, and return whether it was.
 
     Parameters
     ----------
-    fd : int
-        The open file.
-    place : int
-        ``MAIN`` or ``ALIVE``.
-    deadline : Deadline
-        How long.
+    fd, shared
+        As for :func:`try_lock`.
     path : str
-        For the error.
-    shared : bool
-        Whether other processes may have it at the same time.
+        The file's, for errors.
+    deadline : Deadline
+        Until when the caller tries.
 
     Raises
     ------
     StoreTimeoutError
-        If another process kept it all the time.
+        If it is not free at the end of that time.
     DistStoreError
         If the file system has no locks.
     """
-    nap = 0.0001
-    while not attempt(fd, place, path, shared):
-        check(fd, place, deadline, path)
-        nap = pause(nap, deadline)
-
-
-def attempt(fd: int, place: int, path: str, shared: bool = False) -> bool:
-    """Do as :func:`try_lock`, but raise DistStoreError if the file system has no locks."""
     try:
-        return try_lock(fd, place, shared)
+        if try_lock(fd, MAIN, shared):
+            return True
     except OSError as error:
         if error.errno is None:  # a signal handler's
             raise
@@ -164,26 +148,9 @@ def attempt(fd: int, place: int, path: str, shared: bool = False) -> bool:
             f"FileStore {path}: its file system has no locks ({error.strerror}). Put the file "
             "on one that does: a local disk, /dev/shm, NFS 4, or Lustre mounted with -o flock"
         ) from error
-
-
-def check(fd: int, place: int, deadline: Deadline, path: str) -> None:
-    """Raise StoreTimeoutError if a lock that is not free has been waited for long enough."""
     if deadline.expired():
         raise StoreTimeoutError(
-            f"FileStore {path}: its lock was not free within "
-            f"{round(deadline.seconds * 1000)}ms{_holder(fd, place)}. A process that is "
-            "stopped or hangs in a write has the lock; end that process"
+            f"FileStore {path}: its lock was not free within {round(deadline.seconds * 1000)}ms. "
+            "A process that is stopped or hangs in a write has the lock; end that process"
         )
-
-
-def pause(nap: float, deadline: Deadline) -> float:
-    """Sleep between two attempts, for so many seconds; return those of the next time."""
-    time.sleep(min(nap, deadline.left()))
-    return min(2 * nap, _LONGEST_NAP)
-
-
-def _holder(fd: int, place: int) -> str:
-    """Return the process that has the lock, if the kernel names it (not for locks like ours)."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, place))
-    kind, _, _, _, pid = _FLOCK.unpack(answer)
-    return f", held by process {pid}" if kind != fcntl.F_UNLCK and pid > 0 else ""
+    return False

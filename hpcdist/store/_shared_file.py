@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcdist.errors import DistStoreError, StoreTimeoutError
@@ -23,6 +23,10 @@ __all__ = ["SharedFile"]
 _NFS_TYPES = ("nfs", "nfs4")
 #: Seconds that a reader waits, beyond its deadline, for a thread that is just writing.
 _PATIENCE = 0.5
+#: Seconds that leaving may wait for the file's lock, and then for a thread that is just writing.
+_LEAVING = 2.0
+#: Seconds between two attempts to take the file's lock.
+_LONGEST_NAP = 0.005
 _log = get_logger("store")
 
 #: Open files of this process: a child of fork has to close them, or their locks outlive us.
@@ -74,7 +78,6 @@ class SharedFile:
         self._join(deadline)
         self._always_lock = files.file_system(path) in _NFS_TYPES
         _open_files.add(self)
-        self._finalizer = weakref.finalize(self, _leave, self._state())
 
     # --- joining and leaving ---------------------------------------------------------------------
 
@@ -101,8 +104,7 @@ class SharedFile:
 
     def _try_join(self, deadline: Deadline) -> bool:
         """Become a member, unless the file is going away or is still full of others."""
-        locks.lock(self._fd, locks.MAIN, deadline, self.path)
-        try:
+        with self._locked(deadline):
             own = os.fstat(self._fd)
             try:
                 named = os.stat(self.path, follow_symlinks=False)
@@ -134,8 +136,6 @@ class SharedFile:
             if not locks.try_lock(self._fd, locks.ALIVE, shared=True):
                 raise DistStoreError(f"FileStore {self.path}: a lock was taken away")
             return True
-        finally:
-            locks.unlock(self._fd, locks.MAIN)
 
     def _start(self) -> None:
         """Start the file over, empty."""
@@ -186,43 +186,30 @@ class SharedFile:
             )
         return True
 
-    def _state(self) -> Callable[[], None]:
-        """Return a function that leaves the store; it must not keep this object alive."""
-        fd, path, me, pid = self._fd, self.path, self.id, self._pid
-        header, job, size = self._header, self._job, self._world_size
-
-        def leave() -> None:
-            if os.getpid() != pid:
-                return
-            last = SharedFile.__new__(SharedFile)
-            last.path, last._fd, last._header, last.id = path, fd, header, me
-            last._job, last._world_size, last._limit = job, size, 1 << 62
-            last.mutex = locks.ThreadLock(path)
-            last._forget()
-            last._leave()
-
-        return leave
-
     def close(self) -> None:
         """Leave the store; the last member of a fixed number deletes the file."""
-        with self.mutex:
-            self._finalizer()
-            self._fd = -1
+        with self.mutex:  # not in a signal handler that interrupted an operation
+            pass
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Leave the store, unless that takes long: the process may be at its end."""
+        if self._pid != os.getpid() or self._fd < 0:
+            return
         try:
-            locks.lock(self._fd, locks.MAIN, Deadline(2.0), self.path)
-            self._read_all()
-            self.write([(journal.CLOSE, self.id, b"")])
-            if 0 < self._world_size <= self._contents.opened and not self._contents.members:
-                named = os.stat(self.path, follow_symlinks=False)
-                if named.st_ino == os.fstat(self._fd).st_ino:
-                    os.unlink(self.path)
+            with self.exclusive(Deadline(_LEAVING)):
+                self._limit = 1 << 62
+                self.write([(journal.CLOSE, self.id, b"")])
+                if 0 < self._world_size <= self._contents.opened and not self._contents.members:
+                    named = os.stat(self.path, follow_symlinks=False)
+                    if named.st_ino == os.fstat(self._fd).st_ino:
+                        os.unlink(self.path)
         except (DistStoreError, OSError) as error:
             # Not worth an exception at exit: the next job finds no live member, and starts over.
             _log.info("FileStore %s was not left in order: %s", self.path, error)
-        finally:
+        if self.mutex.acquire(timeout=_LEAVING):  # else a thread of a daemon still writes
             self._close_fd()
+            self.mutex.release()
 
     def _close_fd(self) -> None:
         os.close(self._fd)
@@ -232,7 +219,6 @@ class SharedFile:
         # The locks belong to the open file, which parent and child would share.
         if self._fd >= 0:
             self._close_fd()
-        self._finalizer.detach()
         self.mutex = locks.ThreadLock(self.path)
 
     # --- reading and writing ---------------------------------------------------------------------
@@ -285,16 +271,16 @@ class SharedFile:
             try:
                 self.use()
                 try:
-                    if locks.attempt(self._fd, locks.MAIN, self.path, shared):
+                    if locks.lock(self._fd, self.path, deadline, shared):
                         yield
                         return
-                    locks.check(self._fd, locks.MAIN, deadline, self.path)
                 finally:  # a signal handler's exception may come when it has just been taken
                     with suppress(OSError):
                         locks.unlock(self._fd, locks.MAIN)
             finally:
                 self.mutex.release()
-            nap = locks.pause(nap, deadline)
+            time.sleep(min(nap, deadline.left()))
+            nap = min(2 * nap, _LONGEST_NAP)
 
     def _hold(self, deadline: Deadline, patience: float) -> None:
         """Take the mutex, some seconds after the deadline at the latest."""
@@ -387,13 +373,6 @@ class SharedFile:
             for entry in entries:
                 self._contents.apply(entry)
             self._offset += length
-        except DistStoreError as error:
-            self._forget()
-            raise DistStoreError(f"FileStore {self.path}: {error}") from None
         except BaseException:  # of a signal handler
             self._forget()
             raise
-
-
-def _leave(state: Callable[[], None]) -> None:
-    state()

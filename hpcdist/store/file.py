@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -40,6 +41,10 @@ _LEAVING = 2.0
 _CLOCKS_APART = 60 * 10**9
 
 _callers = itertools.count()
+
+
+class _Handle:
+    """Lives as long as a FileStore or one of its clones, which then leave the file."""
 
 
 class FileStore(Store):
@@ -91,6 +96,8 @@ class FileStore(Store):
         deadline = Deadline(seconds_of(timeout))
         limit = int(config.get("store_limit"))
         self._file = SharedFile(path, max(size, -1), journal.job_digest(job_id), deadline, limit)
+        self._handle = _Handle()
+        weakref.finalize(self._handle, self._file.leave)
 
     @property
     def path(self) -> str:
@@ -240,7 +247,7 @@ class FileStore(Store):
 
     def clone(self) -> FileStore:
         twin = FileStore.__new__(FileStore)
-        twin._file = self._file
+        twin._file, twin._handle = self._file, self._handle
         twin._timeout = self._timeout
         return twin
 

@@ -211,6 +211,17 @@ def test_a_file_that_was_taken_over(folder):
     assert other.get("k") == b"new"
 
 
+def test_leaving_a_file_that_was_taken_over(folder):
+    """What the other job wrote stays."""
+    store = hpcdist.FileStore(folder / "f", timeout=1)
+    locks.unlock(store._file._fd, locks.ALIVE)
+    other = hpcdist.FileStore(folder / "f", timeout=1)
+    other.set("k", "new")
+    store.close()
+    third = hpcdist.FileStore(folder / "f", timeout=1)
+    assert third.get("k") == b"new" == other.get("k")
+
+
 def test_a_child_of_fork(folder):
     store = hpcdist.FileStore(folder / "f", timeout=5)
     store.set("k", "v")
