@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist import log
-from hpcdist._dump_files import write_dump
+from hpcdist._dump_files import dtype_name, dump_of, write_dump
 
 __all__ = ["Entry", "Recorder", "Where", "recorder"]
 
 _log = log.get_logger("recorder")
 
-#: The version of the form, which torchfrtrace looks at.
-VERSION = "2.10"
 #: torchfrtrace knows the names of torch's own backends only, and takes no other.
 NCCL = "nccl"
 #: Frames that an entry keeps, from the innermost of the program's own.
@@ -259,26 +257,7 @@ class Recorder:
             self._settle()
             records = [dict(entry.record) for entry in self._entries]
             groups = {name: dict(about) for name, about in self._groups.items()}
-        status = {}
-        for index, name in enumerate(groups):
-            own = [r for r in records if r["process_group"][0] == name and not r["is_p2p"]]
-            status[str(index)] = {
-                f"last_{word}_collective": max(
-                    (r["collective_seq_id"] for r in own if r["state"] in states), default=-1
-                )
-                for word, states in (
-                    ("enqueued", ("scheduled", "started", "completed")),
-                    ("started", ("started", "completed")),
-                    ("completed", ("completed",)),
-                )
-            }
-        return {
-            "version": VERSION,
-            "backend": "hpcdist",
-            "pg_config": groups,
-            "pg_status": status,
-            "entries": records,
-        }
+        return dump_of(groups, records)
 
     def write(self, prefix: str | None) -> str:
         """Write a dump to a file.
@@ -326,10 +305,7 @@ def _size_of(tensor: Any) -> list[int]:
 def _dtype(tensor: Any) -> str:
     """As torch's own recorders write it."""
     first = tensor[0] if isinstance(tensor, list) else tensor
-    text = str(first.dtype).removeprefix("torch.")
-    return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int"}.get(
-        text, text.capitalize()
-    )
+    return dtype_name(str(first.dtype).removeprefix("torch."))
 
 
 def _frames() -> list[dict[str, Any]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdist._dump_files import dtype_name, dump_of
 from hpcdist.operations import TRACED_AS
 
 from .model import Operation, Recording
 
 __all__ = ["as_frtrace"]
 
-#: The version of the form, which torchfrtrace looks at.
-VERSION = "2.10"
-_DTYPES = {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int"}
 _STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
 
 
@@ -40,23 +38,16 @@ def as_frtrace(recording: Recording, label: str = "gloo") -> dict[str, Any]:
         name = names[operation.group.uid]
         messages[name] = messages.get(name, 0) + operation.message
         entries.append(_entry(operation, name, list(names.values()).index(name), messages, label))
-    return {
-        "version": VERSION,
-        "backend": "hpcdist",
-        "pg_config": {
-            names[group.uid]: {
-                "name": names[group.uid],
-                "desc": group.name,
-                "ranks": str(list(group.ranks)),
-            }
-            for group in recording.groups
-            if group.uid in names
-        },
-        "pg_status": {
-            str(index): _status(entries, name) for index, name in enumerate(names.values())
-        },
-        "entries": entries,
+    groups = {
+        names[group.uid]: {
+            "name": names[group.uid],
+            "desc": group.name,
+            "ranks": str(list(group.ranks)),
+        }
+        for group in recording.groups
+        if group.uid in names
     }
+    return dump_of(groups, entries)
 
 
 def _names(recording: Recording) -> dict[int, str]:
@@ -79,7 +70,7 @@ def _entry(
     if operation.message:
         arrow = "->" if operation.kind == "send" else "<-"
         what = f"{operation.kind} {group.rank}{arrow}{operation.peer}"
-    dtype = _DTYPES.get(operation.dtype, operation.dtype.capitalize())
+    dtype = dtype_name(operation.dtype)
     site = operation.site
     return {
         "record_id": operation.number,
@@ -124,17 +115,3 @@ def _sizes(operation: Operation) -> tuple[list[list[int]], list[list[int]]]:
     if operation.name == "all_gather":
         return [[given]], [[got // max(given, 1), given]]
     return [[given]], [[got]]
-
-
-def _status(entries: list[dict[str, Any]], name: str) -> dict[str, int]:
-    own = [e for e in entries if e["process_group"][0] == name and not e["is_p2p"]]
-    return {
-        f"last_{word}_collective": max(
-            (e["collective_seq_id"] for e in own if e["state"] in states), default=-1
-        )
-        for word, states in (
-            ("enqueued", ("scheduled", "started", "completed")),
-            ("started", ("started", "completed")),
-            ("completed", ("completed",)),
-        )
-    }
