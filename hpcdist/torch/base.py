@@ -22,9 +22,9 @@ from hpcdist.backends.refusal import refusing_parts
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import state as _group
+from hpcdist.groups.abort_hooks import AbortHooks
 from hpcdist.groups.new_group import new_group
 from hpcdist.operations import TRACED_AS
-from hpcdist.torch.abort_hooks import AbortHooks
 from hpcdist.torch.arguments import begun
 from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
@@ -55,7 +55,7 @@ def _free(group: Any) -> None:
         _group.remove(group)
 
 
-class BridgeBase(AbortHooks, Refusals, ProcessGroup):
+class BridgeBase(Refusals, ProcessGroup):
     """A group of hpcdist's, as torch.distributed sees it, but for its operations.
 
     Parameters
@@ -66,6 +66,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         Called once when torch destroys the group: frees what was made for it.
     """
 
+    supports_abort_hooks = True
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -80,7 +81,7 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         self._description = group.group_desc
         self._coalesced: list[Work] | None = None
         self._recorder = recorder()
-        self._abort_hooks = {}
+        self._abort_hooks = AbortHooks()
         self._parts: list[BridgeBase] = []
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
@@ -166,11 +167,31 @@ class BridgeBase(AbortHooks, Refusals, ProcessGroup):
         """
         self.ended = True
         if self._release is not None and not self._carrier.freed:
-            self._run_abort_hooks()
+            hooks, self._abort_hooks = self._abort_hooks, AbortHooks()
+            hooks.call(self._name)
             self._carrier.timeout = _SOON
             self._end_others("abort")
             with contextlib.suppress(DistTimeoutError):
                 self.shutdown()
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call a function when this process aborts the group, before anything is freed.
+
+        Local; ranks may have different hooks. An abort is a call of ``abort()`` in this process.
+        Where a dead rank ends the whole job, native code ends it, without hooks.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_abort_hook`, not in use yet.
+        hook : callable
+            Takes nothing. Its exception is logged, and the abort goes on.
+        """
+        self._abort_hooks.add(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use is ignored, as torch ignores it."""
+        self._abort_hooks.remove(hook_id)
 
     def _end_others(self, how: str) -> None:
         messages, self._messages = self._messages, None
