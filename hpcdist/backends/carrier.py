@@ -2,9 +2,10 @@
 
 Six things stand there: the native :class:`~hpcdist._engine.Comm`; a
 :class:`~hpcdist.backends.base.GroupBackend`; a :class:`~hpcdist.backends.dispatch.Dispatch` to
-several of these, or a :class:`~hpcdist.groups.hooks.Hooked`; and, for a group that cannot be used,
-:class:`~hpcdist.groups.world.Absent` or :class:`~hpcdist.groups.world.Outside`. A type checker
-compares the first two with this type; the others answer to any name, so they are cast to it.
+several of these, or a :class:`~hpcdist.backends.hooked.Hooked`; and, for a group that cannot be
+used, :class:`~hpcdist.groups.world.Absent` or :class:`~hpcdist.groups.world.Outside`. A type
+checker compares the first two with this type; the others answer to any name, so they are cast to
+it.
 """
 
 from __future__ import annotations

@@ -8,18 +8,18 @@ from typing import Any
 
 from hpcdist.backends import dispatch
 from hpcdist.backends.carrier import Carrier
+from hpcdist.groups import reconfigure
 from hpcdist.groups.c10d import C10d
-from hpcdist.groups.hooks import WithHooks
+from hpcdist.groups.hooks import Hooks, PostHookArgs, PreHookArgs
 from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.members import Members, short
-from hpcdist.groups.reconfigure import Reconfigurable
 from hpcdist.groups.window import Window
 from hpcdist.groups.world import world
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(C10d, Reconfigurable, WithHooks):
+class ProcessGroup(C10d):
     """Some ranks of the world that communicate with each other.
 
     Groups come from :func:`hpcdist.new_group` and its relatives, not from the constructor. The
@@ -42,6 +42,15 @@ class ProcessGroup(C10d, Reconfigurable, WithHooks):
     config : str
         Backend of each device type, ``"cpu:mpi"``.
 
+    Attributes
+    ----------
+    members : Members
+        Which ranks it has.
+    carrier : Carrier
+        What its operations go through.
+    hooks : Hooks
+        What is called around them.
+
     Notes
     -----
     A group owns a communicator until :func:`hpcdist.destroy_process_group`. Of a group over MPI
@@ -50,15 +59,16 @@ class ProcessGroup(C10d, Reconfigurable, WithHooks):
     connection of this process.
     """
 
+    supports_completion_hooks = False
+
     __slots__ = (
         "__weakref__",
-        "_abort_hooks",
-        "_aborted",
         "_backend",
         "_backends",
         "_config",
         "_description",
         "carrier",
+        "hooks",
         "members",
     )
 
@@ -78,9 +88,7 @@ class ProcessGroup(C10d, Reconfigurable, WithHooks):
         self._description = description
         self._backend = backend
         self._config = config
-        self._abort_hooks: dict[int, Callable[[], None]] = {}
-        #: The generations in which they have been called.
-        self._aborted: set[int] = set()
+        self.hooks = Hooks()
 
     def __del__(self, dropped: Callable[[list[Any]], None] = world.drop) -> None:
         if self._backends:
@@ -204,3 +212,186 @@ class ProcessGroup(C10d, Reconfigurable, WithHooks):
         if tensor is not None:
             window.tensor_register(tensor)
         return window
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether :meth:`reconfigure` works: in a job that MPI lets go on after a death."""
+        return world.pg is self and self.supports_abort_hooks
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        """Whether :meth:`register_abort_hook` works: the same."""
+        return reconfigure.tolerates_failures(self)
+
+    def get_reconfigure_handle(self) -> str:
+        """Return a text that stands for this process in :meth:`reconfigure`.
+
+        Returns
+        -------
+        str
+            Valid until the group is reconfigured.
+
+        Notes
+        -----
+        Local to this process. Source: ``torch.distributed.ProcessGroup.get_reconfigure_handle`` of
+        torch 2.15.
+        """
+        return reconfigure.handle_of(self)
+
+    def reconfigure(
+        self,
+        opts: reconfigure.ReconfigureOptions | None = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> reconfigure.Reconfigured:
+        """Let the ranks that live go on, after a :class:`hpcdist.RankFailedError`.
+
+        The group, which must be the default group, keeps its object; its ranks are numbered anew,
+        in their former order. Operations in flight fail on all ranks, and all other groups are
+        destroyed, as their ranks mean something else now: make them again. Then operations work.
+        All ranks that live must call it, also those that have seen no error yet.
+
+        Parameters
+        ----------
+        opts : ReconfigureOptions, optional
+            Torch's way to name the ranks. All ranks that live take part; others are refused.
+        timeout : datetime.timedelta, optional
+            Time for the others to call; None means that of `opts`, or the group's.
+
+        Returns
+        -------
+        Reconfigured
+            Which ranks died, and the former ranks of the others.
+
+        Raises
+        ------
+        ValueError
+            If it is not the default group, or the handles are not those of the ranks that live.
+        DistTimeoutError
+            If a rank that lives does not call in time; it is named, if it is on this node. All may
+            call again.
+        DistBackendError
+            If the job ends when a rank dies: see ``HPCDIST_FT``.
+
+        Notes
+        -----
+        If a signal handler raises, :meth:`get_reconfigure_handle` tells whether to call again: it
+        gives another text once the group is reconfigured.
+        Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
+        here MPI knows who lives (``MPIX_Comm_shrink``).
+        """
+        return reconfigure.reconfigure(self, opts, timeout)
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
+        """Call a function before each operation of this group begins on this rank.
+
+        Local; ranks may have different hooks. Operations that hpcdist makes itself count, such as
+        the all-reduces of DistributedDataParallel; ``monitored_barrier``, windows and
+        ``hpcdist.empty`` do not. An ``Exception`` in a hook is also raised on
+        the other ranks. After ``KeyboardInterrupt`` and other exceptions that are none, the call
+        has not been made: the others wait for it, and this rank may make it again.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_pre_hook`, not in use yet.
+        hook : callable
+            Takes a :class:`~hpcdist.groups.hooks.PreHookArgs`.
+
+        Raises
+        ------
+        ValueError
+            If a hook of this number is registered, or the group was destroyed.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.register_pre_hook`` of torch 2.15.
+        """
+        self._hook("pre", hook_id, hook)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], None]) -> None:
+        """Call a function after each operation of this group has begun on this rank.
+
+        Local; an operation that is not asynchronous has ended by then.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_post_hook`, not in use yet.
+        hook : callable
+            Takes a :class:`~hpcdist.groups.hooks.PostHookArgs`.
+
+        Notes
+        -----
+        Errors as in :meth:`register_pre_hook`. Source:
+        ``torch.distributed.ProcessGroup.register_post_hook`` of torch 2.15.
+        """
+        self._hook("post", hook_id, hook)
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use raises ValueError.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_pre_hook`.
+        """
+        self._unhook("pre", hook_id)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use raises ValueError.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_post_hook`.
+        """
+        self._unhook("post", hook_id)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call a function before :meth:`reconfigure` ends the group's operations on this rank.
+
+        Local; for what the program has to put in order before the ranks go on. An exception in it
+        is logged, and does not stop the others.
+
+        Parameters
+        ----------
+        hook_id : int
+            A number for :meth:`unregister_abort_hook`, not in use yet.
+        hook : callable
+            Takes nothing.
+
+        Raises
+        ------
+        DistBackendError
+            If the job ends when a rank dies (``supports_abort_hooks`` is False): native code does
+            that, which calls no Python.
+
+        Notes
+        -----
+        Source: ``torch.distributed.ProcessGroup.register_abort_hook`` of torch 2.15.
+        """
+        reconfigure.refuse_abort_hooks(self)
+        self.hooks.add("abort", hook_id, hook)
+        self._hold()  # reconfigure() calls it
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use raises ValueError.
+
+        Parameters
+        ----------
+        hook_id : int
+            The number of :meth:`register_abort_hook`.
+        """
+        self.hooks.remove("abort", hook_id, self.members.name)
+
+    def _hook(self, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
+        if not self._backends:
+            raise ValueError(f"the process group {self.members.name!r} has been destroyed")
+        self.hooks.add(kind, hook_id, hook)
+        self._use(self.hooks.carry(self._backends))
+
+    def _unhook(self, kind: str, hook_id: int) -> None:
+        self.hooks.remove(kind, hook_id, self.members.name)
+        if self._backends:
+            self._use(self.hooks.carry(self._backends))

@@ -11,15 +11,21 @@ from typing import Any, cast
 from hpcdist import _engine, log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.create import renewed
-from hpcdist.backends.dispatch import combine
 from hpcdist.errors import DistBackendError, DistError
 from hpcdist.groups.dropped import take_dropped
-from hpcdist.groups.hooks import Hooked
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.members import Members
 from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
 
-__all__ = ["Reconfigurable", "ReconfigureOptions", "Reconfigured", "agree"]
+__all__ = [
+    "ReconfigureOptions",
+    "Reconfigured",
+    "agree",
+    "handle_of",
+    "reconfigure",
+    "refuse_abort_hooks",
+    "tolerates_failures",
+]
 
 _log = log.get_logger("group")
 
@@ -136,116 +142,66 @@ def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int
     return _engine.agree(comm, flag, seconds)
 
 
-class Reconfigurable:
-    """The part of :class:`hpcdist.ProcessGroup` that goes on after a death."""
+def tolerates_failures(pg: Any) -> bool:
+    """Whether a group's job goes on without a rank that dies."""
+    comm = pg.carrier.native
+    return comm is not None and _engine.tolerates_failures(comm)
 
-    __slots__ = ()
 
-    # of ProcessGroup
-    _backends: dict[str, Any]
-    carrier: Carrier
-    members: Members
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """Whether :meth:`reconfigure` works: in a job that MPI lets go on after a death."""
-        return world.pg is self and self.supports_abort_hooks
-
-    @property
-    def supports_abort_hooks(self) -> bool:
-        """Whether :meth:`register_abort_hook` works: the same."""
-        comm = self.carrier.native
-        return comm is not None and _engine.tolerates_failures(comm)
-
-    def get_reconfigure_handle(self) -> str:
-        """Return a text that stands for this process in :meth:`reconfigure`.
-
-        Returns
-        -------
-        str
-            Valid until the group is reconfigured.
-
-        Notes
-        -----
-        Local to this process. Source: ``torch.distributed.ProcessGroup.get_reconfigure_handle`` of
-        torch 2.15.
-        """
-        comm = _native(self)
-        return f"hpcdist:{comm.uid:x}:{comm.rank}"
-
-    def reconfigure(
-        self, opts: ReconfigureOptions | None = None, *, timeout: timedelta | None = None
-    ) -> Reconfigured:
-        """Let the ranks that live go on, after a :class:`hpcdist.RankFailedError`.
-
-        The group, which must be the default group, keeps its object; its ranks are numbered anew,
-        in their former order. Operations in flight fail on all ranks, and all other groups are
-        destroyed, as their ranks mean something else now: make them again. Then operations work.
-        All ranks that live must call it, also those that have seen no error yet.
-
-        Parameters
-        ----------
-        opts : ReconfigureOptions, optional
-            Torch's way to name the ranks. All ranks that live take part; others are refused.
-        timeout : datetime.timedelta, optional
-            Time for the others to call; None means that of `opts`, or the group's.
-
-        Returns
-        -------
-        Reconfigured
-            Which ranks died, and the former ranks of the others.
-
-        Raises
-        ------
-        ValueError
-            If it is not the default group, or the handles are not those of the ranks that live.
-        DistTimeoutError
-            If a rank that lives does not call in time; it is named, if it is on this node. All may
-            call again.
-        DistBackendError
-            If the job ends when a rank dies: see ``HPCDIST_FT``.
-
-        Notes
-        -----
-        If a signal handler raises, :meth:`get_reconfigure_handle` tells whether to call again: it
-        gives another text once the group is reconfigured.
-        Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
-        here MPI knows who lives (``MPIX_Comm_shrink``).
-        """
-        began = time.monotonic()
-        if world.pg is not self:
-            raise ValueError(
-                f"the process group {self.members.name!r} cannot be reconfigured, only the default "
-                "group can: its ranks decide what the ranks of all others mean"
-            )
-        opts = opts or ReconfigureOptions()
-        limit = opts.timeout if timeout is None else timeout
-        given = None if limit is None else seconds_of(limit)
-        comm = _native(self)
-        renewed(self._backends, comm)  # raises if a backend cannot
-        _check_handles(opts.handles, comm)
-        seconds = comm.timeout if given is None else given
-        for group in list(world.groups):
-            group._call_abort_hooks()
-        before = len(self.members.ranks)
-        found: list[Any] = []
-        try:
-            _engine.recover(comm, self.members.name, seconds, found)
-        finally:
-            if found:  # also where a signal handler raises: the others have the new world
-                _adopt(self, found[0])
-        made, former = found
-        lost = tuple(sorted(set(range(before)) - set(former)))
-        result = Reconfigured(lost, former, time.monotonic() - began)
-        say = _log.warning if made.rank == 0 else _log.info
-        say(
-            "the default group goes on with %d of %d ranks after %.3f s; lost: %s",
-            made.size,
-            len(former) + len(lost),
-            result.seconds,
-            ", ".join(map(str, lost)) or "none",
+def refuse_abort_hooks(pg: Any) -> None:
+    """Raise DistBackendError if nothing would call a group's abort hooks."""
+    if not tolerates_failures(pg):
+        raise DistBackendError(
+            f"the process group {pg.members.name!r} has no abort hooks (supports_abort_hooks is "
+            "False): hpcdist ends the job from native code, which cannot run Python safely; in a "
+            "job that goes on after a death (HPCDIST_FT=1) it has"
         )
-        return result
+
+
+def handle_of(pg: Any) -> str:
+    """Return the text that stands for this process in :func:`reconfigure`."""
+    comm = _native(pg)
+    return f"hpcdist:{comm.uid:x}:{comm.rank}"
+
+
+def reconfigure(
+    pg: Any, opts: ReconfigureOptions | None, timeout: timedelta | None
+) -> Reconfigured:
+    """Let the ranks that live go on: :meth:`hpcdist.ProcessGroup.reconfigure`."""
+    began = time.monotonic()
+    if world.pg is not pg:
+        raise ValueError(
+            f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
+            "can: its ranks decide what the ranks of all others mean"
+        )
+    opts = opts or ReconfigureOptions()
+    limit = opts.timeout if timeout is None else timeout
+    given = None if limit is None else seconds_of(limit)
+    comm = _native(pg)
+    renewed(pg._backends, comm)  # raises if a backend cannot
+    _check_handles(opts.handles, comm)
+    seconds = comm.timeout if given is None else given
+    for group in list(world.groups):
+        group.hooks.abort(group.members.generation, group.members.name)
+    before = len(pg.members.ranks)
+    found: list[Any] = []
+    try:
+        _engine.recover(comm, pg.members.name, seconds, found)
+    finally:
+        if found:  # also where a signal handler raises: the others have the new world
+            _adopt(pg, found[0])
+    made, former = found
+    lost = tuple(sorted(set(range(before)) - set(former)))
+    result = Reconfigured(lost, former, time.monotonic() - began)
+    say = _log.warning if made.rank == 0 else _log.info
+    say(
+        "the default group goes on with %d of %d ranks after %.3f s; lost: %s",
+        made.size,
+        len(former) + len(lost),
+        result.seconds,
+        ", ".join(map(str, lost)) or "none",
+    )
+    return result
 
 
 def _adopt(pg: Any, made: _engine.Comm) -> None:
@@ -278,11 +234,7 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
 
 def _switch(pg: Any, made: _engine.Comm) -> None:
     backends = renewed(pg._backends, made)
-    comm = combine(backends)
-    if isinstance(pg.carrier, Hooked):
-        hooked = Hooked(backends)
-        hooked.hooks = pg.carrier.hooks
-        comm = cast(Carrier, hooked)
+    comm = pg.hooks.carry(backends)
     members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
     # From here on no call: signal handlers run at calls.
     pg._backends, pg.carrier, world.comm = backends, comm, comm

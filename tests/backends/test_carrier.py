@@ -11,7 +11,8 @@ from hpcdist._engine import Comm
 from hpcdist.backends.base import GroupBackend
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import Dispatch
-from hpcdist.groups.hooks import Hooked
+from hpcdist.backends.hooked import Hooked
+from hpcdist.groups.hooks import Hooks
 from hpcdist.operations import OPERATIONS
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
@@ -29,7 +30,7 @@ def test_all_operations_are_there():
 def test_everything_behind_a_group_has_it(name):
     backend = GroupBackend(0, 1)
     both = {"cpu": backend, "cuda": GroupBackend(0, 1)}
-    for each in (Comm, backend, Dispatch(both), Hooked(both)):
+    for each in (Comm, backend, Dispatch(both), Hooked(both, Hooks())):
         assert hasattr(each, name), each
     about = OPERATIONS.get(name)
     for kind in (Dispatch, Hooked):

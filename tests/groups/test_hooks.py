@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hpcdist as dist
-from hpcdist.groups.hooks import Hooked
+from hpcdist.backends.hooked import Hooked
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
