@@ -23,7 +23,6 @@ from hpcdist.parallel.sync import packed, send
 if TYPE_CHECKING:
     from hpcdist.parallel.ddp.buffers import Buffers
     from hpcdist.parallel.ddp.delayed import DelayedReduction
-    from hpcdist.parallel.ddp.module import DistributedDataParallel
     from hpcdist.parallel.reducer.reducer import Reducer
     from hpcdist.parallel.reducer.stats import Stats
 
@@ -101,7 +100,7 @@ class DDPJoinHook(JoinHook):
         The module.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
         # The gradients of this rank's own last step: the others' averages are for shadowing only.
         self._own: list[torch.Tensor | None] | None = None
@@ -224,7 +223,7 @@ class Uneven(Joinable):
             )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         self._stats.describe(join_uneven_inputs=True)
-        return DDPJoinHook(self)  # type: ignore[arg-type]
+        return DDPJoinHook(self)
 
     @property
     def join_device(self) -> torch.device:
