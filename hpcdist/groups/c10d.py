@@ -162,7 +162,7 @@ class C10d:
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Begin to reduce a tensor onto one rank, as :func:`hpcdist.reduce`."""
-        op = _op(None if isinstance(opts, int) else opts) if op is None else op
+        op = getattr(opts, "reduceOp", ReduceOp.SUM) if op is None else op
         return self._begin(self.carrier.reduce, opts, timeout, _one(tensors), _root(opts), op)
 
     def allgather(
@@ -285,9 +285,9 @@ def _op(opts: Any) -> Any:
     return ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
-def _root(opts: Any) -> int:
+def _root(opts: Any) -> Any:
     """Return the root of options, or a short form's, which is one itself."""
-    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+    return 0 if opts is None else getattr(opts, "rootRank", opts)
 
 
 _WORDS = {

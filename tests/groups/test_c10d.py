@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,9 @@ def test_lists_and_options():
     t = own()
     pg.reduce(t, last, dist.ReduceOp.MIN).wait()
     found["reduce in short"] = int(t) == (0 if rank == last else rank)
+    t = own()
+    pg.broadcast(t, np.int64(last)).wait()
+    found["a root that is a number of NumPy"] = int(t) == last
     out = [each(size)] if rank == last else []
     pg.gather(out, [own()], rooted(dist.GatherOptions, rootRank=last)).wait()
     found["gather"] = rank != last or [int(x) for x in out[0]] == list(range(size))
