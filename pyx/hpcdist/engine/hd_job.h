@@ -119,10 +119,9 @@ struct hd_job {
     int nin, nout;
     hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
     hd_seg in1, out1;
-    struct hd_block *
-        *new_block; /* a barrier that makes memory for tensors: where the block is put */
-    char *scratch;  /* where a result is made that would overwrite its own input, or NULL:
-                     * malloc'ed */
+    struct hd_block **new_block; /* a barrier that makes memory for tensors puts the block there */
+    char *scratch; /* where a result is made that would overwrite its own input, or NULL:
+                    * malloc'ed */
     int ndim;
     int64_t dims[HD_MAX_DIMS];
     double timeout;     /* seconds */
