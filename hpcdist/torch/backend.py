@@ -111,7 +111,7 @@ def _known(ours: ProcessGroup) -> BridgeGroup | None:
     Nor one that torch has destroyed: whether something still refers to it differs between ranks.
     """
     found = _bridges.get(ours.name)
-    return found if found is not None and found.native is ours and not found.ended else None
+    return found if found is not None and found.ours is ours and not found.ended else None
 
 
 def _bridge(ours: Any, release: Any, options: Any = None) -> BridgeGroup:
@@ -172,7 +172,7 @@ def group(pg: Any = None) -> Any:
     if pg is dist.GroupMember.NON_GROUP_MEMBER:
         return _group.GroupMember.NON_GROUP_MEMBER
     if isinstance(pg, BridgeGroup):
-        return pg.native
+        return pg.ours
     raise TypeError(
         f"{pg!r} is not a group of the backend {NAME!r}; make it with "
         f"torch.distributed.init_process_group({NAME!r}) or new_group(backend={NAME!r})"
@@ -211,7 +211,7 @@ def to_torch(ours: Any = None) -> Any:
         init_process_group(NAME)
     if ours is member(None):
         default = dist.group.WORLD
-        if isinstance(default, BridgeGroup) and default.native is ours:
+        if isinstance(default, BridgeGroup) and default.ours is ours:
             return default
     if dist.get_world_size() != member(None).size():
         raise ValueError(

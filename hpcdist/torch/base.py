@@ -73,7 +73,7 @@ class BridgeBase(Refusals, ProcessGroup):
 
     def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self.native = group
+        self.ours = group
         self._carrier = group.carrier
         self._release = release
         self.ended = False  # whether torch has destroyed it
@@ -119,12 +119,12 @@ class BridgeBase(Refusals, ProcessGroup):
     group_desc = property(getGroupDesc)
 
     def __repr__(self) -> str:
-        return f"<hpcdist.torch.BridgeGroup {self._name!r} of {self.native!r}>"
+        return f"<hpcdist.torch.BridgeGroup {self._name!r} of {self.ours!r}>"
 
     @property
     def _device_types(self) -> list[torch.device]:
         others = self._elsewhere.names if self._elsewhere is not None else {}
-        kinds = dict.fromkeys([*self.native._backends, *others])
+        kinds = dict.fromkeys([*self.ours._backends, *others])
         return [torch.device(kind) for kind in kinds] or [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -145,7 +145,7 @@ class BridgeBase(Refusals, ProcessGroup):
         return int(self._carrier.seq)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.native.timeout = timeout
+        self.ours.timeout = timeout
         if self._elsewhere is not None:
             self._elsewhere.set_timeout(timeout)
 
@@ -216,7 +216,7 @@ class BridgeBase(Refusals, ProcessGroup):
         if self._carrier.rank not in new_ranks:
             return None
         made = new_group(
-            [self.native.members.ranks[rank] for rank in sorted(new_ranks)],
+            [self.ours.members.ranks[rank] for rank in sorted(new_ranks)],
             timeout=limit_of(timeout),
             group_desc=group_desc,
             sort_ranks=False,
@@ -235,7 +235,7 @@ class BridgeBase(Refusals, ProcessGroup):
     def _call(
         self, name: str, opts: Any, inputs: list[Any], outputs: list[Any], *args: Any
     ) -> Work:
-        """Run an operation of the native group as torch's options say."""
+        """Run an operation of our group as torch's options say."""
         with _limited(opts):
             wants_work = getattr(opts, "asyncOp", True)  # C++ callers leave it at True
             method = shown(name, inputs, getattr(self._carrier, name), NAME)
@@ -272,13 +272,8 @@ class BridgeBase(Refusals, ProcessGroup):
     ) -> Entry:
         """Record an operation that begins in the flight recorder."""
         assert self._recorder is not None
-        native = self.native
-        where = Where(
-            self._name,
-            self._description,
-            native.members.ranks,
-            native.members.ranks[self._carrier.rank],
-        )
+        ranks = self.ours.members.ranks
+        where = Where(self._name, self._description, ranks, ranks[self._carrier.rank])
         limit = call_limit() or self._carrier.timeout
         return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)
 
@@ -308,7 +303,7 @@ class BridgeBase(Refusals, ProcessGroup):
         if tensor.device.type == "cpu":
             return self._carrier
         backend = serving(self._carrier, tensor)
-        host = self.native._backends.get("cpu")
+        host = self.ours._backends.get("cpu")
         if isinstance(backend, StagedGroup) or host is None:
             return backend
         if self._messages is None:

@@ -173,7 +173,7 @@ class BridgeGroup(BridgeBase):
     ) -> None:
         # here zero is a limit: torch's "not set" is None or negative
         limit = timeout if timeout is not None and timeout >= timedelta(0) else None
-        monitored_barrier(self.native, limit, wait_all_ranks)
+        monitored_barrier(self.ours, limit, wait_all_ranks)
 
     # --- point to point --------------------------------------------------------------------------
 

@@ -326,7 +326,7 @@ def methods(rank: int, size: int) -> None:
     for ranks in (whole, whole[::-1]):
         for parent in (group, turned):
             part = parent.split_group(ranks)
-            assert (part.rank(), part.native.rank()) == (parent.rank(),) * 2
+            assert (part.rank(), part.ours.rank()) == (parent.rank(),) * 2
     late, store = torch.ones(2), td.distributed_c10d._get_default_store()
     if rank:
         store.wait(["rank 0 has waited"])
