@@ -16,6 +16,7 @@ with explain():
     from hpcdist.torch import (
         arguments,
         backend,
+        base,
         delegate,
         elsewhere,
         flight_recorder,
@@ -23,7 +24,6 @@ with explain():
         join,
         process_group,
         ranges,
-        refused,
         rendezvous,
         work,
     )
@@ -36,13 +36,13 @@ with explain():
     functional.register()
     join.register()
     for _module in (
+        base,
         process_group,
         arguments,
         delegate,
         elsewhere,
         functional,
         ranges,
-        refused,
         work,
         flight_recorder,
     ):

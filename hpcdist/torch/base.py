@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup, Work
@@ -30,7 +30,6 @@ from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
 from hpcdist.torch.ranges import shown
-from hpcdist.torch.refused import Refusals
 from hpcdist.torch.timeouts import asks_to_set_it, settable
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
 
@@ -55,7 +54,29 @@ def _free(group: Any) -> None:
         _group.remove(group)
 
 
-class BridgeBase(Refusals, ProcessGroup):
+def _refuse(what: str, instead: str) -> Any:
+    def method(self: Any, *args: Any, **arguments: Any) -> NoReturn:
+        raise NotImplementedError(f"groups of the backend 'hpcdist' {what}: {instead}")
+
+    return method
+
+
+_no_growth = _refuse(
+    "do not grow",
+    "start the job with all its ranks, and make groups of them by torch.distributed.new_group",
+)
+_no_change = _refuse(
+    "cannot be reconfigured", "destroy the group and make another by torch.distributed.new_group"
+)
+_no_window = _refuse("have no windows", "use send and recv, or MPI's own windows through mpi4py")
+_no_hook = _refuse(
+    "call no hooks",
+    "their operations do not pass through torch's dispatcher, so a hook would never run; "
+    "torch.profiler and hpcdist.torch.dump_flight_recorder show the operations",
+)
+
+
+class BridgeBase(ProcessGroup):
     """A group of hpcdist's, as torch.distributed sees it, but for its operations.
 
     Parameters
@@ -70,6 +91,9 @@ class BridgeBase(Refusals, ProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    supports_reconfigure = False
+    supports_window = False
+    supports_completion_hooks = False
 
     def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
@@ -90,6 +114,19 @@ class BridgeBase(Refusals, ProcessGroup):
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
         """Set where the members meet for other backends, if the user named some."""
         self._elsewhere = Elsewhere(self, store, timeout, ranks, NAME)
+
+    # --- what it refuses: torch's own errors are about backends in C++ ---------------------------
+
+    merge_remote_group = mergeRemoteGroup = _no_growth
+    reconfigure = get_reconfigure_handle = _no_change
+    new_window = _no_window
+    register_pre_hook = register_post_hook = _no_hook
+    _register_on_completion_hook = _no_hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Do nothing: no hook is registered."""
+
+    unregister_post_hook = unregister_pre_hook
 
     # --- who it is -------------------------------------------------------------------------------
 
