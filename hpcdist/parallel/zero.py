@@ -10,17 +10,23 @@ import torch
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing, refusing_batches, refusing_parts
 from hpcdist.collectives.objects import gather_object
+from hpcdist.errors import DistError
 from hpcdist.groups.comparison import naming
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
-from hpcdist.parallel.resharding import Resharding
 from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
 from hpcdist.parallel.zero_memory import Flats
 
 __all__ = ["ZeroRedundancyOptimizer"]
+
+
+_STALE = (
+    "the group of this ZeroRedundancyOptimizer was reconfigured, and its state is still divided "
+    "among the former ranks: call reshard(), as hpcdist.elastic does"
+)
 
 
 class _Hook(JoinHook):
@@ -33,7 +39,7 @@ class _Hook(JoinHook):
         self._zero.step()
 
 
-class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
+class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     """An optimizer that keeps, per rank, only the state of the rank's share of the parameters.
 
     Every rank steps its own share, and sends the new parameters to the others. All ranks of the
@@ -397,3 +403,57 @@ class ZeroRedundancyOptimizer(Resharding, torch.optim.Optimizer, Joinable):
     def _indices(self) -> dict[torch.Tensor, int]:
         ordered = [p for group in self.param_groups for p in group["params"]]
         return {parameter: number for number, parameter in enumerate(ordered)}
+
+    # --- after a death: the shards one by one, and divided among fewer ranks ---
+
+    def _check_generation(self) -> None:
+        if self.process_group.members.generation != self._generation:
+            raise DistError(_STALE)
+
+    def shard_state(self) -> dict[int, Any]:
+        """Return this rank's part of the state, by the parameters' numbers in ``state_dict``."""
+        index, order = self._indices(), self._of_rank(self.rank)
+        local = self.optim.state_dict()["state"]
+        return {index[order[place]]: value for place, value in local.items()}
+
+    def shard_options(self) -> list[dict[str, Any]]:
+        """Return the options of the parameter groups, such as learning rates."""
+        return [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+
+    def load_shard(self, state: dict[int, Any], options: list[dict[str, Any]]) -> None:
+        """Load what :meth:`shard_state`, of this rank or of more, and :meth:`shard_options` gave.
+
+        Local to this process.
+        """
+        index = self._indices()
+        mine = self._of_rank(self.rank)
+        local: dict[str, Any] = self.optim.state_dict()
+        local["state"] = {
+            place: state[index[p]] for place, p in enumerate(mine) if index[p] in state
+        }
+        for group, values in zip(local["param_groups"], options, strict=True):
+            group.update(values)
+        self.optim.load_state_dict(local)
+        self._options(self.optim.param_groups, self.param_groups)
+        self._all_states = None
+
+    def reshard(self, state: dict[int, Any], options: list[dict[str, Any]]) -> None:
+        """Divide the parameters anew, among the ranks that the group has now; local.
+
+        Parameters
+        ----------
+        state : dict
+            Of all parameters, as :meth:`shard_state` gives it.
+        options : list of dict
+            From :meth:`shard_options`.
+        """
+        self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
+        self._generation = self.process_group.members.generation
+        self._loads = [0] * self.world_size
+        self._owner.clear()
+        for group in self.param_groups:
+            self._assign(group)
+        kind, self.optim = type(self.optim), None
+        self.optim = kind([self._share(g) for g in self.param_groups], **self.defaults)
+        self._lay_out()
+        self.load_shard(state, options)

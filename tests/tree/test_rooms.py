@@ -57,7 +57,6 @@ SHARED = {
     "log": "startup/test_alone.py",
     "profiler_events": "engine/test_profiler_events.py",
     "elastic": "elastic/test_elastic.py",
-    "parallel/resharding": "elastic/test_elastic.py",
     "recordings": "recordings/test_read.py",
     "recordings/analysis": "cli/test_analyze.py",
     "mesh": "mesh/test_device_mesh.py",
