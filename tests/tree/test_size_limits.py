@@ -90,3 +90,74 @@ def test_functions_are_short():
         and (lines := body_lines(node)) > FUNCTION
     }
     assert not found, f"functions of more than {FUNCTION} lines: {found}"
+
+
+# --- classes that only divide another one --------------------------------------------------------
+
+#: Classes that are only the base of one other: with it they would be beyond the limit.
+DIVIDED = {
+    *("Collectives", "LowLevel", "Reconfigurable", "Reductions", "WithHooks"),  # ProcessGroup
+    *("Exchanges", "BridgeBase", "Settings", "Uneven", "Grid", "WindowMemory"),
+}
+#: Bases that make a class more than a part: users implement them, or catch them.
+OPEN = ("Protocol", "ABC", "NamedTuple", "Enum", "IntEnum")
+
+
+def name_of(node):
+    node = node.value if isinstance(node, ast.Subscript) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def parts_of_one_class(trees):
+    """Name the classes that nothing uses but one subclass: as its base, or to call their own."""
+    classes, heirs, uses = {}, {}, set()
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append((path, node))
+                for base in node.bases:
+                    heirs.setdefault(name_of(base), []).append((path, node))
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Name, ast.Attribute, ast.alias)):
+                name = node.name if isinstance(node, ast.alias) else name_of(node)
+                line = node.lineno
+                inside = (
+                    (where, begin.lineno, begin.end_lineno)
+                    for where, begin in (*classes.get(name, ()), *heirs.get(name, ()))
+                )
+                own = any(path == w and (a <= line <= b) for w, a, b in inside)
+                imported = isinstance(node, ast.alias) and any(
+                    path == w for w, _ in heirs.get(name, ())
+                )
+                if name in heirs and not own and not imported:
+                    uses.add(name)
+    return {
+        name
+        for name, found in classes.items()
+        if len(heirs.get(name, ())) == 1
+        and len(found) == 1
+        and name not in uses
+        and not any(name_of(b) in OPEN or "Error" in name_of(b) for b in found[0][1].bases)
+    }
+
+
+def test_no_class_is_only_a_part_of_another():
+    files = [path for path in PYTHON_FILES if path.is_relative_to(ROOT / "hpcdist")]
+    found = parts_of_one_class({path: ast.parse(path.read_text()) for path in files})
+    assert found <= DIVIDED, f"merge each into its subclass: {sorted(found - DIVIDED)}"
+    assert found >= DIVIDED, f"no longer there: {sorted(DIVIDED - found)}"
+
+
+def test_what_is_a_part_of_another():
+    text = """
+class Part: ...
+class Whole(Part):
+    def __init__(self): Part.__init__(self)
+class Used: ...
+class Heir(Used): ...
+def check(each): return isinstance(each, Used)
+class Wrong(ValueError): ...
+class Worse(Wrong): ...
+"""
+    assert parts_of_one_class({ROOT: ast.parse(text)}) == {"Part"}
