@@ -197,6 +197,17 @@ class Comm:
         *,
         api: str | None = None,
     ) -> Work | None: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: int,
+        async_op: Literal[True],
+        *,
+        api: str | None = None,
+        extra: int = 0,
+    ) -> Work: ...
+    @overload
     def broadcast(
         self,
         tensor: _Tensor,

@@ -96,7 +96,6 @@ def test_functions_are_short():
 
 #: Classes that are only the base of one other: with it they would be beyond the limit.
 DIVIDED = {
-    *("Collectives", "LowLevel", "Reconfigurable", "Reductions", "WithHooks"),  # ProcessGroup
     *("Exchanges", "BridgeBase", "Settings", "Uneven", "Grid", "WindowMemory"),
 }
 #: Bases that make a class more than a part: users implement them, or catch them.

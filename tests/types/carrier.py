@@ -37,7 +37,7 @@ def all_reduce(t: torch.Tensor, pg: ProcessGroup) -> None:
     assert_type(member(pg), ProcessGroup)
     assert_type(world.comm.all_reduce(t, ReduceOp.SUM, True), Work)
     assert_type(world.comm.all_reduce(t, ReduceOp.SUM), Work | None)
-    assert_type(world.comm.broadcast(t, 0, True), Work | None)
+    assert_type(world.comm.broadcast(t, 0, True), Work)
     assert_type(pg.carrier.native, Comm | None)
     if pg.carrier.native is not None:
         assert_type(pg.carrier.native.native, Comm)
