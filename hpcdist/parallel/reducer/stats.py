@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from hpcdist import log
-from hpcdist.debug_level import DebugLevel, get_debug_level
+from hpcdist.debug_level import DebugLevel, get_debug_level, log_level
 from hpcdist.parallel.reducer.bucket import wholes
 
 __all__ = ["Stats"]
@@ -102,6 +103,8 @@ class Stats:
             unused_parameter_size=0,
         )
         if self._level >= DebugLevel.INFO:
+            if not _log.isEnabledFor(logging.INFO):  # the level was set after the group's start
+                log.configure(log_level())
             facts = ", ".join(f"{k}={v}" for k, v in {**self.strs, **self.ints}.items() if v != "")
             _log.info("DistributedDataParallel constructed: %s", facts)
 

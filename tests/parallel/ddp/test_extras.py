@@ -300,6 +300,24 @@ def test_what_is_logged(
     parallel_assert(("iteration 0: forward_compute_time=" in text) == (level == "DETAIL"), text)
 
 
+def test_a_level_that_a_call_sets_reaches_a_program_without_logging(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after the start of the default group, which is where the environment's is applied."""
+    ours = logging.getLogger("hpcdist")
+    monkeypatch.setattr(debug_level, "_level", None)
+    for name, value in (("level", logging.NOTSET), ("handlers", []), ("propagate", True)):
+        monkeypatch.setattr(ours, name, value)
+    ours.manager._clear_cache()
+    dist.set_debug_level("INFO")
+    try:
+        DDP(Net())
+    finally:
+        monkeypatch.undo()
+        ours.manager._clear_cache()
+    parallel_assert("constructed: module_name=Net" in capsys.readouterr().err)
+
+
 # --- the end of backward, by hand ----------------------------------------------------------------
 
 
