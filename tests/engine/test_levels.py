@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from resources import held
-from worlds import SHORT, outcome, true_place, works
+from worlds import start_with, true_place, works
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -23,13 +23,7 @@ def world(no_world, monkeypatch):
     """Start the default group on such nodes, with the setting; after an error without both."""
 
     def begin(nodes: str, two_level: str = "on") -> str:
-        monkeypatch.setenv("HPCDIST_NODES", nodes)
-        monkeypatch.setenv("HPCDIST_TWO_LEVEL", two_level)
-        said = outcome()
-        monkeypatch.undo()
-        if not dist.is_initialized():
-            dist.init_process_group(timeout=SHORT)
-        return said
+        return start_with(monkeypatch, HPCDIST_NODES=nodes, HPCDIST_TWO_LEVEL=two_level)
 
     yield begin
     dist.destroy_process_group()

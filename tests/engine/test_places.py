@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from worlds import SHORT, outcome, true_place, works
+from worlds import start_with, true_place, works
 
 import hpcdist as dist
 from hpcdist import _engine
@@ -20,14 +20,8 @@ def nodes(no_world, monkeypatch):
     given = os.environ.get("HPCDIST_NODES")
 
     def begin(text: str, ranks: range | None = None) -> str:
-        monkeypatch.delenv("HPCDIST_NODES", raising=False)
-        if ranks is None or true_place()[0] in ranks:
-            monkeypatch.setenv("HPCDIST_NODES", text)
-        said = outcome()
-        monkeypatch.undo()
-        if not dist.is_initialized():
-            dist.init_process_group(timeout=SHORT)
-        return said
+        given_here = ranks is None or true_place()[0] in ranks
+        return start_with(monkeypatch, HPCDIST_NODES=text if given_here else None)
 
     yield begin
     dist.destroy_process_group()

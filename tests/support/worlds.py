@@ -40,6 +40,23 @@ def outcome(**arguments) -> str:
     return ""
 
 
+def start_with(monkeypatch, **variables: str | None) -> str:
+    """Start the default group with environment variables (None: without), as :func:`outcome` does.
+
+    After an error it is started as the environment says.
+    """
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    said = outcome()
+    monkeypatch.undo()
+    if not dist.is_initialized():
+        dist.init_process_group(timeout=SHORT)
+    return said
+
+
 def between_nodes() -> dist.ProcessGroup:
     """Make a group of all ranks that thinks each of them is on a node of its own."""
     os.environ["HPCDIST_CHECK_TRANSPORT"] = "mpi"
