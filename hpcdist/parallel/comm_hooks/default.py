@@ -11,9 +11,8 @@ from hpcdist._ops import ReduceOp
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
 from hpcdist.parallel.reducer.bounded import give_up
-from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
-from hpcdist.parallel.reducer.results import gradients_in
+from hpcdist.parallel.reducer.results import deliver_gradients
 
 __all__ = [
     "Hook",
@@ -143,7 +142,7 @@ def _wrapped(hook: Hook, dtype: torch.dtype) -> Hook:
         inner = bucket._bounded(hook(state, bucket))
 
         def decompress() -> torch.Tensor:
-            deliver(gradients_in(inner.wait(), buffer), buffer)
+            deliver_gradients(inner.wait(), buffer)
             bucket.set_buffer(buffer)
             return buffer
 

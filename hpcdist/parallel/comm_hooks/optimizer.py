@@ -14,9 +14,8 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, begins, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
-from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
-from hpcdist.parallel.reducer.results import gradients_in
+from hpcdist.parallel.reducer.results import deliver_gradients
 
 __all__ = ["OptimizerHookState", "OptimizerInBackward", "hook_then_optimizer",
            "optimizer_in_backward_hook"]  # fmt: skip
@@ -285,7 +284,7 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
         def step() -> torch.Tensor:
             result = future.wait()
             buffer = bucket.buffer()
-            deliver(gradients_in(result, buffer), buffer)
+            deliver_gradients(result, buffer)
             chosen = optimizer_state.params_to_optimize
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 if chosen is None or parameter in chosen:

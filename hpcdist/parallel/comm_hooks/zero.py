@@ -10,9 +10,8 @@ from hpcdist.errors import DistError
 from hpcdist.parallel.comm_hooks._future import Driven, begins
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
-from hpcdist.parallel.reducer.copies import deliver
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
-from hpcdist.parallel.reducer.results import gradients_in
+from hpcdist.parallel.reducer.results import deliver_gradients
 from hpcdist.parallel.sync import unpack
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.parallel.zero_arguments import API
@@ -73,9 +72,7 @@ class _Stepper:
             return
         while self._waiting:
             bucket, future = self._waiting.pop(0)
-            result = future.wait()
-            buffer = bucket.buffer()
-            deliver(gradients_in(result, buffer), buffer)
+            deliver_gradients(future.wait(), bucket.buffer())
             self._step(bucket)
             if bucket is last:
                 return

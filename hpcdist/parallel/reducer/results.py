@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from hpcdist._buffer import unreadable
+from hpcdist.parallel.reducer.copies import deliver
 
-__all__ = ["gradients_in"]
+__all__ = ["deliver_gradients", "gradients_in"]
 
 
 def gradients_in(value: Any, buffer: torch.Tensor) -> torch.Tensor:
@@ -53,6 +54,11 @@ def gradients_in(value: Any, buffer: torch.Tensor) -> torch.Tensor:
     if why:
         raise TypeError(f"the future of a communication hook holds a tensor that {why}")
     return value
+
+
+def deliver_gradients(value: Any, buffer: torch.Tensor) -> None:
+    """Copy the gradients in the value of a hook's future into the bucket's buffer."""
+    deliver(gradients_in(value, buffer), buffer)
 
 
 def _numbers(tensor: torch.Tensor) -> int:
