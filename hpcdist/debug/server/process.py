@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .guard import Limits
+from .limits import Limits
 from .nodes import ROOM, Receiver, report
 from .state import Node, State
 from .web import Site

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from hpcdist.recordings.analysis import analysis, page, timeline
 
-from .guard import Limits
+from .limits import Limits
 from .metrics import exposition
 from .nodes import Receiver
 from .state import State, decoded
