@@ -24,7 +24,7 @@ def rebuild_command(family: str, native_only: bool = False) -> str:
     family : str
         ``openmpi`` or ``mpich``.
     native_only : bool
-        Leave HPCDIST_MPI out: any MPI will do.
+        Omit HPCDIST_MPI: any MPI will do.
     """
     choice = "" if native_only else f"HPCDIST_MPI={family} "
     pip = f"{choice}{shlex.quote(sys.executable)} -m pip install"

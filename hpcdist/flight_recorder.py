@@ -303,7 +303,7 @@ def _size_of(tensor: Any) -> list[int]:
 
 
 def _dtype(tensor: Any) -> str:
-    """As torch's own recorders write it."""
+    """Return a tensor's dtype as torch's own recorders write it."""
     first = tensor[0] if isinstance(tensor, list) else tensor
     return dtype_name(str(first.dtype).removeprefix("torch."))
 

@@ -217,7 +217,7 @@ class GroupBackend:
         async_op: bool = False,
         **about: Any,
     ) -> Any:
-        """The same with parts of one tensor, split along dimension 0."""
+        """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         return self._refuse("all_to_all_single")
 
     def share(self, nbytes: int) -> Any:

@@ -1,4 +1,4 @@
-"""The barrier."""
+"""The barrier: all ranks of a group wait for each other."""
 
 from __future__ import annotations
 

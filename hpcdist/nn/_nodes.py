@@ -288,7 +288,7 @@ class ReduceScatter(Function):
 
 
 class ReduceScatterSingle(Function):
-    """The same with one tensor that is cut into equal parts."""
+    """ReduceScatter of one tensor that is cut into equal parts."""
 
     @staticmethod
     def forward(
@@ -345,7 +345,7 @@ class Into(Function):
 
 
 class AllToAllSingle(Function):
-    """The same with one tensor that is cut along its first dimension."""
+    """AllToAll of one tensor that is cut along its first dimension."""
 
     @staticmethod
     def forward(

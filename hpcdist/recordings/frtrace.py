@@ -101,7 +101,7 @@ def _entry(
 
 
 def _sizes(operation: Operation) -> tuple[list[list[int]], list[list[int]]]:
-    """Its inputs and outputs; a list counts as one tensor."""
+    """Return the shapes of an operation's inputs and outputs; a list counts as one tensor."""
     shape = list(operation.shape) if operation.shape is not None else [operation.elements]
     if not operation.dtype:
         return [[1]], [[1]]

@@ -131,7 +131,7 @@ class Elsewhere:
         return self._config
 
     def part(self, group: Any, ranks: list[int], name: str) -> Elsewhere:
-        """The same for a group of some of the ranks, with a unique name."""
+        """Return what a group of some of the ranks, with a unique name, needs to meet elsewhere."""
         store = dist.PrefixStore(f"hpcdist/{name}", self._store)
         made = Elsewhere(group, store, self._timeout, ranks, self._own)
         made._config = self.names

@@ -151,6 +151,6 @@ def _refuse(size: int) -> None:
     if size > 1:
         raise DistBackendError(
             f"mpi:// takes ranks from an MPI launcher, and there is none: WORLD_SIZE says {size}, "
-            "but MPI would see one process. Leave init_method out (env://), or start with: mpirun "
+            "but MPI would see one process. Omit init_method (env://), or start with: mpirun "
             f"-n {size} python ..."
         )

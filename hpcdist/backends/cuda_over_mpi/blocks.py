@@ -298,7 +298,7 @@ class Blocks(Exchanges):
         async_op: bool = False,
         **about: Any,
     ) -> Any:
-        """The same with parts of one tensor, split along dimension 0."""
+        """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         ins = self._split(DeviceTensor.inspect(input, "input", False), input_splits, "input")
         outs = self._split(DeviceTensor.inspect(output, "output"), output_splits, "output")
         refuse_input_in_output(ins, outs, {}, "input", "output")

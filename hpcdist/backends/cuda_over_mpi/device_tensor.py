@@ -53,7 +53,7 @@ class DeviceTensor(NamedTuple):
         return cls(flat(tensor), elements, dtype, index, shape, strides, address)
 
     def contiguous(self, role: str) -> DeviceTensor:
-        """The same, or ValueError: for tensors whose parts belong to different ranks."""
+        """Return this tensor, whose blocks are of different ranks; ValueError if it is strided."""
         if self.strides is not None:
             raise ValueError(
                 f"{role} must be C-contiguous, because its blocks are; pass {role}.contiguous()"

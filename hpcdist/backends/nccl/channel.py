@@ -42,7 +42,7 @@ class Channel(Protocol):
         """Return whether all ranks are ready for a common step."""
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
-        """The same between two ranks: the lower one's identity."""
+        """Exchange an identity between two ranks: the lower one's."""
 
     def free(self) -> None:
         """Free the channel's resources."""

@@ -200,7 +200,7 @@ class NcclGroup(GroupBackend):
         async_op: bool = False,
         **about: Any,
     ) -> Any:
-        """The same with parts of one tensor, split along dimension 0."""
+        """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         return movements.all_to_all_single(
             self.queue, output, input, output_splits, input_splits, async_op
         )

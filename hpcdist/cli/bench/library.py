@@ -153,7 +153,7 @@ class Library:
         raise Unsupported("no asynchronous all_reduce")
 
     def messages(self) -> Messages:
-        """Its point to point.
+        """Return what sends and receives single messages.
 
         Returns
         -------

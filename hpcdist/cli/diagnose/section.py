@@ -101,7 +101,7 @@ class Section:
         self.findings.append({"severity": severity, "what": what, "fix": fix})
 
     def plain(self) -> dict[str, Any]:
-        """As lists, dictionaries and texts, to be sent to another rank."""
+        """Return the section as lists, dictionaries and texts, to be sent to another rank."""
         return {
             "name": self.name, "title": self.title, "facts": self.facts, "findings": self.findings,
         }  # fmt: skip

@@ -74,7 +74,7 @@ class Driven(torch.futures.Future):
         self._error = RuntimeError("the backward pass of this bucket was given up")
 
     def value(self) -> Any:
-        """The same as :meth:`wait`."""
+        """Complete it, once, and return its value, as :meth:`wait` does."""
         return self.wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:

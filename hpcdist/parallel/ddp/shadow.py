@@ -218,8 +218,8 @@ class Uneven(Joinable):
         """
         if self._delayed is not None or self._buffers_of_module.has_hook:
             raise ValueError(
-                "join shadows neither delay_all_reduce_named_params nor buffer hooks; leave them "
-                "away, or give all ranks equally many inputs"
+                "join shadows neither delay_all_reduce_named_params nor buffer hooks; omit "
+                "them, or give all ranks equally many inputs"
             )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         self._stats.describe(join_uneven_inputs=True)

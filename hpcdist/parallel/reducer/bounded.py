@@ -41,7 +41,7 @@ class Bounded:
         self._began = time.monotonic()
 
     def wait(self) -> Any:
-        """Its value.
+        """Wait within the group's timeout, and return the value.
 
         Raises
         ------

@@ -80,7 +80,7 @@ def _needed(variable: str) -> str:
     if not text:
         raise ValueError(
             f"env:// rendezvous: environment variable {variable} expected, but not set. Under "
-            "mpirun or srun leave init_method out: rank, size and addresses come from MPI."
+            "mpirun or srun omit init_method: rank, size and addresses come from MPI."
         )
     return text
 

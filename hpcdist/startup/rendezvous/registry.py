@@ -114,7 +114,7 @@ def _unknown(url: str, scheme: str) -> str:
     if not scheme:
         return f"No rendezvous handler: the init method {url!r} has no scheme; there are: {known}"
     return (
-        f"No rendezvous handler for {scheme}://; there are: {known}. Under mpirun or srun leave "
-        "init_method out: rank, size and addresses come from MPI. Other schemes can be added with "
+        f"No rendezvous handler for {scheme}://; there are: {known}. Under mpirun or srun omit "
+        "init_method: rank, size and addresses come from MPI. Other schemes can be added with "
         "register_rendezvous_handler."
     )
