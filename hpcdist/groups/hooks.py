@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import combine
 from hpcdist.backends.hooked import Hooked
+from hpcdist.groups.abort_hooks import AbortHooks
 
 __all__ = ["Hooks", "PostHookArgs", "PreHookArgs"]
-
-_log = log.get_logger("group")
 
 
 @dataclass(frozen=True)
@@ -69,15 +67,14 @@ class Hooks:
     """The hooks of one group, by the number under which each was registered."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[str, dict[int, Callable[..., None]]] = {
-            "pre": {}, "post": {}, "abort": {},
-        }  # fmt: skip
+        self._by_kind: dict[str, dict[int, Callable[..., None]]] = {"pre": {}, "post": {}}
+        self.aborting = AbortHooks()
         self._numbers = itertools.count()
         #: The generations in which the abort hooks have been called.
         self._aborted: set[int] = set()
 
     def add(self, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
-        """Register a hook: ``pre``, ``post`` or ``abort``."""
+        """Register a hook, ``pre`` or ``post``."""
         if not callable(hook):
             raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
         if hook_id in self._by_kind[kind]:
@@ -87,8 +84,12 @@ class Hooks:
     def remove(self, kind: str, hook_id: int, name: str) -> None:
         """Remove a hook of the group of this name, or raise ValueError."""
         if self._by_kind[kind].pop(hook_id, None) is None:
-            what = "abort hook" if kind == "abort" else "hook"
-            raise ValueError(f"no {what} {hook_id} is registered with the group {name!r}")
+            raise ValueError(f"no hook {hook_id} is registered with the group {name!r}")
+
+    def remove_abort(self, hook_id: int) -> None:
+        """Remove an abort hook, or raise ValueError."""
+        if not self.aborting.remove(hook_id):
+            raise ValueError(f"no abort hook {hook_id} is registered")
 
     def carry(self, backends: dict[str, Any]) -> Carrier:
         """Return what a group's operations call: with a hook before or after them, or without."""
@@ -113,11 +114,6 @@ class Hooks:
 
     def abort(self, generation: int, name: str) -> None:
         """Call the abort hooks, once for each recovery, also if its first attempt timed out."""
-        if generation in self._aborted:
-            return
-        self._aborted.add(generation)
-        for hook in list(self._by_kind["abort"].values()):
-            try:
-                hook()
-            except Exception:
-                _log.exception("an abort hook of the group %r failed", name)
+        if generation not in self._aborted:
+            self._aborted.add(generation)
+            self.aborting.call(name)

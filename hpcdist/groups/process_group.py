@@ -372,7 +372,7 @@ class ProcessGroup(C10d):
         Source: ``torch.distributed.ProcessGroup.register_abort_hook`` of torch 2.15.
         """
         reconfigure.refuse_abort_hooks(self)
-        self.hooks.add("abort", hook_id, hook)
+        self.hooks.aborting.add(hook_id, hook)
         self._hold()  # reconfigure() calls it
 
     def unregister_abort_hook(self, hook_id: int) -> None:
@@ -383,7 +383,7 @@ class ProcessGroup(C10d):
         hook_id : int
             The number of :meth:`register_abort_hook`.
         """
-        self.hooks.remove("abort", hook_id, self.members.name)
+        self.hooks.remove_abort(hook_id)
 
     def _hook(self, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
         if not self._backends:
