@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from hpcdist.errors import DistStoreError
+
 from . import _journal as journal
 from ._table import Table
 
@@ -53,6 +55,7 @@ class Contents:
         elif kind == journal.OPEN:
             self.members[key] = value.decode("utf-8", "replace")
             self.opened += 1
-        else:
-            assert kind == journal.CLOSE, kind
+        elif kind == journal.CLOSE:
             self.members.pop(key, None)
+        else:
+            raise DistStoreError(f"a record of the file is of an unknown kind {kind}")

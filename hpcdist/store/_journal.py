@@ -37,7 +37,7 @@ __all__ = [
     "scan",
 ]
 
-MAGIC = b"hpcdist store 1\n"
+MAGIC = b"hpcdist store 2\n"
 #: magic, random number, job, world size, checksum of all before
 _HEADER = struct.Struct("<16s16s16sqI")
 HEADER_SIZE = _HEADER.size

@@ -198,18 +198,27 @@ class SharedFile:
             return
         try:
             with self.exclusive(Deadline(_LEAVING)):
-                self._limit = 1 << 62
-                self.write([(journal.CLOSE, self.id, b"")])
-                if 0 < self._world_size <= self._contents.opened and not self._contents.members:
-                    named = os.stat(self.path, follow_symlinks=False)
-                    if named.st_ino == os.fstat(self._fd).st_ino:
-                        os.unlink(self.path)
+                self._say_goodbye()
         except (DistStoreError, OSError) as error:
             # Not worth an exception at exit: the next job finds no live member, and starts over.
             _log.info("FileStore %s was not left in order: %s", self.path, error)
-        if self.mutex.acquire(timeout=_LEAVING):  # else a thread of a daemon still writes
-            self._close_fd()
-            self.mutex.release()
+        finally:  # an open file would count as a live member
+            with suppress(DistStoreError):  # in a signal handler, or a daemon's thread still writes
+                self._hold(Deadline(_LEAVING), 0.0)
+                if self._fd >= 0:
+                    self._close_fd()
+                self.mutex.release()
+
+    def _say_goodbye(self) -> None:
+        """Note that this member leaves, once, and delete the file if it is the last one."""
+        if self.id not in self._contents.members:
+            return
+        self._limit = 1 << 62
+        self.write([(journal.CLOSE, self.id, b"")])
+        if 0 < self._world_size <= self._contents.opened and not self._contents.members:
+            named = os.stat(self.path, follow_symlinks=False)
+            if named.st_ino == os.fstat(self._fd).st_ino:
+                os.unlink(self.path)
 
     def _close_fd(self) -> None:
         os.close(self._fd)

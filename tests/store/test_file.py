@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -220,6 +221,48 @@ def test_leaving_a_file_that_was_taken_over(folder):
     store.close()
     third = hpcdist.FileStore(folder / "f", timeout=1)
     assert third.get("k") == b"new" == other.get("k")
+
+
+def test_two_threads_leave_at_once(folder):
+    store = hpcdist.FileStore(folder / "store", 2)
+    other = hpcdist.FileStore(folder / "store", 2)
+    file, errors = store._file, []
+    gate = threading.Barrier(4)
+
+    def leave():
+        gate.wait()
+        try:
+            file.leave()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=leave) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert errors == []
+    assert file.mutex.acquire(timeout=1)
+    file.mutex.release()
+    with pytest.raises(DistStoreError, match="it is closed"):
+        store.get("key")
+    other.close()
+    assert not (folder / "store").exists()
+
+
+def test_an_exception_of_a_handler_while_it_is_left(folder, monkeypatch):
+    store = hpcdist.FileStore(folder / "store", 2)
+    file = store._file
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(file, "_read_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file.leave()
+    assert file._fd < 0  # its lock would say that this member lives
+    assert file.mutex.acquire(timeout=1)
+    file.mutex.release()
 
 
 def test_a_child_of_fork(folder):
