@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.collectives._rooted import has_list, parts_of_root
 from hpcdist.groups.resolve import carrier_of, checked_root, resolve
+from hpcdist.groups.rooted import has_list, parts_of_root
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
@@ -301,8 +301,9 @@ def gather(
     if dst is None and group_dst is None:
         dst = 0
     root = checked_root(pg, "gather", tensor, dst, group_dst, "dst")
-    here = has_list(pg, "gather", tensor, gather_list, root, "destination")
-    return pg.carrier.gather(tensor, gather_list if here else None, root, async_op)
+    comm, name = pg.carrier, pg.members.name
+    here = has_list(comm, name, "gather", tensor, gather_list, root, "destination")
+    return comm.gather(tensor, gather_list if here else None, root, async_op)
 
 
 @overload
@@ -391,7 +392,7 @@ def gather_single(
     if isinstance(pg, NonMember):
         warn_outside("gather_single", 3)
         return None
-    parts = parts_of_root(pg, tensor, gather_tensor, root)
+    parts = parts_of_root(pg.carrier, pg.members.name, tensor, gather_tensor, root)
     return pg.carrier.gather(tensor, parts, root, async_op, api="gather_single")
 
 

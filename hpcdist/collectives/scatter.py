@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from hpcdist._engine import Work
-from hpcdist.collectives._rooted import has_list
 from hpcdist.groups.resolve import checked_root, resolve
+from hpcdist.groups.rooted import has_list
 from hpcdist.groups.state import ProcessGroup
 
 __all__ = ["scatter"]
@@ -99,5 +99,6 @@ def scatter(
     if src is None and group_src is None:
         src = 0
     root = checked_root(pg, "scatter", tensor, src, group_src, "src")
-    here = has_list(pg, "scatter", tensor, scatter_list, root, "source")
-    return pg.carrier.scatter(tensor, scatter_list if here else None, root, async_op)
+    comm, name = pg.carrier, pg.members.name
+    here = has_list(comm, name, "scatter", tensor, scatter_list, root, "source")
+    return comm.scatter(tensor, scatter_list if here else None, root, async_op)

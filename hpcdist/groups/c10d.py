@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 from hpcdist._buffer import limited
-from hpcdist._engine import Work
+from hpcdist._engine import ASYNC_HERE, Work
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
-from hpcdist.groups.tensors import stacked
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import refusing
+from hpcdist.groups.members import Members
+from hpcdist.groups.rooted import has_list, parts_of_root
+from hpcdist.groups.tensors import reals_or_raise, sparse_or_raise
 
 __all__ = [
     "AllToAllOptions",
@@ -126,124 +130,174 @@ def _every(tensors: Sequence[Any]) -> Sequence[Any]:
 
 
 class C10d:
-    """The operations of :class:`hpcdist.ProcessGroup`, under torch's names and with its meaning."""
+    """The operations of :class:`hpcdist.ProcessGroup`, under torch's names and with its meaning.
+
+    They match the functions of the same operation on other ranks, also synchronous ones.
+    """
 
     __slots__ = ()
 
     carrier: Carrier  # of ProcessGroup
+    members: Members
 
     def _begin(
-        self, operation: Callable[..., Work | None], opts: Any, timeout: Any, *args: Any
+        self,
+        operation: str,
+        tensors: Any,
+        opts: Any,
+        timeout: Any,
+        arguments: Callable[[], Sequence[Any]],
+        api: str | None = None,
     ) -> Work:
-        """Begin an operation within the time that its options, or a short form's timeout, give."""
-        limit = getattr(opts, "timeout", opts) if timeout is None else timeout
-        seconds = limit.total_seconds() if isinstance(limit, timedelta) else 0.0
-        with limited(max(seconds, 0.0)):
-            work = operation(*args, True)
-        assert work is not None
+        """Begin an operation; the other ranks hear of what is wrong with the arguments."""
+        comm = self.carrier
+        with refusing(agreeing(comm, tensors), api or operation):
+            args, seconds = arguments(), _seconds(opts, timeout)
+        about = {} if api is None else {"api": api}
+        with limited(seconds):
+            work: Work = getattr(comm, operation)(*args, ASYNC_HERE, **about)
         return work
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begin to copy the tensor of one rank to all, as :func:`hpcdist.broadcast`."""
-        return self._begin(self.carrier.broadcast, opts, timeout, _one(tensors), _root(opts))
+        return self._begin(
+            "broadcast", tensors, _options(opts), timeout, lambda: (_one(tensors), _root(opts))
+        )
 
     def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> Work:
         """Begin to reduce a tensor in place, as :func:`hpcdist.all_reduce`."""
         op = _op(opts) if op is None else op
-        return self._begin(self.carrier.all_reduce, opts, timeout, _one(tensors), op)
+        try:
+            return self._begin(
+                "all_reduce", tensors, _options(opts), timeout, lambda: (_one(tensors), op)
+            )
+        except TypeError:
+            sparse_or_raise(self.carrier, _one(tensors), op, True)  # which refuses to be begun
+            raise
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Begin to reduce several tensors, as :func:`hpcdist.all_reduce_coalesced`."""
-        return self._begin(self.carrier.all_reduce_coalesced, opts, None, list(tensors), _op(opts))
+        op = _op(opts)
+        try:
+            return self._begin(
+                "all_reduce_coalesced", tensors, _options(opts), None, lambda: (list(tensors), op)
+            )
+        except TypeError as error:
+            if not isinstance(tensors, (list, tuple)):
+                raise
+            with limited(_seconds(_options(opts), None)):
+                work = reals_or_raise(self.carrier, tensors, op, ASYNC_HERE, error)
+            assert work is not None
+            return work
 
-    def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
-    ) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         """Begin to reduce a tensor onto one rank, as :func:`hpcdist.reduce`."""
         op = getattr(opts, "reduceOp", ReduceOp.SUM) if op is None else op
-        return self._begin(self.carrier.reduce, opts, timeout, _one(tensors), _root(opts), op)
+        return self._begin(
+            "reduce", tensors, _options(opts), timeout, lambda: (_one(tensors), _root(opts), op)
+        )
 
     def allgather(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None
     ) -> Work:
         """Begin to collect a tensor of each rank, as :func:`hpcdist.all_gather`."""
-        call = self.carrier.all_gather
-        return self._begin(call, opts, timeout, _every(output_tensors), _one(input_tensors))
+        return self._begin(
+            "all_gather",
+            input_tensors,
+            opts,
+            timeout,
+            lambda: (_every(output_tensors), _one(input_tensors)),
+        )
 
     def allgather_coalesced(
         self, output_lists: Sequence[Any], input_list: Sequence[Any], opts: Any = None
     ) -> Work:
         """Begin to collect several tensors, as :func:`hpcdist.all_gather_coalesced`."""
-        return self._begin(self.carrier.all_gather_coalesced, opts, None, output_lists, input_list)
+        return self._begin(
+            "all_gather_coalesced", input_list, opts, None, lambda: (output_lists, input_list)
+        )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Begin to collect equal tensors in one, as :func:`hpcdist.all_gather_single`."""
-        return self._begin(self.carrier.all_gather_into_tensor, opts, None, output, input)
+        return self._begin("all_gather_into_tensor", input, opts, None, lambda: (output, input))
 
     def gather(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None
     ) -> Work:
         """Begin to collect a tensor of each rank on one, as :func:`hpcdist.gather`."""
-        comm, root = self.carrier, _root(opts)
-        gathered = _every(output_tensors) if comm.rank == root else None
-        return self._begin(comm.gather, opts, timeout, _one(input_tensors), gathered, root)
+
+        def arguments() -> Sequence[Any]:
+            tensor, root = _one(input_tensors), _root(opts)
+            gathered = _every(output_tensors) if output_tensors else None
+            here = self._has_list("gather", tensor, gathered, root, "destination")
+            return tensor, gathered if here else None, root
+
+        return self._begin("gather", input_tensors, _options(opts), timeout, arguments)
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Begin to collect equal tensors in one on one rank, as :func:`hpcdist.gather_single`."""
-        comm, root = self.carrier, _root(opts)
-        parts = stacked(input, output, comm.size) if comm.rank == root else None
-        return self._begin(comm.gather, opts, None, input, parts, root)
+
+        def arguments() -> Sequence[Any]:
+            root = _root(opts)
+            return input, parts_of_root(self.carrier, self.members.name, input, output, root), root
+
+        return self._begin("gather", input, _options(opts), None, arguments, "gather_single")
 
     def scatter(
-        self,
-        output_tensors: Any,
-        input_tensors: Any,
-        opts: Any = None,
-        timeout: timedelta | None = None,
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None
     ) -> Work:
         """Begin to give each rank its tensor of one rank's list, as :func:`hpcdist.scatter`."""
-        comm, root = self.carrier, _root(opts)
-        parts = _every(input_tensors) if comm.rank == root else None
-        return self._begin(comm.scatter, opts, timeout, _one(output_tensors), parts, root)
+
+        def arguments() -> Sequence[Any]:
+            tensor, root = _one(output_tensors), _root(opts)
+            parts = _every(input_tensors) if input_tensors else None
+            here = self._has_list("scatter", tensor, parts, root, "source")
+            return tensor, parts if here else None, root
+
+        return self._begin("scatter", output_tensors, _options(opts), timeout, arguments)
 
     def reduce_scatter(
         self,
         output_tensors: Any,
         input_tensors: Any,
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Any = None,
         *,
         op: Any = None,
     ) -> Work:
         """Begin to reduce a list element by element, as :func:`hpcdist.reduce_scatter`."""
         op = _op(opts) if op is None else op
-        call = self.carrier.reduce_scatter
-        return self._begin(call, opts, timeout, _one(output_tensors), _every(input_tensors), op)
+        return self._begin(
+            "reduce_scatter",
+            output_tensors,
+            _options(opts),
+            timeout,
+            lambda: (_one(output_tensors), _every(input_tensors), op),
+        )
 
     def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> Work:
         """Begin to reduce a tensor part by part, as :func:`hpcdist.reduce_scatter_single`."""
-        call = self.carrier.reduce_scatter_tensor
-        return self._begin(call, opts, None, outputTensor, inputTensor, _op(opts))
+        return self._begin(
+            "reduce_scatter_tensor",
+            inputTensor,
+            _options(opts),
+            None,
+            lambda: (outputTensor, inputTensor, _op(opts)),
+        )
 
     def alltoall(
         self,
         output_tensors: Sequence[Any],
         input_tensors: Sequence[Any],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Any = None,
     ) -> Work:
         """Begin to send a tensor to each rank, as :func:`hpcdist.all_to_all`."""
-        return self._begin(self.carrier.all_to_all, opts, timeout, output_tensors, input_tensors)
+        return self._begin(
+            "all_to_all", input_tensors, opts, timeout, lambda: (output_tensors, input_tensors)
+        )
 
     def all_to_all_single(
         self,
@@ -252,15 +306,19 @@ class C10d:
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Any = None,
     ) -> Work:
         """Begin to send a part of a tensor to each rank, as :func:`hpcdist.all_to_all_single`."""
-        splits = list(output_split_sizes) or None, list(input_split_sizes) or None
-        return self._begin(self.carrier.all_to_all_single, opts, timeout, output, input, *splits)
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        def arguments() -> Sequence[Any]:
+            splits = output_split_sizes, input_split_sizes
+            return output, input, *(list(sizes) or None for sizes in splits)
+
+        return self._begin("all_to_all_single", input, opts, timeout, arguments)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """Begin to wait for all ranks, as :func:`hpcdist.barrier`."""
-        return self._begin(self.carrier.barrier, opts, timeout)
+        return self._begin("barrier", None, opts, timeout, tuple)
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Begin to send to a rank of the group, as :func:`hpcdist.isend`; it must receive."""
@@ -268,16 +326,24 @@ class C10d:
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive from a rank of the group, as :func:`hpcdist.irecv`; it must send."""
-        return self.carrier.irecv(_one(tensors), srcRank, tag)
+        return self.carrier.irecv(_one(tensors), self.members.check(srcRank, "srcRank"), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Begin to receive from any rank, as :func:`hpcdist.irecv`; a rank must send."""
         return self.carrier.irecv(_one(tensors), -1, tag)
 
+    def _has_list(self, api: str, tensor: Any, given: Any, root: Any, role: str) -> bool:
+        return has_list(self.carrier, self.members.name, api, tensor, given, root, role)
+
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
     gather_into_tensor = gather_single
+
+
+def _options(opts: Any) -> Any:
+    """Return the options of a call; None for a short form's root or operation in their place."""
+    return opts if hasattr(opts, "timeout") else None
 
 
 def _op(opts: Any) -> Any:
@@ -288,6 +354,17 @@ def _op(opts: Any) -> Any:
 def _root(opts: Any) -> Any:
     """Return the root of options, or a short form's, which is one itself."""
     return 0 if opts is None else getattr(opts, "rootRank", opts)
+
+
+def _seconds(opts: Any, timeout: Any) -> float:
+    """Return the seconds that a call has, by its options or its timeout; 0.0: the group's."""
+    if timeout is None:
+        timeout = getattr(opts, "timeout", opts)
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        timeout = timedelta(seconds=timeout)  # as torch's C++ layer allows
+    if not isinstance(timeout, (timedelta, NoneType)):
+        raise TypeError(f"timeout must be a datetime.timedelta, not {type(timeout).__name__}")
+    return max(timeout.total_seconds(), 0.0) if timeout else 0.0
 
 
 _WORDS = {
@@ -307,7 +384,7 @@ _WORDS = {
         "Options; in the short form the root, the operation or a timeout.",
     ),
     "op": ("ReduceOp, optional", "How, in the short form; None means that of `opts`, or the sum."),
-    "timeout": ("datetime.timedelta, optional", "Of this call; None means the group's."),
+    "timeout": ("datetime.timedelta or float, optional", "Of this call; None means the group's."),
     "dstRank": ("int", "Rank in the group."),
     "srcRank": ("int", "Rank in the group."),
     "tag": ("int", "Of the message."),
@@ -327,7 +404,7 @@ def _documented(method: FunctionType, text: str) -> str:
     return "\n\n".join(whole)
 
 
-for _method in vars(C10d).values():
-    if isinstance(_method, FunctionType) and _method.__name__ != "_begin" and _method.__doc__:
-        if "\n" not in _method.__doc__:  # not seen under another name
+for _name, _method in vars(C10d).items():
+    if isinstance(_method, FunctionType) and not _name.startswith("_"):
+        if _method.__doc__ and "\n" not in _method.__doc__:  # not seen under another name
             _method.__doc__ = _documented(_method, _method.__doc__)

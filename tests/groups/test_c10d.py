@@ -176,3 +176,87 @@ def test_receive_from_any_rank():
     else:
         dist.send(torch.tensor([float(pg.rank())]), 0, tag=5)
     parallel_assert(True)
+
+
+@pytest.mark.parametrize("short", [True, False], ids=["short", "options"])
+def test_a_timeout_may_be_seconds_and_nothing_else(short):
+    pg = dist.new_group()
+    options = dist.BarrierOptions()
+    options.timeout = 60.0
+    pg.barrier(60.0 if short else options).wait()
+    for wrong in (True, "1"):
+        options.timeout = wrong
+        with parallel_raises(TypeError, match="timeout must be a datetime.timedelta, not "):
+            pg.barrier(wrong if short else options)
+    with parallel_raises(TypeError, match="timeout must be a datetime.timedelta, not bool"):
+        pg.broadcast(torch.zeros(1), 0, True)
+    dist.destroy_process_group(pg)
+
+
+def test_a_method_and_a_function_are_one_operation():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pg, method = dist.group.WORLD, rank % 2
+    if method:
+        pg.barrier().wait()
+    else:
+        dist.barrier()
+    t = torch.tensor([rank])
+    if method:
+        pg.broadcast(t, size - 1).wait()
+    else:
+        dist.broadcast(t, size - 1)
+    parallel_assert(int(t) == size - 1)
+    whole = torch.empty(size, 1, dtype=torch.int64) if rank == 0 else None
+    if method:
+        pg.gather_single(whole, torch.tensor([rank])).wait()
+    else:
+        dist.gather_single(torch.tensor([rank]), whole)
+    parallel_assert(whole is None or whole.flatten().tolist() == list(range(size)))
+
+
+WRONG = {
+    "a list is missing": ("scatter", ValueError, lambda pg, t: pg.scatter(t, None, 0)),
+    "no destinations": ("gather", ValueError, lambda pg, t: pg.gather(None, t, 0)),
+    "of another size": ("gather_single", ValueError, lambda pg, t: pg.gather_single(t[:0], t)),
+    "two tensors": ("all_reduce", ValueError, lambda pg, t: pg.allreduce([t, t])),
+    "sparse": ("all_reduce", ValueError, lambda pg, t: pg.allreduce(t.to_sparse())),
+    "no splits": (
+        "all_to_all_single",
+        TypeError,
+        lambda pg, t: pg.alltoall_base(t.clone(), t, 0, []),
+    ),
+    "mixed": (
+        "all_reduce_coalesced",
+        TypeError,
+        lambda pg, t: pg.allreduce_coalesced([t, t + 1j], dist.ReduceOp.MAX),
+    ),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("case", WRONG)
+def test_the_other_ranks_hear_of_arguments_that_are_refused(case):
+    name, expected, call = WRONG[case]
+    size, pg = dist.get_world_size(), dist.group.WORLD
+    t, error = torch.ones(size), None
+    fine = {
+        "scatter": lambda: pg.scatter([t], [], 0),
+        "gather": lambda: pg.gather([], [t], 0),
+        "gather_single": lambda: pg.gather_single(None, t, 0),
+        "all_reduce": lambda: pg.allreduce([t]),
+        "all_to_all_single": lambda: pg.alltoall_base(t.clone(), t, [], []),
+        "all_reduce_coalesced": lambda: pg.allreduce_coalesced([t, t.clone()]),
+    }
+    try:
+        (call(pg, t) if pg.rank() == 0 else fine[name]()).wait()
+    except Exception as raised:
+        error = raised
+    wanted = expected if pg.rank() == 0 else dist.DistMismatchError
+    parallel_assert(isinstance(error, wanted), f"{error!r}")
+    pg.barrier().wait()
+
+
+def test_a_receive_from_a_rank_that_is_none():
+    pg = dist.group.WORLD
+    with parallel_raises(ValueError, match="srcRank=-1 is outside the group"):
+        pg.recv([torch.zeros(1)], -1)

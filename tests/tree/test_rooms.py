@@ -36,7 +36,7 @@ SHARED = {
     "codec": "codec/test_codec.py",
     "groups/window_memory": "groups/test_window.py",
     "groups/window_options": "groups/test_window.py",
-    "collectives/_rooted": "collectives/test_gather.py",
+    "groups/rooted": "collectives/test_gather.py",
     "collectives/deprecated": "collectives/test_reduce.py",
     "collectives/objects_p2p": "collectives/test_objects.py",
     "debug/server": "debug/test_server.py",
