@@ -133,19 +133,22 @@ def _made(name: str, options: BackendOptions, pg_options: Any) -> Any:
     try:
         _check_interface(type(made))
     except TypeError:
-        made.free()
+        if hasattr(made, "free"):
+            made.free()
         raise
     return made
 
 
 def _check_interface(backend: type) -> None:
-    """Refuse a class whose operations do not accept what GroupBackend's accept.
+    """Refuse a class that is no GroupBackend, or whose operations do not accept what its accept.
 
     Raises
     ------
     TypeError
         Else the first all_gather_object would raise one that does not say what is wrong.
     """
+    if not issubclass(backend, (GroupBackend, _engine.Comm)):
+        raise TypeError(f"{backend.__qualname__} must be a hpcdist.backends.base.GroupBackend")
     for name, ours in vars(GroupBackend).items():
         theirs = getattr(backend, name, None)
         if not _takes_keywords(ours) or theirs is None or _takes_keywords(theirs):

@@ -8,7 +8,7 @@ from hpcdist.log import get_logger
 
 __all__ = ["AbortHooks"]
 
-_log = get_logger("groups")
+_log = get_logger("group")
 
 
 class AbortHooks:
@@ -43,6 +43,4 @@ class AbortHooks:
             try:
                 hook()
             except Exception:
-                _log.exception(
-                    "abort hook %s of group '%s' raised; the abort goes on", hook_id, group
-                )
+                _log.exception("abort hook %s of group '%s' raised", hook_id, group)

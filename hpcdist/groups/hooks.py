@@ -86,6 +86,11 @@ class Hooks:
         if self._by_kind[kind].pop(hook_id, None) is None:
             raise ValueError(f"no hook {hook_id} is registered with the group {name!r}")
 
+    def clear(self) -> None:
+        """Forget what was registered, and what it refers to: the group is gone."""
+        for hooks in self._by_kind.values():
+            hooks.clear()
+
     def remove_abort(self, hook_id: int) -> None:
         """Remove an abort hook, or raise ValueError."""
         if not self.aborting.remove(hook_id):

@@ -15,7 +15,7 @@ from hpcdist.errors import DistBackendError, DistError
 from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.members import Members
-from hpcdist.groups.world import NOT_INITIALIZED, Absent, world
+from hpcdist.groups.world import NOT_INITIALIZED, Absent, NonMember, world
 
 __all__ = [
     "ReconfigureOptions",
@@ -133,6 +133,8 @@ def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int
     -----
     Source: ``MPIX_Comm_agree`` of ULFM.
     """
+    if isinstance(group, NonMember):
+        raise ValueError("this process is not in the given group")
     pg = group if group is not None else world.pg
     if pg is None:
         raise ValueError(NOT_INITIALIZED)
@@ -251,6 +253,7 @@ def _lose_groups(pg: Any, old: list[Any]) -> None:
             )
             group.carrier = cast(Carrier, Absent(why))
             group._backends = {}
+            group.hooks.clear()
             world.groups.pop(group)
             world.held.discard(group)
     old.extend(take_dropped())

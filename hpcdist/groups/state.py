@@ -118,6 +118,7 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     why = f"the process group {pg.members.name!r} has been destroyed"
     pg.carrier = cast(Carrier, Absent(why))
     pg._backends = {}
+    pg.hooks.clear()
     problem: BaseException | None = None
     for backend in backends:
         try:

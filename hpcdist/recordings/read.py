@@ -19,7 +19,7 @@ from .model import Group, Operation, Recording, Site
 __all__ = ["find", "folder_of_user", "read"]
 
 _MAGIC = b"hpcdrec\n"
-_VERSION = 1
+_VERSION = 2
 _PAGE = 4096
 #: magic, version and sizes, pid and uid, rank and size, job, three clocks of three numbers each
 _HEAD = struct.Struct("<8s 8I 2i Q 9q")

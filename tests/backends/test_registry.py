@@ -137,6 +137,22 @@ def test_a_backend_that_does_not_take_what_the_interface_passes(no_world):
     parallel_assert("Narrow.all_gather must accept **about" in text, text)
 
 
+def test_a_backend_that_is_of_another_class(no_world):
+    class Stranger:
+        def all_reduce(self, tensor, op, async_op=False, **about):
+            pass
+
+    if not dist.is_backend_available("stranger"):
+        dist.Backend.register_backend("stranger", lambda *about: Stranger(), devices="cpu")
+    try:
+        dist.init_process_group("stranger", timeout=SHORT)
+        text = ""
+    except TypeError as error:
+        text = str(error)
+    dist.init_process_group(timeout=SHORT)
+    parallel_assert("Stranger must be a hpcdist.backends.base.GroupBackend" in text, text)
+
+
 def test_a_registered_scheme_and_the_mpi_backend(no_world, mpi_tmp_path):
     rank, size = true_place()
     schemes = sys.modules["hpcdist.startup.rendezvous.registry"]._handlers

@@ -59,7 +59,7 @@ class Plan(NamedTuple):
     """
 
     pieces: Callable[[_engine.Comm, int], Sequence[Piece]]
-    apart: bool = False
+    two_buffers: bool = False
     direct: Callable[[_engine.Comm], Any] | None = None
 
 
@@ -289,7 +289,7 @@ class Core(GroupBackend):
             self._tell(comm, api, error)
 
         try:
-            return pipeline(pinned, ready, pieces, plan.apart, self.timeout, tell)
+            return pipeline(pinned, ready, pieces, plan.two_buffers, self.timeout, tell)
         except BaseException as error:
             refused = isinstance(error, DistError) and error.refusal is not None
             if not refused and not isinstance(error, (DistMismatchError, DistTimeoutError)):

@@ -18,7 +18,7 @@
 #include <x86intrin.h>
 #endif
 
-#define HD_REC_VERSION 1
+#define HD_REC_VERSION 2
 #define HD_REC_LOG (256 << 10)   /* bytes for tables, names, groups and lines */
 #define HD_REC_LINES (192 << 10) /* of these at most for lines: groups have the rest */
 #define HD_REC_STACKS (32 << 10) /* bytes for the stacks of this process */

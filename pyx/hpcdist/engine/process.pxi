@@ -243,7 +243,7 @@ def _leave():
             comm = c
             open_comms.pop(<size_t> comm.c, None)
             with nogil:
-                hd_comm_free(comm.c, 1, 0)
+                hd_comm_free(comm.c, 1, HD_KEEP)
         hd_mpi_ops_free()
 
 
