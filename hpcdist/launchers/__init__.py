@@ -12,9 +12,10 @@ import stat
 
 from . import lines, variables
 from .base import Environ, Launch, Launcher, mpi_family
-from .table import HYDRA, ORDER
+from .table import ENVIRONMENT, HYDRA, ORDER
 
 __all__ = [
+    "ENVIRONMENT",
     "HYDRA",
     "Launch",
     "Launcher",

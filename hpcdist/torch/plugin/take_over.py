@@ -132,7 +132,7 @@ def _serving(make: Any, taken: tuple[str, ...]) -> Any:
         elif used == asked:
             return make(size, rank, ranks, backend, store, *rest, **named)
         if size == -1:  # torch's MPI has ranks of its own, and no store
-            known = _launchers().Environment().detect(os.environ)
+            known = _launchers().ENVIRONMENT.detect(os.environ)
             meeting = dist.rendezvous("env://" if known else "mpi://", timeout=named["timeout"])
             store, rank, size = next(iter(meeting))
         group, prefixed = make(size, rank, ranks, dist.Backend(used), store, *rest, **named)
