@@ -95,8 +95,11 @@ def test_a_rank_that_misses_the_first_collective(hung):
     rows = rows_of(str(hung[0]), stacks=False)
     (one,) = hangs(rows, least=0.0)
     assert (one["group"], one["number"], one["missing"]) == ("world", 1, [1])
-    paths = [path for path in find(folder_of_user()) if read(path).job == rows[0]["job"]]
-    (apart,) = divergences([read(path) for path in paths])
+    found = []
+    for path in find(folder_of_user()):
+        with suppress(ValueError):  # another job's may be of another version
+            found.append(read(path))
+    (apart,) = divergences([one for one in found if one.job == rows[0]["job"]])
     assert (apart.kind, apart.collective.seq, apart.collective.absent) == ("absent", 1, [1])
 
 
