@@ -66,11 +66,15 @@ class Carrier(Protocol):
         parts: int = 1,
     ) -> None: ...
     # fmt: off
+    # (The last of several forms, without a mark, is the one that `inspect` sees.)
     @overload
     def all_reduce(
         self, tensor: Any, op: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
+    def all_reduce(
+        self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
     def all_reduce(
         self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
@@ -80,6 +84,9 @@ class Carrier(Protocol):
         self, tensor: Any, root: int, async_op: Literal[True], *, api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
+    def broadcast(
+        self, tensor: Any, root: int, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
     def broadcast(
         self, tensor: Any, root: int, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
@@ -94,6 +101,9 @@ class Carrier(Protocol):
         self, output: Any, input: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+    ) -> _Handle: ...
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
