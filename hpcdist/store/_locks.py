@@ -43,6 +43,8 @@ class ThreadLock:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.RLock()
+        #: Gives it back. Not a function of Python's, at whose beginning a signal handler may raise.
+        self.release = self._lock.release
 
     def acquire(self, timeout: float = -1) -> bool:
         """Take it within that many seconds, and return whether that was possible."""
@@ -58,10 +60,6 @@ class ThreadLock:
             if self._lock._is_owned():  # type: ignore[attr-defined]
                 self._lock.release()
             raise
-
-    def release(self) -> None:
-        """Give it back."""
-        self._lock.release()
 
     def __enter__(self) -> None:
         self.acquire()
