@@ -115,6 +115,17 @@ def test_a_registered_backend(no_world):
         dist.Backend.register_backend("Echo", make, devices="cpu")
 
 
+def refusal_of(backend):
+    """The TypeError of a start with a backend, after which the world is one over MPI."""
+    try:
+        dist.init_process_group(backend, timeout=SHORT)
+        text = ""
+    except TypeError as error:
+        text = str(error)
+    dist.init_process_group(timeout=SHORT)
+    return text
+
+
 def test_a_backend_that_does_not_take_what_the_interface_passes(no_world):
     from hpcdist.backends.base import GroupBackend
 
@@ -128,12 +139,7 @@ def test_a_backend_that_does_not_take_what_the_interface_passes(no_world):
             return Narrow(rank, world_size)
 
         dist.Backend.register_backend("narrow", make, devices="cpu")
-    try:
-        dist.init_process_group("narrow", timeout=SHORT)
-        text = ""
-    except TypeError as error:
-        text = str(error)
-    dist.init_process_group(timeout=SHORT)
+    text = refusal_of("narrow")
     parallel_assert("Narrow.all_gather must accept **about" in text, text)
 
 
@@ -144,12 +150,7 @@ def test_a_backend_that_is_of_another_class(no_world):
 
     if not dist.is_backend_available("stranger"):
         dist.Backend.register_backend("stranger", lambda *about: Stranger(), devices="cpu")
-    try:
-        dist.init_process_group("stranger", timeout=SHORT)
-        text = ""
-    except TypeError as error:
-        text = str(error)
-    dist.init_process_group(timeout=SHORT)
+    text = refusal_of("stranger")
     parallel_assert("Stranger must be a hpcdist.backends.base.GroupBackend" in text, text)
 
 
