@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ GROUP_TIMEOUT = 20.0
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 _PASSED, _FAILED, _SKIPPED = 0, 1, 2
+#: Bytes of a rank's report that the others get.
+_REPORT = 1 << 14
 #: How a file's tests are run, and which of them all ranks run.
 _KINDS = {"local", "ranks", "standin", "jobs", "by_hand"}
 _WITH_MPI = {"ranks", "standin"}
@@ -82,6 +85,16 @@ class Ranks:
             _engine.abort(3, "")
         return out.tolist()
 
+    def share(self, text: str) -> list[str]:
+        """Return every rank's text, cut to ``_REPORT`` bytes: of a longer one the last."""
+        if self.comm is None:
+            return [text]
+        own = np.frombuffer(text.encode()[-_REPORT:].rjust(_REPORT), np.uint8)
+        out = np.empty(self.size * _REPORT, np.uint8)
+        self.comm.all_gather_into_tensor(out, own, api="pytest")
+        found = out.reshape(self.size, _REPORT)
+        return [row.tobytes().decode("utf-8", "replace").lstrip() for row in found]
+
     def close(self) -> None:
         if self.comm is not None:
             self.comm.free()
@@ -92,9 +105,11 @@ ranks = Ranks()
 _stderr = 2
 _null = None
 _seed = 0
-_counts = {"passed": 0, "failed": 0, "skipped": 0}
+_outcomes: dict[str, str] = {}
 _slowest: list[tuple[float, str]] = []
 _failures: dict[str, str] = {}
+#: Of a test that failed on several ranks: all their reports, until it is logged.
+_reports: dict[str, str] = {}
 
 
 def say(text: str) -> None:
@@ -182,7 +197,9 @@ def pytest_sessionfinish(session, exitstatus):
             failures = [
                 [f"{session.config.rootpath}/{name}", _failures[name]] for name in _failures
             ]
-            found = {**_counts, "slowest": slowest, "failures": failures}
+            counts = Counter(passed=0, failed=0, skipped=0)
+            counts.update(_outcomes.values())
+            found = {**counts, "slowest": slowest, "failures": failures}
             Path(report).write_text(json.dumps(found))
 
 
@@ -238,13 +255,26 @@ def _agree(item, call, report):
         failed = [rank for rank, outcome in enumerate(outcomes) if outcome == _SKIPPED]
         report.longrepr = f"the test was skipped on ranks {failed} only"
         report.outcome = "failed"
-    elif failed and own != _FAILED:
-        report.longrepr = f"the test failed on ranks {failed}; their reports stand on stderr"
-        report.outcome = "failed"
-    elif failed and ranks.rank and not _together(call):
-        say(f"FAILED {item.nodeid}\n{report.longreprtext}")
+    elif failed:
+        _share(item, call, report, failed)
     if failed:
         _new_world()
+
+
+def _share(item, call, report, failed):
+    """Put together the reports of the ranks that failed: what rank 0 has is all that is kept."""
+    own = ranks.rank in failed
+    texts = ranks.share(report.longreprtext if own else "")
+    # First the cause: a rank whose exception took it out of step lets the others wait.
+    order = sorted(failed, key=lambda rank: ("DistTimeoutError" in texts[rank], rank))
+    together = "\n".join(f"E   rank {rank}:\n{texts[rank]}" for rank in order)
+    if not own:
+        report.outcome = "failed"
+        report.longrepr = f"the test failed on ranks {failed}\n{together}"
+    elif not _together(call):
+        _reports[item.nodeid] = together
+        if ranks.rank:
+            say(f"FAILED {item.nodeid}\n{report.longreprtext}")
 
 
 def _new_world():
@@ -269,10 +299,13 @@ def _init():
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or not report.passed:
-        _counts[report.outcome] += 1
+        # A test whose fixtures fail after it has failed is one test; one that had passed has failed.
+        if _outcomes.get(report.nodeid) != "failed":
+            _outcomes[report.nodeid] = report.outcome
         _slowest.append((report.duration, report.nodeid))
     if report.failed:
-        _failures[report.nodeid] = _failures.get(report.nodeid, "") + report.longreprtext
+        text = _reports.pop(report.nodeid, report.longreprtext)
+        _failures[report.nodeid] = _failures.get(report.nodeid, "") + text
     if report.failed and report.when == "teardown" and ranks.rank:
         say(f"ERROR after {report.nodeid}\n{report.longreprtext}")
 

@@ -17,7 +17,7 @@ from turns import Turns  # noqa: E402
 
 pytestmark = pytest.mark.local
 
-#: Each test but the first fails: `once` only the first time.
+#: Each test but the first fails, most of them only the first time; one fails twice at once.
 CASES = """
 import pathlib
 import numpy as np
@@ -39,6 +39,22 @@ def test_right():
 @pytest.mark.parametrize("n", [1, 2])
 def test_late(n):
     assert n == 1 or not first("late"), "not done after 5 s"
+
+@pytest.fixture
+def leaves():
+    yield
+    assert not first("leaves"), "left a group"
+
+def test_leaves(leaves):
+    assert not first("takes"), "not there after 5 s"
+
+@pytest.fixture
+def stays():
+    yield
+    assert not first("stays"), "cannot leave"
+
+def test_stays(stays):
+    pass
 
 def test_broken():
     assert False, "always"
@@ -71,18 +87,23 @@ def begin(stage: Stage) -> None:
 
 def test_a_test_that_passes_alone_is_flaky_and_a_wrong_number_is_wrong(stage, capsysbinary):
     begin(stage)
-    assert (stage.passed, stage.failed, stage.problem) == (2, 4, "")
+    assert (stage.passed, stage.failed, stage.problem) == (2, 6, "")
     flaky = again([stage], 100)
-    assert [Path(one.name).name for one in flaky] == ["test_cases.py::test_late[2]"]
-    assert (stage.passed, stage.failed) == (3, 3)
+    names = [Path(one.name).name.partition("::")[2] for one in flaky]
+    assert names == ["test_late[2]", "test_leaves", "test_stays"]
+    assert (stage.passed, stage.failed) == (5, 3)
     assert summarise([stage], flaky, False) == 1
-    *_, late, broken, numbers, crash, closing = capsysbinary.readouterr().out.decode().splitlines()
-    assert late.startswith("FLAKY ") and "not done after 5 s" in late, late
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    late, leaves, stays, broken, numbers, crash, closing = lines[-7:]
+    assert all(line.startswith("FLAKY ") for line in (late, leaves, stays))
+    assert "not done after 5 s" in late, late
+    assert "not there after 5 s" in leaves and "left a group" in leaves, leaves
+    assert "cannot leave" in stays, stays
     assert "::test_broken (cases): AssertionError: always" in broken, broken
     assert "::test_numbers (cases): " in numbers, numbers
     assert "::test_crash (cases): " in crash and "Segmentation fault" in crash, crash
     assert all(line.startswith("FAILED ") for line in (broken, numbers, crash))
-    assert closing == "3 passed, 3 failed"
+    assert closing == "5 passed, 3 failed"
 
 
 def test_a_stage_that_broke_down_is_no_accident(stage, capsysbinary):

@@ -1,5 +1,6 @@
 """pytest under mpirun with this repository's conftest: refusals, failures on one rank, hangs."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from closing import error_of
 from jobs import run_job
 from places import TESTS
 
@@ -96,9 +98,10 @@ def test_random(rng):
 """
 
 
-def test_outcomes_that_differ_between_ranks(session):
+def test_outcomes_that_differ_between_ranks(session, tmp_path):
     """Each counts once, says where, and the tests after it run as if nothing had been."""
-    ended = session(3, OUTCOMES, "-rfP")
+    report = tmp_path / "report.json"
+    ended = session(3, OUTCOMES, "-rfP", env={"HPCDIST_TEST_REPORT": str(report)})
     text = ended.text
     assert ended.code != 0 and ended.seconds < 60
     # and only rank 0 counts
@@ -112,6 +115,13 @@ def test_outcomes_that_differ_between_ranks(session):
     assert "rank 1: who" in text and "rank 2: who" in text
     assert "test_it.py::test_together" in text
     assert not any("test_together" in line for line in text.splitlines() if line[:5] == "[rank")
+    # What tests/run.py reads has all ranks' reports, the cause before what it has led to.
+    kept = json.loads(report.read_text())
+    assert [kept[name] for name in ("failed", "passed", "skipped")] == [5, 5, 1]
+    told = {name.rpartition("::")[2]: error_of(text) for name, text in kept["failures"]}
+    assert told["test_alone"].startswith("rank 1: / AssertionError: only here"), told
+    assert told["test_setup"].startswith("rank 1: / OSError: no disk"), told
+    assert re.match("rank 1: / KeyError.* rank 0: .*rank 1 has not joined", told["test_waiting"])
     seed = text.split("HPCDIST_TEST_SEED=")[1].split()[0]
     again = session(1, OUTCOMES, "-rfP", "-k", "random", env={"HPCDIST_TEST_SEED": seed}).text
     drew = text.split("drew ")[1].split()[0]
