@@ -299,7 +299,7 @@ def _init():
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or not report.passed:
-        # A test whose fixtures fail after it has failed is one test; one that had passed has failed.
+        # A test whose fixtures fail after it is one failed test, however it ended itself.
         if _outcomes.get(report.nodeid) != "failed":
             _outcomes[report.nodeid] = report.outcome
         _slowest.append((report.duration, report.nodeid))

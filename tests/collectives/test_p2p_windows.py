@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from breaking import interrupting
 from cases import ring
 from patience import hasty_group
 
@@ -146,39 +146,23 @@ def test_a_receive_that_nobody_waits_for_times_out() -> None:
     dist.destroy_process_group(group)
 
 
-class Stop(Exception):
-    """What the handler raises."""
-
-
 @two
 def test_waits_that_a_handler_breaks_can_be_repeated() -> None:
     """The messages arrive whole, in whatever instruction of the wait the handler raises."""
     *_, before, after = ring()
-
-    def stop(*_: object) -> None:
-        raise Stop
-
-    old = signal.signal(signal.SIGALRM, stop)
     wrong, broken = [], 0
-    try:
+    with interrupting() as interrupted:
         for turn in range(30):
             boxes = [np.zeros(n, np.uint8) for n in LENGTHS]
             works = [dist.irecv(box, before, tag=7) for box in boxes]
             works += [dist.isend(content(n, turn), after, tag=7) for n in LENGTHS]
             left = list(works)
             while left:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.0002 + turn * 1e-5)
-                    left[-1].wait()
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except Stop:
+                if interrupted(left[-1].wait, 0.0002 + turn * 1e-5):
                     broken += 1
-                    continue
-                left.pop()
+                else:
+                    left.pop()
             wrong += [
                 turn for b, n in zip(boxes, LENGTHS, strict=True) if (b != content(n, turn)).any()
             ]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     parallel_assert(not wrong, f"{wrong}, {broken} waits were broken")

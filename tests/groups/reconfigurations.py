@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import faulthandler
 import random
-import signal
 import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 import hpcdist as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from breaking import interrupting  # noqa: E402
 
 LENGTH = 100_000
 
@@ -99,34 +103,18 @@ def told_why(text: str) -> bool:
     return "is being reconfigured" in text or "was reconfigured" in text
 
 
-class Alarm(Exception):
-    """What the handler of a signal raises."""
-
-
-def raise_alarm(*_: object) -> None:
-    raise Alarm
-
-
 def handlers_raise(world: dist.ProcessGroup, rounds: int) -> None:
     """At any moment of it: either it is to be called again, or it is done."""
-    before = signal.signal(signal.SIGALRM, raise_alarm)
     raised = 0
-    for _ in range(rounds):
-        handle = world.get_reconfigure_handle()
-        dist.new_group()
-        while world.get_reconfigure_handle() == handle:
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 0.03))
-                    world.reconfigure()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except Alarm:
-                raised += 1
-        tensor = torch.ones(3)
-        dist.all_reduce(tensor)
-        check(tensor.tolist() == [dist.get_world_size()] * 3, f"{tensor}")
-    signal.signal(signal.SIGALRM, before)
+    with interrupting() as interrupted:
+        for _ in range(rounds):
+            handle = world.get_reconfigure_handle()
+            dist.new_group()
+            while world.get_reconfigure_handle() == handle:
+                raised += bool(interrupted(world.reconfigure, random.uniform(1e-4, 0.03)))
+            tensor = torch.ones(3)
+            dist.all_reduce(tensor)
+            check(tensor.tolist() == [dist.get_world_size()] * 3, f"{tensor}")
     check(raised > 0, "no handler raised")
 
 

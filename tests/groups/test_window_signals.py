@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from breaking import Stop, breaking
+from breaking import breaking, interrupting
 from cases import here, raw, ring
 from patience import hasty_group
 
@@ -122,29 +122,19 @@ def test_handlers_that_raise_in_waits(group: Any) -> None:
     _, _, before, after = ring()
     window, _ = window_of(group, 1)
 
-    def stop(*_: object) -> None:
-        raise Stop
-
     count, got, broken, turns = 300, [], 0, 0
     wait = partial(window.wait_signal, opts=within(2.0))
-    old = signal.signal(signal.SIGALRM, stop)
+
+    def receive() -> None:
+        got.extend(map(wait, (before,)))  # what was received is counted at once
+
     dist.barrier(group)
-    try:
-        for _ in range(count):
-            window.signal(after)
+    for _ in range(count):
+        window.signal(after)
+    with interrupting() as interrupted, suppress(dist.DistTimeoutError):
         while len(got) < count:
             turns += 1
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 1e-5 + turns % 50 * 1e-6)
-                got.extend(map(wait, (before,)))  # what was received is counted at once
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Stop:
-                broken += 1
-            except dist.DistTimeoutError:
-                break
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+            broken += interrupted(receive, 1e-5 + turns % 50 * 1e-6) is not None
     parallel_assert(len(got) == count, lambda: f"{len(got)} of {count}, {broken} broken")
 
 

@@ -10,9 +10,10 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
+from breaking import interrupting
 from patience import patience
 
 import hpcdist
@@ -117,42 +118,28 @@ def test_signals_at_any_moment(pair):
     one, two = pair
     seen = threading.Event()
 
-    class Stop(Exception):
-        pass
-
-    def stop(*_):
-        raise Stop
-
     def read():
         while not seen.is_set():
             two.list_keys()
 
+    def append():
+        one.append("log", "x" * (begun % 50 + 1))
+
     reader = threading.Thread(target=read)
     reader.start()
-    before = signal.signal(signal.SIGALRM, stop)
-    begun = finished = 0
+    begun = broken = 0
     end = time.monotonic() + 1
     try:
-        while time.monotonic() < end:
-            begun += 1
-            with suppress(Stop):  # that comes before the signal is ignored
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (begun % 40 + 1))
-                    one.append("log", "x" * (begun % 50 + 1))
-                    finished += 1
-                finally:
-                    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    signal.signal(signal.SIGALRM, stop)
-    except Stop:
-        pass
+        with interrupting() as interrupted:
+            while time.monotonic() < end:
+                begun += 1
+                broken += interrupted(append, 1e-5 * (begun % 40 + 1)) is not None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         seen.set()
         reader.join()
     one.append("log", "end")
-    assert agree(one, two)["log"].endswith(b"end") and begun > 20
+    assert agree(one, two)["log"].endswith(b"end")
+    assert begun > 20 and broken > 0
 
 
 # --- barriers ----------------------------------------------------------------------------------

@@ -1,15 +1,51 @@
-"""Calls in which a line raises, as a signal handler could there."""
+"""Calls in which a line raises, as a signal handler could there, or in which a handler raises."""
 
 from __future__ import annotations
 
 import linecache
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
 class Stop(Exception):
     """What the handler raises."""
+
+
+@contextmanager
+def interrupting() -> Iterator[Callable[[Callable[[], object], float], Stop | None]]:
+    """Yield ``interrupted(call, seconds)``: in the call a handler raises after so many seconds.
+
+    It returns what was raised, or None. A busy machine may have the signal come when the call is
+    over and its timer stopped: the handler raises between the two ends of the call only.
+    """
+    armed = False
+
+    def handle(*_: object) -> None:
+        if armed:
+            raise Stop
+
+    def interrupted(call: Callable[[], object], seconds: float) -> Stop | None:
+        nonlocal armed
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            call()
+            armed = False
+        except Stop as error:
+            armed = False
+            return error
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return None
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def breaking(
