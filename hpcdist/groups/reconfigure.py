@@ -176,24 +176,13 @@ def reconfigure(
             f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
             "can: its ranks decide what the ranks of all others mean"
         )
-    opts = opts or ReconfigureOptions()
-    limit = opts.timeout if timeout is None else timeout
-    given = None if limit is None else seconds_of(limit)
-    comm = _native(pg)
-    renewed(pg._backends, comm)  # raises if a backend cannot
-    _check_handles(opts.handles, comm)
-    seconds = comm.timeout if given is None else given
-    for group in list(world.groups):
-        group.hooks.abort(group.members.generation, group.members.name)
-    before = len(pg.members.ranks)
-    found: list[Any] = []
     try:
-        _engine.recover(comm, pg.members.name, seconds, found)
+        if not world.renewal:  # else the others have the new world: an exception came in between
+            _recover(pg, opts or ReconfigureOptions(), timeout)
     finally:
-        if found:  # also where a signal handler raises: the others have the new world
-            _adopt(pg, found[0])
-    made, former = found
-    lost = tuple(sorted(set(range(before)) - set(former)))
+        if world.renewal:  # also where a signal handler raises
+            made, former, lost = world.renewal
+            _adopt(pg, made)
     result = Reconfigured(lost, former, time.monotonic() - began)
     say = _log.warning if made.rank == 0 else _log.info
     say(
@@ -204,6 +193,19 @@ def reconfigure(
         ", ".join(map(str, lost)) or "none",
     )
     return result
+
+
+def _recover(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> None:
+    """Make the new world with the others, into ``world.renewal``."""
+    limit = opts.timeout if timeout is None else timeout
+    given = None if limit is None else seconds_of(limit)
+    comm = _native(pg)
+    renewed(pg._backends, comm)  # raises if a backend cannot
+    _check_handles(opts.handles, comm)
+    for group in list(world.groups):
+        group.hooks.abort(group.members.generation, group.members.name)
+    seconds = comm.timeout if given is None else given
+    _engine.recover(comm, pg.members.name, seconds, world.renewal)
 
 
 def _adopt(pg: Any, made: _engine.Comm) -> None:
@@ -240,7 +242,7 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
     members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
     # From here on no call: signal handlers run at calls.
     pg._backends, pg.carrier, world.comm = backends, comm, comm
-    pg.members = members
+    pg.members, world.renewal = members, []
 
 
 def _lose_groups(pg: Any, old: list[Any]) -> None:

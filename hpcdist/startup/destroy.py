@@ -59,7 +59,8 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             _group.remove(each, end if _group.waits_on(problem) else 0.0)
         except BaseException as error:  # free the others too, also after Ctrl-C
             problem = problem or error
-    for comm in take_dropped():  # what is in flight there
+    # what is in flight there, and what a handler's exception kept from being adopted
+    for comm in (*take_dropped(), *_group.world.renewal[:1]):
         try:
             comm.free(max(end - time.monotonic(), 0.2), agree=False)
         except BaseException as error:

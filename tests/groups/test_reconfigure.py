@@ -72,7 +72,7 @@ def test_a_world_without_a_death_is_reconfigured_soon(transport, count):
     assert ended.code == 0, ended.text
     took = re.search(r"half of them took less than ([0-9.]+) s", ended.text)
     assert took, ended.text
-    assert float(took[1]) < 0.2, ended.text
+    assert float(took[1]) < 0.2 * patience(), ended.text
     count(20)
 
 

@@ -137,8 +137,9 @@ def recover(Comm comm, str name, double timeout, list found):
     timeout : float
         Seconds for the others to call it.
     found : list
-        Gets the new communicator, of all ranks that live in their former order, and a tuple of their ranks in the old
-        world; also if a signal handler raises when it is made, because the others have it then.
+        Gets the new communicator, of all ranks that live in their former order, a tuple of their ranks in the old
+        world, and one of those that died; also if a signal handler raises when it is made, because the others have it
+        then.
 
     Raises
     ------
@@ -173,7 +174,9 @@ def recover(Comm comm, str name, double timeout, list found):
         new.c = made
         open_comms[<size_t> made] = new
         hd_session_poisoned(comm.c.session)  # MPI_Finalize may wait for what was in flight then
-        found += [new, tuple([former[i] for i in range(made.size)])]
+        lived = tuple([former[i] for i in range(made.size)])
+        died = set(range(hd_session_size(comm.c.session))).difference(lived)
+        found += [new, lived, tuple(sorted(died))]
         propagate()
     finally:
         hd_comm_exit(comm.c)
