@@ -89,6 +89,9 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # Debian's Python has a pyconfig.h per architecture: this machine's serves the other one.
+        (folder / "aarch64-linux-gnu").symlink_to("/usr/include/x86_64-linux-gnu")
+        includes += [f"-I{folder}"]
         sources = [*translate(folder), *sorted(PYX.glob("*/*.c"))]
         failed = compile_all(sources, folder, includes)
     print("\n".join(failed), end="\n" * bool(failed))
