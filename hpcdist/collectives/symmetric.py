@@ -204,7 +204,9 @@ def full(
     """
     import torch
 
-    if dtype is None and symmetric:
+    if dtype is None and not symmetric:
+        dtype = torch.full((), fill_value).dtype
+    elif dtype is None:
         comm = _world.comm if group is None else carrier_of(group)
         with refusing(agreeing(comm), "empty"):
             dtype = torch.full((), fill_value).dtype
@@ -230,9 +232,9 @@ def is_symmetric(tensor: Any, group: ProcessGroup | None = None) -> bool:
     Raises
     ------
     ValueError
-        If the tensor is not dense, or the group was destroyed.
+        If the tensor is not dense or on another device, or the group was destroyed.
     TypeError
-        If it is not a tensor, or not on the host.
+        If it is not a tensor, or has no memory.
 
     Notes
     -----

@@ -48,6 +48,9 @@ def test_shapes_dtypes_and_values(group):
         (dist.full((), True, group=group), (), torch.bool, True),
         (dist.full((3,), 2, dtype=torch.bfloat16, group=group), (3,), torch.bfloat16, 2),
         (dist.zeros(6, symmetric=False), (6,), torch.float32, 0),
+        (dist.full((2,), 2**24 + 1, symmetric=False), (2,), torch.int64, 2**24 + 1),
+        (dist.full((3,), True, symmetric=False), (3,), torch.bool, True),
+        (dist.full((2,), 1 + 2j, symmetric=False), (2,), torch.complex64, 1 + 2j),
     ):
         label = f"{shape} {dtype}"
         check.that(tuple(made.shape) == shape and made.dtype == dtype, label)
