@@ -114,7 +114,8 @@ class WindowMemory:
                 parts.append((torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype), part))
         self._kept.clear()
         self._tag = number % tags(comm)  # at least 1,024; millions with most MPIs
-        self._tensor, self._parts = tensor if owning else None, parts
+        # Not the tensor, which may get other memory later: p.data = ..., module.to(dtype).
+        self._tensor, self._parts = flat if owning else None, parts
 
     def _refuse_bad(self, table: list[list[int]], dtype: Any) -> None:
         """Raise what all ranks find in the table that all have."""
