@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdist._engine import plain_floats
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
@@ -80,11 +81,12 @@ class SparseReduction:
         if self._divisor != 1 and kind in (torch.float16, torch.bfloat16):
             all_values = all_values.float()  # the sum may be too large for it, and the mean is not
         total = torch.sparse_coo_tensor(all_places.T, all_values, shape, check_invariants=False)
-        total = total.coalesce()
-        if self._divisor == 1:
-            return total
         whole = not kind.is_floating_point and not kind.is_complex
-        mean = total._values().div_(self._divisor, rounding_mode="trunc" if whole else None)
+        with plain_floats():
+            total = total.coalesce()
+            if self._divisor == 1:
+                return total
+            mean = total._values().div_(self._divisor, rounding_mode="trunc" if whole else None)
         return torch.sparse_coo_tensor(
             total._indices(), mean.to(kind), shape, is_coalesced=True, check_invariants=False
         )
@@ -123,5 +125,6 @@ def all_reduce(comm: Carrier, tensor: torch.Tensor, op: Any, async_op: bool = Fa
             )
     divisor = comm.size if op == ReduceOp.AVG else 1
     with torch.no_grad(), refusing_parts(agreeing(comm, tensor), API, 3):
-        own = tensor.coalesce()
+        with plain_floats():
+            own = tensor.coalesce()
         tensor.copy_(SparseReduction(comm, own, divisor, API).wait())

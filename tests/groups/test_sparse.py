@@ -13,6 +13,23 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_denormals_count_whatever_the_thread_has_set(dtype):
+    rank, size = here()
+    tiny = torch.finfo(dtype).tiny / 8
+    for average, total in ((False, 2 * size * tiny), (True, 2 * tiny)):
+        twice = torch.sparse_coo_tensor([[1, 1]], torch.tensor([tiny, tiny], dtype=dtype), (3,))
+        torch.set_flush_denormal(rank == 0)
+        try:
+            found = all_reduce_sparse(twice, dist.group.WORLD, average)
+            dist.all_reduce(twice, dist.ReduceOp.AVG if average else dist.ReduceOp.SUM)
+        finally:
+            torch.set_flush_denormal(False)
+        want = torch.tensor([0, total, 0], dtype=dtype)
+        parallel_assert(torch.equal(found.to_dense(), want), "of a gradient")
+        parallel_assert(torch.equal(twice.to_dense(), want), "all_reduce")
+
+
 @pytest.mark.parametrize("dims", [1, 2])
 def test_sparse_tensors_add_up(rng, dims):
     rank, size = here()

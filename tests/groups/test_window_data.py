@@ -151,6 +151,24 @@ def test_lazy_views_and_dtypes(rng, group, dtype):
     check.done()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_denormals_count_whatever_the_thread_has_set(group, dtype):
+    tiny = torch.full((20,), torch.finfo(dtype).tiny / 8, dtype=dtype)
+    memory = dist.empty(20, dtype=dtype, group=group).copy_(tiny)
+    window = group.new_window(memory)
+    rank, _, before, after = ring()
+    dist.barrier()
+    torch.set_flush_denormal(rank % 2 == 0)
+    try:
+        window.accumulate(tiny, after)
+        kept = bool((tiny.double() * 1 == 0).all()) if dtype == torch.float64 else None
+    finally:
+        torch.set_flush_denormal(False)
+    dist.barrier()
+    parallel_assert(torch.equal(memory.view(torch.uint8), (tiny + tiny).view(torch.uint8)))
+    parallel_assert(kept in (None, rank % 2 == 0), "the thread's mode was lost")
+
+
 def test_tensors_without_memory_are_refused(group):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

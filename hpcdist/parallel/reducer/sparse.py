@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hpcdist._engine import counting
+from hpcdist._engine import counting, plain_floats
 from hpcdist.groups.sparse import SparseReduction
 
 __all__ = ["SparseBucket", "all_reduce_sparse"]
@@ -23,9 +23,10 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return a coalesced sparse tensor of the same values, sparse only in the first dimension."""
     if not tensor.is_sparse:
         return tensor.to_sparse(1).coalesce()
-    if tensor.sparse_dim() != 1:
-        tensor = tensor.to_dense().to_sparse(1)
-    return tensor.coalesce()
+    with plain_floats():  # entries of one place are added up
+        if tensor.sparse_dim() != 1:
+            tensor = tensor.to_dense().to_sparse(1)
+        return tensor.coalesce()
 
 
 def all_reduce_sparse(tensor: torch.Tensor, group: Any, average: bool = True) -> torch.Tensor:

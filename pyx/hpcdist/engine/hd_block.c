@@ -14,6 +14,7 @@
 #include "hd_base.h"
 #include "hd_block.h"
 #include "hd_comm.h"
+#include "hd_float_mode.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_report.h"
@@ -302,7 +303,8 @@ static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
         if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(j))
             return j->code = HD_ERR_INTERRUPT;
         how = ev & HD_WAIT_HOOK ? hd_session_gone(c->session, c->node_slot[by - 1]) : HD_HERE;
-        if (how) {
+        /* It may have let go before it went: the order of these two looks matters. */
+        if (how && __atomic_load_n(held, __ATOMIC_ACQUIRE) == by) {
             char way[HD_DESC];
             hd_text t;
             hd_text_init(&t, way, sizeof way);
@@ -328,8 +330,10 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
                         int64_t n)
 {
     const int code = b ? hold(c, j, b, rank) : HD_OK;
+    hd_float_mode mode;
     if (code)
         return code;
+    mode = hd_float_mode_plain(); /* as in all sums: see hd_exec() */
     /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
     if (!b)
         pthread_mutex_lock(&c->mu); /* this process has the memory for itself */
@@ -338,5 +342,7 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
         __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
     else
         pthread_mutex_unlock(&c->mu);
+    if (mode)
+        hd_float_mode_restore(mode);
     return HD_OK;
 }
