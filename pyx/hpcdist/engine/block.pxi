@@ -114,7 +114,6 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
         j.timeout = seconds_of(seconds)
     if from_.n == 0:
         return 0
-    j.inline_ = 1
     if part is not None:
         block, rank = part.b, part.rank
     enter(comm.c, True)
