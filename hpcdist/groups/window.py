@@ -197,7 +197,8 @@ class Window(WindowMemory):
         ValueError, DistError, DistBackendError
             As :meth:`put`.
         """
-        return self._part(rank, "map_remote_tensor")[0].view(-1)
+        # Not a view for autograd: an operation in place may make it require gradients.
+        return self._part(rank, "map_remote_tensor")[0].detach()
 
     # ---- signals ----
 
@@ -220,7 +221,7 @@ class Window(WindowMemory):
         Returns
         -------
         Work
-            Complete unless `async_op` is true, or the peer is this rank.
+            Complete unless `async_op` is true.
 
         Raises
         ------
@@ -234,8 +235,7 @@ class Window(WindowMemory):
         comm, seconds = self._live(), seconds_of(opts)
         self._part(peer_rank, "signal")
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
-        # MPICH completes a message to oneself only with its receive
-        if not async_op and peer_rank != comm.rank:
+        if not async_op:
             work.wait(seconds)
         return work
 
@@ -271,10 +271,12 @@ class Window(WindowMemory):
         """
         comm = self._live()
         self._part(peer_rank, "wait_signal")
+        peer_rank = int(peer_rank)  # of a tensor without dimensions, too
         seconds = seconds_of(opts)
         receive = partial(comm.irecv, tag_kind=_engine.SIGNAL)
         kept = self._kept[peer_rank]
         works: list[Work] = []
+        taken_back = map(Work.take_back, works, (kept,))  # of what works holds then
         # No handler of the process's signals runs inside extend(): what was begun is in the list.
         try:
             if kept:
@@ -283,24 +285,31 @@ class Window(WindowMemory):
             if not works:
                 # a shorter time than the group has limits the wait alone, which takes no signal
                 alone = not async_op and (seconds or 0.0) <= comm.timeout
-                with limited(0.0 if alone else seconds or 0.0):
+                # to limited(), 0 is no limit
+                with limited(0.0 if alone or seconds is None else max(seconds, 1e-9)):
                     works.extend(map(receive, (_nothing(),), (peer_rank,), (self._tag,)))
             if not async_op:
-                works[0].wait(seconds)
+                self._wait_or_cancel(works[0], seconds, peer_rank)
             return works[0]
-        except BaseException as error:
-            late = isinstance(error, DistTimeoutError)
-            if not works or works[0].cancel():
-                if late and works and seconds is not None:
-                    raise DistTimeoutError(
-                        f"timeout after {seconds:g} s in wait_signal of group {comm.name!r} (this "
-                        f"is rank {comm.rank} of {comm.size}): no signal of rank {peer_rank}"
-                    ) from None
-            elif works[0].exception() is None:
-                if late:  # the signal came when time was up
-                    return works[0]
-                kept.append(works[0])  # the next wait takes it
+        except BaseException:
+            # First and in one instruction: a second handler may raise at the next one. The next
+            # wait takes a signal that has come.
+            _ = [*taken_back]
             raise
+
+    def _wait_or_cancel(self, work: Work, seconds: float | None, peer_rank: int) -> None:
+        """Wait for a signal; when time is up, cancel its receive, unless it came just then."""
+        try:
+            work.wait(seconds)
+        except DistTimeoutError:
+            if work.cancel() and seconds is not None:
+                comm = self._live()
+                raise DistTimeoutError(
+                    f"timeout after {seconds:g} s in wait_signal of group {comm.name!r} (this "
+                    f"is rank {comm.rank} of {comm.size}): no signal of rank {peer_rank}"
+                ) from None
+            if work.exception() is not None:
+                raise
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """What a rank's window memory is like.

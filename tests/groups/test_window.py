@@ -174,10 +174,42 @@ def test_mapped_memory_and_attributes(group):
     parallel_assert(memory[3] == before + 1 and there.shape == (N,))
     parallel_assert(window.get_attr(after).access_type is dist.WindowAccessType.UNIFIED)
     parallel_assert(group.supports_window)
-    del window, memory
+    dist.barrier()
+    there.add_(torch.ones(N, requires_grad=True))  # no part of a graph for later calls
+    again = window.map_remote_tensor(after)
+    parallel_assert(there.requires_grad and not again.requires_grad)
+    there = again
+    del window, memory, again
     dist.barrier()
     there.fill_(1)  # it keeps the memory
     dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_parameter_that_gets_other_memory(group):
+    """The window keeps what was registered; so it is not given to the next tensor."""
+    *_, after = ring()
+    parameter = torch.nn.Parameter(dist.zeros(N, group=group))
+    window = group.new_window(parameter)
+    parameter.data = parameter.data.double()  # as module.double() does
+    dist.barrier()
+    other = dist.full((N,), 5.0, group=group)
+    window.put(torch.full((10,), -1.0), after)
+    dist.barrier()
+    parallel_assert(bool((other == 5).all()))
+
+
+def test_a_signal_to_oneself_that_nobody_took(group):
+    """It is on its way at once, and no reason to wait when the group is destroyed."""
+    rank = dist.get_rank()
+    own = dist.new_group()
+    window, _ = window_of(own)
+    parallel_assert(window.signal(rank).is_completed())
+    window.signal(rank)
+    window.wait_signal(rank)
+    began = time.monotonic()
+    dist.destroy_process_group(own)
+    parallel_assert(time.monotonic() - began < 10, "it was waited for")
 
 
 def test_empty_tensors(group):

@@ -138,6 +138,58 @@ def test_handlers_that_raise_in_waits(group: Any) -> None:
     parallel_assert(len(got) == count, lambda: f"{len(got)} of {count}, {broken} broken")
 
 
+@two
+def test_handlers_that_raise_again_in_what_follows(group: Any) -> None:
+    """The timer repeats: handlers raise while what the first one broke is put in order, too."""
+    _, _, before, after = ring()
+    window, _ = window_of(group, 1)
+    count, got, broken = 300, [], 0
+    wait = partial(window.wait_signal, opts=within(2.0))
+
+    def receive() -> None:
+        got.extend(map(wait, (before,)))
+
+    dist.barrier(group)
+    for _ in range(count):
+        window.signal(after)
+    with interrupting(every=4e-5) as interrupted, suppress(dist.DistTimeoutError):
+        while len(got) < count:
+            broken += interrupted(receive, 2e-5) is not None
+    parallel_assert(len(got) == count, lambda: f"{len(got)} of {count}, {broken} broken")
+
+
+@two
+def test_a_handler_in_an_accumulate_waits_for_what_is_under_way(group: Any) -> None:
+    """The accumulate has no lane of the group: what was begun before goes on meanwhile."""
+    rank, _ = here()
+    window, memory = window_of(group, 1 << 22)
+    ones, said, go_on = torch.ones(1 << 22), [], threading.Event()
+    work = None
+    if rank == 0:
+        work = dist.barrier(group, async_op=True)
+
+    def hold() -> None:  # the memory of rank 0, most of the time
+        while not go_on.is_set():
+            window.accumulate(ones, 0)
+
+    def handle(*_: object) -> None:
+        try:
+            work.wait(timedelta(seconds=0.001))
+        except dist.DistError as error:
+            said.append(f"{error}")
+
+    thread = threading.Thread(target=hold)
+    if rank == 0:
+        thread.start()
+        with alarms(0.02, handle):
+            for _ in range(20):
+                window.accumulate(ones[:1], 0)
+        go_on.set()
+        thread.join()
+    parallel_assert(not any("after the handler has returned" in text for text in said), f"{said}")
+    (work or dist.barrier(group, async_op=True)).wait()
+
+
 @pytest.mark.parametrize("target", ["own", "other"])
 def test_a_handler_that_accumulates_in_an_accumulate(group: Any, target: str) -> None:
     rank, size, _, after = ring()
@@ -242,8 +294,11 @@ def test_a_wait_has_its_own_timeout(later: bool) -> None:
     window.signal(after)
     window.wait_signal(before, async_op=later, opts=within(30.0)).wait()
     group.timeout = timedelta(seconds=30)
-    with parallel_raises(dist.DistTimeoutError):
-        window.wait_signal(before, async_op=later, opts=within(0.2)).wait()
+    for seconds in (0.2, 0.0):
+        began = time.monotonic()
+        with parallel_raises(dist.DistTimeoutError):
+            window.wait_signal(before, async_op=later, opts=within(seconds)).wait()
+        parallel_assert(time.monotonic() - began < 10, f"{seconds}")
     dist.destroy_process_group(group)
 
 

@@ -14,12 +14,19 @@ class Stop(Exception):
     """What the handler raises."""
 
 
+#: A call, and after how many seconds a handler raises: what it raised.
+Interrupted = Callable[[Callable[[], object], float], Stop | None]
+
+
 @contextmanager
-def interrupting() -> Iterator[Callable[[Callable[[], object], float], Stop | None]]:
+def interrupting(
+    every: float = 0.0,
+) -> Iterator[Callable[[Callable[[], object], float], Stop | None]]:
     """Yield ``interrupted(call, seconds)``: in the call a handler raises after so many seconds.
 
-    It returns what was raised, or None. A busy machine may have the signal come when the call is
-    over and its timer stopped: the handler raises between the two ends of the call only.
+    With `every` it raises again after each so many seconds more, until the call is over. It returns
+    what was raised, or None. A busy machine may have the signal come when the call is over and its
+    timer stopped: the handler raises between the two ends of the call only.
     """
     armed = False
 
@@ -31,7 +38,7 @@ def interrupting() -> Iterator[Callable[[Callable[[], object], float], Stop | No
         nonlocal armed
         try:
             armed = True
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            signal.setitimer(signal.ITIMER_REAL, seconds, every)
             call()
             armed = False
         except Stop as error:

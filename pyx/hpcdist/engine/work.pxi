@@ -314,6 +314,26 @@ cdef class Work:
         self.j.seen = 1
         return bool(taken)
 
+    def take_back(self, list kept):
+        """Cancels a receive; appends it to a list if its message has come or is on its way.
+
+        For code that a signal handler's exception has interrupted: no other handler runs meanwhile.
+
+        Parameters
+        ----------
+        kept : list of Work
+        """
+        cdef int taken = 0
+        if self.j == NULL or self.j.kind != HD_RECV or hd_forked:
+            return
+        if hd_job_state(self.j) != HD_DONE and hd_comm_enter(self.j.comm, False):
+            with nogil:
+                taken = hd_p2p_take_back(self.j, 0.05)
+                hd_comm_exit(self.j.comm)
+        self.j.seen = 1
+        if taken < 0 or not taken and self.j.code == HD_OK:
+            kept.append(self)
+
     def synchronize(self):
         """Waits, like :meth:`wait` without a timeout (on the host, that makes results visible)."""
         self.wait()
