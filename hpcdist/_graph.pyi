@@ -1,9 +1,11 @@
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 def leaves(todo: list[Node], accumulate: type) -> dict[int, Node]: ...
+def run_last(hooks: list[dict[int, Any]], numbers: list[int]) -> None: ...
 
 class GradientHook:
     def __init__(self, call: Callable[[int, Tensor], None], index: int) -> None: ...

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hpcdist._engine import counting
+from hpcdist._graph import run_last
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
@@ -77,6 +78,9 @@ class DelayedReduction:
         ]
         # After its own gradient was added, and not in torch.autograd.grad, which adds none.
         self._handles.append(trigger.register_post_accumulate_grad_hook(self._start))
+        self._all_hooks: list[Any] = [
+            p._post_accumulate_grad_hooks for p in (*self._parameters, trigger)
+        ]
         if reducer is not None:
             reducer.call_after_buckets(self._begin)
 
@@ -84,7 +88,7 @@ class DelayedReduction:
         """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._all_hooks = [], []
         if self._reducer is not None:
             self._reducer.call_after_buckets(None)
 
@@ -111,7 +115,10 @@ class DelayedReduction:
     def expect(self, output: Any) -> None:
         """Announce that the backward of `output` averages."""
         self._expected = True
-        for tensor in find_tensors(output):
+        tensors = list(find_tensors(output))
+        if not tensors:
+            self._run_last()  # no output announces the pass
+        for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._arm)
 
@@ -128,8 +135,12 @@ class DelayedReduction:
         if self._task is None or (self._task != task and not self._begun):
             if self._left_behind:
                 self._finish()
+            self._run_last()
             self._task = task
             watch(self)
+
+    def _run_last(self) -> None:
+        run_last(self._all_hooks, [handle.id for handle in self._handles])
 
     @property
     def _in_flight(self) -> bool:

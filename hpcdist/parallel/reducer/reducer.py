@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from hpcdist._graph import GradientHook
+from hpcdist._graph import GradientHook, run_last
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer import graph, texts
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
@@ -139,6 +139,7 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(GradientHook(on_gradient, index)).id
             for index, parameter in enumerate(self._parameters)
         ]
+        self._all_hooks: list[Any] = [p._post_accumulate_grad_hooks for p in self._parameters]
 
     @property
     def buckets(self) -> list[Any]:
@@ -158,7 +159,7 @@ class Reducer:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
-        self._hooks = []
+        self._hooks, self._all_hooks = [], []
         self.before_backward = None  # may refer to this object
 
     # -- settings -----------------------------------------------------------------------------
@@ -263,6 +264,8 @@ class Reducer:
         """Announce that the backward of `output` averages gradients."""
         self._expected = True
         tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
+        if not tensors:
+            run_last(self._all_hooks, self._hooks)  # no output announces the pass
         if self._pipeline.tracks or (self._static is not None and not any(self._static)):
             self._usage.search(tensors, mark=self._find_unused)
         for tensor in tensors:
@@ -285,6 +288,7 @@ class Reducer:
         if self._task is None or (not self._running and self._task != task):
             if self.before_backward is not None:
                 self.before_backward()
+            run_last(self._all_hooks, self._hooks)
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()

@@ -108,7 +108,7 @@ class Boom(Exception):
     pass
 
 
-def explode(_gradient: torch.Tensor) -> None:
+def explode(*_gradients: torch.Tensor) -> None:
     raise Boom
 
 
@@ -121,7 +121,9 @@ def test_an_exception_on_all_ranks_leaves_things_clean(where: str) -> None:
                 model(own(0), False).sum().backward()
         else:
             layer = model.module.first if where == "after the trigger" else model.module.last
-            hooked = layer.weight.register_post_accumulate_grad_hook(explode)
+            edge = torch.autograd.graph.get_gradient_edge(layer.weight)
+            # hooks of its node run behind those of the tensor, so DDP has seen the gradient
+            hooked = edge.node.register_hook(explode)
             with parallel_raises(Boom):
                 model(own(0)).sum().backward()
             hooked.remove()
@@ -166,7 +168,8 @@ def test_a_handlers_exception_in_the_forward_after() -> None:
 
     model, expected = delayed(everything=True), delayed(everything=True)
     dist.barrier()
-    hooked = model.module.first.weight.register_post_accumulate_grad_hook(explode)
+    edge = torch.autograd.graph.get_gradient_edge(model.module.first.weight)
+    hooked = edge.node.register_hook(explode)  # behind those of the tensor, which start it
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(0.9)  # the others' reductions are in flight until then
     before = signal.signal(signal.SIGALRM, handler)
@@ -285,3 +288,28 @@ def test_ranks_with_other_triggers() -> None:
             delay_all_reduce_named_params=[("spare.bias", net.spare.bias)],
             param_to_hook_all_reduce=layer.weight,
         )
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+def test_hooks_on_gradients_run_before_the_average(everything: bool) -> None:
+    model, alone = delayed(everything), Net()
+    layers = ("last", "spare") if everything else ("first", "last", "spare")
+    for step in range(2):
+        for net in (model.module, alone):
+            net.zero_grad()
+            if not step:
+                for p in net.parameters():
+                    p.register_post_accumulate_grad_hook(clip)
+        found = []
+        for rank in range(dist.get_world_size()):
+            alone.zero_grad()
+            alone(input_of(rank, step)).sum().backward()
+            found.append([p.grad for layer in layers for p in getattr(alone, layer).parameters()])
+        model(own(step)).sum().backward()
+        ours = [p.grad for layer in layers for p in getattr(model.module, layer).parameters()]
+        for gradient, each in zip(ours, zip(*found, strict=True), strict=True):
+            parallel_assert(torch.allclose(gradient, sum(each) / len(each)), str(gradient))
+
+
+def clip(parameter: torch.Tensor) -> None:
+    parameter.grad.clamp_(-0.3, 0.3)

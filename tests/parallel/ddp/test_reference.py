@@ -77,6 +77,45 @@ def test_with_every_flag(arguments: dict[str, Any]) -> None:
     side_by_side(Net, cross_entropy, batches(), **arguments)
 
 
+def clip(parameter: torch.Tensor) -> None:
+    parameter.grad.clamp_(-0.002, 0.002)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "between"])
+@pytest.mark.parametrize("cap", [None, 0])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}],
+    ids=["copies", "views", "static"],
+)
+def test_hooks_on_gradients_run_before_the_average(
+    flags: dict[str, bool], cap: float | None, when: str
+) -> None:
+    """Registered before DDP wraps the module, after it, or between forward and backward."""
+
+    def hooked(module: nn.Module) -> nn.Module:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(clip)
+        return module
+
+    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = cross_entropy(model, batch)
+        if when == "between" and model not in seen:
+            seen.append(hooked(model))
+        return loss
+
+    seen: list[nn.Module] = []
+    side_by_side(
+        lambda: hooked(Net()) if when == "before" else Net(),
+        loss_of,
+        batches(3),
+        alone=False,
+        then=hooked if when == "after" else lambda model: model,
+        bucket_cap_mb=cap,
+        **flags,
+    )
+
+
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "RMSprop"])
 def test_with_other_optimizers(name: str) -> None:
     side_by_side(
