@@ -8,6 +8,7 @@ because activation checkpointing runs parts of forward there.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -137,8 +138,8 @@ class Precision:
             self._leave()
 
     def _enter(self) -> None:
-        for (parameters, name, _), copy in zip(self._places, self._copies, strict=True):
-            parameters[name] = copy  # type: ignore[assignment]
+        for (parameters, name, _), low in zip(self._places, self._copies, strict=True):
+            parameters[name] = low  # type: ignore[assignment]
 
     def _leave(self) -> None:
         self._task = None
@@ -152,9 +153,14 @@ class Precision:
         if isinstance(value, torch.Tensor):
             return value.to(self.dtype) if value.is_floating_point() else value
         if isinstance(value, dict):
-            return type(value)((key, self.cast(item)) for key, item in value.items())
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.cast(item) for item in value))
+            new = copy.copy(value)  # of the same class, whatever its constructor takes
+            if getattr(value, "__dict__", None) is value:
+                new.__dict__ = new  # its items are its attributes
+            for key, item in value.items():
+                new[key] = self.cast(item)
+            return new
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            return value._make(self.cast(item) for item in value)
         if isinstance(value, (list, tuple)):
             return type(value)(self.cast(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):

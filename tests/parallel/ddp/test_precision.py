@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +158,59 @@ def test_inputs_of_all_kinds_are_converted() -> None:
         Batch(torch.ones(1, 2), torch.ones(1, dtype=torch.int64)), more={"a": [torch.ones(1)]}
     )
     parallel_assert(found == [torch.float16, torch.int64, torch.float16] and out.dtype == found[0])
+
+
+class Named(dict):
+    """Its constructor takes no pairs."""
+
+    def __init__(self, name: str, **items: Any) -> None:
+        super().__init__(items)
+        self.name = name
+
+
+class Attributes(dict):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class Pair(collections.namedtuple("Pair", "x y")):
+    def __new__(cls, x: Any) -> Pair:
+        return super().__new__(cls, x, 1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: collections.defaultdict(list, x=x),
+        lambda x: collections.OrderedDict(x=x),
+        lambda x: collections.Counter(x=x),
+        lambda x: Named("one", x=x),
+        lambda x: Attributes(x=x),
+        Pair,
+    ],
+    ids=["defaultdict", "OrderedDict", "Counter", "own constructor", "attributes", "namedtuple"],
+)
+def test_containers_are_converted_whatever_their_constructor_takes(
+    build: Callable[[torch.Tensor], Any],
+) -> None:
+    class Look(nn.Linear):
+        def forward(self, batch: Any) -> torch.Tensor:
+            found.append(batch)
+            x = batch.x if hasattr(batch, "x") else batch["x"]
+            return super().forward(x)
+
+    found: list[Any] = []
+    model = DDP(Look(2, 1), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    given = build(torch.ones(1, 2))
+    parallel_assert(model(given).dtype == torch.bfloat16)
+    (seen,) = found
+    parallel_assert(type(seen) is type(given) and len(seen) == len(given))
+    parallel_assert(next(iter(getattr(given, "values", given.__iter__)())).dtype == torch.float32)
+    if isinstance(given, collections.defaultdict):
+        parallel_assert(seen["missing"] == [] and "missing" not in given)
+    if isinstance(given, Named):
+        parallel_assert(seen.name == "one")
 
 
 def test_settings_of_torch_are_accepted() -> None:
