@@ -84,6 +84,10 @@ class Usage:
         """Record that a parameter got a gradient on this rank."""
         self._here[index] = 1
 
+    def any_used(self, members: Iterable[int]) -> bool:
+        """Return whether one of `members` got a gradient on this rank since the last average."""
+        return any(self._here[index] for index in members)
+
     def share(self, comm: Any, extra: int) -> None:
         """Begin the exchange with the other ranks; all must call it."""
         # A copy: the next pass may be recorded while this exchange is in flight.

@@ -110,6 +110,26 @@ def test_used_under_no_sync_and_unused_after_it() -> None:
         parallel_assert(a is None or torch.allclose(a, b))
 
 
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_what_no_sync_used_is_averaged_though_the_next_pass_skips_it(as_view: bool) -> None:
+    arguments = {
+        "find_unused_parameters": True,
+        "bucket_cap_mb": 0,
+        "gradient_as_bucket_view": as_view,
+    }
+    models = [
+        DDP(Branches(), skip_all_reduce_unused_params=skip, **arguments) for skip in (True, False)
+    ]
+    for x in data(2):
+        for model in models:
+            model.zero_grad()
+            with model.no_sync():
+                model(mine(x), (0, 1)).square().mean().backward()
+            model(mine(x), (0, 2)).square().mean().backward()
+        for a, b in zip(*(grads(m) for m in models), strict=True):
+            parallel_assert((a is None) == (b is None) and (a is None or torch.equal(a, b)))
+
+
 class Nested(NamedTuple):
     inner: dict[str, Any]
 
