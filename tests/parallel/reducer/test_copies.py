@@ -39,6 +39,12 @@ def test_a_result_arrives_in_the_buffer(dtype: torch.dtype) -> None:
     assert torch.equal(buffer, kept)
 
 
+def test_a_result_that_repeats_the_start_of_the_buffer_is_copied() -> None:
+    buffer = torch.arange(1.0, 5.0)
+    deliver(buffer[:1].expand(4), buffer)
+    assert buffer.tolist() == [1, 1, 1, 1]
+
+
 def test_lazily_conjugated_and_negated_tensors_are_copied() -> None:
     one, other = numbers(2, 3), numbers(2, 3)
     negated = numbers(4).conj().imag
