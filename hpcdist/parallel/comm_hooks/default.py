@@ -71,7 +71,7 @@ def _in_half(
 ) -> Future[torch.Tensor]:
     group, buffer = group_of(process_group), dense_buffer(bucket, api)
     half = buffer.to(dtype)
-    # Divided first: the sum of many ranks' gradients may be beyond float16.
+    # Divided before they are added: the sum of many ranks' gradients may be beyond float16.
     half.div_(group.size())
     work = group.carrier.all_reduce(half, ReduceOp.SUM, True, api=api)
 
@@ -103,7 +103,8 @@ def fp16_compress_hook(
 
     Notes
     -----
-    Gradients beyond 65504 times the number of ranks become infinite, those below 6e-8 zero.
+    Gradients are converted before they are divided, as with torch, so those beyond 65504 become
+    infinite, and those below about 6e-8 times the number of ranks zero. Their sum may be larger.
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook``.
     """
     return _in_half(torch.float16, "fp16_compress_hook", process_group, bucket)

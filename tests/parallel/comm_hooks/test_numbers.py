@@ -191,3 +191,13 @@ def test_optimizers_in_hooks_step_complex_parameters(kind: str) -> None:
         model(gradient(dtype, dist.get_rank())).backward()
         moved = [2 * (1 - p.detach()) for p in model.parameters()]
         check(moved, 0.02, f"{kind}, {dtype}")
+
+
+def test_the_range_of_float16() -> None:
+    model = DDP(nn.Linear(1, 1, bias=False))
+    model.register_comm_hook(None, hooks.fp16_compress_hook)
+    for gradient, wanted in ((60000.0, 60000.0), (70000.0, float("inf")), (1e-8, 0.0)):
+        model.zero_grad()
+        (model(torch.ones(1, 1)) * gradient).sum().backward()
+        found = model.module.weight.grad.item()
+        parallel_assert(found == pytest.approx(wanted, rel=1e-3, abs=0), str(found))
