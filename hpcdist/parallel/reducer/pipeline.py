@@ -195,6 +195,7 @@ class Pipeline:
         list of int
             Indices of the parameters that this rank did not use.
         """
+        self._part_gradients()
         if self._late is not None:
             self._stats.communication_begins()
             self._wait(partial(self._transfer.run, self._late))
@@ -202,6 +203,25 @@ class Pipeline:
             if bucket.work is not None or bucket is self._late:
                 self._take(bucket)
         return [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
+
+    def _part_gradients(self) -> None:
+        """Copy gradients that lie in the memory of another one, before the averages arrive there.
+
+        Parameters that take part through views of the same shape are given views of one gradient.
+        """
+        seen: set[int] = set()
+        for bucket in self.buckets:
+            if bucket.sparse or bucket.as_view:
+                continue
+            for parameter in bucket.parameters:
+                grad = parameter.grad
+                if grad is None:
+                    continue
+                memory = grad.untyped_storage().data_ptr()
+                if memory in seen:
+                    parameter.grad = grad.clone()
+                elif memory:
+                    seen.add(memory)
 
     def _take(self, bucket: Any) -> None:
         result = None if bucket.work is None else self._wait(bucket.work.wait)
@@ -234,6 +254,7 @@ class Pipeline:
             self._usage.share(self._transfer.comm, self._transfer.passes)
         results = [bucket.work.wait() for bucket in self.buckets]
         self._usage.wait()
+        self._part_gradients()
         for bucket, result in zip(self.buckets, results, strict=True):
             keep: Sequence[int] = ()
             if counted:

@@ -100,3 +100,35 @@ def test_averages_and_zero() -> None:
         weight.grad = torch.full((3,), 1 + 1j).conj()
     optimizer.step()
     parallel_assert(all(weight.tolist() == [0.5 - 0.5j] * 3 for weight in weights))
+
+
+class Shared(nn.Module):
+    """Leaves the gradients of its parameters in one memory, if `factor` is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        self.whole = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        parts = torch.cat([self.one, self.other])
+        return ((self.whole.view(4) + (parts if factor == 1 else factor * parts)) * x).sum()
+
+
+@pytest.mark.parametrize("cap", [None, 0])
+@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
+def test_gradients_that_share_memory(view: bool, cap: float | None) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    alone = Shared()
+    alone(torch.ones(4), 1).backward()
+    pointers = {p.grad.untyped_storage().data_ptr() for p in alone.parameters()}
+    parallel_assert(len(pointers) == 1, "torch parts them now: is there another way?")
+    model = DDP(Shared(), gradient_as_bucket_view=view, bucket_cap_mb=cap)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((4,), rank + 1.0), rank + 1).backward()
+        ranks = torch.arange(1.0, size + 1)
+        for p, wanted in zip(
+            model.parameters(), (ranks.square(), ranks.square(), ranks), strict=True
+        ):
+            parallel_assert(torch.allclose(p.grad, wanted.mean()), f"{p.grad}, not {wanted.mean()}")
