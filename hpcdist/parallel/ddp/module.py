@@ -126,8 +126,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     -----
     ``torch.nn.parallel.DistributedDataParallel`` is the model for names and meanings. Unlike it,
     the first iteration already overlaps, the unused-parameter error is raised at the end of the
-    backward pass in which it happens, and a second backward through an earlier forward is averaged
-    too.
+    backward pass in which it happens, and a second backward through what an earlier forward
+    returned is averaged too.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP, TorchDDP, distance, mine, sgd, side_by_side
+from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, side_by_side
 from gloo import gloo_world
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -132,6 +132,20 @@ def test_a_gradient_penalty() -> None:
         return out.square().mean() + slope.square().mean()
 
     side_by_side(Net, loss_of, data())
+
+
+def test_a_gradient_penalty_in_a_backward_of_its_own_stays_local() -> None:
+    """It does not pass what forward returned, and torch's does not average it either."""
+    gloo_world()
+    models = [DDP(Net()), TorchDDP(Net())]
+    for model in models:
+        x = mine(data()[0]).clone().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        out.square().mean().backward(retain_graph=True)
+        slope.square().mean().backward()
+    for ours, theirs in zip(*map(grads, models), strict=True):
+        parallel_assert(torch.allclose(ours, theirs, atol=1e-6), f"{ours}, not {theirs}")
 
 
 def test_two_models_that_train_each_other() -> None:
