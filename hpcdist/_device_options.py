@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hpcdist._option import Option
 
-__all__ = ["DEVICE_OPTIONS"]
-
 DEVICE_OPTIONS = (
     Option(
         "nccl_library",

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["dtype_name", "dump_of", "write_dump"]
-
 #: torch's variables for the path up to the rank.
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 #: The version of the form, which torchfrtrace looks at.

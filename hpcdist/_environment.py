@@ -6,8 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-__all__ = ["variables"]
-
 
 @contextlib.contextmanager
 def variables(changed: Mapping[str, str | None]) -> Iterator[None]:

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from hpcdist import _environment
 
-__all__ = ["fabric_of", "load_fabric", "providers", "without_pmi2"]
-
 #: Where libfabric is, from the folder above libmpi's: the wheels' place first, then a site's.
 _PLACES = ("lib", "opt/mpi/libfabric/lib", "libfabric/lib")
 

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DISTRIBUTIONS", "NAMES", "SONAMES", "candidates", "family_of", "loaded_libraries"]
-
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "abi": "the MPI standard ABI"}
 SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12", "abi": "libmpi_abi.so.1"}
 #: The packages on PyPI with a libmpi of each family.

@@ -13,8 +13,6 @@ from urllib.parse import unquote, urlparse
 
 from hpcdist._libmpi import DISTRIBUTIONS, NAMES, SONAMES, family_of
 
-__all__ = ["not_built", "not_found", "other_family", "rebuild_command", "two", "unusable"]
-
 
 def rebuild_command(family: str, native_only: bool = False) -> str:
     """The command that builds this installation again for a family.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hpcdist._option import Option
 
-__all__ = ["STORE_OPTIONS"]
-
 STORE_OPTIONS = (
     Option(
         "store_limit",

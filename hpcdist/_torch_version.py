@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from hpcdist.errors import DistError
 
-__all__ = ["NEWEST", "OLDEST", "explain", "untested", "version"]
-
 #: The oldest torch that is taken, and the newest that hpcdist was run with.
 OLDEST = (2, 10)
 NEWEST = (2, 15)

@@ -14,15 +14,6 @@ from typing import Any
 
 from hpcdist import config
 
-__all__ = [
-    "DebugLevel",
-    "check_level",
-    "get_debug_level",
-    "log_level",
-    "set_debug_level",
-    "set_debug_level_from_env",
-]
-
 _TORCH_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-__all__ = ["DTYPES", "DType", "lookup", "reducible_by"]
-
 _BITWISE = ("BAND", "BOR", "BXOR")
 _OPS_BY_KIND = {
     "bool": ("SUM", "PRODUCT", "MIN", "MAX", *_BITWISE),

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from hpcdist import log
 from hpcdist._dump_files import dtype_name, dump_of, write_dump
 
-__all__ = ["Entry", "Recorder", "Where", "recorder"]
-
 _log = log.get_logger("recorder")
 
 #: torchfrtrace knows the names of torch's own backends only, and takes no other.

@@ -12,19 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "Adapter",
-    "Gpu",
-    "adapters",
-    "allowed_cpus",
-    "binding_advice",
-    "cpu_quota",
-    "gpu_of",
-    "gpus",
-    "nearest",
-    "visible",
-]
-
 #: PCI: NVIDIA, and display controllers (consumer and professional cards, data centre cards).
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 

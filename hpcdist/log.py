@@ -11,8 +11,6 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
-__all__ = ["configure", "get_logger", "set_rank"]
-
 _ROOT = "hpcdist"
 _prefix = ""
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["OPERATIONS", "TRACED_AS", "Operation"]
-
 
 @dataclass(frozen=True, eq=False)
 class Operation:

@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["OWN", "begin", "begin_own", "end", "silent"]
-
 #: Under what name hpcdist's own operations over MPI are shown, as ``get_backend()`` calls it.
 OWN = "mpi"
 

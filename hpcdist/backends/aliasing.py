@@ -6,8 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["inside", "refuse_input_in_output", "refuse_overlap"]
-
 
 class Region(Protocol):
     """The memory of a dense tensor: its address and its number of bytes."""

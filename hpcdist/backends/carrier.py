@@ -15,8 +15,6 @@ from typing import Any, Literal, Protocol, overload
 
 from hpcdist._engine import Comm, Work
 
-__all__ = ["Carrier"]
-
 # Of what is a tensor to a backend.
 _List = Iterable[Any]
 # A public name; None: the method's own.

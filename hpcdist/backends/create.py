@@ -15,8 +15,6 @@ from hpcdist.errors import DistBackendError
 
 from . import registry
 
-__all__ = ["create", "renewed"]
-
 
 def create(
     config: registry.BackendConfig,

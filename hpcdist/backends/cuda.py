@@ -13,8 +13,6 @@ from typing import Any
 
 from hpcdist.errors import DistBackendError
 
-__all__ = ["Cuda", "device_index", "may_come", "present", "runtime", "use"]
-
 _chosen: Any = None
 
 #: Functions of the driver. The runtime's cudaStream_t and cudaEvent_t are the driver's handles.

@@ -11,8 +11,6 @@ from hpcdist.operations import OPERATIONS
 from .base import GroupBackend
 from .carrier import Carrier
 
-__all__ = ["Dispatch", "agreeing", "batch", "combine", "serving"]
-
 
 def _by_argument(name: str, place: int) -> Callable[..., Any]:
     """Make a method that picks the backend by one argument, a tensor or a list of tensors."""

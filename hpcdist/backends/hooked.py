@@ -12,8 +12,6 @@ from hpcdist.operations import OPERATIONS
 
 from .dispatch import Dispatch, agreeing
 
-__all__ = ["Around", "Hooked"]
-
 
 class Around(Protocol):
     """What is called around an operation."""

@@ -13,8 +13,6 @@ from hpcdist.errors import DistBackendError
 from .base import BackendOptions
 from .registry import Backend
 
-__all__ = ["MPIOptions", "create", "start"]
-
 _LEVELS = {"off": 0, "on": 1, "full": 2}
 
 

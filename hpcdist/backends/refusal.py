@@ -8,8 +8,6 @@ from types import TracebackType
 
 from .carrier import Carrier
 
-__all__ = ["refusing", "refusing_batches", "refusing_parts"]
-
 
 class refusing_parts:
     """Context manager around an operation that consists of several collectives, its parts.

@@ -9,16 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from hpcdist import log
 
-__all__ = [
-    "Backend",
-    "BackendConfig",
-    "Plugin",
-    "is_registered",
-    "log_substitute",
-    "plugin",
-    "substitute",
-]
-
 _log = log.get_logger("backends")
 _logged = False
 

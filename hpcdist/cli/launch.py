@@ -30,8 +30,6 @@ from hpcdist.startup.variables import free_port
 
 from .numbers import natural, positive
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

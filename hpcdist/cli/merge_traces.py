@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_arguments", "merge", "read_trace", "run", "write_trace"]
-
 #: Process ids of one rank's events are moved into a range of its own, this wide.
 _SPAN = 10_000_000
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 
-__all__ = ["natural", "positive", "seconds"]
-
 
 def positive(text: str) -> int:
     """A whole number of at least 1.

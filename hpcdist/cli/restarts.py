@@ -21,8 +21,6 @@ from hpcdist.elastic.memory import Memory
 from hpcdist.launchers.commands import OpenMpi, Srun, Starter
 from hpcdist.startup.commits import folder_of_job, job_of_this_process
 
-__all__ = ["Pool", "hosts_of_allocation", "lost_a_rank", "supervise"]
-
 #: A job that fails so soon, in seconds, and without a commit, this often in a row, is given up.
 SOON, SOON_TIMES = 30.0, 3
 #: What mpirun and srun end with after a wrong command line, of the program as well.

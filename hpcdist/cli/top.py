@@ -24,8 +24,6 @@ from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
 from hpcdist.recordings.rows import SeveralJobsError
 
-__all__ = ["add_arguments", "remote_commands", "run"]
-
 #: Seconds that another node has to answer.
 _PATIENCE = 30.0
 #: Seconds: a day.

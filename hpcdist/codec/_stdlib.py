@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from hpcdist.codec._format import CodecError, Refused
 
-__all__ = ["by_code", "by_type", "enum_member", "enum_path"]
-
 #: Bits of a Fraction's numerator and denominator together: making one takes their square.
 MOST_BITS = 1 << 16
 

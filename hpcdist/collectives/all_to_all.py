@@ -10,8 +10,6 @@ from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 
-__all__ = ["all_to_all", "all_to_all_single"]
-
 
 @overload
 def all_to_all(

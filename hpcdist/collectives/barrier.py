@@ -14,8 +14,6 @@ from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 
-__all__ = ["barrier"]
-
 
 @overload
 def barrier(

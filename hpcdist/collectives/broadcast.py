@@ -8,8 +8,6 @@ from hpcdist._engine import Work
 from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 
-__all__ = ["broadcast"]
-
 
 @overload
 def broadcast(

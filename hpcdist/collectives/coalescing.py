@@ -12,8 +12,6 @@ from hpcdist.groups.hooks import PostHookArgs
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
 
-__all__ = ["_CoalescingManager", "_coalescing_manager"]
-
 #: Numbers of hooks, far from those of users.
 _numbers = itertools.count(1 << 62)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from hpcdist._ops import ReduceOp
 
-__all__ = ["_make_nccl_premul_sum", "reduce_op"]
-
 
 class _ReduceOpAlias:
     """Deprecated: the reductions under their old name; use :class:`hpcdist.ReduceOp`."""

@@ -11,16 +11,6 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
 
-__all__ = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "gather",
-    "gather_into_tensor",
-    "gather_single",
-]
-
 
 @overload
 def all_gather(

@@ -12,8 +12,6 @@ from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.world import NonMember, warn_outside
 
-__all__ = ["monitored_barrier"]
-
 API = "monitored_barrier"
 
 #: Seconds that a timeout of zero stands for: enough for rank 0 to learn which ranks have called.

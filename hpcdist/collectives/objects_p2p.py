@@ -17,8 +17,6 @@ from hpcdist.backends.dispatch import serving
 from hpcdist.collectives._parts import Part, check_list, decode, group_of, of_message
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["recv_object_list", "send_object_list"]
-
 #: Tag of the headers, so that they never match a tensor's receive. It is the largest tag that every
 #: MPI allows: MPI guarantees tags up to 32767, and the engine uses five bits.
 _TAG = 1022

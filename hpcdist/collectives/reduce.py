@@ -11,15 +11,6 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
 
-__all__ = [
-    "all_reduce",
-    "all_reduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-]
-
 _SUM = ReduceOp.SUM
 
 

@@ -9,8 +9,6 @@ from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.rooted import has_list
 from hpcdist.groups.state import ProcessGroup
 
-__all__ = ["scatter"]
-
 
 @overload
 def scatter(

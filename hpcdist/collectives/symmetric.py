@@ -18,8 +18,6 @@ from hpcdist.groups.state import world as _world
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["empty", "full", "is_symmetric", "zeros"]
-
 _log = log.get_logger("symmetric")
 
 #: Communicators whose rank 0 has said why there is no such memory.

@@ -18,8 +18,6 @@ from hpcdist.groups.resolve import default_group
 
 from . import standard_input
 
-__all__ = ["breakpoint"]
-
 #: Seconds, three years: a person who reads and thinks has no timeout.
 _FOREVER = 1e8
 

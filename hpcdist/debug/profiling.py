@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from hpcdist._engine import name_ranges
 
-__all__ = ["record_comm"]
-
 
 @contextmanager
 def record_comm(name: str) -> Iterator[None]:

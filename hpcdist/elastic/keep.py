@@ -18,8 +18,6 @@ from hpcdist.groups.world import world
 from hpcdist.launchers.pmi.server import node_of_this_process
 from hpcdist.parallel.host import on_cpu
 
-__all__ = ["Found", "Keeper"]
-
 _log = log.get_logger("elastic")
 #: Number of a commit, nonce, step, size: what the files of one commit have in common.
 _Id = tuple[int, str, int, int]

@@ -7,8 +7,6 @@ from types import TracebackType
 
 from hpcdist.elastic.state import State, is_death
 
-__all__ = ["Step", "elastic"]
-
 
 class Step:
     """One attempt at a step; a context for its body.

@@ -23,8 +23,6 @@ from pathlib import Path
 
 from hpcdist.startup.commits import folder_of_job
 
-__all__ = ["DamagedError", "Head", "Memory", "shape"]
-
 _MAGIC = b"hpcdcmt1"
 #: Magic, bytes of the head, checksum of the head.
 _START = struct.Struct("<8sII")

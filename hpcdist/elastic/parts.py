@@ -9,8 +9,6 @@ import torch
 
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
-__all__ = ["Part", "RandomNumbers", "part_of"]
-
 
 class Part(Protocol):
     """One thing that is committed and rolled back."""

@@ -14,9 +14,6 @@ from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
-__all__ = ["Shards", "StateLostError", "swap"]
-
-
 #: Of the messages to neighbours.
 TAG = 65_521
 

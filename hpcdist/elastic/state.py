@@ -20,8 +20,6 @@ from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.startup.commits import job_of_this_process
 
-__all__ = ["State", "is_death"]
-
 _log = log.get_logger("elastic")
 #: Bits of a vote: the state may be committed; no rank is known to have died.
 STATE, ALIVE = 1, 2

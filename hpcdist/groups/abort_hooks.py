@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from hpcdist.log import get_logger
 
-__all__ = ["AbortHooks"]
-
 _log = get_logger("group")
 
 

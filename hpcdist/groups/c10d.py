@@ -22,19 +22,6 @@ from hpcdist.groups.members import Members
 from hpcdist.groups.rooted import has_list, parts_of_root
 from hpcdist.groups.tensors import reals_or_raise, sparse_or_raise
 
-__all__ = [
-    "AllToAllOptions",
-    "AllreduceCoalescedOptions",
-    "AllreduceOptions",
-    "BarrierOptions",
-    "BroadcastOptions",
-    "C10d",
-    "GatherOptions",
-    "ReduceOptions",
-    "ReduceScatterOptions",
-    "ScatterOptions",
-]
-
 #: torch's mark for "no timeout of its own".
 _UNSET = timedelta(milliseconds=-1)
 

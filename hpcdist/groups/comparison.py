@@ -22,8 +22,6 @@ import numpy as np
 
 from hpcdist.errors import DistMismatchError
 
-__all__ = ["Comparison", "Entry", "arguments", "digest", "naming", "same_arguments"]
-
 # The digest message: length of the description in bytes, then 32 bytes of hash, as five int64.
 _WORDS = 5
 _MAX_LINES = 8

@@ -13,8 +13,6 @@ from typing import Any
 from hpcdist import _engine
 from hpcdist.groups.world import world
 
-__all__ = ["free_dropped", "take_dropped"]
-
 #: References to a communicator that nothing uses: the engine's, the list's and the argument's.
 _UNUSED = 3
 

@@ -12,8 +12,6 @@ from hpcdist.backends.dispatch import combine
 from hpcdist.backends.hooked import Hooked
 from hpcdist.groups.abort_hooks import AbortHooks
 
-__all__ = ["Hooks", "PostHookArgs", "PreHookArgs"]
-
 
 @dataclass(frozen=True)
 class PreHookArgs:

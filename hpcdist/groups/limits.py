@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-__all__ = ["limit_of", "seconds_of"]
-
 #: Seconds that no timedelta has. The clocks of the native code take any number.
 _LONGEST = timedelta.max.total_seconds()
 

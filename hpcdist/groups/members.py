@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from hpcdist.groups.numbers import whole
 
-__all__ = ["Members", "short"]
-
 
 def short(ranks: tuple[int, ...]) -> str:
     """Return the ranks as one line of text, whatever their number."""

@@ -24,8 +24,6 @@ from hpcdist.groups.state import GroupMember, ProcessGroup
 from hpcdist.groups.turns import turn
 from hpcdist.store.prefix import prefixed
 
-__all__ = ["checked", "make", "new_group", "part_of_world", "time_limit"]
-
 
 def new_group(
     ranks: Iterable[int] | None = None,

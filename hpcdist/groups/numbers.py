@@ -9,8 +9,6 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 
-__all__ = ["split_sizes", "whole"]
-
 _LISTS = (list, tuple, type(None))
 
 

@@ -16,8 +16,6 @@ from hpcdist.groups.members import Members, short
 from hpcdist.groups.window import Window
 from hpcdist.groups.world import world
 
-__all__ = ["ProcessGroup"]
-
 
 class ProcessGroup(C10d):
     """Some ranks of the world that communicate with each other.

@@ -15,24 +15,6 @@ from hpcdist.groups.state import ProcessGroup
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "get_backend",
-    "get_backend_config",
-    "get_backend_impl",
-    "get_default_backend_for_device",
-    "get_node_local_rank",
-    "get_pg_count",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    "supports_complex",
-]
-
 
 def is_available() -> bool:
     """Return whether hpcdist can communicate here.

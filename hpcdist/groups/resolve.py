@@ -9,8 +9,6 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import NOT_INITIALIZED, NonMember, world
 
-__all__ = ["carrier_of", "checked_root", "default_group", "member", "resolve"]
-
 
 def default_group() -> ProcessGroup:
     """Return the default group, or raise ValueError."""

@@ -8,8 +8,6 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.tensors import stacked
 
-__all__ = ["has_list", "parts_of_root"]
-
 
 def has_list(
     comm: Carrier, group: str, api: str, tensor: Any, given: Any, root: int, role: str

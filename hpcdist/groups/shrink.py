@@ -11,8 +11,6 @@ from hpcdist.groups.new_group import checked, make
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 
-__all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
-
 #: Flags of :func:`shrink_group`.
 SHRINK_DEFAULT, SHRINK_ABORT = 0, 1
 

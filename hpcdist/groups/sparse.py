@@ -18,8 +18,6 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing, refusing_parts
 from hpcdist.groups.comparison import digest, naming
 
-__all__ = ["SparseReduction", "all_reduce"]
-
 API = "all_reduce of a sparse tensor"
 
 

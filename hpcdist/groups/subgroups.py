@@ -14,8 +14,6 @@ from hpcdist.groups.new_group import checked, make, part_of_world, time_limit
 from hpcdist.groups.resolve import default_group, member
 from hpcdist.groups.state import GroupMember, ProcessGroup
 
-__all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
-
 
 def new_subgroups(
     group_size: int | None = None,

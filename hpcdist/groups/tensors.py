@@ -12,8 +12,6 @@ from hpcdist._engine import Work, complex_among
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 
-__all__ = ["as_list", "reals_or_raise", "sparse_or_raise", "stacked"]
-
 
 def as_list(tensors: Any) -> Any:
     """Return a single tensor as a list of one, as torch allows."""

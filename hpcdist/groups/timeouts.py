@@ -8,8 +8,6 @@ from hpcdist.config import DEFAULT_TIMEOUT
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 
-__all__ = ["default_pg_timeout", "set_timeout"]
-
 #: Of a group that is created without a timeout, on MPI and on NCCL.
 default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
 

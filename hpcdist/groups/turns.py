@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from hpcdist import _engine
 from hpcdist.errors import DistTimeoutError
 
-__all__ = ["turn"]
-
 #: Seconds between two looks at the queue.
 _STEP = 0.001
 

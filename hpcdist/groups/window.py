@@ -29,8 +29,6 @@ from hpcdist.groups.window_options import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Window"]
-
 
 class Window(WindowMemory):
     """Memory of each rank of a group that the others write and read without its help.

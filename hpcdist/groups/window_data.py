@@ -9,8 +9,6 @@ from hpcdist._buffer import unreadable
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["elements_of", "fill_from", "refuse_without_memory"]
-
 
 def refuse_without_memory(tensor: torch.Tensor, what: str) -> None:
     """Raise TypeError if a tensor on the host has no memory that could be copied.

@@ -18,8 +18,6 @@ from hpcdist.groups.window_data import refuse_without_memory
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WindowMemory"]
-
 #: Of each communicator: the number of the next window, which gives the tag of its signals. A rank
 #: that an exception kept from a registration has counted less than others; they agree at the next.
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-__all__ = ["PutOptions", "SignalOptions", "WaitSignalOptions", "WindowAccessType", "WindowAttr"]
-
 
 @dataclass
 class PutOptions:

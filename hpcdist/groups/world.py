@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 from hpcdist.backends.carrier import Carrier
 from hpcdist.groups.members import Members
 
-__all__ = ["NOT_INITIALIZED", "OUTSIDE", "Absent", "NonMember", "warn_outside", "world"]
-
 #: Why there is no default group.
 NOT_INITIALIZED = (
     "the default process group does not exist: call hpcdist.init_process_group() first"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from hpcdist.launchers.variables import first_host
 
-__all__ = ["LISTS", "nodes"]
-
 #: Variables by which a batch system names the nodes of a job, or their number.
 LISTS = (
     *("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),

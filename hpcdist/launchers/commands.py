@@ -20,18 +20,6 @@ from hpcdist.errors import DistBackendError
 from hpcdist.hardware import allowed_cpus
 from hpcdist.launchers import batch
 
-__all__ = [
-    "Hydra",
-    "IntelMpi",
-    "OpenMpi",
-    "Srun",
-    "Starter",
-    "beside_python",
-    "cores",
-    "find",
-    "instead",
-]
-
 #: Where Cray's systems have their software.
 _CRAY = "/opt/cray"
 _FAMILY = {"openmpi": "Open MPI", "mpich": "MPICH"}

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from .base import Environ, Launcher, mpi_family
 
-__all__ = ["Slurm", "unused_tasks"]
-
 # "2(x3),1" is three nodes with two tasks each, then one node with one
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?$")
 

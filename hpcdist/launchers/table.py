@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from .base import Launcher, mpi_family
 from .slurm import Slurm
 
-__all__ = ["ENVIRONMENT", "HYDRA", "OPEN_MPI", "ORDER", "PMIX", "SLURM_PMIX"]
-
 
 @dataclass(frozen=True)
 class WithoutMpi(Launcher):

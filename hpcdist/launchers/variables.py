@@ -11,17 +11,6 @@ from collections.abc import Mapping, MutableMapping
 
 from .base import Launch
 
-__all__ = [
-    "EXPORTED",
-    "MASTER",
-    "PLACE",
-    "export",
-    "export_launch",
-    "exported",
-    "first_host",
-    "of_launch",
-]
-
 #: A process's place in its job.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 #: Where rank 0 can be reached.

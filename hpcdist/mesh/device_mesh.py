@@ -15,8 +15,6 @@ from hpcdist.mesh.grid import Grid
 from hpcdist.mesh.overrides import Override, override, overrides
 from hpcdist.startup.init import init_process_group
 
-__all__ = ["DeviceMesh"]
-
 
 class DeviceMesh(Grid):
     """Ranks of the world in an n-dimensional grid.

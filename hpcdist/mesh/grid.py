@@ -12,8 +12,6 @@ from hpcdist.mesh import layout as _layout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Grid"]
-
 
 class Grid:
     """A mesh without its groups.

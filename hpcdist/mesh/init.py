@@ -11,8 +11,6 @@ from hpcdist.mesh.device_mesh import DeviceMesh
 from hpcdist.mesh.layout import dimension_names
 from hpcdist.mesh.overrides import overrides
 
-__all__ = ["init_device_mesh"]
-
 
 def init_device_mesh(
     device_type: str,

@@ -13,19 +13,6 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = [
-    "Axes",
-    "axes_of",
-    "dimension_names",
-    "distinct",
-    "flattened",
-    "grid",
-    "part_of",
-    "parts",
-    "split",
-    "unravel",
-]
-
 Axis = tuple[int, ...]
 Axes = tuple[Axis, ...]
 

@@ -11,15 +11,6 @@ from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.nn import _nodes as nodes
 
-__all__ = [
-    "all_gather",
-    "all_gather_single",
-    "all_to_all",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-]
-
 
 @nodes.collective
 def gather(

@@ -19,26 +19,6 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.resolve import member
 
-__all__ = [
-    "AllGather",
-    "AllReduce",
-    "AllReduceExtreme",
-    "AllReduceProduct",
-    "AllToAll",
-    "AllToAllSingle",
-    "Broadcast",
-    "Gather",
-    "Into",
-    "Reduce",
-    "ReduceScatter",
-    "ReduceScatterSingle",
-    "Scatter",
-    "collective",
-    "one_per_rank",
-    "plain",
-    "scale_of",
-]
-
 Shapes = Sequence[torch.Size]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

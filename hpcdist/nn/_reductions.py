@@ -12,14 +12,6 @@ from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.nn import _nodes as nodes
 
-__all__ = [
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-]
-
 _SUM = ReduceOp.SUM
 _LINEAR = ("SUM", "AVG", "PREMUL_SUM")
 _DERIVED = ("MIN", "MAX", "PRODUCT")

@@ -9,8 +9,6 @@ import torch
 
 from hpcdist.parallel.averaging import ModelAverager
 
-__all__ = ["PostLocalSGDOptimizer"]
-
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
     """Step with a local optimizer, then let an averager do its part.

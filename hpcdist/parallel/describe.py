@@ -8,8 +8,6 @@ import torch
 
 from hpcdist.groups.comparison import Entry
 
-__all__ = ["describe"]
-
 
 def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Entry]:
     """Describe what must agree between ranks.

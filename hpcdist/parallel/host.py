@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["on_cpu"]
-
 
 def on_cpu(thing: Any) -> Any:
     """Return a structure with its tensors in ordinary memory, as the codec needs them."""

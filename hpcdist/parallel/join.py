@@ -14,8 +14,6 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.comparison import same_arguments
 
-__all__ = ["Join", "JoinHook", "Joinable"]
-
 # Name of the operation in error messages.
 API = "Join"
 # Steps that a rank shadows before it warns that the inputs are far too uneven.

@@ -12,8 +12,6 @@ from hpcdist.groups.comparison import digest, naming
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
 from hpcdist.parallel.reducer.copies import copy_each
 
-__all__ = ["packed", "send", "unpack"]
-
 # A tensor of at least this size is sent alone: packing it would cost more than its own call.
 _LARGE = MIB
 # The size limit of flat buffers, so that packing one overlaps with sending the previous one.

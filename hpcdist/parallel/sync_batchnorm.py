@@ -15,8 +15,6 @@ from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.copies import unseen
 
-__all__ = ["SyncBatchNorm", "TorchLayers"]
-
 API = "SyncBatchNorm"
 
 

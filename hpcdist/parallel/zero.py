@@ -20,9 +20,6 @@ from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
 from hpcdist.parallel.zero_memory import Flats
 
-__all__ = ["ZeroRedundancyOptimizer"]
-
-
 _STALE = (
     "the group of this ZeroRedundancyOptimizer was reconfigured, and its state is still divided "
     "among the former ranks: call reshard(), as hpcdist.elastic does"

@@ -11,8 +11,6 @@ from hpcdist.groups.comparison import Comparison, Entry, arguments
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.describe import describe
 
-__all__ = ["API", "check_dense", "checked", "compare"]
-
 API = "ZeroRedundancyOptimizer"
 
 

@@ -9,8 +9,6 @@ import torch
 from hpcdist.groups.comparison import digest
 from hpcdist.parallel.reducer.bucket import is_dense
 
-__all__ = ["Flats"]
-
 
 class Flats:
     """The parameters of each rank's share, end to end in one tensor per dtype and device.

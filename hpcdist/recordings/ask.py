@@ -8,8 +8,6 @@ import struct
 import time
 from collections.abc import Iterable
 
-__all__ = ["ask"]
-
 #: In the head of the file: the question, up to which it is answered, whether native stacks as well.
 _ASK, _ANSWERED, _NATIVE = 140, 144, 148
 

@@ -9,8 +9,6 @@ from hpcdist.operations import TRACED_AS
 
 from .model import Operation, Recording
 
-__all__ = ["as_frtrace"]
-
 _STATES = {"queued": "scheduled", "running": "started", "done": "completed", "failed": "started"}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-__all__ = ["arrivals", "hangs"]
-
 
 def hangs(rows: list[dict[str, Any]], least: float = 1.0) -> list[dict[str, Any]]:
     """Find the collectives that ranks wait in, and the ranks that have not called them.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Group", "Operation", "Recording", "Site"]
-
 #: The name of the collectives by which the default group starts; its next one is number 1 again.
 _START = "init_process_group"
 

@@ -16,8 +16,6 @@ from typing import BinaryIO
 
 from .model import Group, Operation, Recording, Site
 
-__all__ = ["find", "folder_of_user", "read"]
-
 _MAGIC = b"hpcdrec\n"
 _VERSION = 2
 _PAGE = 4096

@@ -14,8 +14,6 @@ from .ask import ask
 from .model import Operation, Recording
 from .read import find, folder_of_user, read
 
-__all__ = ["NEWEST", "SeveralJobsError", "readable", "row_of", "rows_of", "where"]
-
 #: Operations of each rank that are looked at: sizes, and who arrived last.
 NEWEST = 128
 #: Letters of a stack that are kept.

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-__all__ = ["Space", "comm_of", "own_space", "said", "settings", "shares_with_launcher", "stat_of"]
-
 #: Where process ids mean something, and where files of /dev/shm do; "0" for what cannot be seen.
 Space = tuple[str, str]
 

@@ -24,8 +24,6 @@ from hpcdist import _engine, _environment, launchers, log
 from hpcdist.errors import DistBackendError, DistTimeoutError
 from hpcdist.startup import apart
 
-__all__ = ["Watch"]
-
 _log = log.get_logger("world")
 
 #: Exit status, the same as that of the engine's watchdog.

@@ -12,16 +12,6 @@ from hpcdist.launchers import commands
 from hpcdist.launchers.slurm import unused_tasks
 from hpcdist.launchers.table import OPEN_MPI, PMIX, SLURM_PMIX
 
-__all__ = [
-    "check_binding",
-    "check_launcher",
-    "contradiction",
-    "log_start",
-    "warn_of_abort",
-    "warn_of_missing_launcher",
-    "warn_without_nccl",
-]
-
 _log = log.get_logger("world")
 
 

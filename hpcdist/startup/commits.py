@@ -11,8 +11,6 @@ from hpcdist import _engine, config
 from hpcdist.recordings.read import folder_of_user
 from hpcdist.startup.apart import stat_of
 
-__all__ = ["expect_end", "folder_of_job", "job_of_this_process"]
-
 #: HPCDIST_COMMIT_JOB of this process, once it is in a process group.
 _named = ""
 

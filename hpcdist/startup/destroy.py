@@ -10,8 +10,6 @@ from hpcdist.groups.dropped import free_dropped, take_dropped
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import GroupMember, ProcessGroup
 
-__all__ = ["destroy_process_group"]
-
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free a group, or all groups.

@@ -30,8 +30,6 @@ from hpcdist.store.prefix import prefixed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["init_process_group"]
-
 #: Held while this process starts its world.
 _starting = threading.Lock()
 

@@ -22,18 +22,6 @@ from hpcdist.startup.rendezvous import meeting
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
 
-__all__ = [
-    "alone",
-    "default_method",
-    "expected_size",
-    "manager",
-    "meet",
-    "raise_together",
-    "refuse_without_launcher",
-    "set_default_method",
-    "start_mpi",
-]
-
 _default = ""
 
 

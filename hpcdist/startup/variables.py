@@ -10,8 +10,6 @@ from typing import Any
 from hpcdist import launchers, log
 from hpcdist.launchers.variables import MASTER, PLACE, export, exported
 
-__all__ = ["export_place", "free_port"]
-
 _log = log.get_logger("world")
 
 #: Bytes of rank 0's "host:port"; a host's name has at most 253.

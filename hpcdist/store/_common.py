@@ -10,19 +10,6 @@ from datetime import timedelta
 
 from hpcdist.errors import StoreTimeoutError
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "LONGEST",
-    "Deadline",
-    "Timeout",
-    "key_list",
-    "key_of",
-    "seconds_of",
-    "timed_out",
-    "value_of",
-    "whole",
-]
-
 #: The default of torch's stores.
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 

@@ -10,8 +10,6 @@ from hpcdist.errors import DistStoreError
 from . import _journal as journal
 from ._table import Table
 
-__all__ = ["Contents", "this_process"]
-
 
 def this_process() -> str:
     """Return the name of this process in the list of members."""

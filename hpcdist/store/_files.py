@@ -7,8 +7,6 @@ import stat
 
 from hpcdist.errors import DistStoreError
 
-__all__ = ["file_system", "open_private", "read_all", "sync_folder", "write_all"]
-
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 

@@ -16,27 +16,6 @@ from dataclasses import dataclass
 
 from hpcdist.errors import DistStoreError
 
-__all__ = [
-    "ARRIVE",
-    "CLOSE",
-    "DELETE",
-    "HEADER_SIZE",
-    "LEAVE",
-    "OPEN",
-    "POP",
-    "PUSH",
-    "SET",
-    "TAIL",
-    "Entry",
-    "Header",
-    "arrival",
-    "arrive",
-    "encode",
-    "job_digest",
-    "records",
-    "scan",
-]
-
 MAGIC = b"hpcdist store 2\n"
 #: magic, random number, job, world size, checksum of all before
 _HEADER = struct.Struct("<16s16s16sqI")

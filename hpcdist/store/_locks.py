@@ -16,15 +16,6 @@ from hpcdist.errors import DistStoreError, StoreTimeoutError
 
 from ._common import Deadline
 
-__all__ = [
-    "ALIVE",
-    "MAIN",
-    "ThreadLock",
-    "lock",
-    "try_lock",
-    "unlock",
-]
-
 #: Locked while a process writes, or reads before it writes: one byte, far behind any contents.
 MAIN = 1 << 62
 #: Each live member has a shared lock on this byte.

@@ -19,8 +19,6 @@ from hpcdist.log import get_logger
 
 from ._common import Deadline
 
-__all__ = ["Address", "adopt", "connect", "enough_descriptors", "listen", "resolve"]
-
 #: Family and address, as getaddrinfo gives them.
 Address = tuple[int, Any]
 

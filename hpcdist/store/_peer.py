@@ -10,8 +10,6 @@ from hpcdist.errors import DistStoreError, StoreTimeoutError
 from . import _net as net
 from ._common import Deadline
 
-__all__ = ["Peer"]
-
 #: A connection that was idle for this many nanoseconds is looked at before it is used.
 _FRESH_NS = 1_000_000_000
 #: Connections that one store keeps for its next calls.

@@ -18,8 +18,6 @@ from ._common import Deadline
 from ._contents import Contents, this_process
 from ._table import Table
 
-__all__ = ["SharedFile"]
-
 _NFS_TYPES = ("nfs", "nfs4")
 #: Seconds that a reader waits, beyond its deadline, for a thread that is just writing.
 _PATIENCE = 0.5

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from hpcdist.errors import DistStoreError, QueueEmptyError
 
-__all__ = ["Barrier", "Table", "number"]
-
 _WHOLE = re.compile(rb"[ \t\n\v\f\r]*[+-]?[0-9]{1,19}\Z")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from hpcdist import config
 from hpcdist.errors import DistStoreError
 
-__all__ = ["KEY_SIZE", "default_key_file", "find_key", "new_key", "read_key_file"]
-
 #: Bytes of a key.
 KEY_SIZE = 32
 

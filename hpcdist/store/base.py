@@ -21,8 +21,6 @@ from ._common import (
     whole,
 )
 
-__all__ = ["Store", "Value"]
-
 Value = str | bytes
 
 

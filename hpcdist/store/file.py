@@ -30,8 +30,6 @@ from ._shared_file import SharedFile
 from ._table import Table
 from .base import Store, Value
 
-__all__ = ["FileStore"]
-
 T = TypeVar("T")
 
 _LONGEST_NAP = 0.01

@@ -14,8 +14,6 @@ from ._common import Deadline, Timeout, key_list, key_of, timed_out, value_of, w
 from ._table import Table
 from .base import Store, Value
 
-__all__ = ["HashStore"]
-
 _callers = itertools.count()
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from ._common import Timeout, key_list, key_of
 from .base import Store, Value
 
-__all__ = ["PrefixStore", "prefixed"]
-
 
 class PrefixStore(Store):
     """Another store seen through a prefix: the key ``k`` is ``prefix/k`` there.

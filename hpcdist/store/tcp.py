@@ -29,8 +29,6 @@ from ._peer import Peer
 from .auth import find_key
 from .base import Store, Value
 
-__all__ = ["TCPStore"]
-
 #: A working server answers at the timeout; this many seconds later it counts as frozen.
 _GRACE = 0.25
 #: Seconds that a connection may take to prove itself, and a message to arrive.

@@ -19,8 +19,6 @@ from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.world import NonMember
 
-__all__ = ["last_words", "parallel_assert", "parallel_raises"]
-
 E = TypeVar("E", bound=BaseException)
 
 #: What ends a program, or a generator. What else is no Exception may be an outcome of pytest's.

@@ -14,8 +14,6 @@ from typing import Any
 
 from hpcdist import launchers
 
-__all__ = ["EXIT_CODE", "deadline"]
-
 #: Exit code of a process that its deadline ended, as of coreutils' ``timeout``.
 EXIT_CODE = 124
 

@@ -11,8 +11,6 @@ from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist._ops import ReduceOp
 
-__all__ = ["begun", "blocks", "bounded", "every", "one", "op_of", "plain", "root_of"]
-
 _OPS = {
     kind: getattr(ReduceOp, name)
     for name, kind in TorchOp.RedOpType.__members__.items()

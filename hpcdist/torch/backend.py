@@ -19,8 +19,6 @@ from hpcdist.startup import destroy, init, steps
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
-__all__ = ["create", "group", "register", "to_torch"]
-
 #: Name of one of our groups -> the group that torch has for it.
 _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
 

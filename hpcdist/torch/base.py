@@ -33,8 +33,6 @@ from hpcdist.torch.ranges import shown
 from hpcdist.torch.timeouts import asks_to_set_it, settable
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
 
-__all__ = ["NAME", "BridgeBase"]
-
 #: Name of the backend.
 NAME = "hpcdist"
 

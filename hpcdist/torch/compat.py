@@ -14,14 +14,6 @@ from typing import NamedTuple
 from hpcdist._torch_version import OLDEST, untested, version
 from hpcdist.operations import OPERATIONS
 
-__all__ = [
-    "NAMES",
-    "Renamed",
-    "check",
-    "hide_from_compiler",
-    "recorded_as",
-]
-
 
 class Renamed(NamedTuple):
     """A method of process groups that has another name in other versions.

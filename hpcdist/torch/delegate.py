@@ -20,8 +20,6 @@ from torch._C._distributed_c10d import Backend
 
 from hpcdist.operations import OPERATIONS
 
-__all__ = ["Delegate", "give_delegate"]
-
 #: Operations of a backend, and its own name for each of the group's.
 _OPERATIONS = {
     name: name

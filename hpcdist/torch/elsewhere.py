@@ -21,8 +21,6 @@ from hpcdist.backends.dispatch import Dispatch, agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.torch.compat import NAMES
 
-__all__ = ["Elsewhere", "by_device"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 #: Our name of a method -> those that other versions of torch have for it.
 _OTHERS: dict[str, list[str]] = {}

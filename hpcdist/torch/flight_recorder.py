@@ -11,8 +11,6 @@ from hpcdist.flight_recorder import recorder
 from hpcdist.recordings import as_frtrace, read
 from hpcdist.torch.compat import recorded_as
 
-__all__ = ["dump_flight_recorder"]
-
 
 def dump_flight_recorder(prefix: str | None = None) -> str:
     """Write a dump of the flight recorder, for ``torchfrtrace``.

@@ -10,8 +10,6 @@ from torch._C import _distributed_c10d as c10d
 
 from hpcdist.torch.compat import version
 
-__all__ = ["register"]
-
 _NAME = "all_gather_into_tensor_out"
 #: Keeps the registration; dropped, it would end.
 _library: Any = None

@@ -15,8 +15,6 @@ from torch.distributed.algorithms.join import Join
 
 from hpcdist.torch.work import BridgeWork
 
-__all__ = ["register"]
-
 #: What takes part in a Join -> the Work of its last step.
 _kept: WeakKeyDictionary[Any, BridgeWork] = WeakKeyDictionary()
 

@@ -14,8 +14,6 @@ from torch.autograd import profiler
 from hpcdist import profiler_events
 from hpcdist.operations import OPERATIONS
 
-__all__ = ["shown"]
-
 
 def shown(
     name: str, tensors: Sequence[Any], method: Callable[..., Any], backend: str

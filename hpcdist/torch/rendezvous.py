@@ -24,8 +24,6 @@ from hpcdist.store import TCPStore
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import to_torch
 
-__all__ = ["init_process_group", "meet", "register"]
-
 #: Bytes of the store's key, and of what rank 0 tells: the key, host and port.
 _KEY, _LENGTH = 32, 320
 

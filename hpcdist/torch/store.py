@@ -11,8 +11,6 @@ import torch.distributed as c10d
 from hpcdist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 from hpcdist.store import Store
 
-__all__ = ["from_torch", "to_torch"]
-
 T = TypeVar("T")
 
 #: A process group holds the C++ part of a store only. When the Python part goes, its methods do.

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["asks_to_set_it", "settable"]
-
 _NAME = "_set_pg_timeout"
 
 

@@ -14,9 +14,6 @@ from torch.distributed import Work
 from hpcdist.backends import cuda
 from hpcdist.flight_recorder import Entry
 
-__all__ = ["AllOf", "BridgeWork", "FinishedWork", "flat", "limit_of"]
-
-
 _ZERO = timedelta(0)
 
 #: Seconds in which the operations behind one that has failed end as a rule.

@@ -198,6 +198,34 @@ print(dict(os.environ) == before)
     assert done.stdout.strip() == "True", done.stderr
 
 
+def test_only_packages_and_the_reference_need_a_list_of_names():
+    """Elsewhere the underscore says it, and a list would say it again."""
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/api/*.rst"))
+    named = set(re.findall(r"^(?:\.\. names:: |   )(hpcdist[.\w]*)$", pages, re.M))
+    assert {"hpcdist.config", "hpcdist.data", "hpcdist.nn.functional"} <= named
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        bound = {
+            target.id: statement.value
+            for statement in tree.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        }
+        if "__all__" not in bound or path.name == "__init__.py" or module in named:
+            continue
+        listed = {
+            node.value for node in ast.walk(bound["__all__"]) if isinstance(node, ast.Constant)
+        }
+        imported = {
+            alias.asname or alias.name
+            for statement in tree.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+        }
+        assert listed & imported, f"{module} needs no __all__: it re-exports no name"
+
+
 def test_all_is_what_can_be_imported():
     import hpcdist
 

@@ -14,8 +14,6 @@ from hpcdist.backends.aliasing import inside
 
 from .device_tensor import DeviceTensor
 
-__all__ = ["separate"]
-
 
 def separate(
     ins: Sequence[DeviceTensor], outs: Sequence[DeviceTensor], may_lie: dict[int, int]

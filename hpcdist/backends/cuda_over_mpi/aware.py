@@ -8,8 +8,6 @@ import os
 
 from hpcdist import _engine, _loader, config
 
-__all__ = ["library_report", "takes_device_memory"]
-
 #: MPICH's and Intel MPI's number for CUDA in MPIX_GPU_query_support.
 _CUDA = 0
 

@@ -15,8 +15,6 @@ from .device_tensor import DeviceTensor, describe, reducible, with_extra
 from .exchange import Exchange, Exchanges, one_dtype, rounds, slices, views
 from .pinned import Copy, Piece
 
-__all__ = ["Blocks"]
-
 
 def _even(copies: Sequence[Copy]) -> bool:
     return len({each.length for each in copies}) == 1

@@ -31,8 +31,6 @@ from .device_tensor import DeviceTensor
 from .lane import StagedJob, StagedWork, StagingLane, StagingLanes, refuse_forked
 from .pinned import Piece, PinnedPool, pipeline, wait_until_reached
 
-__all__ = ["Core", "Plan"]
-
 #: Keeps the making of a communicator here apart from new_group's on another thread.
 _TAG = 201
 #: Bytes of a call's description that ranks exchange when they disagree.

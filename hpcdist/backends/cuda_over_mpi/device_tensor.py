@@ -10,8 +10,6 @@ from hpcdist import _nccl, dtypes
 from hpcdist._ops import ReduceOp, op_refusal
 from hpcdist.backends import cuda
 
-__all__ = ["DeviceTensor", "flat", "reducible", "describe", "with_extra"]
-
 
 def flat(tensor: Any) -> Any:
     """The bytes of a dense tensor in the order of its memory, as a view."""

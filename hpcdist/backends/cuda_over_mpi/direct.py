@@ -17,17 +17,6 @@ from hpcdist.backends import cuda
 
 from .device_tensor import DeviceTensor
 
-__all__ = [
-    "all_gather",
-    "all_gather_lists",
-    "all_reduce",
-    "broadcast",
-    "exchange",
-    "memory",
-    "reduce",
-    "reduce_scatter",
-]
-
 _INTEGERS = {"PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"}
 #: What MPI itself reduces as hpcdist promises it; for the rest hpcdist brings its own functions,
 #: which run on the processor.

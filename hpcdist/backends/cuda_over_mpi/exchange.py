@@ -16,8 +16,6 @@ from .core import Core, Plan
 from .device_tensor import DeviceTensor
 from .pinned import Copy, Piece
 
-__all__ = ["Exchange", "Exchanges", "slices", "one_dtype", "rounds", "views"]
-
 
 @dataclass(frozen=True)
 class Exchange:

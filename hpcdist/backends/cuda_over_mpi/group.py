@@ -12,8 +12,6 @@ from .blocks import Blocks
 from .messages import Messages
 from .reductions import InPlace
 
-__all__ = ["StagedGroup"]
-
 
 class StagedGroup(InPlace, Blocks, Messages):
     """All operations of a group over MPI on CUDA tensors; ranks are group ranks."""

@@ -14,8 +14,6 @@ from hpcdist import _buffer, log
 from hpcdist._nccl import StreamWork
 from hpcdist.errors import DistBackendError, DistError, DistTimeoutError, forked_error
 
-__all__ = ["StagedJob", "StagingLane", "StagingLanes", "StagedWork", "refuse_forked"]
-
 _log = log.get_logger("staging")
 
 #: Seconds that a lane's thread waits for the next operation before it ends.

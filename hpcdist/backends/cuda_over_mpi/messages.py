@@ -26,8 +26,6 @@ from .device_tensor import DeviceTensor
 from .lane import StagedJob, StagedWork
 from .pinned import Copy, PinnedBuffers, wait_until_reached
 
-__all__ = ["Messages"]
-
 #: Bytes: messages up to here have buffers of their own, so that many in flight need little memory.
 _SHORT = 64 << 10
 

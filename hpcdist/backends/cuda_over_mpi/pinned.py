@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from hpcdist.errors import DistError, DistTimeoutError
 
-__all__ = ["Copy", "Piece", "PinnedBuffers", "PinnedPool", "wait_until_reached", "pipeline"]
-
 #: Number of buffers. In place: one is filled, one is with MPI, one is emptied, one is to spare.
 BUFFERS = 4
 #: PinnedPool that a group keeps of each kind; for collectives the one that was not used for longest

@@ -13,8 +13,6 @@ from .core import Core, Plan
 from .device_tensor import DeviceTensor, describe, reducible, with_extra
 from .pinned import Copy, Piece
 
-__all__ = ["InPlace", "cut"]
-
 
 def cut(parts: Sequence[DeviceTensor], size: int) -> list[list[Copy]]:
     """Divide tensors into buffers full, several short ones into one; at least one, if empty."""

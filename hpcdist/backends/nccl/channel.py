@@ -19,8 +19,6 @@ from hpcdist.errors import (
     DistTimeoutError,
 )
 
-__all__ = ["Channel", "MpiChannel", "StoreChannel", "create"]
-
 _UNIQUE = 128
 #: Tag of the messages between two ranks that make a communicator of their own.
 _TAG = 1023

@@ -13,8 +13,6 @@ from hpcdist.errors import DistError, DistTimeoutError
 from .channel import Channel
 from .options import NCCLOptions
 
-__all__ = ["Communicators"]
-
 _log = log.get_logger("nccl")
 
 

@@ -12,8 +12,6 @@ from hpcdist.backends.base import BackendOptions
 
 from .group import NcclGroup
 
-__all__ = ["derive"]
-
 
 def derive(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
     """Make a new group's communicator from its parent's, if all ranks have that one.

@@ -24,8 +24,6 @@ from .options import NCCLOptions
 from .recording import Recording
 from .tensors import region
 
-__all__ = ["NcclGroup"]
-
 #: The operations that are native as a whole.
 _SINGLE_CALLS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 _living: weakref.WeakSet[NcclGroup] = weakref.WeakSet()

@@ -12,16 +12,6 @@ from hpcdist.errors import DistBackendError, checked_async
 
 from . import movements
 
-__all__ = [
-    "exchange",
-    "gather_all",
-    "is_own",
-    "refuse_capture",
-    "run_on_copies",
-    "upload",
-    "wait_on_host",
-]
-
 
 def is_own(array: Any, about: dict[str, Any]) -> bool:
     """Whether this is an exchange of hpcdist's own: on a NumPy array, and with a name."""

@@ -11,8 +11,6 @@ from hpcdist._nccl import Communicator, StreamQueue
 
 from .tensors import message_region
 
-__all__ = ["batch_isend_irecv", "irecv", "isend"]
-
 
 def isend(queue: StreamQueue, tensor: Any, dst: int) -> Any:
     """Begin to send, on a communicator of the two ranks."""

@@ -11,8 +11,6 @@ from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
 from .tensors import check_count, common_dtype, region, split_rows
 
-__all__ = ["all_gather_coalesced", "all_to_all", "all_to_all_single", "exchange", "gather_all"]
-
 
 def all_gather_coalesced(
     queue: StreamQueue, output_lists: Any, input_list: Any, async_op: bool

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from hpcdist import config
 
-__all__ = ["NCCLOptions"]
-
 
 @dataclass(frozen=True)
 class NCCLOptions:

@@ -7,8 +7,6 @@ from typing import Any
 from hpcdist.flight_recorder import NCCL, Entry, Recorder, Where
 from hpcdist.operations import TRACED_AS
 
-__all__ = ["Recording"]
-
 
 class _Batch:
     """The entries of messages that start together."""

@@ -11,8 +11,6 @@ from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
 from .tensors import check_count, common_dtype, region
 
-__all__ = ["all_reduce_coalesced", "reduce", "reduce_scatter"]
-
 
 def _translate(comm: Communicator, dtype: int, op: ReduceOp) -> tuple[int, int, int]:
     """Return NCCL's element type, its elements per element of ours, and its operation."""

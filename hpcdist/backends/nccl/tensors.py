@@ -9,8 +9,6 @@ from hpcdist import _nccl, dtypes
 from hpcdist._engine import disordered
 from hpcdist.backends import cuda
 
-__all__ = ["Region", "check_count", "common_dtype", "message_region", "region", "split_rows"]
-
 
 class Region(NamedTuple):
     """The memory of a tensor."""

@@ -9,8 +9,6 @@ from hpcdist.cli.merge_traces import merge, read_trace, write_trace
 from hpcdist.recordings import Recording
 from hpcdist.recordings.analysis.bars import timeline
 
-__all__ = ["merged"]
-
 
 def merged(out: Path, recordings: list[Recording], profiles: list[Path]) -> None:
     """Write a trace in Chrome's format.

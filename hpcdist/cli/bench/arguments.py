@@ -8,16 +8,6 @@ from collections.abc import Sequence
 from ..numbers import natural, positive
 from .errors import BenchError
 
-__all__ = [
-    "add_libraries",
-    "add_measure",
-    "add_models",
-    "add_output",
-    "add_sizes",
-    "size",
-    "sizes",
-]
-
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-__all__ = ["busy"]
-
 #: On any core of the machine, until the process that started it has gone.
 _LOOP = """
 import os, sys

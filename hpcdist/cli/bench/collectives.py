@@ -35,8 +35,6 @@ from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
-
 _REDOPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 _PIVOT = formats.Pivot("size_bytes", "library", "time_us")

@@ -39,8 +39,6 @@ from .libraries import Gloo
 from .library import open_libraries
 from .measure import Times, interleave
 
-__all__ = ["COLUMNS", "Trainer", "add_arguments", "run"]
-
 COLUMNS = (
     formats.Column("model", "model", "", 12),
     formats.Column("parameters"),

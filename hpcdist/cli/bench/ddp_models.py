@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["MODELS", "CharTransformer", "ManyTiny"]
-
 
 class ManyTiny(nn.Module):
     """A thousand parameters of eight elements: all overhead, no work.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BenchError", "Unsupported"]
-
 
 class BenchError(Exception):
     """A fault that every rank finds in the same way, such as arguments that contradict each other.

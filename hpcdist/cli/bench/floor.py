@@ -12,8 +12,6 @@ from .library import Library
 from .measure import Batch
 from .operations import Case
 
-__all__ = ["Floor"]
-
 
 class _Share(NamedTuple):
     """What one of n ranks moves of an operation on N bytes, if the ranks divide the work evenly.

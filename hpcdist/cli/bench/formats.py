@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 from .job import MpiJob
 
-__all__ = ["Column", "Pivot", "Table", "short"]
-
 Row = Mapping[str, Any]
 
 

@@ -26,8 +26,6 @@ from hpcdist.startup.init import init_process_group
 
 from .errors import BenchError
 
-__all__ = ["MpiJob"]
-
 
 class MpiJob:
     """All ranks of a bench, as a context.

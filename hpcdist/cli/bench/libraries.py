@@ -19,8 +19,6 @@ from .library import Call, Library, Messages, Wait
 from .measure import Batch
 from .operations import Case
 
-__all__ = ["LIBRARIES", "Async", "CLoop", "Gloo", "Hpcdist", "Mpi4py", "Unchecked"]
-
 
 class Hpcdist(Library):
     """hpcdist with the entry check, its default."""

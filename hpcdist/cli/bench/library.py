@@ -16,16 +16,6 @@ from .operations import Case
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Call",
-    "Library",
-    "Messages",
-    "Wait",
-    "close_libraries",
-    "collect_batches",
-    "open_libraries",
-]
-
 #: A function and its arguments.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 #: Waits for what was started.

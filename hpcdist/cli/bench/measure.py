@@ -10,8 +10,6 @@ import numpy as np
 
 from .job import MpiJob
 
-__all__ = ["Batch", "Times", "interleave"]
-
 #: Runs the thing that is measured so many times.
 Batch = Callable[[int], None]
 

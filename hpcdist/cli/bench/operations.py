@@ -16,16 +16,6 @@ from .errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "OPERATIONS",
-    "Case",
-    "Operation",
-    "fill_other",
-    "pattern",
-    "pattern_of",
-    "refuse",
-]
-
 #: Elements after which a pattern repeats: a prime, so that no block of a buffer looks like another.
 _PERIOD = 1048573
 

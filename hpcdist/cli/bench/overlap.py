@@ -38,8 +38,6 @@ from .library import Library, close_libraries, open_libraries
 from .measure import interleave
 from .operations import OPERATIONS, Case
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
-
 _LIBRARIES: tuple[type[Library], ...] = (Hpcdist, Mpi4py, Gloo)
 
 COLUMNS = (

@@ -24,8 +24,6 @@ from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
 from .operations import fill_other, pattern_of
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
-
 _LIBRARIES: tuple[type[Library], ...] = (Hpcdist, CLoop, Mpi4py, Gloo)
 _KINDS = ("latency", "bandwidth")
 

@@ -8,8 +8,6 @@ from typing import Any
 from .formats import Table, short
 from .job import MpiJob
 
-__all__ = ["draw", "ready"]
-
 _COLOURS = {
     "hpcdist": "#c0392b",
     "hpcdist-off": "#e59866",

@@ -29,8 +29,6 @@ from . import arguments, formats
 from .job import MpiJob
 from .measure import interleave
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
-
 COLUMNS = (
     formats.Column("operation", "operation", "", 10),
     formats.Column("kind", "store", "", 12),

@@ -24,8 +24,6 @@ from .errors import BenchError
 from .job import MpiJob
 from .measure import Times, interleave
 
-__all__ = ["COLUMNS", "add_arguments", "run"]
-
 COLUMNS = (
     formats.Column("case", "case", "", 24),
     formats.Column("library", "library", "", 14),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hpcdist import _engine, launchers
 
-__all__ = ["give", "is_of_another"]
-
 #: Subject -> MPI -> what to use; "" for an MPI that is not listed.
 _WORDS = {
     "transport": {

@@ -10,8 +10,6 @@ from hpcdist import hardware
 from . import advice
 from .section import FAULT, WARNING, Place, Section
 
-__all__ = ["collect", "nodes_of", "short", "shared"]
-
 
 def short(numbers: Iterable[int]) -> str:
     """``0-3,8`` for 0, 1, 2, 3, 8."""

@@ -12,8 +12,6 @@ from hpcdist.launchers import mpi_family
 
 from .section import FAULT, WARNING, Place, Section
 
-__all__ = ["collect", "transports"]
-
 _TRANSPORTS = re.compile(r"lib(ucp|uct_ib|fabric|psm2|ucc|hcoll|nccl|cuda)(?:-[0-9a-f]+)?\.so")
 
 

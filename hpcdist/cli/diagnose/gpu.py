@@ -12,8 +12,6 @@ from . import advice
 from .binding import nodes_of, short
 from .section import FAULT, NOTE, WARNING, Place, Section
 
-__all__ = ["collect"]
-
 
 def collect(place: Place) -> Section:
     """Check driver and GPUs in /proc and /sys, and what torch, NCCL and a running MPI report."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from .binding import nodes_of
 from .section import FAULT, WARNING, Place, Section
 
-__all__ = ["Port", "chosen", "collect", "ports", "rate_of"]
-
 FOLDER = "sys/class/infiniband"
 
 

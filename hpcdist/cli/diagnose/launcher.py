@@ -6,8 +6,6 @@ from hpcdist import launchers
 
 from .section import FAULT, Place, Section
 
-__all__ = ["collect"]
-
 #: Beginnings of the variables that launchers and batch systems set.
 _SPOKEN = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "SLURM_PROCID", "SLURM_STEP_",
            "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_MPI_TYPE", "SLURM_CPU_BIND",

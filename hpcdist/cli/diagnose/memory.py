@@ -11,8 +11,6 @@ from typing import Any
 
 from .section import FAULT, NOTE, WARNING, Place, Section
 
-__all__ = ["Offer", "can_copy", "collect", "sibling_of"]
-
 #: Bytes of /dev/shm that MPI and hpcdist want at least; Docker gives 64 MiB for all ranks.
 _SHM = 256 << 20
 _GIB = 1 << 30

@@ -21,8 +21,6 @@ from hpcdist.groups.state import get_rank, get_world_size
 from . import advice
 from .section import FAULT, WARNING
 
-__all__ = ["BROKEN", "BYTES", "GOOD", "expected", "judge", "measure"]
-
 BYTES = 32 << 20
 #: A healthy all_reduce takes at most so many times what is expected: docs/diagnose.md tells what
 #: was measured, and with what switched off.

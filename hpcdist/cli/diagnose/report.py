@@ -10,8 +10,6 @@ from . import advice
 from .binding import short
 from .section import FAULT, NOTE, WARNING
 
-__all__ = ["SCHEMA", "as_json", "as_text", "merge", "status"]
-
 #: Version of the JSON form. New keys leave it; a change of meaning raises it.
 SCHEMA = 1
 _ORDER = (FAULT, WARNING, NOTE)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAULT", "NOTE", "WARNING", "Place", "Section"]
-
 #: Jobs fail, hang, are wrong, or are several times slower than they need be.
 FAULT = "fault"
 #: Costs something, or will under circumstances that cannot be seen from here.

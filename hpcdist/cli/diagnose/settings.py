@@ -14,8 +14,6 @@ from hpcdist import config
 from . import advice
 from .section import FAULT, WARNING, Place, Section
 
-__all__ = ["SETTINGS", "Setting", "collect"]
-
 #: Beginnings of variables that are shown when they are set, known to the table or not.
 _FAMILIES = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "UCC_", "NCCL_", "MPICH_",
              "MPIR_CVAR_", "FI_", "I_MPI_", "HPCDIST_", "RDMAV_", "IBV_", "OMP_", "KMP_",

@@ -7,8 +7,6 @@ from typing import Any
 from . import binding, reduce
 from .section import FAULT, Place
 
-__all__ = ["ethernet", "judge"]
-
 
 def judge(whole: dict[str, Any], parts: list[Any], measured: dict[str, Any] | None) -> None:
     """Add what only all ranks together show."""

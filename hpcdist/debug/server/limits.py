@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Limits"]
-
 #: Seconds in which a request must be complete, and between two of them.
 PATIENCE = 10.0
 #: Seconds from a request to the end of its answer, for a client that reads slowly.

@@ -8,8 +8,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["exposition"]
-
 #: Name, field of a row, meaning; each by rank and host.
 _GAUGES = (
     ("alive", "alive", "Whether the rank's process lives."),

@@ -20,8 +20,6 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from .state import Node, State
 
-__all__ = ["Receiver", "report"]
-
 #: Bytes of a report, compressed and not.
 ROOM, LARGEST = 64 << 20, 512 << 20
 #: Seconds between two reports.

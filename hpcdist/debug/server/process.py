@@ -19,8 +19,6 @@ from .nodes import ROOM, Receiver, report
 from .state import Node, State
 from .web import Site
 
-__all__ = ["main"]
-
 #: Bytes of a request for the page: its head, there is no body.
 _HEAD = 32 << 10
 #: The server takes what the ranks leave of the cores.

@@ -24,8 +24,6 @@ from hpcdist.groups.state import get_world_size, is_initialized
 from hpcdist.launchers.pmi.server import node_of_this_process
 from hpcdist.recordings import read
 
-__all__ = ["start_debug_server", "stop_debug_server"]
-
 _log = log.get_logger("debug")
 
 #: Seconds that the server's process has to start, on cores that are busy.

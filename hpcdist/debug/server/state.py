@@ -14,8 +14,6 @@ from hpcdist.recordings import Recording, ask
 from hpcdist.recordings.hangs import arrivals, hangs
 from hpcdist.recordings.rows import NEWEST, readable, row_of
 
-__all__ = ["SILENT", "Node", "State", "decoded"]
-
 #: Samples of the history.
 _KEPT = 300
 #: Samples that the table of slow ranks is made of.

@@ -23,8 +23,6 @@ from .metrics import exposition
 from .nodes import Receiver
 from .state import State, decoded
 
-__all__ = ["Site"]
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: Seconds for which a sample is shown before the next one is made.
 FRESH = 1.0

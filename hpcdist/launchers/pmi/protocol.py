@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["KEY_MAX", "NAME_MAX", "VALUE_MAX", "Manager", "Space", "mapping", "parse"]
-
 # Longest name of a key space, key and value that MPI may use, the same as hydra's: MPICH itself
 # divides longer values.
 NAME_MAX, KEY_MAX, VALUE_MAX = 256, 64, 1024

@@ -16,8 +16,6 @@ from hpcdist import _environment
 
 from .protocol import Manager, mapping
 
-__all__ = ["Server", "node_of_this_process"]
-
 # Seconds between two checks of the deadline and the peers.
 _TICK = 0.2
 

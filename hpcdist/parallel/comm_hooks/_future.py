@@ -14,8 +14,6 @@ from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["Driven", "Pipeline", "begins", "counted", "dense_buffer", "group_of"]
-
 
 class Driven(torch.futures.Future):
     """A future that the waiting thread completes.

@@ -8,8 +8,6 @@ from typing import Any
 
 from hpcdist.parallel.comm_hooks.default import allreduce_hook, fp16_compress_hook
 
-__all__ = ["BuiltinCommHookType", "builtin"]
-
 
 class BuiltinCommHookType(enum.Enum):
     """Hooks for ``DistributedDataParallel._register_builtin_comm_hook``.

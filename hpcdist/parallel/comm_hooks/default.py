@@ -14,17 +14,6 @@ from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import deliver_gradients
 
-__all__ = [
-    "Hook",
-    "allreduce_hook",
-    "average",
-    "bf16_compress_hook",
-    "bf16_compress_wrapper",
-    "fp16_compress_hook",
-    "fp16_compress_wrapper",
-    "noop_hook",
-]
-
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 

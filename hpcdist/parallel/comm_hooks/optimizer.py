@@ -17,9 +17,6 @@ from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import deliver_gradients
 
-__all__ = ["OptimizerHookState", "OptimizerInBackward", "hook_then_optimizer",
-           "optimizer_in_backward_hook"]  # fmt: skip
-
 
 class _Together:
     """Several optimizers of one parameter, as one."""

@@ -11,8 +11,6 @@ from hpcdist.parallel.comm_hooks._future import counted, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["PostLocalSGDState", "post_localSGD_hook"]
-
 API = "post_localSGD_hook"
 _log = get_logger("comm_hooks")
 

@@ -19,8 +19,6 @@ from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["batched_powerSGD_hook", "orthogonalize", "powerSGD_hook"]
-
 API = "powerSGD_hook"
 _HALVES = (torch.float16, torch.bfloat16)
 

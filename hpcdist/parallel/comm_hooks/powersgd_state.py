@@ -12,8 +12,6 @@ from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks._future import Pipeline
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["PowerSGDState"]
-
 _log = get_logger("comm_hooks")
 
 _OPTIONS = (

@@ -8,8 +8,6 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-__all__ = ["quantization_perchannel_hook", "quantization_pertensor_hook"]
-
 _LEVELS = 255
 _SMALLEST = torch.finfo(torch.float32).eps
 

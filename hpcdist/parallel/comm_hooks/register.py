@@ -8,8 +8,6 @@ from typing import Any
 from hpcdist.parallel.comm_hooks import default, powersgd, quantization
 from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
 
-__all__ = ["DDPCommHookType", "register_ddp_comm_hook"]
-
 
 class DDPCommHookType(enum.Enum):
     """The hooks that need no more than a group.

@@ -16,8 +16,6 @@ from hpcdist.parallel.sync import unpack
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.parallel.zero_arguments import API
 
-__all__ = ["hook_with_zero_step", "hook_with_zero_step_interleaved"]
-
 
 class _Stepper:
     """Steps bucket after bucket, in the same order on all ranks."""

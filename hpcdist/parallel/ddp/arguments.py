@@ -11,8 +11,6 @@ import torch
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.bucket import MIB
 
-__all__ = ["bucket_caps", "check_tensors", "group_of", "input_device", "name_of", "sparse_indices"]
-
 # A small first bucket starts communication early in backward; large ones after it keep the number
 # of messages low.
 _FIRST_BUCKET = MIB

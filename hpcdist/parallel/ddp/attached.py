@@ -15,8 +15,6 @@ import torch
 from hpcdist.parallel.reducer.reducer import Reducer
 from hpcdist.parallel.reducer.stats import Stats
 
-__all__ = ["Attached"]
-
 #: The module by which torch attaches them; if it is not imported, none is attached.
 _MODULE = "torch.distributed.optim.apply_optimizer_in_backward"
 

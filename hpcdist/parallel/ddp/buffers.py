@@ -15,8 +15,6 @@ from hpcdist.parallel.reducer.bounded import bounded
 from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
 
-__all__ = ["BufferCommHookLocation", "Buffers"]
-
 API = "DistributedDataParallel buffers"
 
 

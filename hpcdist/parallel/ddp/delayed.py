@@ -22,8 +22,6 @@ from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watc
 from hpcdist.parallel.reducer.graph import find_tensors
 from hpcdist.parallel.reducer.texts import create_graph
 
-__all__ = ["DelayedReduction"]
-
 #: Another name than that of the reducer's buckets, which the entry check must not take them for.
 API = counting("DistributedDataParallel: delayed gradients", "backward pass")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from hpcdist.errors import DistError
 
-__all__ = ["Logger"]
-
 
 class Logger:
     """Reads and marks the logging data of a reducer.

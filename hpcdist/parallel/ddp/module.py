@@ -33,8 +33,6 @@ from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.sync_batchnorm import TorchLayers
 
-__all__ = ["DistributedDataParallel"]
-
 _SAME_MODEL = (
     "DDP expects same model",
     "Build the module in the same way, and pass the same arguments, on every rank",

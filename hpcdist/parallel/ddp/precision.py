@@ -19,8 +19,6 @@ import torch
 from hpcdist.parallel.reducer.failure import current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
 
-__all__ = ["MixedPrecision", "Precision"]
-
 
 @dataclass
 class MixedPrecision:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hpcdist.parallel.reducer.reducer import Reducer
     from hpcdist.parallel.reducer.stats import Stats
 
-__all__ = ["Settings"]
-
 
 class Settings:
     """The part of DistributedDataParallel for hooks, settings and statistics."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hpcdist.parallel.reducer.reducer import Reducer
     from hpcdist.parallel.reducer.stats import Stats
 
-__all__ = ["DDPJoinHook", "Step", "Uneven", "agree"]
-
 API = "DistributedDataParallel join"
 
 

@@ -10,8 +10,6 @@ import torch
 
 from hpcdist.errors import DistError, DistTimeoutError
 
-__all__ = ["Bounded", "bounded", "give_up"]
-
 # What `.then` returns is of the base class.
 _PLAIN = (torch.futures.Future, torch._C.Future)
 # The maximum of Event.wait; 50 days.

@@ -12,8 +12,6 @@ from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 
-__all__ = ["MIB", "Allocator", "Bucket", "allocate", "assign_buckets", "is_dense", "wholes"]
-
 API = counting("DistributedDataParallel", "backward pass")
 MIB = 1 << 20
 #: Bytes from which NumPy asks for huge pages.

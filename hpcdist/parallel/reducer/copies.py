@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["copy_each", "deliver", "reals", "unseen"]
-
 
 def reals(flat: torch.Tensor) -> torch.Tensor:
     """View a flat tensor of complex numbers as real ones, real and imaginary parts in turn.

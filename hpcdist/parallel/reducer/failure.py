@@ -15,8 +15,6 @@ from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
 
-__all__ = ["Failure", "current_backward", "watch"]
-
 # Private to torch: a torch without them fails at the import, not in backward.
 current_backward = torch._C._current_graph_task_id  # autograd's number; -1 outside of backward
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback

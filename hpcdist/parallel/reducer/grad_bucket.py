@@ -13,8 +13,6 @@ from hpcdist.parallel.reducer.copies import reals
 if TYPE_CHECKING:
     from hpcdist.parallel.reducer.bucket import Bucket
 
-__all__ = ["GradBucket"]
-
 
 class GradBucket:
     """One bucket of gradients, as a communication hook sees it.

@@ -10,8 +10,6 @@ import torch
 
 from hpcdist import _graph
 
-__all__ = ["find_tensors", "reached", "will_accumulate"]
-
 # Private to torch: a torch without it fails at the import, not in backward.
 _will_execute = torch._C._will_engine_execute_node
 # The class of the nodes at the ends of the graph, which add to a leaf's .grad.

@@ -19,8 +19,6 @@ from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
 from hpcdist.parallel.reducer.unused import Usage
 
-__all__ = ["Pipeline"]
-
 # With gradients as views, a gradient of at least this size moves into its bucket when it is ready,
 # which frees its own memory; smaller ones are moved together when the bucket is full.
 _LARGE = 1 << 16

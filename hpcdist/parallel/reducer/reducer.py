@@ -34,8 +34,6 @@ from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
 from hpcdist.parallel.reducer.unused import Usage
 
-__all__ = ["Reducer"]
-
 
 class Reducer:
     """Gradient averaging for a fixed list of parameters.

@@ -9,8 +9,6 @@ import torch
 from hpcdist._buffer import unreadable
 from hpcdist.parallel.reducer.copies import deliver
 
-__all__ = ["deliver_gradients", "gradients_in"]
-
 
 def gradients_in(value: Any, buffer: torch.Tensor) -> torch.Tensor:
     """Take the tensor out of the value of a hook's future.

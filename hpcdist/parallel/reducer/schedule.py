@@ -20,8 +20,6 @@ import torch
 from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, wholes
 from hpcdist.parallel.reducer.sparse import SparseBucket
 
-__all__ = ["Schedule", "piece_size"]
-
 API = "DistributedDataParallel: order of the buckets"
 
 # Bytes of a piece; docs/performance.md has the cost of other sizes.

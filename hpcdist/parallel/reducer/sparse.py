@@ -14,8 +14,6 @@ import torch
 from hpcdist._engine import counting, plain_floats
 from hpcdist.groups.sparse import SparseReduction
 
-__all__ = ["SparseBucket", "all_reduce_sparse"]
-
 API = counting("DistributedDataParallel: sparse gradient", "backward pass")
 
 

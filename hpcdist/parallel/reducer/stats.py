@@ -14,8 +14,6 @@ from hpcdist import log
 from hpcdist.debug_level import DebugLevel, get_debug_level, log_level
 from hpcdist.parallel.reducer.bucket import wholes
 
-__all__ = ["Stats"]
-
 _log = log.get_logger("parallel")
 
 # Times are sampled in the first iterations, and after those in every n-th.

@@ -9,8 +9,6 @@ import torch
 
 from hpcdist.backends import cuda
 
-__all__ = ["Streams", "streams_of"]
-
 
 class Streams:
     """The streams of the gradients in one backward pass.

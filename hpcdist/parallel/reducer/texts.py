@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["changed", "create_graph", "earlier_failure", "held", "twice", "unused"]
-
 _MAX_NAMES = 50
 
 

@@ -11,8 +11,6 @@ from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
-__all__ = ["Transfer"]
-
 # A last bucket below this size does not justify the handover to the group's thread and back, about
 # 60 µs: the computing thread reduces it at the end of backward.
 _SMALL = 1 << 19

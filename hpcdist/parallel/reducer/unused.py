@@ -14,8 +14,6 @@ from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.reducer import graph
 
-__all__ = ["Usage"]
-
 API = counting("DistributedDataParallel: parameters in use", "backward pass")
 #: The search in torch's profiler, under the name that torch's own reducer gives it.
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"

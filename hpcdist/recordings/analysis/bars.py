@@ -6,8 +6,6 @@ from typing import Any
 
 from hpcdist.recordings.model import Operation, Recording
 
-__all__ = ["end_of", "timeline"]
-
 #: Nanoseconds: what an operation takes whose end was not timed, at most.
 SHORT = 50_000
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hpcdist.recordings.model import Group, Operation, Recording
 
-__all__ = ["Collective", "Divergence", "collectives", "divergences"]
-
 #: Their ranks may give different sizes.
 _UNEVEN = ("gather", "scatter", "all_to_all")
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from .text import lines
 
-__all__ = ["page"]
-
 
 def page(found: dict[str, Any], bars: list[dict[str, Any]]) -> str:
     """Return a page with a timeline of all operations, and the text of the analysis.

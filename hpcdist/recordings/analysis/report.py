@@ -9,8 +9,6 @@ from hpcdist.recordings.model import Operation, Recording
 
 from .match import Divergence, collectives, divergences
 
-__all__ = ["analysis"]
-
 #: A rank is a straggler if the others waited for it for this share of the recorded time.
 STRAGGLER = 0.05
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["lines"]
-
 _WHAT = {
     "mismatch": "the ranks called different things",
     "absent": "not all ranks called it",

@@ -20,8 +20,6 @@ from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import tcp
 
-__all__ = ["handler"]
-
 
 def handler(
     url: str, timeout: timedelta = DEFAULT_TIMEOUT, **kwargs: Any

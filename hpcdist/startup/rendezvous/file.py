@@ -13,8 +13,6 @@ from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import urls
 
-__all__ = ["handler"]
-
 # Kept for the life of the process: a FileStore for N ranks accepts N, and after
 # destroy_process_group one rank may return before another has left.
 _open: dict[tuple[int, str, int], FileStore] = {}

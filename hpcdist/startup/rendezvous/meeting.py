@@ -32,8 +32,6 @@ from hpcdist.errors import (
 )
 from hpcdist.store import Store
 
-__all__ = ["Meeting", "hold_roll_call"]
-
 # Seconds that one call of the store may wait: it may not notice Ctrl-C before it returns.
 _SLICE = 1.0
 # Seconds in which the first rank whose time is up finds out who is missing. Then the others do.

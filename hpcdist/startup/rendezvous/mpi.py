@@ -9,8 +9,6 @@ from hpcdist import launchers
 
 from .urls import stated
 
-__all__ = ["handler"]
-
 
 def handler(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield the launcher's values for what the URL omits; the backend starts MPI itself."""

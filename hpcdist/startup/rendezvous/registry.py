@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from hpcdist.errors import DistNetworkError
 
-__all__ = ["register_rendezvous_handler", "rendezvous"]
-
 Meeting = tuple[Any, int, int]
 Handler = Callable[..., Iterator[Meeting]]
 

@@ -12,8 +12,6 @@ from hpcdist.store._common import DEFAULT_TIMEOUT
 
 from . import urls
 
-__all__ = ["connect", "handler"]
-
 # Rank 0's servers, kept for the life of the process: after destroy_process_group another rank may
 # return to the same address before rank 0 does.
 _served: dict[tuple[str, int], TCPStore] = {}

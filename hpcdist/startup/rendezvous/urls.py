@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl, urlsplit
 
-__all__ = ["complete", "error", "stated"]
-
 
 def stated(url: str) -> tuple[int, int]:
     """Return rank and world size from a URL's query; -1 for what it omits."""

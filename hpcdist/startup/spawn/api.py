@@ -23,8 +23,6 @@ from hpcdist.startup.variables import free_port
 from . import child
 from .context import ProcessContext
 
-__all__ = ["spawn"]
-
 # Program of each process: it sets this process's sys.path and calls the package.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.load(open(sys.argv[1] + '/path')); "

@@ -18,8 +18,6 @@ from hpcdist import launchers
 from hpcdist.launchers import variables
 from hpcdist.startup import steps
 
-__all__ = ["importing", "main"]
-
 #: True while a child imports the parent's main module: an unguarded spawn() there is refused.
 importing = False
 

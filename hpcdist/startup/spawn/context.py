@@ -18,13 +18,6 @@ from typing import IO, Any
 
 from hpcdist.errors import DistError
 
-__all__ = [
-    "ProcessContext",
-    "ProcessException",
-    "ProcessExitedException",
-    "ProcessRaisedException",
-]
-
 #: Seconds that the others have to end by themselves after one failed; again after SIGTERM.
 GRACE = 5.0
 

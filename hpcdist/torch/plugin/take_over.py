@@ -21,8 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["VARIABLE", "install", "names"]
-
 VARIABLE = "HPCDIST_TAKE_OVER"
 OURS = "hpcdist"
 #: Backends that hpcdist can stand for.
