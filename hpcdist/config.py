@@ -200,7 +200,7 @@ def describe(environ: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-register(
+_GENERAL_OPTIONS = (
     Option(
         "check",
         "choice",
@@ -209,9 +209,7 @@ register(
         "'off' leaves it out, 'on' compares operation, dtype, count, layout, reduce-op and root, "
         "'full' compares more and costs more.",
         choices=("off", "on", "full"),
-    )
-)
-register(
+    ),
     Option(
         "timeout",
         "seconds",
@@ -219,9 +217,7 @@ register(
         "Seconds after which a peer that does not come is an error, where no timeout is given to "
         "init_process_group or new_group.",
         minimum=0.001,
-    )
-)
-register(
+    ),
     Option(
         "debug",
         "choice",
@@ -229,9 +225,7 @@ register(
         "Debug level: off, info (log what groups are made) or detail (also the entry check 'full' "
         "in groups made from then on). Unset: TORCH_DISTRIBUTED_DEBUG decides.",
         choices=("off", "info", "detail"),
-    )
-)
-register(
+    ),
     Option(
         "log",
         "choice",
@@ -239,27 +233,21 @@ register(
         "Level of hpcdist's own log on stderr, each line with its rank: debug, info, warning or "
         "error. Unset leaves the level and the handlers to the program's logging.",
         choices=("debug", "info", "warning", "error"),
-    )
-)
-register(
+    ),
     Option(
         "take_over",
         "str",
         "",
         "Backends of torch.distributed that hpcdist serves in programs that do not know it: gloo, "
         "mpi or gloo,mpi. torch reads it at its import. Give it to all ranks.",
-    )
-)
-register(
+    ),
     Option(
         "exported",
         "str",
         "",
         "Not for users: which of RANK, LOCAL_RANK, MASTER_ADDR and the like hpcdist has set, and a "
         "job inside this one may replace.",
-    )
-)
-register(
+    ),
     Option(
         "ft",
         "bool",
@@ -268,9 +256,7 @@ register(
         "ProcessGroup.reconfigure. Needs an MPI with fault tolerance, started with it: Open MPI 5 "
         "under 'mpirun --with-ft ulfm'; with another one init_process_group warns. Give it to all "
         "ranks.",
-    )
-)
-register(
+    ),
     Option(
         "commit_job",
         "str",
@@ -278,9 +264,7 @@ register(
         "Name under which hpcdist.elastic keeps this job's commits in the memory of its nodes, so "
         "that the next start under the same name goes on from them. Set by 'python -m hpcdist "
         "launch --max-restarts'; torchrun's restarts need none.",
-    )
-)
-register(
+    ),
     Option(
         "check_transport",
         "choice",
@@ -289,9 +273,7 @@ register(
         "on one, and MPI elsewhere; 'mpi' takes MPI always. Read by the native engine when a group "
         "is made; give it to all ranks.",
         choices=("auto", "mpi"),
-    )
-)
-register(
+    ),
     Option(
         "two_level",
         "choice",
@@ -301,9 +283,7 @@ register(
         "with HPCDIST_FT. Read by the native engine when the default group is made, or one of a "
         "communicator; give it to all ranks.",
         choices=("off", "on"),
-    )
-)
-register(
+    ),
     Option(
         "nodes",
         "str",
@@ -312,9 +292,7 @@ register(
         "each with memory of its own; MPI carries what goes between them. Or the node of each of "
         "the job's ranks, as in 0,0,1. Read by the native engine when MPI is started; give it to "
         "all ranks.",
-    )
-)
-register(
+    ),
     Option(
         "node_memory",
         "bytes",
@@ -323,9 +301,7 @@ register(
         "taken at the first long one, at most that much for each group. The least value of the "
         "ranks counts. 0, or where there is no room for it: they go through MPI.",
         maximum=1 << 50,
-    )
-)
-register(
+    ),
     Option(
         "recorder",
         "int",
@@ -334,9 +310,7 @@ register(
         "0 switches it off. Read when MPI is started.",
         minimum=0,
         maximum=1 << 24,
-    )
-)
-register(
+    ),
     Option(
         "dump",
         "str",
@@ -344,9 +318,7 @@ register(
         "Folder into which each rank writes its flight recorder when an operation fails and when "
         "the job is aborted, for 'python -m hpcdist analyze'. It is made if it is not there. "
         "Read when MPI is started.",
-    )
-)
-register(
+    ),
     Option(
         "hang_report",
         "bool",
@@ -354,27 +326,21 @@ register(
         "Write what all ranks of the node do, with their stacks, to standard error when an "
         "operation times out and on SIGUSR2. 0 leaves it out, and the signals alone. Read when MPI "
         "is started.",
-    )
-)
-register(
+    ),
     Option(
         "straggler",
         "share",
         0.25,
         "Warn once per node if one rank makes this one wait in collectives for more than this "
         "share of the time. 0 switches it off. Read when MPI is started.",
-    )
-)
-register(
+    ),
     Option(
         "straggler_window",
         "seconds",
         60.0,
         "Seconds over which that share is taken. Read when MPI is started.",
         minimum=0.5,
-    )
-)
-register(
+    ),
     Option(
         "debug_token",
         "str",
@@ -382,9 +348,7 @@ register(
         "Token of the debug server where start_debug_server is given none. Unset: a new one each "
         "time.",
         secret=True,
-    )
-)
-register(
+    ),
     Option(
         "simd",
         "choice",
@@ -392,7 +356,7 @@ register(
         "Instruction set of the reduction kernels. Read by the native engine at the first "
         "reduction; one that this processor or build lacks counts as auto.",
         choices=("auto", "avx512", "avx2", "neon", "scalar"),
-    )
+    ),
 )
-for _option in (*DEVICE_OPTIONS, *STORE_OPTIONS):
+for _option in (*_GENERAL_OPTIONS, *DEVICE_OPTIONS, *STORE_OPTIONS):
     register(_option)
