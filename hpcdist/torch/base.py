@@ -75,15 +75,7 @@ _no_hook = _refuse(
 
 
 class BridgeBase(ProcessGroup):
-    """A group of hpcdist's, as torch.distributed sees it, but for its operations.
-
-    Parameters
-    ----------
-    group : hpcdist.ProcessGroup
-        The group; this process is a member.
-    release : callable, optional
-        Called once when torch destroys the group: frees what was made for it.
-    """
+    """The part of a :class:`BridgeGroup` without its operations."""
 
     supports_abort_hooks = True
     supports_splitting = False

@@ -63,7 +63,6 @@ class Blocks(Exchanges):
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Collect equal tensors of each rank into one."""
         api = about.get("api") or "all_gather_into_tensor"
         own = DeviceTensor.inspect(input, "input", False).contiguous("input")
         out = DeviceTensor.inspect(output, "output").contiguous("output")
@@ -79,13 +78,11 @@ class Blocks(Exchanges):
     def all_gather(
         self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Collect a tensor of each rank on all ranks; sizes may differ."""
         return self._lists("all_gather", [list(tensor_list)], [tensor], async_op)
 
     def all_gather_coalesced(
         self, output_lists: Any, input_list: Any, async_op: bool = False
     ) -> Any:
-        """Collect several tensors of each rank in one call."""
         lists, inputs = [list(each) for each in output_lists], list(input_list)
         self._whole(lists, "output_tensor_lists")
         if any(len(each) != len(inputs) for each in lists):
@@ -158,7 +155,6 @@ class Blocks(Exchanges):
     def reduce_scatter(
         self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Reduce a list element by element; rank i keeps element i."""
         inputs = list(input_list)
         self._whole(inputs, "input_list")
         ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
@@ -172,7 +168,6 @@ class Blocks(Exchanges):
     def reduce_scatter_tensor(
         self, output: Any, input: Any, op: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Reduce one tensor; rank i keeps its i-th part."""
         api = "reduce_scatter_tensor"
         whole = DeviceTensor.inspect(input, "input", False).contiguous("input")
         out = DeviceTensor.inspect(output, "output").contiguous("output")
@@ -231,7 +226,6 @@ class Blocks(Exchanges):
     def gather(
         self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        """Collect a tensor of each rank on root; the list is None elsewhere."""
         api = about.get("api") or "gather"
         own = DeviceTensor.inspect(tensor, "tensor", False)
         listed = list(gather_list or ()) if self.rank == root else []
@@ -254,7 +248,6 @@ class Blocks(Exchanges):
     def scatter(
         self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        """Give each rank its tensor of root's list; the list is None elsewhere."""
         api = about.get("api") or "scatter"
         out = DeviceTensor.inspect(tensor, "tensor")
         listed = list(scatter_list or ()) if self.rank == root else []
@@ -274,7 +267,6 @@ class Blocks(Exchanges):
         return self._exchange(exchange, async_op)
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
-        """Send the i-th input to rank i, receive the i-th output from it."""
         outputs, inputs = list(outputs), list(inputs)
         self._whole(outputs, "output_list")
         self._whole(inputs, "input_list")
@@ -296,7 +288,6 @@ class Blocks(Exchanges):
         async_op: bool = False,
         **about: Any,
     ) -> Any:
-        """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         ins = self._split(DeviceTensor.inspect(input, "input", False), input_splits, "input")
         outs = self._split(DeviceTensor.inspect(output, "output"), output_splits, "output")
         refuse_input_in_output(ins, outs, {}, "input", "output")

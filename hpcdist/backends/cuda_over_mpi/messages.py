@@ -64,11 +64,9 @@ class Messages(Core):
     _numbers: dict[int, _Numbers] | None = None
 
     def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
-        """Begin to send."""
         return self._post(tensor, dst, tag, True, True)
 
     def irecv(self, tensor: Any, src: int = -1, tag: int = 0) -> Any:
-        """Begin to receive, from any rank if src is -1."""
         return self._post(tensor, src, tag, False, True)
 
     def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
@@ -76,7 +74,6 @@ class Messages(Core):
         self._post(tensor, dst, tag, True, False)
 
     def recv(self, tensor: Any, src: int = -1, tag: int = 0) -> int:
-        """Receive and wait; returns the sender's rank."""
         return int(self._post(tensor, src, tag, False, False))
 
     def _post(self, tensor: Any, peer: int, tag: int, sends: bool, asynchronous: bool) -> Any:

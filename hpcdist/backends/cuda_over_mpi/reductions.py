@@ -35,12 +35,10 @@ class InPlace(Core):
     """The part of a group that reduces in place and broadcasts."""
 
     def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
-        """Reduce over all ranks, in place on each."""
         api = about.get("api") or "all_reduce"
         return self._reduce_all(api, [tensor], op, async_op, about.get("extra", 0))
 
     def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
-        """Reduce several tensors in one call."""
         tensors = list(tensors)
         if not tensors:
             raise ValueError("tensors is empty")
@@ -64,7 +62,6 @@ class InPlace(Core):
         return self._elementwise(api, about, parts, tensors, move, straight, async_op)
 
     def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
-        """Reduce over all ranks, onto root."""
         mine = self.rank == root
         part = DeviceTensor.inspect(tensor, "tensor", mine)
         op = reducible(op, part)
@@ -80,7 +77,6 @@ class InPlace(Core):
         )
 
     def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
-        """Copy root's tensor to all ranks."""
         mine = self.rank == root
         part = DeviceTensor.inspect(tensor, "tensor", not mine)
         api = about.get("api") or "broadcast"

@@ -131,17 +131,14 @@ class NcclGroup(GroupBackend):
     # --- reductions --------------------------------------------------------------------------
 
     def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
-        """Reduce several tensors in one call."""
         return reductions.all_reduce_coalesced(self.queue, tensors, op, async_op)
 
     def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
-        """Reduce over all ranks, onto root."""
         return reductions.reduce(self.queue, tensor, root, op, async_op)
 
     def reduce_scatter(
         self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Reduce a list element by element; rank i keeps element i."""
         return reductions.reduce_scatter(self.queue, output, input_list, op, async_op)
 
     # --- what moves --------------------------------------------------------------------------
@@ -149,7 +146,6 @@ class NcclGroup(GroupBackend):
     def all_gather(
         self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
     ) -> Any:
-        """Collect a tensor of each rank on all ranks; sizes may differ."""
         outputs = list(tensor_list)
         if host_arrays.is_own(tensor, about):
             return host_arrays.gather_all(self.queue, outputs, tensor)
@@ -158,13 +154,11 @@ class NcclGroup(GroupBackend):
     def all_gather_coalesced(
         self, output_lists: Any, input_list: Any, async_op: bool = False
     ) -> Any:
-        """Collect several tensors of each rank in one call."""
         return movements.all_gather_coalesced(self.queue, output_lists, input_list, async_op)
 
     def gather(
         self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        """Collect a tensor of each rank on root; the list is None elsewhere."""
         outputs = list(gather_list or [])
         places = range(len(outputs))
         if host_arrays.is_own(tensor, about):
@@ -176,7 +170,6 @@ class NcclGroup(GroupBackend):
     def scatter(
         self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        """Give each rank its tensor of root's list; the list is None elsewhere."""
         inputs = list(scatter_list or [])
         places = range(len(inputs))
         if host_arrays.is_own(tensor, about):
@@ -186,7 +179,6 @@ class NcclGroup(GroupBackend):
         )
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
-        """Send the i-th input to rank i, receive the i-th output from it."""
         return movements.all_to_all(self.queue, outputs, inputs, async_op)
 
     def all_to_all_single(
@@ -198,7 +190,6 @@ class NcclGroup(GroupBackend):
         async_op: bool = False,
         **about: Any,
     ) -> Any:
-        """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         return movements.all_to_all_single(
             self.queue, output, input, output_splits, input_splits, async_op
         )

@@ -56,7 +56,6 @@ class Floor(Library):
     moves = False
 
     def batch(self, case: Case) -> Batch:
-        """See :meth:`Library.batch`."""
         import torch
 
         share = _SHARES.get(case.operation.name)

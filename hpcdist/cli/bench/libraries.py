@@ -27,7 +27,6 @@ class Hpcdist(Library):
     check = 1
 
     def call(self, case: Case) -> Call:
-        """See :meth:`Library.call`."""
         op: tuple[Any, ...] = ()
         if case.operation.reduces and case.redop != "SUM":
             op = (getattr(ReduceOp, case.redop),)
@@ -49,7 +48,6 @@ class Hpcdist(Library):
         return run
 
     def start(self, case: Case) -> Any:
-        """See :meth:`Library.start`."""
         tensor, all_reduce = case.send, reduce.all_reduce
 
         def start() -> Wait:
@@ -60,8 +58,6 @@ class Hpcdist(Library):
         return start
 
     def messages(self) -> Messages:
-        """See :meth:`Library.messages`."""
-
         def wait_all(works: list[Any]) -> None:
             for work in works:
                 work.wait()
@@ -82,7 +78,6 @@ class Async(Hpcdist):
     name = "hpcdist-async"
 
     def call(self, case: Case) -> Call:
-        """See :meth:`Library.call`."""
         function, arguments = super().call(case)
 
         def call(*given: Any) -> None:
@@ -97,16 +92,13 @@ class CLoop(Library):
     name = "c"
 
     def open(self, job: MpiJob) -> None:
-        """See :meth:`Library.open`."""
         comm: Any = group.world.comm  # MPI's
         self._loop = _bench.Loop(comm.handle)
 
     def close(self) -> None:
-        """See :meth:`Library.close`."""
         self._loop.free()
 
     def batch(self, case: Case) -> Batch:
-        """See :meth:`Library.batch`."""
         loop, name = self._loop, case.operation.name
         op = 0
         if case.operation.reduces:
@@ -124,7 +116,6 @@ class CLoop(Library):
         return run
 
     def ping_pong(self, send: Any, recv: Any, peer: int, begins: bool) -> Batch:
-        """See :meth:`Library.ping_pong`."""
         loop, count = self._loop, send.numel()
         addresses = send.data_ptr(), recv.data_ptr()
         code = _code(send)
@@ -135,7 +126,6 @@ class CLoop(Library):
         return run
 
     def stream(self, tensor: Any, peer: int, sends: bool, window: int) -> Batch:
-        """See :meth:`Library.stream`."""
         loop, address, count, code = self._loop, tensor.data_ptr(), tensor.numel(), _code(tensor)
 
         def run(calls: int) -> None:
@@ -150,7 +140,6 @@ class Mpi4py(Library):
     name = "mpi4py"
 
     def open(self, job: MpiJob) -> None:
-        """See :meth:`Library.open`."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -165,11 +154,9 @@ class Mpi4py(Library):
         self._duplicate = MPI.Comm.fromhandle(comm.handle).Dup()
 
     def close(self) -> None:
-        """See :meth:`Library.close`."""
         self._duplicate.Free()
 
     def call(self, case: Case) -> Call:
-        """See :meth:`Library.call`."""
         comm, name, root, place = (
             self._duplicate,
             case.operation.name,
@@ -198,7 +185,6 @@ class Mpi4py(Library):
         return comm.Alltoall, (send, recv)
 
     def start(self, case: Case) -> Any:
-        """See :meth:`Library.start`."""
         array, op = self._array(case, case.send), self._op(case)
         call, place = self._duplicate.Iallreduce, self._mpi.IN_PLACE
 
@@ -208,7 +194,6 @@ class Mpi4py(Library):
         return start
 
     def messages(self) -> Messages:
-        """See :meth:`Library.messages`."""
         comm = self._duplicate
         wait_all = self._mpi.Request.Waitall
         return Messages(
@@ -245,7 +230,6 @@ class Gloo(Library):
     name = "gloo"
 
     def open(self, job: MpiJob) -> None:
-        """See :meth:`Library.open`."""
         import torch.distributed as torch_dist
 
         missing = not torch_dist.is_available() or not torch_dist.is_gloo_available()
@@ -285,11 +269,9 @@ class Gloo(Library):
         self._dist = torch_dist
 
     def close(self) -> None:
-        """See :meth:`Library.close`."""
         self._dist.destroy_process_group()
 
     def call(self, case: Case) -> Call:
-        """See :meth:`Library.call`."""
         lib, name = self._dist, case.operation.name
         if name == "barrier":
             return lib.barrier, ()
@@ -306,7 +288,6 @@ class Gloo(Library):
         return call, _arguments(case, op)
 
     def start(self, case: Case) -> Any:
-        """See :meth:`Library.start`."""
         all_reduce, arguments = self.call(case)
 
         def start() -> Wait:
@@ -315,7 +296,6 @@ class Gloo(Library):
         return start
 
     def messages(self) -> Messages:
-        """See :meth:`Library.messages`."""
         lib = self._dist
 
         def wait_all(works: list[Any]) -> None:
