@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NoReturn
 
 from hpcdist.errors import QueueEmptyError
 
@@ -29,9 +30,10 @@ class Store:
 
     A subclass must implement ``set``, ``get``, ``add`` (atomic), ``check`` and ``delete_key``. This
     class builds the other methods from those, in the simplest correct way; override what your store
-    can do better. A lock key made with ``add`` then guards ``compare_set``, ``append`` and the
-    queues: a process that is killed inside one leaves the lock, and the others time out with its
-    name.
+    can do better. A method that a store does not offer raises NotImplementedError.
+
+    A lock key made with ``add`` guards ``compare_set``, ``append`` and the queues as built here: a
+    process that is killed inside one leaves the lock, and the others time out with its name.
 
     Keys are text. Values are str or bytes on the way in and bytes on the way out. A timeout is a
     :class:`datetime.timedelta` or a number of seconds.
@@ -62,13 +64,8 @@ class Store:
             Its name.
         value : str or bytes
             Any length, including 0.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("set")
+        self._missing("set")
 
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value.
@@ -87,10 +84,8 @@ class Store:
         ------
         StoreTimeoutError
             If no process has set it within the store's timeout.
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("get")
+        self._missing("get")
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, in one step that no other process can interrupt.
@@ -111,10 +106,8 @@ class Store:
         ------
         DistStoreError
             If the value is not a whole number, or the sum does not fit into 64 bits.
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("add")
+        self._missing("add")
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist, as values or as queues that are not empty.
@@ -128,13 +121,8 @@ class Store:
         -------
         bool
             True for an empty list.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("check")
+        self._missing("check")
 
     def delete_key(self, key: str) -> bool:
         """Delete a key and its value. Queues stay.
@@ -148,13 +136,8 @@ class Store:
         -------
         bool
             Whether it existed.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("delete_key")
+        self._missing("delete_key")
 
     def num_keys(self) -> int:
         """Count the keys that were set.
@@ -163,11 +146,6 @@ class Store:
         -------
         int
             Without queues, and without keys of the store's own.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not offer it.
         """
         return len(self.list_keys())
 
@@ -178,13 +156,8 @@ class Store:
         -------
         list of str
             Sorted; without queues, and without keys of the store's own.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not offer it.
         """
-        raise self._missing("list_keys")
+        self._missing("list_keys")
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the time limit of this object's operations.
@@ -216,13 +189,8 @@ class Store:
         Store
             It sees the same keys. Several threads may share one of hpcdist's stores also without a
             clone.
-
-        Raises
-        ------
-        NotImplementedError
-            If the store does not support it.
         """
-        raise self._missing("clone")
+        self._missing("clone")
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all keys exist.
@@ -489,8 +457,8 @@ class Store:
         """Return what messages call the store."""
         return type(self).__name__
 
-    def _missing(self, name: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {name}()")
+    def _missing(self, name: str) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} has no {name}()")
 
     def _deadline(self, timeout: Timeout | None) -> Deadline:
         return Deadline(seconds_of(self.timeout if timeout is None else timeout))
