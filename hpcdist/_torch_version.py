@@ -21,10 +21,6 @@ def version(text: str | None = None) -> tuple[int, int]:
     ----------
     text : str, optional
         For example ``"2.13.0+cpu"``; by default that of the torch which is imported.
-
-    Returns
-    -------
-    tuple of int
     """
     if text is None:
         import torch

@@ -135,10 +135,6 @@ def lookup(dtype: object) -> DType:
     dtype : DType, int, str, torch.dtype, numpy.dtype or NumPy scalar type
         A code, a name such as ``"float32"``, or another library's type.
 
-    Returns
-    -------
-    DType
-
     Raises
     ------
     TypeError

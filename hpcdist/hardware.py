@@ -283,10 +283,6 @@ def adapters(root: str | os.PathLike[str] = "/") -> list[Adapter]:
     ----------
     root : path
         What stands for ``/``.
-
-    Returns
-    -------
-    list of Adapter
     """
     folder = Path(root) / "sys/class/infiniband"
     return [Adapter(name, *_place(folder / name / "device")) for name in _names(folder)]

@@ -79,10 +79,6 @@ def pickle_allowed(argument: bool | None = None) -> bool:
     argument : bool or None
         The call's own ``pickle=`` argument; ``None`` leaves it to :class:`allow_pickle` and then to
         ``HPCDIST_ALLOW_PICKLE``.
-
-    Returns
-    -------
-    bool
     """
     if argument is not None:
         return bool(argument)

@@ -81,10 +81,6 @@ def read(path: str | os.PathLike[str], newest: int | None = None) -> Recording:
     newest : int, optional
         Read this many operations and those that have not ended; by default all.
 
-    Returns
-    -------
-    Recording
-
     Raises
     ------
     OSError

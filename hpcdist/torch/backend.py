@@ -42,10 +42,6 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
         As for :func:`hpcdist.init_process_group`. Given for the default group, MPI takes CUDA
         tensors too; without them NCCL does, where there is one.
 
-    Returns
-    -------
-    BridgeGroup
-
     Raises
     ------
     ValueError

@@ -80,10 +80,6 @@ def recorded_as() -> str:
     """Return the backend under whose name torchfrtrace reads operations over MPI.
 
     Local to this process. Before 2.12 it accepts GPU backends only.
-
-    Returns
-    -------
-    str
     """
     return "gloo" if version() >= (2, 12) else "xccl"
 

@@ -225,10 +225,6 @@ def op_supported(op, dtype):
 
     Parameters and errors are those of :func:`op_refusal`.
 
-    Returns
-    -------
-    bool
-
     Notes
     -----
     Local: involves no other rank. The table is that of hpcdist's public surface.

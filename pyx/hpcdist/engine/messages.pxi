@@ -140,10 +140,6 @@ def overlapping(int peer, bint sends, int source):
         Whether it is sent.
     source : int
         Where the tensor comes from that is received; -1: any rank.
-
-    Returns
-    -------
-    ValueError
     """
     origin = f"rank {source}" if source >= 0 else "any rank"
     if sends:
@@ -199,10 +195,6 @@ def disordered(bint sends):
     ----------
     sends : bool
         Whether the tensor is sent, or received into.
-
-    Returns
-    -------
-    ValueError
     """
     return ValueError(
         "tensor is not C-contiguous, and the other rank does not know in which order its elements lie: "

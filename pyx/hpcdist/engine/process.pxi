@@ -275,22 +275,12 @@ def mpi_state():
 
 
 def start_blocks():
-    """Whether a start is in calls of MPI that cannot time out.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a start is in calls of MPI that cannot time out."""
     return bool(hd_session_opening())
 
 
 def owns_mpi():
-    """Whether hpcdist started MPI, and so finalizes it.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether hpcdist started MPI, and so finalizes it."""
     return owned
 
 
@@ -313,12 +303,7 @@ def thread_level():
 
 
 def library_version():
-    """The MPI library's own name and version; works before MPI is started.
-
-    Returns
-    -------
-    str
-    """
+    """The MPI library's own name and version; works before MPI is started."""
     cdef char* text = <char*> calloc(libmpi.MPI_MAX_LIBRARY_VERSION_STRING + 1, 1)
     cdef int n = 0
     try:

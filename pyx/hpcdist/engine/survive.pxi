@@ -30,10 +30,6 @@ def tolerates_failures(Comm comm):
     ----------
     comm : Comm
         Any group.
-
-    Returns
-    -------
-    bool
     """
     return bool(is_alive(comm) and hd_ft_on(comm.c.session))
 
@@ -72,10 +68,6 @@ def is_broken(Comm comm):
     ----------
     comm : Comm
         Any group of it.
-
-    Returns
-    -------
-    bool
     """
     check_alive(comm)
     return bool(hd_session_broken(comm.c.session))
