@@ -140,10 +140,6 @@ def lookup(dtype: object) -> DType:
     TypeError
         If hpcdist has no such element type; the message lists those it has. Also for a NumPy type
         in foreign byte order, whose values no kernel could read.
-
-    Notes
-    -----
-    Local: involves no other rank.
     """
     if isinstance(dtype, DType):
         return dtype
@@ -175,10 +171,6 @@ def reducible_by(op: str) -> tuple[DType, ...]:
     ------
     ValueError
         If there is no such operation.
-
-    Notes
-    -----
-    Local: involves no other rank.
     """
     found = tuple(dtype for dtype in DTYPES if op in dtype.ops)
     if not found:

@@ -1,7 +1,8 @@
 """Reduce operations, which element types they take, and the kernels on this process's own memory.
 
 Independent of MPI. ``_engine`` contains a second copy of the same kernels, tied to MPI:
-:func:`force_isa` has no effect there, while ``HPCDIST_SIMD`` governs both.
+:func:`force_isa` has no effect there, while ``HPCDIST_SIMD`` governs both. All functions are local
+to this process.
 """
 
 cimport cython
@@ -191,7 +192,7 @@ cdef int _dtype_code(object dtype) except -1:
 
 
 def op_refusal(op, dtype):
-    """Why this operation does not reduce this element type.
+    """Why this operation does not reduce this element type, by the table of the public surface.
 
     Parameters
     ----------
@@ -211,10 +212,6 @@ def op_refusal(op, dtype):
         If `op` is not a reduce operation.
     ValueError
         If `dtype` is not an element type.
-
-    Notes
-    -----
-    Local: involves no other rank. The table is that of hpcdist's public surface.
     """
     cdef const char *why = hd_op_refusal(as_reduce_op(op).code, _dtype_code(dtype))
     return None if why == NULL else why.decode()
@@ -224,10 +221,6 @@ def op_supported(op, dtype):
     """Whether every collective that reduces takes this operation on this element type.
 
     Parameters and errors are those of :func:`op_refusal`.
-
-    Notes
-    -----
-    Local: involves no other rank. The table is that of hpcdist's public surface.
     """
     return op_refusal(op, dtype) is None
 
@@ -261,6 +254,8 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
                 dtype, op):
     """Combine two buffers of this process element by element, as one step of a reduction does.
 
+    Runs without the GIL.
+
     Parameters
     ----------
     inout : buffer of uint8
@@ -278,10 +273,6 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
         If the operation does not take the element type; the message says why.
     ValueError
         If the sizes differ or are not multiples of the element size, or the buffers overlap.
-
-    Notes
-    -----
-    Local: involves no other rank. Runs without the GIL.
     """
     cdef int code = _dtype_code(dtype)
     cdef ReduceOp how = as_reduce_op(op)
@@ -297,6 +288,8 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
 
 def scale_div(unsigned char[::1] buf not None, dtype, int64_t divisor):
     """Divide every element of a buffer, as AVG does by the number of ranks.
+
+    Runs without the GIL.
 
     Parameters
     ----------
@@ -314,10 +307,6 @@ def scale_div(unsigned char[::1] buf not None, dtype, int64_t divisor):
         If AVG does not take the element type.
     ValueError
         If `divisor` is below 1 or the size is not a multiple of the element size.
-
-    Notes
-    -----
-    Local: involves no other rank. Runs without the GIL.
     """
     cdef int code = _dtype_code(dtype)
     cdef int64_t n = _count(buf, code)
@@ -334,6 +323,8 @@ def scale_div(unsigned char[::1] buf not None, dtype, int64_t divisor):
 def scale_mul(unsigned char[::1] dst not None, const unsigned char[::1] src not None, dtype,
               double factor):
     """Multiply every element of a buffer, as PREMUL_SUM does before it adds.
+
+    Runs without the GIL.
 
     Parameters
     ----------
@@ -353,10 +344,6 @@ def scale_mul(unsigned char[::1] dst not None, const unsigned char[::1] src not 
         If PREMUL_SUM does not take the element type.
     ValueError
         If the sizes differ or are not multiples of the element size, or the buffers partly overlap.
-
-    Notes
-    -----
-    Local: involves no other rank. Runs without the GIL.
     """
     cdef int code = _dtype_code(dtype)
     cdef int64_t n = _count(dst, code)
@@ -377,10 +364,6 @@ def kernel_isa():
     str
         ``"avx512"``, ``"avx2"``, ``"neon"`` or ``"scalar"``: the best this machine has, unless
         ``HPCDIST_SIMD`` was set to another when hpcdist was imported.
-
-    Notes
-    -----
-    Local: involves no other rank.
     """
     return hd_kernels_isa().decode()
 
@@ -392,16 +375,14 @@ def available_isas():
     -------
     tuple of str
         Widest first; the last is always ``"scalar"``.
-
-    Notes
-    -----
-    Local: involves no other rank.
     """
     return tuple([isa for isa in _ISAS if hd_kernels_available(isa.encode())])
 
 
 def force_isa(name):
     """Make this module's kernels use another instruction set. For tests.
+
+    All instruction sets give the same bits.
 
     Parameters
     ----------
@@ -412,11 +393,6 @@ def force_isa(name):
     ------
     ValueError
         If this build or this processor does not have it.
-
-    Notes
-    -----
-    Local: involves no other rank, and the engine's own copy of the kernels stays as it is. All
-    instruction sets give the same bits.
     """
     if hd_kernels_force(str(name).encode()) != 0:
         raise ValueError(f"{name!r} is not among the instruction sets of this build and processor: "
