@@ -142,10 +142,8 @@ def all_to_all_single(
         dimension 0.
     input_split_sizes : list of int, optional
         Rows sent to each rank; the same rules apply.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    group, async_op
+        As for :func:`all_to_all`.
 
     Returns
     -------

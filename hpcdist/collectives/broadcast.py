@@ -74,12 +74,8 @@ def broadcast(
     ------
     ValueError
         If the source is not in the group, or given twice or not at all, or the tensor is not dense.
-    TypeError
-        If the tensor is of a type that cannot be sent.
-    DistMismatchError
-        On all ranks, if their calls disagree; no tensor has been changed then.
-    DistTimeoutError
-        If a rank does not call within the group's timeout.
+    TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
 
     Notes
     -----

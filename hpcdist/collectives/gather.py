@@ -115,10 +115,8 @@ def all_gather_single(
         may be the concatenation or the stack of the inputs.
     input_tensor : torch.Tensor, numpy.ndarray or buffer
         What this rank sends, the same size on all ranks.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    group, async_op
+        As for :func:`all_gather`.
 
     Returns
     -------
@@ -185,10 +183,8 @@ def all_gather_coalesced(
         Destinations: one list per rank of the group, with the shapes that this rank sends.
     input_tensor_list : list of tensor
         What this rank sends; the same number and shapes on all ranks.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    group, async_op
+        As for :func:`all_gather`.
 
     Returns
     -------
@@ -349,14 +345,8 @@ def gather_single(
     gather_tensor : torch.Tensor or numpy.ndarray, optional
         On the destination: contiguous, as many elements as `tensor` times the group's size, rank
         0's first. Its shape may be the concatenation or the stack. None elsewhere.
-    dst : int, optional
-        Destination, as a rank of the world. Without `dst` and `group_dst`, rank 0 of the world.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
-    group_dst : int, optional
-        Destination, as a rank of the group; give at most one of the two.
+    dst, group, async_op, group_dst
+        As for :func:`gather`.
 
     Returns
     -------

@@ -134,13 +134,8 @@ def all_gather_object(
         large, and as long on every rank.
     obj : object
         This rank's object; they may differ between ranks.
-    group : ProcessGroup, optional
-        None means the default group.
-    weights_only : bool
-        Refuse pickle in this call, also where it is allowed.
-    pickle : bool, optional
-        Whether pickle may be used for what the codec does not carry (give the same on all ranks).
-        None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
+    group, weights_only, pickle
+        As for :func:`broadcast_object_list`.
 
     Raises
     ------
@@ -198,15 +193,10 @@ def gather_object(
         object of group rank ``i``. None on the other ranks.
     dst : int, optional
         World rank of the destination; 0 when neither `dst` nor `group_dst` is given.
-    group : ProcessGroup, optional
-        None means the default group.
     group_dst : int, optional
         Rank of the destination in `group`, instead of `dst`.
-    weights_only : bool
-        Refuse pickle in this call, also where it is allowed.
-    pickle : bool, optional
-        Whether pickle may be used for what the codec does not carry (give the same on all ranks).
-        None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
+    group, weights_only, pickle
+        As for :func:`broadcast_object_list`.
 
     Raises
     ------
@@ -263,17 +253,8 @@ def scatter_object_list(
         Result: its first item becomes this rank's object. At least one item long.
     scatter_object_input_list : list, optional
         On the source: one object for each rank of the group. Ignored on the other ranks.
-    src : int, optional
-        World rank of the source; 0 when neither `src` nor `group_src` is given.
-    group : ProcessGroup, optional
-        None means the default group.
-    group_src : int, optional
-        Rank of the source in `group`, instead of `src`.
-    weights_only : bool
-        Refuse pickle in this call, also where it is allowed.
-    pickle : bool, optional
-        Whether pickle may be used for what the codec does not carry (give the same on all ranks).
-        None: as :class:`hpcdist.allow_pickle` and ``HPCDIST_ALLOW_PICKLE`` say; by default, no.
+    src, group, group_src, weights_only, pickle
+        As for :func:`broadcast_object_list`.
 
     Raises
     ------

@@ -120,16 +120,10 @@ def recv_object_list(
         Its items are replaced. As long as the sender's list.
     src : int, optional
         World rank of the sender; any rank when neither `src` nor `group_src` is given.
-    group : ProcessGroup, optional
-        None means the default group.
-    device : torch.device or str, optional
-        Accepted for compatibility with torch; objects always travel through host memory.
     group_src : int, optional
         Rank of the sender in `group`, instead of `src`.
-    use_batch : bool
-        Accepted for compatibility with torch; it changes nothing here.
-    weights_only : bool
-        Refuse pickle in this call, also where it is allowed.
+    group, device, use_batch, weights_only
+        As for :func:`send_object_list`.
     pickle : bool, optional
         Whether a pickle may be loaded. None: as :class:`hpcdist.allow_pickle` and
         ``HPCDIST_ALLOW_PICKLE`` say; by default, no.

@@ -82,10 +82,8 @@ def irecv(
     src : int, optional
         Source, as a rank of the world; may be this process. Without `src` and `group_src`, any
         rank: the handle's ``source_rank()`` returns the sender, as a rank of the group.
-    group : ProcessGroup, optional
-        None means the default group.
-    tag : int
-        Only a message sent and received with the same tag matches; 0 or more.
+    group, tag
+        As for :func:`isend`.
     group_src : int, optional
         Source, as a rank of the group; give at most one of the two.
 
@@ -135,12 +133,8 @@ def send(
         What to send.
     dst : int, optional
         Destination, as a rank of the world; not this process.
-    group : ProcessGroup, optional
-        None means the default group.
-    tag : int
-        Only a message sent and received with the same tag matches; 0 or more.
-    group_dst : int, optional
-        Destination, as a rank of the group; give one of the two.
+    group, tag, group_dst
+        As for :func:`isend`.
 
     Raises
     ------
@@ -184,12 +178,8 @@ def recv(
         Destination, of the size and dtype that is sent.
     src : int, optional
         Source, as a rank of the world; not this process. Without `src` and `group_src`, any rank.
-    group : ProcessGroup, optional
-        None means the default group.
-    tag : int
-        Only a message sent and received with the same tag matches; 0 or more.
-    group_src : int, optional
-        Source, as a rank of the group; give at most one of the two.
+    group, tag, group_src
+        As for :func:`irecv`.
 
     Returns
     -------
@@ -237,10 +227,8 @@ class P2POp:
         What to send, or the destination.
     peer : int, optional
         The other rank, as a rank of the world.
-    group : ProcessGroup, optional
-        None means the default group.
-    tag : int
-        Only a message sent and received with the same tag matches; 0 or more.
+    group, tag
+        As for :func:`isend`.
     group_peer : int, optional
         The other rank, as a rank of the group; give one of the two.
 

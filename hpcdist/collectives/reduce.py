@@ -50,7 +50,7 @@ def all_reduce(
     group : ProcessGroup, optional
         None means the default group.
     async_op : bool
-        Return at once; `tensor` must not be touched until the handle is done.
+        Return at once; the call's tensors must not be touched until the handle is done.
 
     Returns
     -------
@@ -109,12 +109,8 @@ def all_reduce_coalesced(
     tensors : list of tensor, or tensor
         Inputs and results, of one dtype; the same number and shapes on all ranks. For SUM, AVG and
         PREMUL_SUM, complex tensors may be mixed with real ones of their precision.
-    op : ReduceOp
-        See :func:`all_reduce`.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    op, group, async_op
+        As for :func:`all_reduce`.
 
     Returns
     -------
@@ -194,12 +190,8 @@ def reduce(
         other ranks it is not changed.
     dst : int, optional
         Destination, as a rank of the world.
-    op : ReduceOp
-        See :func:`all_reduce`.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; `tensor` must not be touched until the handle is done.
+    op, group, async_op
+        As for :func:`all_reduce`.
     group_dst : int, optional
         Destination, as a rank of the group; give one of the two.
 
@@ -275,12 +267,8 @@ def reduce_scatter(
     input_list : list of tensor
         One per rank of the group. Sizes may differ within the list; element i has the same size on
         all ranks, the size of rank i's output.
-    op : ReduceOp
-        See :func:`all_reduce`.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    op, group, async_op
+        As for :func:`all_reduce`.
 
     Returns
     -------
@@ -347,12 +335,8 @@ def reduce_scatter_single(
     input : torch.Tensor, numpy.ndarray or buffer
         What is reduced: as many elements as the output times the group's size, the part of rank 0
         first.
-    op : ReduceOp
-        See :func:`all_reduce`.
-    group : ProcessGroup, optional
-        None means the default group.
-    async_op : bool
-        Return at once; the tensors must not be touched until the handle is done.
+    op, group, async_op
+        As for :func:`all_reduce`.
 
     Returns
     -------

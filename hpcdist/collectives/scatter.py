@@ -82,12 +82,8 @@ def scatter(
     ValueError
         If the list is missing on the source, or given elsewhere; if the source is not in the group;
         if a tensor is not dense.
-    TypeError
-        If a tensor is of a type that cannot be sent.
-    DistMismatchError
-        On all ranks, if their calls disagree; no tensor has been changed then.
-    DistTimeoutError
-        If a rank does not call within the group's timeout.
+    TypeError, DistMismatchError, DistTimeoutError
+        See :func:`all_gather`.
 
     Notes
     -----
