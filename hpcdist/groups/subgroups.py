@@ -34,12 +34,8 @@ def new_subgroups(
         node, as MPI sees nodes, whatever the number of ranks per node.
     group : ProcessGroup, optional
         What to divide; None means the default group.
-    timeout : datetime.timedelta, optional
-        See :func:`new_group`.
-    backend : str, optional
-        See :func:`new_group`.
-    pg_options : object, optional
-        See :func:`new_group`.
+    timeout, backend, pg_options
+        As for :func:`new_group`.
     group_desc : str, optional
         Description of each subgroup.
 
@@ -91,12 +87,8 @@ def new_subgroups_by_enumeration(
     ----------
     ranks_per_subgroup_list : sequence of sequence of int
         Ranks of the world in each group.
-    timeout : datetime.timedelta, optional
-        See :func:`new_group`.
-    backend : str, optional
-        See :func:`new_group`.
-    pg_options : object, optional
-        See :func:`new_group`.
+    timeout, backend, pg_options
+        As for :func:`new_group`.
     group_desc : str, optional
         Description of each group.
 

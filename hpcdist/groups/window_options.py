@@ -27,16 +27,10 @@ class PutOptions:
     hints: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
 class SignalOptions(PutOptions):
-    """Options of ``signal`` of a :class:`hpcdist.Window`.
+    """Options of ``signal`` of a :class:`hpcdist.Window`, as in :class:`PutOptions`.
 
-    Parameters
-    ----------
-    timeout : datetime.timedelta, optional
-        For the signal to be on its way. None means the group's.
-    hints : dict
-        Not used.
+    `timeout` is for the signal to be on its way.
 
     Notes
     -----
@@ -44,16 +38,10 @@ class SignalOptions(PutOptions):
     """
 
 
-@dataclass
 class WaitSignalOptions(PutOptions):
-    """Options of ``wait_signal`` of a :class:`hpcdist.Window`.
+    """Options of ``wait_signal`` of a :class:`hpcdist.Window`, as in :class:`PutOptions`.
 
-    Parameters
-    ----------
-    timeout : datetime.timedelta, optional
-        After this long without a signal the wait is an error. None means the group's.
-    hints : dict
-        Not used.
+    After `timeout` without a signal the wait is an error.
 
     Notes
     -----

@@ -216,6 +216,11 @@ class ModelAverager(ABC):
         ----------
         params : iterable of torch.nn.Parameter or of dict
             Parameters, or parameter groups of an optimizer.
+
+        Raises
+        ------
+        DistMismatchError
+            On all ranks, if other parameters have a gradient, or this is another step for them.
         """
 
 
@@ -273,20 +278,6 @@ class PeriodicModelAverager(ModelAverager):
         self.warmup_steps = warmup_steps
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and average if one is due.
-
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        params : iterable of torch.nn.Parameter or of dict
-            Parameters, or parameter groups of an optimizer.
-
-        Raises
-        ------
-        DistMismatchError
-            On all ranks, if other parameters have a gradient, or this is another step for them.
-        """
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             _average_trained(params, self.process_group, self.step)
         self.step += 1
@@ -356,20 +347,6 @@ class HierarchicalModelAverager(ModelAverager):
             )
 
     def average_parameters(self, params: Parameters) -> None:
-        """Count a step, and average in the largest group that is due.
-
-        All ranks of the group must call it.
-
-        Parameters
-        ----------
-        params : iterable of torch.nn.Parameter or of dict
-            Parameters, or parameter groups of an optimizer.
-
-        Raises
-        ------
-        DistMismatchError
-            On all ranks, if other parameters have a gradient, or this is another step for them.
-        """
         if self.step >= self.warmup_steps:
             due = [p for p in self.period_process_group_dict if self.step % p == 0]
             if due:

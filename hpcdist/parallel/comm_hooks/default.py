@@ -80,10 +80,8 @@ def fp16_compress_hook(
 
     Parameters
     ----------
-    process_group : ProcessGroup, optional
-        The hook's state: the group that averages. None means the default group.
-    bucket : GradBucket
-        From DDP.
+    process_group, bucket
+        As for :func:`allreduce_hook`.
 
     Returns
     -------
@@ -108,10 +106,8 @@ def bf16_compress_hook(
 
     Parameters
     ----------
-    process_group : ProcessGroup, optional
-        The hook's state: the group that averages. None means the default group.
-    bucket : GradBucket
-        From DDP.
+    process_group, bucket
+        As for :func:`allreduce_hook`.
 
     Returns
     -------
@@ -168,19 +164,7 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
 
 
 def bf16_compress_wrapper(hook: Hook) -> Hook:
-    """Let a hook work on gradients in bfloat16.
-
-    Local; DDP calls what it returns on all ranks.
-
-    Parameters
-    ----------
-    hook : callable
-        Any hook whose bucket may be of another dtype than the parameters.
-
-    Returns
-    -------
-    callable
-        A hook with the same state.
+    """Let a hook work on gradients in bfloat16, as :func:`fp16_compress_wrapper` in float16.
 
     Notes
     -----

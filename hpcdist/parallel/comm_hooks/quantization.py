@@ -21,10 +21,8 @@ def quantization_pertensor_hook(
 
     Parameters
     ----------
-    process_group : ProcessGroup, optional
-        The hook's state: the group that averages. None means the default group.
-    bucket : GradBucket
-        From DDP.
+    process_group, bucket
+        As for :func:`allreduce_hook`.
 
     Returns
     -------
@@ -50,10 +48,8 @@ def quantization_perchannel_hook(
 
     Parameters
     ----------
-    process_group : ProcessGroup, optional
-        The hook's state: the group that averages. None means the default group.
-    bucket : GradBucket
-        From DDP.
+    process_group, bucket
+        As for :func:`allreduce_hook`.
     bucket_size : int
         Elements that share a scale, at least 1; they cost 8 bytes together.
 

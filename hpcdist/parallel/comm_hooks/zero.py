@@ -165,14 +165,8 @@ def hook_with_zero_step_interleaved(
 
     Parameters
     ----------
-    hook : callable
-        What averages, such as :func:`allreduce_hook`.
-    ddp : DistributedDataParallel
-        Whose parameters `zero` optimizes.
-    zero : ZeroRedundancyOptimizer
-        Made with ``overlap_with_ddp=True``, and with the same group.
-    shard_buckets : bool
-        Ignored: each parameter has its rank, whatever bucket it is in.
+    hook, ddp, zero, shard_buckets
+        As for :func:`hook_with_zero_step`.
 
     Returns
     -------
@@ -182,7 +176,7 @@ def hook_with_zero_step_interleaved(
     Raises
     ------
     ValueError
-        If `zero` was made without ``overlap_with_ddp``, or has parameters that `ddp` has not.
+        See :func:`hook_with_zero_step`.
 
     Notes
     -----
