@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +54,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     Parameters
     ----------
     module : torch.nn.Module
-        The module to train, in its final form: parameters added or unfrozen after
+        The module to train, in its final form: parameters added, replaced or unfrozen after
         this are not averaged. It stays usable on its own as ``.module``.
     device_ids : list of one int or torch.device, optional
         The GPU that the module is on. Inputs are then moved there before forward.
@@ -255,6 +255,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 "requires a gradient"
             )
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        learn = [(n, p) for n, p in named if p.requires_grad]
+        self._ends = _places(module, learn[:1] + learn[-1:])
         self._buffers_of_module = Buffers(module, group, self.parameters_to_ignore)
         self._precision = None
         dtype = None
@@ -347,7 +349,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             self.reducer.transfer.divisor = None
             self.reducer.may_skip(True)
         if averages:
-            self._check_frozen()
+            self._check_parameters()
             self._norms.check()
             self._stats.forward_begins()
             if self.reducer is not None:
@@ -409,7 +411,15 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             if futures and self.reducer is not None:
                 self.reducer.after_backward += futures
 
-    def _check_frozen(self) -> None:
+    def _check_parameters(self) -> None:
+        for places, key, name, parameter in self._ends:
+            now = places.get(key)
+            if now is not parameter and isinstance(now, torch.nn.Parameter):
+                raise ValueError(
+                    f"parameter {name} was replaced by another one after DistributedDataParallel "
+                    "was constructed, as load_state_dict(assign=True) does, so its gradient would "
+                    "differ between ranks; wrap the module again, on all ranks"
+                )
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ValueError(
@@ -485,12 +495,26 @@ _OF_THIS_PROCESS = (
     "reducer",
     "_stats",
     "_frozen",
+    "_ends",
     "_buffers_of_module",
     "_precision",
     "_delayed",
     "_attached",
     "_norms",
 )
+
+
+def _places(
+    module: torch.nn.Module, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> list[tuple[dict[str, Any], str, str, torch.nn.Parameter]]:
+    """Find where a module keeps parameters; not those of a ScriptModule, which has no dict."""
+    found = []
+    for name, parameter in named:
+        path, _, key = name.rpartition(".")
+        places = module.get_submodule(path)._parameters
+        if isinstance(places, dict):
+            found.append((places, key, name, parameter))
+    return found
 
 
 def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -388,6 +389,35 @@ def test_frozen_parameters_that_change() -> None:
     module[1].bias.requires_grad_(False)
     with parallel_raises(dist.DistError, match=r"1\.bias \(its requires_grad is now False\)"):
         model(x).sum().backward()
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_parameters_that_are_replaced(delayed: bool) -> None:
+    module = layers(3, 3, 3)
+    arguments: dict[str, Any] = {}
+    if delayed:
+        arguments["delay_all_reduce_named_params"] = list(module.named_parameters())
+        arguments["param_to_hook_all_reduce"] = module[0].weight
+    model, x = DDP(module, **arguments), torch.full((2, 3), dist.get_rank() + 1.0)
+    model.load_state_dict(model.state_dict())
+    model(x).sum().backward()
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    with parallel_raises(ValueError, match=r"parameter 0\.weight was replaced.*wrap.*again"):
+        model(x)
+    with model.no_sync():
+        model(x)
+    model = DDP(module)
+    model(x).sum().backward()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, module[1].weight.grad.tolist())
+    parallel_assert(all(each == found[0] for each in found))
+
+
+def test_other_tensors_in_the_parameters_places_are_left_alone() -> None:
+    model, x = DDP(layers(3, 3)), torch.ones(2, 3)
+    given = {f"module.{n}": 2 * p for n, p in model.module.named_parameters()}
+    out = torch.func.functional_call(model, given, (x,))
+    parallel_assert(torch.allclose(out, 2 * model.module(x)))
 
 
 @pytest.mark.mpi(min_size=2)
