@@ -6,11 +6,7 @@ from typing import Any, Literal, NoReturn, final, overload
 import torch
 
 from hpcdist._ops import ReduceOp
-
-# Any: torch tensors, NumPy arrays, and whatever has the buffer protocol or DLPack on the host.
-_Tensor = Any
-# Any: also what ReduceOp converts, torch's own ReduceOp among it.
-_Op = Any
+from hpcdist.typing import Op, TensorLike
 
 # A value of async_op.
 ASYNC_HERE: Any
@@ -135,14 +131,14 @@ class Comm:
     @property
     def cpus(self) -> tuple[int, int]: ...
     def share(self, nbytes: int, *, api: str | None = None) -> Block | None: ...
-    def place(self, tensor: _Tensor) -> tuple[int, int] | None: ...
+    def place(self, tensor: TensorLike) -> tuple[int, int] | None: ...
     def part(self, rank: int, block: int, at: int, nbytes: int) -> Part: ...
     def accumulate(
         self,
         part: Part | None,
-        target: _Tensor,
-        source: _Tensor,
-        op: _Op,
+        target: TensorLike,
+        source: TensorLike,
+        op: Op,
         seconds: float | None = None,
     ) -> None: ...
     def finished(self, outputs: list[Any]) -> Work: ...
@@ -151,8 +147,8 @@ class Comm:
     @overload
     def all_reduce(
         self,
-        tensor: _Tensor,
-        op: _Op,
+        tensor: TensorLike,
+        op: Op,
         async_op: Literal[True],
         *,
         api: str | None = None,
@@ -161,39 +157,39 @@ class Comm:
     @overload
     def all_reduce(
         self,
-        tensor: _Tensor,
-        op: _Op = ReduceOp.SUM,
+        tensor: TensorLike,
+        op: Op = ReduceOp.SUM,
         async_op: bool = False,
         *,
         api: str | None = None,
         extra: int = 0,
     ) -> Work | None: ...
     def all_reduce_coalesced(
-        self, tensors: Iterable[_Tensor], op: _Op = ReduceOp.SUM, async_op: bool = False
+        self, tensors: Iterable[TensorLike], op: Op = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None: ...
     def reduce(
         self,
-        tensor: _Tensor,
+        tensor: TensorLike,
         root: int,
-        op: _Op = ReduceOp.SUM,
+        op: Op = ReduceOp.SUM,
         async_op: bool = False,
         *,
         api: str | None = None,
     ) -> Work | None: ...
     def reduce_scatter(
         self,
-        output: _Tensor,
-        inputs: Iterable[_Tensor],
-        op: _Op = ReduceOp.SUM,
+        output: TensorLike,
+        inputs: Iterable[TensorLike],
+        op: Op = ReduceOp.SUM,
         async_op: bool = False,
         *,
         api: str | None = None,
     ) -> Work | None: ...
     def reduce_scatter_tensor(
         self,
-        output: _Tensor,
-        input: _Tensor,
-        op: _Op = ReduceOp.SUM,
+        output: TensorLike,
+        input: TensorLike,
+        op: Op = ReduceOp.SUM,
         async_op: bool = False,
         *,
         api: str | None = None,
@@ -201,7 +197,7 @@ class Comm:
     @overload
     def broadcast(
         self,
-        tensor: _Tensor,
+        tensor: TensorLike,
         root: int,
         async_op: Literal[True],
         *,
@@ -211,7 +207,7 @@ class Comm:
     @overload
     def broadcast(
         self,
-        tensor: _Tensor,
+        tensor: TensorLike,
         root: int,
         async_op: bool = False,
         *,
@@ -220,8 +216,8 @@ class Comm:
     ) -> Work | None: ...
     def gather(
         self,
-        tensor: _Tensor,
-        gather_list: Iterable[_Tensor] | None,
+        tensor: TensorLike,
+        gather_list: Iterable[TensorLike] | None,
         root: int,
         async_op: bool = False,
         *,
@@ -230,8 +226,8 @@ class Comm:
     ) -> Work | None: ...
     def scatter(
         self,
-        tensor: _Tensor,
-        scatter_list: Iterable[_Tensor] | None,
+        tensor: TensorLike,
+        scatter_list: Iterable[TensorLike] | None,
         root: int,
         async_op: bool = False,
         *,
@@ -240,23 +236,23 @@ class Comm:
     ) -> Work | None: ...
     def all_gather(
         self,
-        outputs: Iterable[_Tensor],
-        tensor: _Tensor,
+        outputs: Iterable[TensorLike],
+        tensor: TensorLike,
         async_op: bool = False,
         *,
         api: str | None = None,
     ) -> Work | None: ...
     def all_gather_coalesced(
         self,
-        output_lists: Iterable[Iterable[_Tensor]],
-        inputs: Iterable[_Tensor],
+        output_lists: Iterable[Iterable[TensorLike]],
+        inputs: Iterable[TensorLike],
         async_op: bool = False,
     ) -> Work | None: ...
     @overload
     def all_gather_into_tensor(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: TensorLike,
+        input: TensorLike,
         async_op: Literal[True],
         *,
         api: str | None = None,
@@ -265,8 +261,8 @@ class Comm:
     @overload
     def all_gather_into_tensor(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: TensorLike,
+        input: TensorLike,
         async_op: bool = False,
         *,
         api: str | None = None,
@@ -274,16 +270,16 @@ class Comm:
     ) -> Work | None: ...
     def all_to_all(
         self,
-        outputs: Iterable[_Tensor],
-        inputs: Iterable[_Tensor],
+        outputs: Iterable[TensorLike],
+        inputs: Iterable[TensorLike],
         async_op: bool = False,
         *,
         api: str | None = None,
     ) -> Work | None: ...
     def all_to_all_single(
         self,
-        output: _Tensor,
-        input: _Tensor,
+        output: TensorLike,
+        input: TensorLike,
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
@@ -304,19 +300,25 @@ class Comm:
         parts: int = 1,
     ) -> None: ...
     def isend(
-        self, tensor: _Tensor, dst: int, tag: int = 0, *, on_device: bool = False, tag_kind: int = 0
+        self,
+        tensor: TensorLike,
+        dst: int,
+        tag: int = 0,
+        *,
+        on_device: bool = False,
+        tag_kind: int = 0,
     ) -> Work: ...
     def irecv(
         self,
-        tensor: _Tensor,
+        tensor: TensorLike,
         src: int = -1,
         tag: int = 0,
         *,
         on_device: bool = False,
         tag_kind: int = 0,
     ) -> Work: ...
-    def send(self, tensor: _Tensor, dst: int, tag: int = 0) -> None: ...
-    def recv(self, tensor: _Tensor, src: int = -1, tag: int = 0) -> int: ...
+    def send(self, tensor: TensorLike, dst: int, tag: int = 0) -> None: ...
+    def recv(self, tensor: TensorLike, src: int = -1, tag: int = 0) -> int: ...
 
 # A public operation's name, kept for as long as the process lives; the operations make their own.
 @final

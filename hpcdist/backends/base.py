@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from hpcdist._engine import Comm
 from hpcdist.config import DEFAULT_TIMEOUT
 from hpcdist.errors import DistBackendError
+from hpcdist.typing import Op, TensorLike, Tensors
 
 __all__ = ["BackendOptions", "GroupBackend"]
 
@@ -146,72 +147,86 @@ class GroupBackend:
         """Make the backend of a subgroup; only its members call it."""
         return self._refuse("create_group")
 
-    def all_reduce(self, tensor: Any, op: Any, async_op: bool = False, **about: Any) -> Any:
+    def all_reduce(self, tensor: TensorLike, op: Op, async_op: bool = False, **about: Any) -> Any:
         """Reduce over all ranks, in place on each."""
         return self._refuse("all_reduce")
 
-    def all_reduce_coalesced(self, tensors: Any, op: Any, async_op: bool = False) -> Any:
+    def all_reduce_coalesced(self, tensors: Any, op: Op, async_op: bool = False) -> Any:
         """Reduce several tensors in one call."""
         return self._refuse("all_reduce_coalesced")
 
-    def broadcast(self, tensor: Any, root: int, async_op: bool = False, **about: Any) -> Any:
+    def broadcast(self, tensor: TensorLike, root: int, async_op: bool = False, **about: Any) -> Any:
         """Copy root's tensor to all ranks."""
         return self._refuse("broadcast")
 
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool = False, **about: Any) -> Any:
+    def reduce(
+        self, tensor: TensorLike, root: int, op: Op, async_op: bool = False, **about: Any
+    ) -> Any:
         """Reduce over all ranks, onto root."""
         return self._refuse("reduce")
 
     def all_gather(
-        self, tensor_list: Any, tensor: Any, async_op: bool = False, **about: Any
+        self, tensor_list: Tensors, tensor: TensorLike, async_op: bool = False, **about: Any
     ) -> Any:
         """Collect a tensor of each rank on all ranks; sizes may differ."""
         return self._refuse("all_gather")
 
     def all_gather_into_tensor(
-        self, output: Any, input: Any, async_op: bool = False, **about: Any
+        self, output: TensorLike, input: TensorLike, async_op: bool = False, **about: Any
     ) -> Any:
         """Collect equal tensors of each rank into one."""
         return self._refuse("all_gather_into_tensor")
 
     def all_gather_coalesced(
-        self, output_lists: Any, input_list: Any, async_op: bool = False
+        self, output_lists: Iterable[Tensors], input_list: Tensors, async_op: bool = False
     ) -> Any:
         """Collect several tensors of each rank in one call."""
         return self._refuse("all_gather_coalesced")
 
     def gather(
-        self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
+        self,
+        tensor: TensorLike,
+        gather_list: Tensors | None,
+        root: int,
+        async_op: bool = False,
+        **about: Any,
     ) -> Any:
         """Collect a tensor of each rank on root; the list is None elsewhere."""
         return self._refuse("gather")
 
     def scatter(
-        self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
+        self,
+        tensor: TensorLike,
+        scatter_list: Tensors | None,
+        root: int,
+        async_op: bool = False,
+        **about: Any,
     ) -> Any:
         """Give each rank its tensor of root's list; the list is None elsewhere."""
         return self._refuse("scatter")
 
     def reduce_scatter(
-        self, output: Any, input_list: Any, op: Any, async_op: bool = False, **about: Any
+        self, output: TensorLike, input_list: Tensors, op: Op, async_op: bool = False, **about: Any
     ) -> Any:
         """Reduce a list element by element; rank i keeps element i."""
         return self._refuse("reduce_scatter")
 
     def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any, async_op: bool = False, **about: Any
+        self, output: TensorLike, input: TensorLike, op: Op, async_op: bool = False, **about: Any
     ) -> Any:
         """Reduce one tensor; rank i keeps its i-th part."""
         return self._refuse("reduce_scatter_tensor")
 
-    def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
+    def all_to_all(
+        self, outputs: Tensors, inputs: Tensors, async_op: bool = False, **about: Any
+    ) -> Any:
         """Send the i-th input to rank i, receive the i-th output from it."""
         return self._refuse("all_to_all")
 
     def all_to_all_single(
         self,
-        output: Any,
-        input: Any,
+        output: TensorLike,
+        input: TensorLike,
         output_splits: Any = None,
         input_splits: Any = None,
         async_op: bool = False,
@@ -224,7 +239,7 @@ class GroupBackend:
         """Memory for a tensor that all ranks of the node map; None: there is none."""
         return None
 
-    def place(self, tensor: Any) -> tuple[int, int] | None:
+    def place(self, tensor: TensorLike) -> tuple[int, int] | None:
         """Where a tensor lies in such memory, or None."""
         return None
 
@@ -253,19 +268,19 @@ class GroupBackend:
         A backend without an agreement before each operation cannot do this: the others time out.
         """
 
-    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
+    def isend(self, tensor: TensorLike, dst: int, tag: int = 0) -> Any:
         """Begin to send; returns a Work."""
         return self._refuse("isend")
 
-    def irecv(self, tensor: Any, src: int, tag: int = 0) -> Any:
+    def irecv(self, tensor: TensorLike, src: int, tag: int = 0) -> Any:
         """Begin to receive, from any rank if src is -1; returns a Work."""
         return self._refuse("irecv")
 
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+    def send(self, tensor: TensorLike, dst: int, tag: int = 0) -> None:
         """Send and wait."""
         self.isend(tensor, dst, tag).wait()
 
-    def recv(self, tensor: Any, src: int, tag: int = 0) -> int:
+    def recv(self, tensor: TensorLike, src: int, tag: int = 0) -> int:
         """Receive and wait; returns the sender's rank."""
         work = self.irecv(tensor, src, tag)
         work.wait()

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, overload
 
 from hpcdist._engine import Comm, Work
+from hpcdist.typing import Op, TensorLike
 
-# Of what is a tensor to a backend.
-_List = Iterable[Any]
+# What a backend reads and writes; several.
+_Tensor = TensorLike
+_List = Iterable[TensorLike]
 # A public name; None: the method's own.
 _Api = str | None
 # A Work with `async_op`, else None. The operations that hpcdist itself begins tell the two apart.
@@ -54,7 +56,7 @@ class Carrier(Protocol):
         self, ranks: Sequence[int], name: str, timeout: float, /, tag: int = 0
     ) -> Carrier: ...
     def share(self, nbytes: int) -> Any: ...
-    def place(self, tensor: Any) -> tuple[int, int] | None: ...
+    def place(self, tensor: _Tensor) -> tuple[int, int] | None: ...
     def refuse(
         self,
         error: BaseException,
@@ -67,73 +69,79 @@ class Carrier(Protocol):
     # (The last of several forms, without a mark, is the one that `inspect` sees.)
     @overload
     def all_reduce(
-        self, tensor: Any, op: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, op: Op, async_op: Literal[True], *, api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
     def all_reduce(
-        self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, op: Op, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def all_reduce(
-        self, tensor: Any, op: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, op: Op, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
-    def all_reduce_coalesced(self, tensors: _List, op: Any, async_op: bool = False) -> _Handle: ...
+    def all_reduce_coalesced(self, tensors: _List, op: Op, async_op: bool = False) -> _Handle: ...
     @overload
     def broadcast(
-        self, tensor: Any, root: int, async_op: Literal[True], *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, root: int, async_op: Literal[True], *,
+        api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
     def broadcast(
-        self, tensor: Any, root: int, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, root: int, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def broadcast(
-        self, tensor: Any, root: int, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, tensor: _Tensor, root: int, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def reduce(
-        self, tensor: Any, root: int, op: Any, async_op: bool = False, *, api: _Api = None
+        self, tensor: _Tensor, root: int, op: Op, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     def all_gather(
-        self, outputs: _List, tensor: Any, /, async_op: bool = False, *, api: _Api = None
+        self, outputs: _List, tensor: _Tensor, /, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     @overload
     def all_gather_into_tensor(
-        self, output: Any, input: Any, async_op: Literal[True], *, api: _Api = None, extra: int = 0
+        self, output: _Tensor, input: _Tensor, async_op: Literal[True], *,
+        api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
     def all_gather_into_tensor(
-        self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, output: _Tensor, input: _Tensor, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def all_gather_into_tensor(
-        self, output: Any, input: Any, async_op: bool = False, *, api: _Api = None, extra: int = 0
+        self, output: _Tensor, input: _Tensor, async_op: bool = False, *,
+        api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def all_gather_coalesced(
         self, output_lists: Iterable[_List], inputs: _List, /, async_op: bool = False
     ) -> _Handle: ...
     def gather(
-        self, tensor: Any, gather_list: _List | None, root: int, async_op: bool = False, *,
+        self, tensor: _Tensor, gather_list: _List | None, root: int, async_op: bool = False, *,
         api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def scatter(
-        self, tensor: Any, scatter_list: _List | None, root: int, async_op: bool = False, *,
+        self, tensor: _Tensor, scatter_list: _List | None, root: int, async_op: bool = False, *,
         api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def reduce_scatter(
-        self, output: Any, inputs: _List, op: Any, /, async_op: bool = False, *, api: _Api = None
+        self, output: _Tensor, inputs: _List, op: Op, /, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     def reduce_scatter_tensor(
-        self, output: Any, input: Any, op: Any, async_op: bool = False, *, api: _Api = None
+        self, output: _Tensor, input: _Tensor, op: Op, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     def all_to_all(
         self, outputs: _List, inputs: _List, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     def all_to_all_single(
-        self, output: Any, input: Any, output_splits: Sequence[int] | None = None,
+        self, output: _Tensor, input: _Tensor, output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None, async_op: bool = False, *, api: _Api = None
     ) -> _Handle: ...
     def barrier(
         self, async_op: bool = False, *, api: _Api = None, monitored: float | None = None
     ) -> _Handle: ...
-    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work: ...
-    def irecv(self, tensor: Any, src: int, tag: int = 0) -> Work: ...
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None: ...
-    def recv(self, tensor: Any, src: int, tag: int = 0) -> int: ...
+    def isend(self, tensor: _Tensor, dst: int, tag: int = 0) -> Work: ...
+    def irecv(self, tensor: _Tensor, src: int, tag: int = 0) -> Work: ...
+    def send(self, tensor: _Tensor, dst: int, tag: int = 0) -> None: ...
+    def recv(self, tensor: _Tensor, src: int, tag: int = 0) -> int: ...
     # fmt: on

@@ -58,7 +58,7 @@ class Dispatch:
         for each in self._backends.values():
             each.timeout = value
 
-    def _backend_for(self, tensor: Any) -> Carrier:
+    def _backend_for(self, tensor: object) -> Carrier:
         device = getattr(tensor, "device", None)
         kind = getattr(device, "type", "cpu")  # an array's device is not torch's
         try:
@@ -91,7 +91,7 @@ for _about in OPERATIONS.values():
         setattr(Dispatch, _about.name, _by_argument(_about.name, _about.serves))
 
 
-def serving(backend: Carrier | Dispatch, tensor: Any) -> Carrier:
+def serving(backend: Carrier | Dispatch, tensor: object) -> Carrier:
     """Return the backend that moves a tensor, from a group's :func:`combine`.
 
     Parameters

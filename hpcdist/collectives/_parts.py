@@ -130,7 +130,7 @@ def check_list(value: Any, name: str) -> int:
     return len(value)
 
 
-def root_of(pg: Any, rank: int | None, group_rank: int | None, what: str) -> int:
+def root_of(pg: ProcessGroup, rank: int | None, group_rank: int | None, what: str) -> int:
     """Return the group rank that `src` or `dst` names; by default that of world rank 0."""
     return int(
         pg.members.place(0 if rank is None and group_rank is None else rank, group_rank, what)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from typing import Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.numbers import split_sizes
 from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
+from hpcdist.typing import TensorLike, Tensors
 
 
 @overload
 def all_to_all(
-    output_tensor_list: Any,
-    input_tensor_list: Any,
+    output_tensor_list: Tensors,
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -22,8 +24,8 @@ def all_to_all(
 
 @overload
 def all_to_all(
-    output_tensor_list: Any,
-    input_tensor_list: Any,
+    output_tensor_list: Tensors,
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -32,16 +34,16 @@ def all_to_all(
 
 @overload
 def all_to_all(
-    output_tensor_list: Any,
-    input_tensor_list: Any,
+    output_tensor_list: Tensors,
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def all_to_all(
-    output_tensor_list: Any,
-    input_tensor_list: Any,
+    output_tensor_list: Tensors,
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -87,10 +89,10 @@ def all_to_all(
 
 @overload
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = ...,
-    input_split_sizes: Any = ...,
+    output: TensorLike,
+    input: TensorLike,
+    output_split_sizes: Sequence[int] | None = ...,
+    input_split_sizes: Sequence[int] | None = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -98,10 +100,10 @@ def all_to_all_single(
 
 @overload
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = ...,
-    input_split_sizes: Any = ...,
+    output: TensorLike,
+    input: TensorLike,
+    output_split_sizes: Sequence[int] | None = ...,
+    input_split_sizes: Sequence[int] | None = ...,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -110,20 +112,20 @@ def all_to_all_single(
 
 @overload
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = ...,
-    input_split_sizes: Any = ...,
+    output: TensorLike,
+    input: TensorLike,
+    output_split_sizes: Sequence[int] | None = ...,
+    input_split_sizes: Sequence[int] | None = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
+    output: TensorLike,
+    input: TensorLike,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.typing import TensorLike
 
 
 @overload
 def broadcast(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
@@ -21,7 +22,7 @@ def broadcast(
 
 @overload
 def broadcast(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     *,
@@ -32,7 +33,7 @@ def broadcast(
 
 @overload
 def broadcast(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
@@ -41,7 +42,7 @@ def broadcast(
 
 
 def broadcast(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,

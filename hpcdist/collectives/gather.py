@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Iterable
+from typing import Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.resolve import carrier_of, checked_root, resolve
@@ -10,28 +11,39 @@ from hpcdist.groups.rooted import has_list, parts_of_root
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
+from hpcdist.typing import TensorLike, Tensors
 
 
 @overload
 def all_gather(
-    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+    tensor_list: Tensors,
+    tensor: TensorLike,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
 ) -> None: ...
 
 
 @overload
 def all_gather(
-    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., *, async_op: Literal[True]
+    tensor_list: Tensors,
+    tensor: TensorLike,
+    group: ProcessGroup | None = ...,
+    *,
+    async_op: Literal[True],
 ) -> Work: ...
 
 
 @overload
 def all_gather(
-    tensor_list: Any, tensor: Any, group: ProcessGroup | None = ..., async_op: bool = ...
+    tensor_list: Tensors, tensor: TensorLike, group: ProcessGroup | None = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
 def all_gather(
-    tensor_list: Any, tensor: Any, group: ProcessGroup | None = None, async_op: bool = False
+    tensor_list: Tensors,
+    tensor: TensorLike,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
 ) -> Work | None:
     """Collect a tensor of each rank in a list, on all ranks.
 
@@ -75,8 +87,8 @@ def all_gather(
 
 @overload
 def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: TensorLike,
+    input_tensor: TensorLike,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -84,8 +96,8 @@ def all_gather_single(
 
 @overload
 def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: TensorLike,
+    input_tensor: TensorLike,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -94,13 +106,16 @@ def all_gather_single(
 
 @overload
 def all_gather_single(
-    output_tensor: Any, input_tensor: Any, group: ProcessGroup | None = ..., async_op: bool = ...
+    output_tensor: TensorLike,
+    input_tensor: TensorLike,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: TensorLike,
+    input_tensor: TensorLike,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -141,8 +156,8 @@ all_gather_into_tensor = all_gather_single
 
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Any,
-    input_tensor_list: Any,
+    output_tensor_lists: Iterable[Tensors],
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -150,8 +165,8 @@ def all_gather_coalesced(
 
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Any,
-    input_tensor_list: Any,
+    output_tensor_lists: Iterable[Tensors],
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -160,16 +175,16 @@ def all_gather_coalesced(
 
 @overload
 def all_gather_coalesced(
-    output_tensor_lists: Any,
-    input_tensor_list: Any,
+    output_tensor_lists: Iterable[Tensors],
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def all_gather_coalesced(
-    output_tensor_lists: Any,
-    input_tensor_list: Any,
+    output_tensor_lists: Iterable[Tensors],
+    input_tensor_list: Tensors,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -206,8 +221,8 @@ def all_gather_coalesced(
 
 @overload
 def gather(
-    tensor: Any,
-    gather_list: Any = ...,
+    tensor: TensorLike,
+    gather_list: Tensors | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
@@ -217,8 +232,8 @@ def gather(
 
 @overload
 def gather(
-    tensor: Any,
-    gather_list: Any = ...,
+    tensor: TensorLike,
+    gather_list: Tensors | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     *,
@@ -229,8 +244,8 @@ def gather(
 
 @overload
 def gather(
-    tensor: Any,
-    gather_list: Any = ...,
+    tensor: TensorLike,
+    gather_list: Tensors | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
@@ -239,8 +254,8 @@ def gather(
 
 
 def gather(
-    tensor: Any,
-    gather_list: Any = None,
+    tensor: TensorLike,
+    gather_list: Tensors | None = None,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,
@@ -294,8 +309,8 @@ def gather(
 
 @overload
 def gather_single(
-    tensor: Any,
-    gather_tensor: Any = ...,
+    tensor: TensorLike,
+    gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
@@ -305,8 +320,8 @@ def gather_single(
 
 @overload
 def gather_single(
-    tensor: Any,
-    gather_tensor: Any = ...,
+    tensor: TensorLike,
+    gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     *,
@@ -317,8 +332,8 @@ def gather_single(
 
 @overload
 def gather_single(
-    tensor: Any,
-    gather_tensor: Any = ...,
+    tensor: TensorLike,
+    gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
@@ -327,8 +342,8 @@ def gather_single(
 
 
 def gather_single(
-    tensor: Any,
-    gather_tensor: Any = None,
+    tensor: TensorLike,
+    gather_tensor: TensorLike | None = None,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,

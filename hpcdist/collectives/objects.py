@@ -29,6 +29,7 @@ from hpcdist.collectives._parts import (
 )
 from hpcdist.collectives.objects_p2p import recv_object_list, send_object_list
 from hpcdist.errors import DistMismatchError
+from hpcdist.groups.process_group import ProcessGroup
 
 __all__ = [
     "all_gather_object",
@@ -43,7 +44,7 @@ __all__ = [
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     device: Any = None,
     group_src: int | None = None,
     weights_only: bool = False,
@@ -118,7 +119,7 @@ def broadcast_object_list(
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     weights_only: bool = False,
     *,
     pickle: bool | None = None,
@@ -174,7 +175,7 @@ def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     group_dst: int | None = None,
     weights_only: bool = False,
     *,
@@ -237,7 +238,7 @@ def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     group_src: int | None = None,
     weights_only: bool = False,
     *,

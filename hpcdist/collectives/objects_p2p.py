@@ -16,6 +16,7 @@ from hpcdist._engine import OBJECTS, op_range, tags
 from hpcdist.backends.dispatch import serving
 from hpcdist.collectives._parts import Part, check_list, decode, group_of, of_message
 from hpcdist.errors import DistMismatchError
+from hpcdist.groups.process_group import ProcessGroup
 
 #: Tag of the headers, so that they never match a tensor's receive. It is the largest tag that every
 #: MPI allows: MPI guarantees tags up to 32767, and the engine uses five bits.
@@ -46,7 +47,7 @@ _claiming = threading.RLock()
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     device: Any = None,
     group_dst: int | None = None,
     use_batch: bool = False,
@@ -104,7 +105,7 @@ def send_object_list(
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: Any = None,
+    group: ProcessGroup | None = None,
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,

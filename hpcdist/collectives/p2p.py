@@ -11,10 +11,11 @@ from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
+from hpcdist.typing import TensorLike
 
 
 def isend(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -64,7 +65,7 @@ def isend(
 
 
 def irecv(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -116,7 +117,7 @@ def irecv(
 
 
 def send(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -162,7 +163,7 @@ def send(
 
 
 def recv(
-    tensor: Any,
+    tensor: TensorLike,
     src: int | None = None,
     group: ProcessGroup | None = None,
     tag: int = 0,
@@ -249,7 +250,7 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Any],
-        tensor: Any,
+        tensor: TensorLike,
         peer: int | None = None,
         group: ProcessGroup | None = None,
         tag: int = 0,

@@ -10,30 +10,34 @@ from hpcdist.groups.resolve import carrier_of, checked_root, resolve
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
+from hpcdist.typing import Op, TensorLike, Tensors
 
 _SUM = ReduceOp.SUM
 
 
 @overload
 def all_reduce(
-    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+    tensor: TensorLike,
+    op: Op = ...,
+    group: ProcessGroup | None = ...,
+    async_op: Literal[False] = ...,
 ) -> None: ...
 
 
 @overload
 def all_reduce(
-    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+    tensor: TensorLike, op: Op = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
 ) -> Work: ...
 
 
 @overload
 def all_reduce(
-    tensor: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+    tensor: TensorLike, op: Op = ..., group: ProcessGroup | None = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
 def all_reduce(
-    tensor: Any, op: Any = _SUM, group: ProcessGroup | None = None, async_op: bool = False
+    tensor: TensorLike, op: Op = _SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """Reduce a tensor over all ranks, in place on each.
 
@@ -81,24 +85,24 @@ def all_reduce(
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
 ) -> None: ...
 
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
 ) -> Work: ...
 
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
 def all_reduce_coalesced(
-    tensors: Any, op: Any = _SUM, group: ProcessGroup | None = None, async_op: bool = False
+    tensors: Any, op: Op = _SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """Reduce several tensors over all ranks in one operation, in place.
 
@@ -139,9 +143,9 @@ def all_reduce_coalesced(
 
 @overload
 def reduce(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = ...,
-    op: Any = ...,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
     group_dst: int | None = ...,
@@ -150,9 +154,9 @@ def reduce(
 
 @overload
 def reduce(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = ...,
-    op: Any = ...,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -162,9 +166,9 @@ def reduce(
 
 @overload
 def reduce(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = ...,
-    op: Any = ...,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
     group_dst: int | None = ...,
@@ -172,9 +176,9 @@ def reduce(
 
 
 def reduce(
-    tensor: Any,
+    tensor: TensorLike,
     dst: int | None = None,
-    op: Any = _SUM,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -220,9 +224,9 @@ def reduce(
 
 @overload
 def reduce_scatter(
-    output: Any,
-    input_list: Any,
-    op: Any = ...,
+    output: TensorLike,
+    input_list: Tensors,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -230,9 +234,9 @@ def reduce_scatter(
 
 @overload
 def reduce_scatter(
-    output: Any,
-    input_list: Any,
-    op: Any = ...,
+    output: TensorLike,
+    input_list: Tensors,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -241,18 +245,18 @@ def reduce_scatter(
 
 @overload
 def reduce_scatter(
-    output: Any,
-    input_list: Any,
-    op: Any = ...,
+    output: TensorLike,
+    input_list: Tensors,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def reduce_scatter(
-    output: Any,
-    input_list: Any,
-    op: Any = _SUM,
+    output: TensorLike,
+    input_list: Tensors,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -292,9 +296,9 @@ def reduce_scatter(
 
 @overload
 def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: Any = ...,
+    output: TensorLike,
+    input: TensorLike,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
 ) -> None: ...
@@ -302,9 +306,9 @@ def reduce_scatter_single(
 
 @overload
 def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: Any = ...,
+    output: TensorLike,
+    input: TensorLike,
+    op: Op = ...,
     group: ProcessGroup | None = ...,
     *,
     async_op: Literal[True],
@@ -313,14 +317,18 @@ def reduce_scatter_single(
 
 @overload
 def reduce_scatter_single(
-    output: Any, input: Any, op: Any = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+    output: TensorLike,
+    input: TensorLike,
+    op: Op = ...,
+    group: ProcessGroup | None = ...,
+    async_op: bool = ...,
 ) -> Work | None: ...
 
 
 def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: Any = _SUM,
+    output: TensorLike,
+    input: TensorLike,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.rooted import has_list
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.typing import TensorLike, Tensors
 
 
 @overload
 def scatter(
-    tensor: Any,
-    scatter_list: Any = ...,
+    tensor: TensorLike,
+    scatter_list: Tensors | None = ...,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: Literal[False] = ...,
@@ -23,8 +24,8 @@ def scatter(
 
 @overload
 def scatter(
-    tensor: Any,
-    scatter_list: Any = ...,
+    tensor: TensorLike,
+    scatter_list: Tensors | None = ...,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     *,
@@ -35,8 +36,8 @@ def scatter(
 
 @overload
 def scatter(
-    tensor: Any,
-    scatter_list: Any = ...,
+    tensor: TensorLike,
+    scatter_list: Tensors | None = ...,
     src: int | None = ...,
     group: ProcessGroup | None = ...,
     async_op: bool = ...,
@@ -45,8 +46,8 @@ def scatter(
 
 
 def scatter(
-    tensor: Any,
-    scatter_list: Any = None,
+    tensor: TensorLike,
+    scatter_list: Tensors | None = None,
     src: int | None = None,
     group: ProcessGroup | None = None,
     async_op: bool = False,

@@ -21,6 +21,7 @@ from hpcdist.backends.refusal import refusing
 from hpcdist.groups.members import Members
 from hpcdist.groups.rooted import has_list, parts_of_root
 from hpcdist.groups.tensors import reals_or_raise, sparse_or_raise
+from hpcdist.typing import Op, TensorLike
 
 #: torch's mark for "no timeout of its own".
 _UNSET = timedelta(milliseconds=-1)
@@ -152,7 +153,7 @@ class C10d:
         )
 
     def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Op | None = None
     ) -> Work:
         """Begin to reduce a tensor in place, as :func:`hpcdist.all_reduce`."""
         op = _op(opts) if op is None else op
@@ -179,7 +180,9 @@ class C10d:
             assert work is not None
             return work
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Op | None = None, timeout: Any = None
+    ) -> Work:
         """Begin to reduce a tensor onto one rank, as :func:`hpcdist.reduce`."""
         op = getattr(opts, "reduceOp", ReduceOp.SUM) if op is None else op
         return self._begin(
@@ -206,7 +209,7 @@ class C10d:
             "all_gather_coalesced", input_list, opts, None, lambda: (output_lists, input_list)
         )
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def all_gather_single(self, output: TensorLike, input: TensorLike, opts: Any = None) -> Work:
         """Begin to collect equal tensors in one, as :func:`hpcdist.all_gather_single`."""
         return self._begin("all_gather_into_tensor", input, opts, None, lambda: (output, input))
 
@@ -223,7 +226,7 @@ class C10d:
 
         return self._begin("gather", input_tensors, _options(opts), timeout, arguments)
 
-    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def gather_single(self, output: TensorLike, input: TensorLike, opts: Any = None) -> Work:
         """Begin to collect equal tensors in one on one rank, as :func:`hpcdist.gather_single`."""
 
         def arguments() -> Sequence[Any]:
@@ -252,7 +255,7 @@ class C10d:
         opts: Any = None,
         timeout: Any = None,
         *,
-        op: Any = None,
+        op: Op | None = None,
     ) -> Work:
         """Begin to reduce a list element by element, as :func:`hpcdist.reduce_scatter`."""
         op = _op(opts) if op is None else op
@@ -264,7 +267,9 @@ class C10d:
             lambda: (_one(output_tensors), _every(input_tensors), op),
         )
 
-    def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> Work:
+    def reduce_scatter_single(
+        self, outputTensor: TensorLike, inputTensor: TensorLike, opts: Any = None
+    ) -> Work:
         """Begin to reduce a tensor part by part, as :func:`hpcdist.reduce_scatter_single`."""
         return self._begin(
             "reduce_scatter_tensor",
@@ -288,8 +293,8 @@ class C10d:
 
     def all_to_all_single(
         self,
-        output: Any,
-        input: Any,
+        output: TensorLike,
+        input: TensorLike,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
@@ -319,7 +324,7 @@ class C10d:
         """Begin to receive from any rank, as :func:`hpcdist.irecv`; a rank must send."""
         return self.carrier.irecv(_one(tensors), -1, tag)
 
-    def _has_list(self, api: str, tensor: Any, given: Any, root: Any, role: str) -> bool:
+    def _has_list(self, api: str, tensor: TensorLike, given: Any, root: Any, role: str) -> bool:
         return has_list(self.carrier, self.members.name, api, tensor, given, root, role)
 
     _allgather_base = all_gather_single

@@ -8,6 +8,7 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import NOT_INITIALIZED, NonMember, world
+from hpcdist.typing import TensorLike
 
 
 def default_group() -> ProcessGroup:
@@ -49,7 +50,7 @@ def member(group: object) -> ProcessGroup:
 def checked_root(
     pg: ProcessGroup | NonMember,
     api: str,
-    tensor: Any,
+    tensor: TensorLike,
     rank: int | None,
     group_rank: int | None,
     what: str,

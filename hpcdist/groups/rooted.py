@@ -7,10 +7,11 @@ from typing import Any
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.groups.tensors import stacked
+from hpcdist.typing import TensorLike
 
 
 def has_list(
-    comm: Carrier, group: str, api: str, tensor: Any, given: Any, root: int, role: str
+    comm: Carrier, group: str, api: str, tensor: TensorLike, given: Any, root: int, role: str
 ) -> bool:
     """Whether this rank is the root, the only rank that has a list; else the others hear of it."""
     here = comm.rank == root
@@ -26,7 +27,7 @@ def has_list(
 
 
 def parts_of_root(
-    comm: Carrier, group: str, tensor: Any, whole: Any, root: int
+    comm: Carrier, group: str, tensor: TensorLike, whole: Any, root: int
 ) -> list[Any] | None:
     """Return the ranks' parts of the one tensor of `gather_single`, which only the root has."""
     try:

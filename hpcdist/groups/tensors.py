@@ -11,6 +11,7 @@ import numpy as np
 from hpcdist._engine import Work, complex_among
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
+from hpcdist.typing import Op, Tensors
 
 
 def as_list(tensors: Any) -> Any:
@@ -18,14 +19,14 @@ def as_list(tensors: Any) -> Any:
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
-def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
+def _as_reals(tensors: Tensors, op: Op) -> list[Any] | None:
     """Return complex tensors as views of pairs of real numbers: their sums are the same.
 
     Return None if the views are not of one dtype, or the result would not be the same.
     """
     if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
         return None
-    views = []
+    views: list[Any] = []
     try:
         for tensor in tensors:
             if isinstance(tensor, np.ndarray):
@@ -40,7 +41,7 @@ def _as_reals(tensors: Any, op: Any) -> list[Any] | None:
     return views if changed else None
 
 
-def sparse_or_raise(comm: Carrier, tensor: Any, op: Any, async_op: bool) -> Work | None:
+def sparse_or_raise(comm: Carrier, tensor: Any, op: Op, async_op: bool) -> Work | None:
     """Reduce a tensor that was refused because it is sparse; re-raise if it is not sparse.
 
     It is called while the TypeError is handled, so a dense tensor pays nothing for it.
@@ -54,7 +55,7 @@ def sparse_or_raise(comm: Carrier, tensor: Any, op: Any, async_op: bool) -> Work
 
 
 def reals_or_raise(
-    comm: Carrier, tensors: Any, op: Any, async_op: bool, error: TypeError
+    comm: Carrier, tensors: Tensors, op: Op, async_op: bool, error: TypeError
 ) -> Work | None:
     """Reduce a list that was refused because it mixes complex and real tensors; else re-raise.
 

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 
 Shapes = Sequence[torch.Size]
@@ -78,7 +79,7 @@ def _changed(into: Any) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def one_per_rank(group: Any, tensors: Any, what: str) -> list[torch.Tensor]:
+def one_per_rank(group: ProcessGroup, tensors: Any, what: str) -> list[torch.Tensor]:
     """One tensor per rank of the group, or an error."""
     tensors = list(tensors) if tensors is not None else []
     if len(tensors) != group.size():
@@ -93,7 +94,7 @@ class AllReduce(Function):
     """SUM, AVG or PREMUL_SUM: the transpose is the same operation."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup) -> torch.Tensor:
         ctx.op, ctx.group = op, group
         out = _copy(tensor)
         group.carrier.all_reduce(out, op, api=_api("all_reduce"))
@@ -109,7 +110,7 @@ class AllReduceExtreme(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None
+        ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup, name: str | None
     ) -> torch.Tensor:
         ctx.group = group
         out = _copy(tensor)
@@ -131,7 +132,9 @@ class AllReduceProduct(Function):
     """PRODUCT: the gradient is scaled by the product of the other ranks' values."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any, name: str | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, group: ProcessGroup, name: str | None
+    ) -> torch.Tensor:
         ctx.group = group
         ctx.save_for_backward(tensor)
         out = _copy(tensor)
@@ -153,7 +156,7 @@ class Broadcast(Function):
     """One rank's tensor on all; the transpose is the sum on that rank."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: ProcessGroup) -> torch.Tensor:
         ctx.root, ctx.group = root, group
         out = _copy(tensor)
         group.carrier.broadcast(out, root, api=_api("broadcast"))
@@ -169,7 +172,7 @@ class Reduce(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, root: int, op: ReduceOp, group: Any
+        ctx: Any, tensor: torch.Tensor, root: int, op: ReduceOp, group: ProcessGroup
     ) -> torch.Tensor:
         ctx.root, ctx.group, ctx.scale = root, group, scale_of(op, group.size())
         out = _copy(tensor)
@@ -186,7 +189,7 @@ class Gather(Function):
     """All ranks' tensors on one, zeros elsewhere; the transpose is a scatter."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: Any) -> Any:
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, group: ProcessGroup) -> Any:
         ctx.root, ctx.group = root, group
         here = group.rank() == root
         make = tensor.new_empty if here else tensor.new_zeros
@@ -203,7 +206,7 @@ class Scatter(Function):
     """One rank's list, an element to each rank; the transpose is a gather."""
 
     @staticmethod
-    def forward(ctx: Any, root: int, group: Any, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, root: int, group: ProcessGroup, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.root, ctx.group = root, group
         here = group.rank() == root
         out = tensors[0].new_empty(tensors[0].shape)
@@ -220,7 +223,9 @@ class AllGather(Function):
     """All ranks' tensors on all; the transpose sums the parts on the ranks that gave them."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, into: Any, shapes: Shapes, group: Any) -> Any:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, into: Any, shapes: Shapes, group: ProcessGroup
+    ) -> Any:
         ctx.group = group
         ctx.single = into is not None
         tensor = plain(tensor)
@@ -250,7 +255,7 @@ class ReduceScatter(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, into: Any, op: ReduceOp, group: Any, *tensors: torch.Tensor
+        ctx: Any, into: Any, op: ReduceOp, group: ProcessGroup, *tensors: torch.Tensor
     ) -> torch.Tensor:
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shapes = [tensor.shape for tensor in tensors]
@@ -272,7 +277,12 @@ class ReduceScatterSingle(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, into: Any, shape: torch.Size, op: ReduceOp, group: Any
+        ctx: Any,
+        tensor: torch.Tensor,
+        into: Any,
+        shape: torch.Size,
+        op: ReduceOp,
+        group: ProcessGroup,
     ) -> torch.Tensor:
         ctx.group, ctx.scale = group, scale_of(op, group.size())
         ctx.shape = tensor.shape
@@ -295,7 +305,12 @@ class AllToAll(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, into: Any, shapes: Shapes, group: Any, name: str | None, *tensors: torch.Tensor
+        ctx: Any,
+        into: Any,
+        shapes: Shapes,
+        group: ProcessGroup,
+        name: str | None,
+        *tensors: torch.Tensor,
     ) -> Any:
         ctx.group = group
         ctx.shapes = [tensor.shape for tensor in tensors]
@@ -334,7 +349,7 @@ class AllToAllSingle(Function):
         into: Any,
         shape: torch.Size,
         splits: tuple[Any, Any],
-        group: Any,
+        group: ProcessGroup,
     ) -> torch.Tensor:
         ctx.shape, ctx.splits, ctx.group = tensor.shape, splits, group
         (out,) = _filled(into, tensor, [shape])

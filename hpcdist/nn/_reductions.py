@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -11,13 +10,14 @@ from hpcdist._ops import ReduceOp
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.nn import _nodes as nodes
+from hpcdist.typing import Op
 
 _SUM = ReduceOp.SUM
 _LINEAR = ("SUM", "AVG", "PREMUL_SUM")
 _DERIVED = ("MIN", "MAX", "PRODUCT")
 
 
-def _op(op: Any, *tensors: torch.Tensor) -> ReduceOp:
+def _op(op: Op, *tensors: torch.Tensor) -> ReduceOp:
     """Normalise a reduce-op, and refuse what has no derivative."""
     op = ReduceOp(op)
     if op.name in ("BAND", "BOR", "BXOR") and any(t.requires_grad for t in tensors):
@@ -61,7 +61,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None)
 
 @nodes.collective
 def all_reduce(
-    tensor: torch.Tensor, op: Any = _SUM, group: ProcessGroup | None = None
+    tensor: torch.Tensor, op: Op = _SUM, group: ProcessGroup | None = None
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks; all get the result.
 
@@ -100,7 +100,9 @@ def all_reduce(
     return nodes.AllReduce.apply(tensor, op, pg)
 
 
-def _derived(tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None) -> torch.Tensor:
+def _derived(
+    tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup | None, name: str | None
+) -> torch.Tensor:
     """all_reduce with an operation that is not linear; ranks compare `name`, if it is another."""
     if op.name == "PRODUCT":
         return nodes.AllReduceProduct.apply(tensor, group, name)
@@ -111,7 +113,7 @@ def _derived(tensor: torch.Tensor, op: ReduceOp, group: Any, name: str | None) -
 def reduce(
     tensor: torch.Tensor,
     dst: int,
-    op: Any = _SUM,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks; one gets the result.
@@ -158,7 +160,7 @@ def reduce(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: Sequence[torch.Tensor],
-    op: Any = _SUM,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Reduce a list of tensors over all ranks; each rank keeps one.
@@ -202,7 +204,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,
-    op: Any = _SUM,
+    op: Op = _SUM,
     group: ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks; each rank keeps one part.
@@ -250,7 +252,7 @@ def reduce_scatter_single(
 
 
 def _exchanged(
-    output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp, group: Any
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp, group: ProcessGroup
 ) -> torch.Tensor:
     """reduce_scatter with an operation that is not linear: exchange the parts, reduce here."""
     mine = inputs[group.rank()]

@@ -13,6 +13,7 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.comparison import same_arguments
+from hpcdist.groups.process_group import ProcessGroup
 
 # Name of the operation in error messages.
 API = "Join"
@@ -285,7 +286,7 @@ class Join:
         return group.carrier.all_reduce(np.array([1, 0], np.int64), ReduceOp.SUM, True, api=API)
 
 
-def _count(group: Any, training: int, exhausted: int) -> tuple[int, int]:
+def _count(group: ProcessGroup, training: int, exhausted: int) -> tuple[int, int]:
     """Return how many ranks still train, and how many are done. All ranks must call it."""
     counts = np.array([training, exhausted], np.int64)
     group.carrier.all_reduce(counts, ReduceOp.SUM, api=API)

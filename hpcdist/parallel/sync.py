@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hpcdist.groups.comparison import digest, naming
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.bucket import MIB, is_dense
 from hpcdist.parallel.reducer.copies import copy_each
 
@@ -51,7 +52,7 @@ def _digest(shapes: tuple[torch.Size, ...]) -> int:
     return digest([tuple(shape) for shape in shapes])
 
 
-def send(group: Any, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
+def send(group: ProcessGroup, packs: list[list[torch.Tensor]], root: int, api: str) -> None:
     """Broadcast each of the lists from :func:`packed`; start all of them at once.
 
     Each rank's tensors must have the same shapes, in the same order; the entry check compares them.

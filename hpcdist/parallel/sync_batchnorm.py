@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import digest, naming
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.copies import unseen
 
@@ -69,7 +70,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        process_group: Any = None,
+        process_group: ProcessGroup | None = None,
         device: Any = None,
         dtype: Any = None,
         *,
@@ -130,7 +131,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls, module: torch.nn.Module, process_group: Any = None
+        cls, module: torch.nn.Module, process_group: ProcessGroup | None = None
     ) -> torch.nn.Module:
         """Replace every batch normalisation layer in a module by this class.
 
@@ -153,7 +154,10 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @classmethod
     def _converted(
-        cls, module: torch.nn.Module, process_group: Any, done: dict[int, torch.nn.Module]
+        cls,
+        module: torch.nn.Module,
+        process_group: ProcessGroup | None,
+        done: dict[int, torch.nn.Module],
     ) -> torch.nn.Module:
         if id(module) in done:  # a module may have several names, also in one parent
             return done[id(module)]
@@ -264,7 +268,7 @@ class _Normalize(Function):
         running_var: torch.Tensor | None,
         momentum: float,
         eps: float,
-        group: Any,
+        group: ProcessGroup,
         agreed: tuple[Any, ...],
     ) -> torch.Tensor:
         channels = input.size(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from hpcdist import _engine, _nccl_loader, config, debug_level, hardware, launchers, log
 from hpcdist.backends.carrier import Carrier
@@ -59,7 +58,7 @@ def contradiction(rank: int, size: int, true_rank: int, true_size: int) -> str:
     return ""
 
 
-def log_start(comm: Any) -> None:
+def log_start(comm: Carrier) -> None:
     """Log once per job what it runs on: the first lines that a bug report needs."""
     if comm.rank == 0:
         for variable, near in config.unread().items():
@@ -110,7 +109,7 @@ def report_fault_tolerance(comm: Carrier) -> None:
     )
 
 
-def warn_without_nccl(comm: Any) -> None:
+def warn_without_nccl(comm: Carrier) -> None:
     """Log once per job that CUDA tensors go through the host, and why."""
     if comm.rank:
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from array import array
-from typing import Any
 
 from hpcdist import launchers, log
+from hpcdist.backends.carrier import Carrier
 from hpcdist.launchers.variables import MASTER, PLACE, export, exported
 
 _log = log.get_logger("world")
@@ -16,7 +16,7 @@ _log = log.get_logger("world")
 _LENGTH = 272
 
 
-def export_place(comm: Any, api: str) -> None:
+def export_place(comm: Carrier, api: str) -> None:
     """Set torchrun's variables from what MPI says.
 
     All ranks must call it. A world of one that no launcher started is left out: what it starts

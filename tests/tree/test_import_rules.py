@@ -48,7 +48,9 @@ FILES = {
         *("_intel", "_libmpi", "_loader", "_loader_texts", "_option", "_build_info"),
         *("_torch_version", "_dump_files", "_environment", "_device_options", "_store_options"),
     ),
-    "native": (*("_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),),
+    "native": (
+        *("typing", "_engine", "_bench", "_buffer", "_graph", "_ops", "_nccl_loader", "_nccl"),
+    ),
     "store": ("_store",),
     "data": ("data",),
     "cli": ("__main__",),

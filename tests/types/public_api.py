@@ -7,6 +7,9 @@ mypy checks it with the rest (``pyproject.toml``); pyright: ``pyright tests/type
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from typing_extensions import assert_type
 
@@ -42,6 +45,21 @@ def collectives(t: torch.Tensor, parts: list[torch.Tensor], either: bool) -> Non
     assert_type(dist.recv(t), int)
     dist.barrier().wait()  # type: ignore
     dist.all_reduce(t, async_op=either).wait()  # type: ignore
+
+
+def tensors(t: torch.Tensor, a: np.ndarray[Any, Any], parts: list[np.ndarray[Any, Any]]) -> None:
+    dist.all_reduce(a, torch.distributed.ReduceOp.MAX)
+    dist.all_reduce(bytearray(8), dist.ReduceOp.BOR)
+    dist.all_gather(parts, a)
+    dist.all_gather([t, t], t)
+    dist.scatter(a, parts if dist.get_rank() == 0 else None)
+    dist.all_to_all_single(t, t, [1, 2], (2, 1))
+    dist.all_reduce(1.0)  # type: ignore
+    dist.all_reduce([t, t])  # type: ignore
+    dist.all_reduce(t, "sum")  # type: ignore
+    dist.all_gather(3, t)  # type: ignore
+    dist.reduce(t, 0, group=0)  # type: ignore
+    dist.all_to_all_single(t, t, 2)  # type: ignore
 
 
 def groups(t: torch.Tensor) -> None:

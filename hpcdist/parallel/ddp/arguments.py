@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.bucket import MIB
 
@@ -29,7 +30,7 @@ def bucket_caps(cap_mb: float | None, caps_mb: Sequence[float] | None) -> list[i
     return [_FIRST_BUCKET, int(_DEFAULT_CAP_MB * MIB)]
 
 
-def group_of(process_group: Any, device_mesh: Any) -> Any:
+def group_of(process_group: ProcessGroup | None, device_mesh: Any) -> Any:
     """Return the group that an explicit group, a mesh of one dimension, or neither means."""
     if device_mesh is not None:
         if process_group is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.reducer import Reducer
 from hpcdist.parallel.reducer.stats import Stats
 
@@ -41,7 +42,7 @@ class Attached:
         parameters: Sequence[torch.nn.Parameter],
         delayed: Sequence[tuple[str, torch.nn.Parameter]],
         reducer: Reducer | None,
-        group: Any,
+        group: ProcessGroup,
         stats: Stats,
     ) -> None:
         self._parameters = parameters

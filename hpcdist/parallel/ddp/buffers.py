@@ -11,6 +11,7 @@ import torch
 
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.bounded import bounded
 from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
@@ -41,7 +42,9 @@ class Buffers:
         Full names of buffers to leave alone.
     """
 
-    def __init__(self, module: torch.nn.Module, group: Any, ignored: Collection[str]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, group: ProcessGroup, ignored: Collection[str]
+    ) -> None:
         self._group = group
         # Keep the owner and the name, not the tensor: a module may replace its buffer.
         self._places = [

@@ -17,6 +17,7 @@ from hpcdist._graph import run_last
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
@@ -48,7 +49,7 @@ class DelayedReduction:
         self,
         named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
         trigger: torch.nn.Parameter,
-        group: Any,
+        group: ProcessGroup,
         reducer: Any = None,
     ) -> None:
         self._names = [name for name, _ in named_parameters]

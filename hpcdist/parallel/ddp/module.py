@@ -17,6 +17,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups import comparison
 from hpcdist.groups import state as _group
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.ddp import arguments
 from hpcdist.parallel.ddp.attached import Attached
@@ -136,7 +137,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        process_group: Any = None,
+        process_group: ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,

@@ -16,6 +16,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.copies import unseen
 from hpcdist.parallel.sync import packed, send
@@ -51,7 +52,11 @@ class Step(NamedTuple):
 
 
 def agree(
-    group: Any, training: bool, averages: bool = False, buffers: bool = False, new: bool = False
+    group: ProcessGroup,
+    training: bool,
+    averages: bool = False,
+    buffers: bool = False,
+    new: bool = False,
 ) -> Step:
     """Exchange what all ranks do in this step. All ranks must call it.
 

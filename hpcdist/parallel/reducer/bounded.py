@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError, DistTimeoutError
 
 # What `.then` returns is of the base class.
@@ -31,7 +32,7 @@ class Bounded:
         What the future stands for, for the message.
     """
 
-    def __init__(self, future: torch.futures.Future[Any], comm: Any, what: str) -> None:
+    def __init__(self, future: torch.futures.Future[Any], comm: Carrier, what: str) -> None:
         self._future = future
         self._carrier = comm
         self._what = what
@@ -87,7 +88,7 @@ class Bounded:
         )
 
 
-def bounded(work: Any, comm: Any, what: str) -> Any:
+def bounded(work: Any, comm: Carrier, what: str) -> Any:
     """Return a waitable; a plain future gets the group's timeout.
 
     The engine's handles, and what runs in the waiting thread, have their own deadlines.

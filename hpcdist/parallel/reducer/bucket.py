@@ -10,6 +10,7 @@ import torch
 
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 API = counting("DistributedDataParallel", "backward pass")
@@ -312,7 +313,7 @@ class Bucket:
             copy_each([view], [parameter.grad])
             parameter.grad = view
 
-    def reduce(self, comm: Any, divisor: int | None, extra: int, wait: bool = False) -> Any:
+    def reduce(self, comm: Carrier, divisor: int | None, extra: int, wait: bool = False) -> Any:
         """Average the buffer between ranks; without `divisor`, over all of them.
 
         Parameters

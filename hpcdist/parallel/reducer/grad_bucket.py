@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer.bounded import bounded
 from hpcdist.parallel.reducer.copies import reals
 
@@ -51,7 +52,7 @@ class GradBucket:
         index: int,
         is_last: bool,
         buffer: torch.Tensor | None = None,
-        comm: Any = None,
+        comm: Carrier | None = None,
         after: list[Callable[[], None]] | None = None,
         first: bool = False,
     ) -> None:

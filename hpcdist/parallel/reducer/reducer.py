@@ -25,6 +25,7 @@ import torch
 
 from hpcdist._graph import GradientHook, run_last
 from hpcdist.errors import DistError
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer import graph, texts
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
 from hpcdist.parallel.reducer.failure import Failure, current_backward, watch
@@ -78,7 +79,7 @@ class Reducer:
     def __init__(
         self,
         named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        group: Any,
+        group: ProcessGroup,
         caps: Sequence[int],
         *,
         as_view: bool = False,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, wholes
 from hpcdist.parallel.reducer.sparse import SparseBucket
 
@@ -164,7 +165,7 @@ class Schedule:
         """Return the members of the buckets, in pieces or not."""
         return [[i for piece in whole for i in piece.members] for whole in wholes(buckets)]
 
-    def agree(self, comm: Any, order: Sequence[int] | None) -> list[int]:
+    def agree(self, comm: Carrier, order: Sequence[int] | None) -> list[int]:
         """Adopt the order in which rank 0's gradients became ready.
 
         All ranks of the group must call it.

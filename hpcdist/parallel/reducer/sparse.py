@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from hpcdist._engine import counting, plain_floats
+from hpcdist.backends.carrier import Carrier
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.sparse import SparseReduction
 
 API = counting("DistributedDataParallel: sparse gradient", "backward pass")
@@ -27,7 +29,9 @@ def by_rows(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.coalesce()
 
 
-def all_reduce_sparse(tensor: torch.Tensor, group: Any, average: bool = True) -> torch.Tensor:
+def all_reduce_sparse(
+    tensor: torch.Tensor, group: ProcessGroup, average: bool = True
+) -> torch.Tensor:
     """Add up sparse tensors of all ranks, which may have different rows.
 
     All ranks of the group must call it.
@@ -107,7 +111,7 @@ class SparseBucket:
         self.unused = [0]
         self.buffer = self.zeros()
 
-    def reduce(self, comm: Any, divisor: int | None, extra: int) -> Any:
+    def reduce(self, comm: Carrier, divisor: int | None, extra: int) -> Any:
         """Begin to average it between ranks."""
         return SparseReduction(comm, self.buffer, divisor or comm.size, API, extra)
 

@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
@@ -38,7 +39,7 @@ class Transfer:
         Called when the averages of this pass are in place; a hook puts them there.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.passes = 0
         self.divisor: int | None = None

@@ -12,6 +12,7 @@ from torch.autograd.profiler import record_function
 
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer import graph
 
 API = counting("DistributedDataParallel: parameters in use", "backward pass")
@@ -86,7 +87,7 @@ class Usage:
         """Return whether one of `members` got a gradient on this rank since the last average."""
         return any(self._here[index] for index in members)
 
-    def share(self, comm: Any, extra: int) -> None:
+    def share(self, comm: Carrier, extra: int) -> None:
         """Begin the exchange with the other ranks; all must call it."""
         # A copy: the next pass may be recorded while this exchange is in flight.
         self._anywhere = np.array(self._here, np.uint8)
