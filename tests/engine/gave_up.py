@@ -61,6 +61,7 @@ def receives(rank: int, last: int) -> None:
         call(pair)
     elif rank < last:
         tell(dist.recv, np.ones(3, np.float32), 0)
+        time.sleep(4 * FIRST)  # rank 0 alone ends the job
     else:
         time.sleep(4 * FIRST)
 

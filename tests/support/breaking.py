@@ -26,9 +26,11 @@ def interrupting(
 
     With `every` it raises again after each so many seconds more, until the call is over. It returns
     what was raised, or None. A busy machine may have the signal come when the call is over and its
-    timer stopped: the handler raises between the two ends of the call only.
+    timer stopped: the handler raises between the two ends of the call only. What it raises while
+    an object is destroyed reaches nobody, and is no defect.
     """
     armed = False
+    unraisable = sys.unraisablehook
 
     def handle(*_: object) -> None:
         if armed:
@@ -48,11 +50,17 @@ def interrupting(
             signal.setitimer(signal.ITIMER_REAL, 0)
         return None
 
+    def ignored(about: Any) -> None:
+        if about.exc_type is not Stop:
+            unraisable(about)
+
+    sys.unraisablehook = ignored
     before = signal.signal(signal.SIGALRM, handle)
     try:
         yield interrupted
     finally:
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = unraisable
 
 
 def breaking(
