@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import distributed
@@ -32,3 +32,7 @@ Tensors: TypeAlias = Iterable[TensorLike]
 
 #: How tensors are reduced, in hpcdist's words or torch's.
 Op: TypeAlias = "ReduceOp | distributed.ReduceOp | distributed.ReduceOp.RedOpType"
+
+#: The values of `async_op`, for overloads.
+Sync: TypeAlias = Literal[False]
+Async: TypeAlias = Literal[True]

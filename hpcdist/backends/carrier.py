@@ -31,9 +31,14 @@ class Carrier(Protocol):
     What the methods do is said in :class:`~hpcdist.backends.base.GroupBackend`.
     """
 
-    check: int
-    timeout: float
-
+    @property
+    def check(self) -> int: ...
+    @check.setter
+    def check(self, value: int) -> None: ...
+    @property
+    def timeout(self) -> float: ...
+    @timeout.setter
+    def timeout(self, value: float) -> None: ...
     # itself, or the host's in a group of several backends; None if that is not MPI's
     @property
     def native(self) -> Comm | None: ...

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import overload
 
 from hpcdist._engine import Work
 from hpcdist.groups.numbers import split_sizes
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import carrier_of
-from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
-from hpcdist.typing import TensorLike, Tensors
+from hpcdist.typing import Async, Sync, TensorLike, Tensors
 
 
 @overload
 def all_to_all(
     output_tensor_list: Tensors,
     input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
 ) -> None: ...
 
 
 @overload
 def all_to_all(
-    output_tensor_list: Tensors,
-    input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
+    output_tensor_list: Tensors, input_tensor_list: Tensors, group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
@@ -36,7 +32,7 @@ def all_to_all(
 def all_to_all(
     output_tensor_list: Tensors,
     input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
@@ -93,8 +89,8 @@ def all_to_all_single(
     input: TensorLike,
     output_split_sizes: Sequence[int] | None = ...,
     input_split_sizes: Sequence[int] | None = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
 ) -> None: ...
 
 
@@ -104,9 +100,9 @@ def all_to_all_single(
     input: TensorLike,
     output_split_sizes: Sequence[int] | None = ...,
     input_split_sizes: Sequence[int] | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
 ) -> Work: ...
 
 
@@ -116,7 +112,7 @@ def all_to_all_single(
     input: TensorLike,
     output_split_sizes: Sequence[int] | None = ...,
     input_split_sizes: Sequence[int] | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.limits import seconds_of
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import carrier_of
-from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
+from hpcdist.typing import Async, Sync
 
 
 @overload
 def barrier(
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
-    device_ids: Any = ...,
-    timeout: timedelta | None = ...,
+    group: Group = ..., async_op: Sync = ..., device_ids: Any = ..., timeout: timedelta | None = ...
 ) -> None: ...
 
 
 @overload
 def barrier(
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
-    device_ids: Any = ...,
-    timeout: timedelta | None = ...,
+    group: Group = ..., *, async_op: Async, device_ids: Any = ..., timeout: timedelta | None = ...
 ) -> Work: ...
 
 
 @overload
 def barrier(
-    group: ProcessGroup | None = ...,
-    async_op: bool = ...,
-    device_ids: Any = ...,
-    timeout: timedelta | None = ...,
+    group: Group = ..., async_op: bool = ..., device_ids: Any = ..., timeout: timedelta | None = ...
 ) -> Work | None: ...
 
 

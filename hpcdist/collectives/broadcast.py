@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import overload
 
 from hpcdist._engine import Work
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import checked_root, resolve
-from hpcdist.groups.state import ProcessGroup
-from hpcdist.typing import TensorLike
+from hpcdist.typing import Async, Sync, TensorLike
 
 
 @overload
 def broadcast(
     tensor: TensorLike,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
     group_src: int | None = ...,
 ) -> None: ...
 
@@ -24,9 +24,9 @@ def broadcast(
 def broadcast(
     tensor: TensorLike,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
     group_src: int | None = ...,
 ) -> Work: ...
 
@@ -35,7 +35,7 @@ def broadcast(
 def broadcast(
     tensor: TensorLike,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
     group_src: int | None = ...,
 ) -> Work | None: ...

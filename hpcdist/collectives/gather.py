@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, overload
+from typing import overload
 
 from hpcdist._engine import Work
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import carrier_of, checked_root, resolve
 from hpcdist.groups.rooted import has_list, parts_of_root
-from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
-from hpcdist.typing import TensorLike, Tensors
+from hpcdist.typing import Async, Sync, TensorLike, Tensors
 
 
 @overload
 def all_gather(
-    tensor_list: Tensors,
-    tensor: TensorLike,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    tensor_list: Tensors, tensor: TensorLike, group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def all_gather(
-    tensor_list: Tensors,
-    tensor: TensorLike,
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
+    tensor_list: Tensors, tensor: TensorLike, group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def all_gather(
-    tensor_list: Tensors, tensor: TensorLike, group: ProcessGroup | None = ..., async_op: bool = ...
+    tensor_list: Tensors, tensor: TensorLike, group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
@@ -87,29 +80,19 @@ def all_gather(
 
 @overload
 def all_gather_single(
-    output_tensor: TensorLike,
-    input_tensor: TensorLike,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    output_tensor: TensorLike, input_tensor: TensorLike, group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def all_gather_single(
-    output_tensor: TensorLike,
-    input_tensor: TensorLike,
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
+    output_tensor: TensorLike, input_tensor: TensorLike, group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def all_gather_single(
-    output_tensor: TensorLike,
-    input_tensor: TensorLike,
-    group: ProcessGroup | None = ...,
-    async_op: bool = ...,
+    output_tensor: TensorLike, input_tensor: TensorLike, group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
@@ -158,8 +141,8 @@ all_gather_into_tensor = all_gather_single
 def all_gather_coalesced(
     output_tensor_lists: Iterable[Tensors],
     input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
 ) -> None: ...
 
 
@@ -167,9 +150,9 @@ def all_gather_coalesced(
 def all_gather_coalesced(
     output_tensor_lists: Iterable[Tensors],
     input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
 ) -> Work: ...
 
 
@@ -177,7 +160,7 @@ def all_gather_coalesced(
 def all_gather_coalesced(
     output_tensor_lists: Iterable[Tensors],
     input_tensor_list: Tensors,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
 ) -> Work | None: ...
 
@@ -224,8 +207,8 @@ def gather(
     tensor: TensorLike,
     gather_list: Tensors | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
     group_dst: int | None = ...,
 ) -> None: ...
 
@@ -235,9 +218,9 @@ def gather(
     tensor: TensorLike,
     gather_list: Tensors | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
     group_dst: int | None = ...,
 ) -> Work: ...
 
@@ -247,7 +230,7 @@ def gather(
     tensor: TensorLike,
     gather_list: Tensors | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
     group_dst: int | None = ...,
 ) -> Work | None: ...
@@ -312,8 +295,8 @@ def gather_single(
     tensor: TensorLike,
     gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
     group_dst: int | None = ...,
 ) -> None: ...
 
@@ -323,9 +306,9 @@ def gather_single(
     tensor: TensorLike,
     gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
     group_dst: int | None = ...,
 ) -> Work: ...
 
@@ -335,7 +318,7 @@ def gather_single(
     tensor: TensorLike,
     gather_tensor: TensorLike | None = ...,
     dst: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
     group_dst: int | None = ...,
 ) -> Work | None: ...

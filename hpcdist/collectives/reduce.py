@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import carrier_of, checked_root, resolve
-from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
 from hpcdist.groups.tensors import as_list, reals_or_raise, sparse_or_raise
-from hpcdist.typing import Op, TensorLike, Tensors
+from hpcdist.typing import Async, Op, Sync, TensorLike, Tensors
 
 _SUM = ReduceOp.SUM
 
 
 @overload
 def all_reduce(
-    tensor: TensorLike,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    tensor: TensorLike, op: Op = ..., group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def all_reduce(
-    tensor: TensorLike, op: Op = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+    tensor: TensorLike, op: Op = ..., group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def all_reduce(
-    tensor: TensorLike, op: Op = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+    tensor: TensorLike, op: Op = ..., group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
@@ -85,19 +82,19 @@ def all_reduce(
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., async_op: Literal[False] = ...
+    tensors: Any, op: Op = ..., group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., *, async_op: Literal[True]
+    tensors: Any, op: Op = ..., group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def all_reduce_coalesced(
-    tensors: Any, op: Op = ..., group: ProcessGroup | None = ..., async_op: bool = ...
+    tensors: Any, op: Op = ..., group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
@@ -146,8 +143,8 @@ def reduce(
     tensor: TensorLike,
     dst: int | None = ...,
     op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
     group_dst: int | None = ...,
 ) -> None: ...
 
@@ -157,9 +154,9 @@ def reduce(
     tensor: TensorLike,
     dst: int | None = ...,
     op: Op = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
     group_dst: int | None = ...,
 ) -> Work: ...
 
@@ -169,7 +166,7 @@ def reduce(
     tensor: TensorLike,
     dst: int | None = ...,
     op: Op = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
     group_dst: int | None = ...,
 ) -> Work | None: ...
@@ -224,32 +221,19 @@ def reduce(
 
 @overload
 def reduce_scatter(
-    output: TensorLike,
-    input_list: Tensors,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    output: TensorLike, input_list: Tensors, op: Op = ..., group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def reduce_scatter(
-    output: TensorLike,
-    input_list: Tensors,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
+    output: TensorLike, input_list: Tensors, op: Op = ..., group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def reduce_scatter(
-    output: TensorLike,
-    input_list: Tensors,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: bool = ...,
+    output: TensorLike, input_list: Tensors, op: Op = ..., group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 
@@ -296,32 +280,19 @@ def reduce_scatter(
 
 @overload
 def reduce_scatter_single(
-    output: TensorLike,
-    input: TensorLike,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    output: TensorLike, input: TensorLike, op: Op = ..., group: Group = ..., async_op: Sync = ...
 ) -> None: ...
 
 
 @overload
 def reduce_scatter_single(
-    output: TensorLike,
-    input: TensorLike,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    *,
-    async_op: Literal[True],
+    output: TensorLike, input: TensorLike, op: Op = ..., group: Group = ..., *, async_op: Async
 ) -> Work: ...
 
 
 @overload
 def reduce_scatter_single(
-    output: TensorLike,
-    input: TensorLike,
-    op: Op = ...,
-    group: ProcessGroup | None = ...,
-    async_op: bool = ...,
+    output: TensorLike, input: TensorLike, op: Op = ..., group: Group = ..., async_op: bool = ...
 ) -> Work | None: ...
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import overload
 
 from hpcdist._engine import Work
+from hpcdist.groups.process_group import Group, ProcessGroup
 from hpcdist.groups.resolve import checked_root, resolve
 from hpcdist.groups.rooted import has_list
-from hpcdist.groups.state import ProcessGroup
-from hpcdist.typing import TensorLike, Tensors
+from hpcdist.typing import Async, Sync, TensorLike, Tensors
 
 
 @overload
@@ -16,8 +16,8 @@ def scatter(
     tensor: TensorLike,
     scatter_list: Tensors | None = ...,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
-    async_op: Literal[False] = ...,
+    group: Group = ...,
+    async_op: Sync = ...,
     group_src: int | None = ...,
 ) -> None: ...
 
@@ -27,9 +27,9 @@ def scatter(
     tensor: TensorLike,
     scatter_list: Tensors | None = ...,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     *,
-    async_op: Literal[True],
+    async_op: Async,
     group_src: int | None = ...,
 ) -> Work: ...
 
@@ -39,7 +39,7 @@ def scatter(
     tensor: TensorLike,
     scatter_list: Tensors | None = ...,
     src: int | None = ...,
-    group: ProcessGroup | None = ...,
+    group: Group = ...,
     async_op: bool = ...,
     group_src: int | None = ...,
 ) -> Work | None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from hpcdist.backends import dispatch
 from hpcdist.backends.carrier import Carrier
@@ -393,3 +393,7 @@ class ProcessGroup(C10d):
         self.hooks.remove(kind, hook_id, self.members.name)
         if self._backends:
             self._use(self.hooks.carry(self._backends))
+
+
+#: An argument ``group=``; None means the default group.
+Group: TypeAlias = ProcessGroup | None
