@@ -94,11 +94,10 @@ def readable(paths: list[Path], newest: int | None = NEWEST) -> list[Recording]:
 def _choose(recordings: list[Recording], job: str | None, pids: bool) -> list[Recording]:
     """The recorders of one job, as `rows_of` names it; ValueError if none or several fit."""
     if job is not None:
-        named = {
-            one.job
-            for one in recordings
-            if job in (one.job, one.launch) or (pids and job == str(one.pid))
-        }
+        named = {one.job for one in recordings if job in (one.job, one.launch)}
+        if pids:  # that of a process of an earlier job may be another's now
+            ranks = [one for one in recordings if job == str(one.pid)]
+            named |= {one.job for one in [one for one in ranks if one.alive] or ranks}
     else:
         named = {one.job for one in recordings if one.alive}
     if not named:

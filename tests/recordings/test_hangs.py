@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from made_recordings import BEGIN, MS, operation, recording
 
+from hpcdist.recordings import rows as rows_module
 from hpcdist.recordings.hangs import arrivals, hangs
-from hpcdist.recordings.rows import row_of, where
+from hpcdist.recordings.rows import SeveralJobsError, row_of, rows_of, where
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -92,3 +93,16 @@ def test_where_the_main_thread_is(tmp_path):
         said = where(stacks.replace("PACKAGE", str(package)))
         assert said == "hpcdist/train.py:12 in load < distributed/main.py:64 in main"
     assert where("") == where("nothing") == ""
+
+
+def test_a_pid_that_an_earlier_job_had(monkeypatch):
+    """The kernel gives numbers of processes again: the one that lives is meant."""
+    ours, theirs = (recording(0, 1, lambda _: [], alive=alive) for alive in (True, False))
+    theirs.job = "ffffffff"
+    monkeypatch.setattr(rows_module, "_all_here", lambda: [theirs, ours])
+    (row,) = rows_of("100", stacks=False)
+    assert row["job"] == ours.job
+    assert rows_of("ffffffff", stacks=False)[0]["job"] == theirs.job
+    ours.alive = False
+    with pytest.raises(SeveralJobsError, match="ffffffff"):
+        rows_of("100", stacks=False)
