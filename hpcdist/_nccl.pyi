@@ -158,6 +158,7 @@ class StreamQueue:
         source: int = -1,
         facts: tuple[Any, ...] | None = None,
         shown: tuple[list[Any], list[Any]] | None = None,
+        reads: int = 0,
     ) -> NcclWork | None: ...
 
 class SingleCalls:

@@ -52,11 +52,13 @@ def gather_all(
                     n = out.elements * lanes
                     comm.broadcast(source, out.address, n, kind, root, stream)
 
-    regions = [*owns, *written]
     tensors = [*inputs, *(each for outputs in lists for each in outputs)]
     facts = ([[(out.elements, out.dtype) for out in found] for found in outs],)
     shown = (list(inputs), lists)
-    return queue.launch(api, regions, tensors, enqueue, async_op, facts=facts, shown=shown)
+    regions, reads = [*owns, *written], len(owns)
+    return queue.launch(
+        api, regions, tensors, enqueue, async_op, facts=facts, shown=shown, reads=reads
+    )
 
 
 def all_to_all(queue: StreamQueue, outputs: Any, inputs: Any, async_op: bool) -> Any:
@@ -97,7 +99,7 @@ def all_to_all_single(
 
     facts, shown = (dtype,), ([input], [output])
     return queue.launch(
-        api, [out, own], [output, input], enqueue, async_op, facts=facts, shown=shown
+        api, [own, out], [output, input], enqueue, async_op, facts=facts, shown=shown, reads=1
     )
 
 
@@ -131,4 +133,7 @@ def exchange(
     tensors, shown = [*sent, *received], (list(sent), list(received))
     if api == "all_to_all_single":
         shown = ([list(sent)], [list(received)])  # it was one tensor
-    return queue.launch(api, [*ins, *outs], tensors, enqueue, async_op, facts=(dtype,), shown=shown)
+    regions, reads = [*ins, *outs], len(ins)
+    return queue.launch(
+        api, regions, tensors, enqueue, async_op, facts=(dtype,), shown=shown, reads=reads
+    )

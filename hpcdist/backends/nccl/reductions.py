@@ -75,10 +75,11 @@ def reduce_scatter(
     facts = (op, dtype, [each.elements for each in ins])
     return queue.launch(
         api,
-        [out, *ins],
+        [*ins, out],
         [output, *inputs],
         enqueue,
         async_op,
         facts=facts,
         shown=([inputs], [output]),
+        reads=len(ins),
     )

@@ -19,36 +19,47 @@ cdef class ApiName:
     cdef unsigned short number  # the flight recorder's; 0: it has none so far
 
 
-cdef void describe(hd_beside_call* c, int kind, int dtype, int redop, int root, int64_t ins, int64_t outs) noexcept:
-    """One call for the flight recorder."""
+cdef void describe(hd_beside_call* c, int kind, int dtype, int redop, int root, int64_t count, int64_t ins,
+                   int64_t outs) noexcept:
+    """One call for the flight recorder: an operation on tensors of `count` elements, `ins` and `outs` in all."""
     c.kind = kind
     c.dtype = dtype
     c.redop = redop
     c.peer = root
-    c.count = ins
+    c.count = count
     c.in_n = ins
     c.out_n = outs
 
 
-cdef int describe_any(hd_beside_call* out, str api, regions, int peer, facts, list tensors) except -1:
-    """Calls for the flight recorder; returns how many: each message of a batch is one."""
-    cdef int i, n, kind = KIND_OF_API.get(api, -1)
-    cdef int64_t elements = 0
+cdef int describe_any(hd_beside_call* out, str api, regions, int peer, facts, list tensors, Py_ssize_t reads) except -1:
+    """Calls for the flight recorder; returns how many: each message of a batch is one. `reads`: see launch."""
+    cdef Py_ssize_t i, n, first, several = len(regions)
+    cdef int kind = KIND_OF_API.get(api, -1)
+    cdef int64_t one, ins = 0, outs = 0
     cdef int redop = -1, root = peer
     if api == "batch_isend_irecv":
         n = min(len(tensors), MOST_TOGETHER)
         for i in range(n):
             sends, _, other, _ = tensors[i]
-            describe(&out[i], HD_SEND if sends else HD_RECV, regions[i].dtype, -1, other, regions[i].elements,
-                     regions[i].elements)
+            one = regions[i].elements
+            describe(&out[i], HD_SEND if sends else HD_RECV, regions[i].dtype, -1, other, one, one, one)
         return n
-    for region in regions:
-        elements += region.elements
+    for i in range(several):
+        one = regions[i].elements
+        if i < reads or not reads:
+            ins += one
+        if i >= reads:
+            outs += one
     if facts and isinstance(facts[0], ReduceOp):
         redop = facts[0].code
         if kind == HD_REDUCE:
             root = facts[3]
-    describe(out, kind, regions[0].dtype if regions else -1, redop, root, elements, elements)
+    if several:
+        # the first of the list if one side is a list: all ranks give its sizes alike, but not the single tensor's
+        first = reads if several - reads > reads else 0
+        describe(out, kind, regions[0].dtype, redop, root, regions[first].elements, ins, outs)
+    else:
+        describe(out, kind, -1, redop, root, 0, 0, 0)
     return 1
 
 

@@ -86,7 +86,7 @@ cdef class SingleCalls:
         c.count = b.n * w.lanes
         c.dtype = w.kind
         c.how = w.how
-        describe(&c.about, HD_ALL_REDUCE, b.dtype, known.code, -1, b.n, b.n)
+        describe(&c.about, HD_ALL_REDUCE, b.dtype, known.code, -1, b.n, b.n, b.n)
         facts = (known, b.n, b.dtype, extra) if queue.compare is not None else None
         return queue.one(name, index, &c, tensor, tensor, async_op, facts, known.factor if w.how < 0 else None)
 
@@ -106,7 +106,7 @@ cdef class SingleCalls:
         c.count = b.n * <int> lanes
         c.dtype = kind
         c.how = root
-        describe(&c.about, HD_BROADCAST, b.dtype, -1, root, b.n, b.n)
+        describe(&c.about, HD_BROADCAST, b.dtype, -1, root, b.n, b.n, b.n)
         facts = (b.n, b.dtype, root, extra) if queue.compare is not None else None
         return queue.one(name, index, &c, tensor, tensor, async_op, facts, None)
 
@@ -131,7 +131,7 @@ cdef class SingleCalls:
         c.recv = out.ptr
         c.count = own.n * <int> lanes
         c.dtype = kind
-        describe(&c.about, HD_ALL_GATHER, own.dtype, -1, -1, own.n, out.n)
+        describe(&c.about, HD_ALL_GATHER, own.dtype, -1, -1, own.n, own.n, out.n)
         facts = (own.dtype, own.n, extra) if queue.compare is not None else None
         return queue.one(name, index, &c, input, output, async_op, facts, None)
 
@@ -156,6 +156,6 @@ cdef class SingleCalls:
         c.count = out.n * w.lanes
         c.dtype = w.kind
         c.how = w.how
-        describe(&c.about, HD_REDUCE_SCATTER, out.dtype, known.code, -1, whole.n, out.n)
+        describe(&c.about, HD_REDUCE_SCATTER, out.dtype, known.code, -1, whole.n, whole.n, out.n)
         facts = (known, out.dtype, out.n) if queue.compare is not None else None
         return queue.one(name, index, &c, input, output, async_op, facts, known.factor if w.how < 0 else None)

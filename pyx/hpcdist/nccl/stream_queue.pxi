@@ -414,7 +414,7 @@ cdef class StreamQueue:
         return None
 
     def launch(self, str api, regions, list tensors, enqueue, object async_op, int peer=-1, bint blocks=False,
-               int source=-1, facts=None, shown=None):
+               int source=-1, facts=None, shown=None, Py_ssize_t reads=0):
         """Start an operation of any kind.
 
         Parameters
@@ -439,6 +439,8 @@ cdef class StreamQueue:
             What must be the same on all ranks, for the entry check; None if not all ranks call.
         shown : tuple of list
             Inputs and outputs, for the flight recorder; None: all tensors are both.
+        reads : int
+            How many of the regions, the first ones, are inputs; the others are outputs. 0: all are both.
 
         Returns
         -------
@@ -462,7 +464,7 @@ cdef class StreamQueue:
         blocks = blocks or self.blocking_wait
         held = list(tensors)
         batch = shown[0] if api == "batch_isend_irecv" and shown is not None else tensors
-        abouts = describe_any(about, api, regions, peer, facts, batch)
+        abouts = describe_any(about, api, regions, peer, facts, batch, reads)
         with self.lock:
             try:
                 self.ready(api, facts)

@@ -23,6 +23,7 @@ import hpcdist as dist
 import hpcdist.torch
 from hpcdist import _engine, flight_recorder
 from hpcdist.recordings import read
+from hpcdist.recordings.analysis.match import divergences
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("runtime")]
@@ -168,4 +169,42 @@ def test_the_native_recorder_has_them_without_a_setting():
     sites = {one.site.function for one in mine if one.site}
     parallel_assert(sites == {"test_the_native_recorder_has_them_without_a_setting"})
     parallel_assert([mine[0].op, mine[0].dtype] == ["MAX", "float32"], lambda: str(mine[0]))
+    dist.destroy_process_group(group)
+
+
+def divergences_of(group) -> list:
+    """Gather the ranks' recordings and compare their calls of a group over NCCL."""
+    paths = [None] * dist.get_world_size()
+    dist.all_gather_object(paths, _engine.recorder_path())
+    found = divergences([read(path) for path in paths])
+    name = f"{group.group_name} (NCCL)"
+    mine = [str(each) for each in found if each.collective.group.name == name]
+    dist.barrier()  # all have read
+    return mine
+
+
+@pytest.mark.mpi(min_size=2)
+def test_uneven_calls_are_no_divergence():
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:mpi,cuda:nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group()
+    rows = [gpu(torch.ones(2 + peer)) for peer in range(size)]
+    more = [gpu(torch.ones(2 + 2 * peer)) for peer in range(size)]
+    dist.all_gather(rows, gpu(torch.ones(2 + rank)), group=group)
+    dist.reduce_scatter(gpu(torch.ones(2 + rank)), rows, group=group)
+    own = [gpu(torch.ones(2 + rank)), gpu(torch.ones(2 + 2 * rank))]
+    lists = [[a, b] for a, b in zip(rows, more, strict=True)]
+    dist.all_gather_coalesced(lists, own, group=group)
+    cpu(rows[0])
+    found = divergences_of(group)
+    parallel_assert(not found, lambda: str(found))
+    kept = read(_engine.recorder_path()).operations
+    name = f"{group.group_name} (NCCL)"
+    mine = [one for one in kept if one.group is not None and one.group.name == name][-3:]
+    whole = sum(2 + peer for peer in range(size))
+    sizes = [(one.elements, one.inputs, one.outputs) for one in mine]
+    both = 4 + 3 * rank, whole + sum(2 + 2 * peer for peer in range(size))
+    wanted = [(2, 2 + rank, whole), (2, whole, 2 + rank), (2, *both)]
+    parallel_assert(sizes == wanted, lambda: str(sizes))
     dist.destroy_process_group(group)
