@@ -116,8 +116,9 @@ def test_every_variable_that_is_read_is_in_the_table():
     known = {option.variable for option in config.options()}
     # those of the build and of the tests themselves are read before there is a package
     known |= {"HPCDIST_MPI", "HPCDIST_MPICC", "HPCDIST_MPICC_ALL"}
-    sources = [*ROOT.glob("hpcdist/**/*.py"), *ROOT.glob("pyx/**/*.c"), *ROOT.glob("pyx/**/*.px?")]
-    assert sources
+    native = [each for kind in ("c", "h", "px?", "pyx") for each in ROOT.glob(f"pyx/**/*.{kind}")]
+    assert {each.suffix for each in native} == {".c", ".h", ".pxd", ".pxi", ".pyx"}
+    sources = [*ROOT.glob("hpcdist/**/*.py"), *native]
     for source in sources:
         for name in re.findall(r"HPCDIST_[A-Z]\w+", source.read_text()):
             assert name in known, f"{source.name} speaks of {name}, which config.py does not list"
