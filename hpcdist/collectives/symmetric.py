@@ -14,6 +14,7 @@ from hpcdist.backends.refusal import refusing
 from hpcdist.groups.resolve import carrier_of
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.state import world as _world
+from hpcdist.groups.world import warn_outside
 
 if TYPE_CHECKING:
     import torch
@@ -111,13 +112,24 @@ def empty(
 
     Source: hpcdist's own; ``torch.distributed._symmetric_memory.empty`` is torch's for GPUs.
     """
+    return _make("empty", size, dtype, device, symmetric, group)
+
+
+def _make(
+    api: str,
+    size: Any,
+    dtype: torch.dtype | None,
+    device: Any,
+    symmetric: bool,
+    group: ProcessGroup | None,
+) -> torch.Tensor:
     import torch
 
     if not symmetric:
         return torch.empty(*size, dtype=dtype, device=device)
     comm = _world.comm if group is None else carrier_of(group)
     if comm.rank < 0:
-        comm.share(0)
+        warn_outside(api, 4, "makes a tensor in ordinary memory")  # the caller's line
         return torch.empty(*size, dtype=dtype, device=device)
     with refusing(agreeing(comm), "empty"):
         if device is not None and torch.device(device).type != "cpu":
@@ -160,7 +172,7 @@ def zeros(
     -----
     Source: hpcdist's own.
     """
-    return empty(*size, dtype=dtype, device=device, symmetric=symmetric, group=group).zero_()
+    return _make("zeros", size, dtype, device, symmetric, group).zero_()
 
 
 def full(
@@ -208,8 +220,7 @@ def full(
         comm = _world.comm if group is None else carrier_of(group)
         with refusing(agreeing(comm), "empty"):
             dtype = torch.full((), fill_value).dtype
-    made = empty(size, dtype=dtype, device=device, symmetric=symmetric, group=group)
-    return made.fill_(fill_value)
+    return _make("full", (size,), dtype, device, symmetric, group).fill_(fill_value)
 
 
 def is_symmetric(tensor: Any, group: ProcessGroup | None = None) -> bool:

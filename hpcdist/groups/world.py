@@ -55,11 +55,11 @@ class Outside:
         return warn
 
 
-def warn_outside(operation: str, stacklevel: int) -> None:
+def warn_outside(operation: str, stacklevel: int, does: str = "does nothing") -> None:
     """Warn at the line that called an operation of a group that this process is not in."""
     own = world.pg.rank() if world.pg is not None else -1
     warnings.warn(
-        f"{operation} does nothing on rank {own}, which is not in the given group",
+        f"{operation} {does} on rank {own}, which is not in the given group",
         stacklevel=stacklevel,
     )
 

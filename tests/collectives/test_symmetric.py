@@ -7,6 +7,7 @@ import resource
 import signal
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -136,6 +137,31 @@ def test_nothing_is_left_of_a_group(rng):
     after = held()
     parallel_assert((after.mappings, after.files) == (before.mappings, before.files), str(after))
     dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_outside_the_group_the_warning_says_what_is_made():
+    rank = dist.get_rank()
+    made = dist.new_group([0])
+    calls = {
+        "empty": lambda: dist.empty(3, group=made),
+        "zeros": lambda: dist.zeros(3, group=made),
+        "full": lambda: dist.full((3,), 1.0, group=made),
+    }
+    for name, call in calls.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tensor = call()
+        parallel_assert(tensor.shape == (3,) and not dist.is_symmetric(tensor, made))
+        text = (
+            f"{name} makes a tensor in ordinary memory on rank {rank}, which is not in the given "
+            "group"
+        )
+        said = [(str(one.message), one.filename) for one in caught]
+        parallel_assert(said == [(text, __file__)] * (rank > 0), lambda said=said: str(said))
+    if rank == 0:
+        del tensor
+        dist.destroy_process_group(made)
 
 
 def test_a_tensor_outlives_its_group(rng):
