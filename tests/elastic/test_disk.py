@@ -122,3 +122,12 @@ def test_what_comes_back(tmp_path):
     }  # fmt: skip
     _save(thing, tmp_path / "one")
     parallel_assert(same(_load(tmp_path / "one"), thing))
+
+
+def test_one_element_with_a_stride_is_kept(folder):
+    _claimed.clear()
+    state = State(one=torch.full((3, 2), 5.0)[:1, 0], folder=folder, folder_every=1)
+    for step in elastic(state, 2):
+        with step:
+            pass
+    parallel_assert(Disk(folder, agreed).find() is not None)
