@@ -355,12 +355,9 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     if torch is None or not isinstance(obj, torch.Tensor):
         raise TypeError(f"{role} is a {tp.__name__}; this process group moves torch tensors on {name} only")
     if interprets(torch, tp) or obj.layout != torch.strided or obj.is_conj() or obj.is_neg() or (
-        obj.device.type == "meta"
+        obj.device.type != name
     ):
-        refuse(obj, role)
-    if obj.device.type != name:
-        raise ValueError(f"{role} is on {obj.device}; this process group moves tensors on {name} only, pass "
-                         f"{role}.to({name!r})")
+        refuse(obj, role, name)
     if tp not in functions:
         functions[tp] = find_function(tp)
     address = functions[tp]
@@ -371,12 +368,12 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
         raise ValueError(f"{role} is on {obj.device}, in memory that this process group does not move")
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
     if b.dtype < 0:
-        refuse(obj, role)
+        refuse(obj, role, name)
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
         raise gaps(role, obj)
     if <uintptr_t> b.ptr < LOW and b.n and nowhere(obj, b):
-        refuse(obj, role)
+        refuse(obj, role, name)
     known_on_device = tp
     function_on_device = <dlpack.tensor_from_object> address
     known_device = obj.device

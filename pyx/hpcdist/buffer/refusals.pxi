@@ -53,24 +53,24 @@ cdef bint interprets(object torch, object tp) except -1:
     return tp.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-cdef object refuse(object obj, str role):
-    """Says why a tensor cannot be used."""
+cdef object refuse(object obj, str role, str device="cpu"):
+    """Says why a tensor cannot be used by a group that moves tensors on `device`."""
+    name = role.rpartition(": ")[2]  # without the operation's
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         why = without_memory(torch, obj)
         if why is not None:
             raise TypeError(f"{role} {why}")
         if obj.layout != torch.strided:
-            raise TypeError(f"{role} is a {obj.layout} tensor; pass a dense one, e.g. {role}.to_dense()")
+            raise TypeError(f"{role} is a {obj.layout} tensor; pass a dense one, e.g. {name}.to_dense()")
         if obj.device.type == "meta":
             raise TypeError(f"{role} is a meta tensor: it has no data to move")
-        if obj.device.type != "cpu":
-            raise ValueError(
-                f"{role} is on {obj.device}; this process group moves CPU tensors only, pass {role}.cpu()"
-            )
+        if obj.device.type != device:
+            moves, how = ("CPU tensors", "cpu()") if device == "cpu" else (f"tensors on {device}", f"to({device!r})")
+            raise ValueError(f"{role} is on {obj.device}; this process group moves {moves} only, pass {name}.{how}")
         if obj.is_conj() or obj.is_neg():
             raise ValueError(
-                f"{role} is a lazily conjugated or negated view; pass {role}.resolve_conj().resolve_neg()"
+                f"{role} is a lazily conjugated or negated view; pass {name}.resolve_conj().resolve_neg()"
             )
         raise TypeError(f"{role} has dtype {obj.dtype}, which hpcdist does not move")
     raise TypeError(

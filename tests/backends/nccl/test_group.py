@@ -219,6 +219,23 @@ def test_each_tensor_goes_to_its_backend():
         dist.all_gather_into_tensor(gpu(torch.ones(5)), other)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_that_cannot_be_moved_are_refused_for_what_they_are():
+    group = dist.new_group(backend="cuda:nccl")
+    lazy = gpu(torch.ones(4, dtype=torch.complex64)).conj()
+    advice = r"negated view; pass tensor\.resolve_conj\(\)\.resolve_neg\(\)"
+    for once in (lazy, lazy.imag):
+        for known in (gpu(torch.ones(2, dtype=once.dtype)), gpu(torch.ones(2))):
+            dist.broadcast(known, 0, group)  # a tensor of a type that is known takes another path
+            with parallel_raises(ValueError, match=advice):
+                dist.broadcast(once, 0, group)
+            with parallel_raises(ValueError, match="lazily conjugated or negated view"):
+                dist.all_gather([gpu(once.resolve_neg())] * dist.get_world_size(), once, group)
+    with parallel_raises(TypeError, match="complex32, which hpcdist does not move"):
+        dist.broadcast(gpu(torch.ones(3, dtype=torch.complex32)), 0, group)
+    dist.destroy_process_group(group)
+
+
 def test_messages(rng):
     size, rank = dist.get_world_size(), dist.get_rank()
     sent = [torch.arange(5) + 100 * each for each in range(size)]
