@@ -85,7 +85,9 @@ def begin(backend: str, title: str, inputs: Any) -> Any:
     """
     torch = sys.modules["torch"]
     shown = [
-        torch.view_as_real(t.detach()) if t.is_complex() else t
+        torch.view_as_real(t.detach().conj() if t.is_conj() else t.detach())
+        if t.is_complex()
+        else t
         for t in _flat(inputs)
         if isinstance(t, torch.Tensor) and not t.is_sparse
     ]

@@ -14,6 +14,7 @@ from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
 import hpcdist as dist
+from hpcdist import profiler_events
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -86,6 +87,14 @@ def test_messages():
     found = events(ring)
     order = ["send", "recv", "send", "recvAnySource", "recv", "send"]
     parallel_assert(found == [(name, True, [[3, 4]]) for name in order], found)
+
+
+def test_the_shape_of_a_lazily_conjugated_tensor():
+    lazy = torch.ones(3, dtype=torch.complex64).conj()
+    with profiler.profile(record_shapes=True) as prof, profiler.record_function("range"):
+        profiler_events.end(profiler_events.begin("some", "gather", [lazy]))
+    shapes = [e.input_shapes for e in prof.function_events if e.name == "some:gather"]
+    parallel_assert(shapes == [[[3, 2]]], lambda: str(shapes))
 
 
 def test_a_training_step_under_both_profilers():
