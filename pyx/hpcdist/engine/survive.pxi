@@ -129,9 +129,9 @@ def recover(Comm comm, str name, double timeout, list found):
     timeout : float
         Seconds for the others to call it.
     found : list
-        Gets the new communicator, of all ranks that live in their former order, a tuple of their ranks in the old
-        world, and one of those that died; also if a signal handler raises when it is made, because the others have it
-        then.
+        Gets three items: the new communicator, whose ranks are those that live, in their former order; a tuple of these
+        ranks in the old world; and a tuple of the ranks that died. It gets them also if a signal handler raises once
+        the communicator is made, because the other ranks have it then.
 
     Raises
     ------
