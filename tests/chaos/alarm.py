@@ -8,12 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import hpcdist as dist
 from chaos.board import DEAD_AT, Board
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import breaking  # noqa: E402
 
 
 class Interrupted(Exception):
@@ -24,31 +29,23 @@ class Died(BaseException):
     """What ends a rank: nothing in its program may catch it."""
 
 
-class Alarm:
-    """SIGALRM after some time in a call, with a handler that passes, raises or calls."""
+class Alarm(breaking.Alarm):
+    """A signal whose handler passes, raises or calls."""
 
     def __init__(self) -> None:
-        self.inside = self.raised = False
+        super().__init__()
+        self.raised = False
         self.what, self.group, self.problem = "passes", None, ""
-        signal.signal(signal.SIGALRM, self._handle)
 
-    def around(self, make: Callable[[], None], after: float, what: str, group: Any) -> None:
+    def attempt(self, make: Callable[[], None], after: float, what: str, group: Any) -> None:
         """Make a call and have the signal come `after` seconds."""
         self.what, self.group, self.problem, self.raised = what, group, "", False
-        signal.setitimer(signal.ITIMER_REAL, after)
-        try:
-            self.inside = True
-            make()
-            self.inside = False
-            if self.raised:
-                self.problem = "an exception of a signal handler was lost"
-        finally:
-            self.inside = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        self.around(make, after)
+        if self.raised:
+            self.problem = "an exception of a signal handler was lost"
 
-    def _handle(self, *_: Any) -> None:
-        if not self.inside:
-            return
+    def act(self) -> None:
+        """Do what was drawn for this call."""
         if self.what == "raises":
             self.raised = True
             raise Interrupted

@@ -171,7 +171,7 @@ class Runner:
             try:
                 with self.limits:
                     if mine:
-                        self.alarm.around(make, step.signal[1], step.signal[2], group)
+                        self.alarm.attempt(make, step.signal[1], step.signal[2], group)
                     else:
                         make()
                 result = ("ok", began, "")

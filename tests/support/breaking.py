@@ -18,6 +18,37 @@ class Stop(Exception):
 Interrupted = Callable[[Callable[[], object], float], Stop | None]
 
 
+class Alarm:
+    """SIGALRM within a call. Its handler acts within calls only.
+
+    A busy machine may have the signal come when the call is over and its timer stopped.
+    """
+
+    def __init__(self, every: float = 0.0) -> None:
+        self.every = every
+        self.inside = False
+        self.before = signal.signal(signal.SIGALRM, self._handle)
+
+    def around(self, call: Callable[[], object], seconds: float) -> None:
+        """Make a call; the signal comes after so many seconds, and after each `every` more."""
+        try:
+            self.inside = True
+            signal.setitimer(signal.ITIMER_REAL, seconds, self.every)
+            call()
+            self.inside = False
+        finally:
+            self.inside = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def act(self) -> None:
+        """Do what the handler does."""
+        raise Stop
+
+    def _handle(self, *_: object) -> None:
+        if self.inside:
+            self.act()
+
+
 @contextmanager
 def interrupting(
     every: float = 0.0,
@@ -25,29 +56,17 @@ def interrupting(
     """Yield ``interrupted(call, seconds)``: in the call a handler raises after so many seconds.
 
     With `every` it raises again after each so many seconds more, until the call is over. It returns
-    what was raised, or None. A busy machine may have the signal come when the call is over and its
-    timer stopped: the handler raises between the two ends of the call only. What it raises while
-    an object is destroyed reaches nobody, and is no defect.
+    what was raised, or None. What it raises while an object is destroyed reaches nobody, and is no
+    defect.
     """
-    armed = False
+    alarm = Alarm(every)
     unraisable = sys.unraisablehook
 
-    def handle(*_: object) -> None:
-        if armed:
-            raise Stop
-
     def interrupted(call: Callable[[], object], seconds: float) -> Stop | None:
-        nonlocal armed
         try:
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, seconds, every)
-            call()
-            armed = False
+            alarm.around(call, seconds)
         except Stop as error:
-            armed = False
             return error
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         return None
 
     def ignored(about: Any) -> None:
@@ -55,11 +74,10 @@ def interrupting(
             unraisable(about)
 
     sys.unraisablehook = ignored
-    before = signal.signal(signal.SIGALRM, handle)
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, alarm.before)
         sys.unraisablehook = unraisable
 
 
