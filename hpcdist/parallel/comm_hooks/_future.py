@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -165,6 +165,16 @@ class _Run:
 def begins(bucket: GradBucket) -> bool:
     """Return whether a bucket is the first of its backward pass; DDP may leave out bucket 0."""
     return bool(getattr(bucket, "_first", bucket.index() == 0))
+
+
+def in_use(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the parameters of a bucket and their gradients, for an optimizer.
+
+    Not those that no rank uses. In a pass that is given up too early to know them, all.
+    """
+    unused = bucket._unused() or ()
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    return (pair for place, pair in enumerate(pairs) if place not in unused)
 
 
 def counted(state: Any, bucket: GradBucket, average: Any) -> Any:

@@ -11,7 +11,13 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.comm_hooks._future import Driven, begins, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import (
+    Driven,
+    begins,
+    dense_buffer,
+    group_of,
+    in_use,
+)
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -138,9 +144,8 @@ class OptimizerInBackward:
             optimizer.load_state_dict(state)
 
     def _step(self, bucket: GradBucket) -> None:
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
         with torch.enable_grad():  # as in a training loop: an optimizer turns it off by itself
-            for parameter, gradient in pairs:
+            for parameter, gradient in in_use(bucket):
                 optimizer = self.optimizers.get(parameter)  # type: ignore[call-overload]
                 if optimizer is not None:
                     # with mixed precision the gradients have the reduction's dtype
@@ -151,7 +156,7 @@ class OptimizerInBackward:
         """Step with all buckets up to one, waiting for them; or with those that are there."""
         while self._waiting:
             work, bucket = self._waiting[0]
-            if upto is None and not work.is_completed():
+            if upto is None and not (work.is_completed() and self._may_step(bucket)):
                 return
             try:
                 work.wait()
@@ -162,6 +167,11 @@ class OptimizerInBackward:
             self._step(bucket)
             if bucket is upto:
                 return
+
+    @staticmethod
+    def _may_step(bucket: GradBucket) -> bool:
+        """Whether it is known which parameters no rank uses: none that this rank does."""
+        return not bucket._bucket.unused or bucket._unused() is not None
 
     def _forget_gradients(self) -> None:
         self._waiting.clear()
@@ -283,7 +293,7 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
             buffer = bucket.buffer()
             deliver_gradients(result, buffer)
             chosen = optimizer_state.params_to_optimize
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            for parameter, gradient in in_use(bucket):
                 if chosen is None or parameter in chosen:
                     # as above, of mixed precision
                     gradient = gradient.to(parameter.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.parallel.comm_hooks._future import Driven, begins
+from hpcdist.parallel.comm_hooks._future import Driven, begins, in_use
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -33,7 +33,7 @@ class _Stepper:
             # Left over from a backward pass that failed.
             self._waiting, self._sent = [], []
             bucket._after_pass(self._receive)  # DDP may leave out the last bucket
-        if self._interleaved:
+        if self._interleaved and bucket._unused() is not None:
             self._step_upto(None)
         self._waiting.append((bucket, bucket._bounded(self._hook(state, bucket))))
         return Driven(lambda: self._finish(bucket), lambda: self._give_up(bucket))
@@ -78,7 +78,7 @@ class _Stepper:
     def _step(self, bucket: GradBucket) -> None:
         zero = self._zero
         by_owner: dict[int, list[torch.Tensor]] = {}
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        for parameter, gradient in in_use(bucket):
             owner = zero._owner.get(parameter)
             if owner is None:
                 continue  # averaged by DDP, and not this optimizer's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,13 +38,24 @@ class GradBucket:
     first : bool
         Whether it is the first one of this backward pass that a hook gets; those before it may have
         been left out.
+    unused : callable, optional
+        See :meth:`_unused`.
 
     Notes
     -----
     Local. Source: ``torch.distributed.GradBucket``.
     """
 
-    __slots__ = ("_after", "_bucket", "_buffer", "_carrier", "_first", "_index", "_is_last")
+    __slots__ = (
+        "_after",
+        "_bucket",
+        "_buffer",
+        "_carrier",
+        "_find_unused",
+        "_first",
+        "_index",
+        "_is_last",
+    )
 
     def __init__(
         self,
@@ -55,6 +66,7 @@ class GradBucket:
         comm: Carrier | None = None,
         after: list[Callable[[], None]] | None = None,
         first: bool = False,
+        unused: Callable[[], Sequence[int] | None] | None = None,
     ) -> None:
         self._bucket = bucket
         self._index = index
@@ -64,6 +76,7 @@ class GradBucket:
         self._carrier = comm
         self._after = after
         self._first = first
+        self._find_unused = unused
 
     def _own(self) -> torch.Tensor:
         buffer = self._bucket.buffer
@@ -85,6 +98,14 @@ class GradBucket:
         """
         if self._after is not None:
             self._after.append(call)
+
+    def _unused(self) -> Sequence[int] | None:
+        """Places among :meth:`parameters` of those that no rank uses, which keep their gradients.
+
+        None while that is not known, on all ranks: with ``find_unused_parameters`` it takes an
+        exchange, which begins with the last bucket. Later it waits for that.
+        """
+        return () if self._find_unused is None else self._find_unused()
 
     def index(self) -> int:
         """Place of the bucket among all buckets, from 0.

@@ -75,6 +75,7 @@ class Pipeline:
         self.after_last: Callable[[], None] | None = None
         self._late: Any = None  # the last bucket, if it waits for the end of backward
         self._set_buckets(schedule.make(schedule.first()))
+        transfer.unused = self._unused
 
     def _set_buckets(self, buckets: list[Any]) -> None:
         self.buckets = buckets
@@ -228,6 +229,14 @@ class Pipeline:
             self._wait(self._usage.wait)
             keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
         self._transfer.finish(bucket, result, keep)
+
+    def _unused(self, bucket: Any) -> Sequence[int] | None:
+        """Places in a bucket of what no rank uses in this pass; None until that is known."""
+        if self.tracks and not self._usage.known:
+            return None
+        if not bucket.unused or not self._usage.known:
+            return ()
+        return self._usage.unused_anywhere(bucket.members, bucket.unused)
 
     def _wait(self, call: Callable[[], Any]) -> Any:
         began = time.perf_counter()

@@ -514,7 +514,7 @@ class Reducer:
         """Prepare for the next pass."""
         self._expected = self._running = False
         self._task = None
-        self._usage.reset()
+        self._usage.reset(keep=self._static is not None)
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
         self.after_backward = []
         if self._order is not None:

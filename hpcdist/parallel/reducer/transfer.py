@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hpcdist._engine import Comm
@@ -37,6 +38,8 @@ class Transfer:
         Divisor of the sums; None means the number of ranks.
     after_pass : list of callable
         Called when the averages of this pass are in place; a hook puts them there.
+    unused : callable
+        Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -44,6 +47,7 @@ class Transfer:
         self.passes = 0
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
+        self.unused: Callable[[Any], Sequence[int] | None] = lambda _bucket: ()
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
         self._first = 0  # the group's calls before this pass
@@ -176,7 +180,14 @@ class Transfer:
             return bucket.reduce(self.comm, self.divisor, self.passes)
         state, hook = self._hook
         given = GradBucket(
-            bucket, index, last, None, self.comm, self.after_pass, first=not self._given
+            bucket,
+            index,
+            last,
+            None,
+            self.comm,
+            self.after_pass,
+            first=not self._given,
+            unused=partial(self.unused, bucket),
         )
         self._given = True
         work = hook(state, given)

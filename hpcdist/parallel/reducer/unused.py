@@ -100,15 +100,22 @@ class Usage:
             self._work.wait()
             self._work = None
 
+    @property
+    def known(self) -> bool:
+        """Whether the exchange has begun, or is not needed; the same on all ranks."""
+        return self._anywhere is not None or not self.shared
+
     def unused_anywhere(self, members: list[int], places: Iterable[int]) -> list[int]:
         """Return those of `places` in `members` whose parameters got no gradient on any rank."""
         self.wait()
-        assert self._anywhere is not None
-        return [place for place in places if not self._anywhere[members[place]]]
+        anywhere = self._here if self._anywhere is None else self._anywhere
+        return [place for place in places if not anywhere[members[place]]]
 
-    def reset(self) -> None:
-        """Get ready for the next pass."""
+    def reset(self, keep: bool = False) -> None:
+        """Get ready for the next pass; `keep` what the ranks use, where it does not change."""
         self._here = bytearray(len(self._here))
         self._nodes = []
         self._work = None
+        if not keep:
+            self._anywhere = None
         self.unreached, self._searched = set(), False

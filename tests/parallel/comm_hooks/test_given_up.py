@@ -65,23 +65,31 @@ def everywhere(model: nn.Module) -> bool:
 class Descend:
     """Steps one parameter."""
 
+    def __init__(self, **settings: Any) -> None:
+        self.settings = {"lr": 0.1, **settings}
+        self.optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {}
+
     def step_param(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        with torch.no_grad():
-            parameter.sub_(gradient, alpha=0.1)
+        if parameter not in self.optimizers:
+            self.optimizers[parameter] = torch.optim.SGD([parameter], **self.settings)
+        before, parameter.grad = parameter.grad, gradient
+        self.optimizers[parameter].step()
+        parameter.grad = before
 
 
-def stepping(kind: str, module: nn.Module, **options: Any) -> DDP:
+def stepping(kind: str, module: nn.Module, settings: Any = None, **options: Any) -> DDP:
     """A model whose hook steps it with SGD."""
     model = DDP(module, bucket_cap_mb=0, **options)
+    settings = {"lr": 0.1, **(settings or {})}
     state, hook = None, hooks.allreduce_hook
     if kind == "after a hook":
-        hook = hooks.hook_then_optimizer(hook, hooks.OptimizerHookState(Descend()))
+        hook = hooks.hook_then_optimizer(hook, hooks.OptimizerHookState(Descend(**settings)))
     elif kind == "in backward":
-        state = hooks.OptimizerInBackward(torch.optim.SGD, model.parameters(), lr=0.1)
+        state = hooks.OptimizerInBackward(torch.optim.SGD, model.parameters(), **settings)
         hook = hooks.optimizer_in_backward_hook
     else:
         zero = ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+            model.parameters(), torch.optim.SGD, overlap_with_ddp=True, **settings
         )
         wrap = hooks.hook_with_zero_step
         if kind == "ZeRO, interleaved":
@@ -211,6 +219,59 @@ def test_buckets_that_are_left_out(kind: str, out: int) -> None:
         model(mine(x)).square().mean().backward()
         backward(reference, x)
         optimizer.step()
+        off = distance(model, reference)
+        parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
+        parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
+
+
+class Branches(nn.Module):
+    """Uses one layer always, and of two others those that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.one, self.two = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, one: bool, two: bool) -> torch.Tensor:
+        x = self.first(x)
+        x = self.one(x) if one else x
+        return self.two(x) if two else x
+
+
+@pytest.mark.parametrize("kind", STEPPING)
+@pytest.mark.parametrize("mode", ["", "views", "skip", "static", "join", "no_sync", "one bucket"])
+def test_what_no_rank_uses_is_not_stepped(kind: str, mode: str) -> None:
+    """Momentum and decay move a parameter whose gradient is zero, but none without a gradient."""
+    options: dict[str, Any] = {"find_unused_parameters": True}
+    if mode == "static":
+        options = {"static_graph": True}
+    elif mode == "views":
+        options["gradient_as_bucket_view"] = True
+    elif mode == "skip":
+        options["skip_all_reduce_unused_params"] = True
+    settings = {"momentum": 0.9, "weight_decay": 0.1}
+    model = stepping(kind, Branches(), settings, **options)
+    if mode == "one bucket":
+        options["bucket_cap_mb"] = 25
+    reference = DDP(Branches(), **options)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, **settings)
+    me, data = dist.get_rank(), batches(5)
+    for step, x in enumerate(data):
+        one, two = step in (1, 3), step in (0, 4)
+        if mode == "static":
+            one, two = False, True
+        elif mode != "skip":
+            one = one and me == 0  # the other ranks get the average
+        for each in (model, reference):
+            each.zero_grad()
+            if mode == "no_sync" and step == 2:
+                with each.no_sync():
+                    each(mine(x), True, two).square().mean().backward()
+            with each.join(enable=mode == "join"):
+                if mode != "join" or step != 4 or me == 0:
+                    each(mine(x), one, two).square().mean().backward()
+                if each is reference:
+                    optimizer.step()
         off = distance(model, reference)
         parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
         parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
