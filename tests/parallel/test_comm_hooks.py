@@ -244,8 +244,7 @@ def test_powersgd_state_goes_on_where_it_was_saved(rng):
                 model = dist.DistributedDataParallel(module)
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
                 optimizer.load_state_dict(kept)
-                # Buckets in the order of the first model's, as after a restart they would not be
-                # until the first step; one bucket holds everything here.
+                # As after a restart, its buckets are in another order until the first step.
                 model.register_comm_hook(saved, ours.powerSGD_hook)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -267,10 +266,49 @@ def test_powersgd_state_goes_on_where_it_was_saved(rng):
 
     found = [run(resume) for resume in (through_pickle, through_torch_save)]
     compare(found[0], found[1], 0)
+    compare(found[0], run(None), 1e-6)
     parallel_assert(all(torch.isfinite(p).all() for p in found[0][1]))
     same_everywhere(found[0][1])
     with parallel_raises(ValueError, match="missing"):
         ours.PowerSGDState(None).load_state_dict({})
+
+
+class Swapped(nn.Module):
+    """Layers that are not in the order in which they are used; two of one shape."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.last, self.first, self.second = nn.Linear(9, 6), nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
+@pytest.mark.parametrize("cap", [25, 0, 0.0004], ids=["a bucket", "buckets", "other buckets"])
+def test_powersgd_state_follows_the_parameters(rng, cap, batched):
+    """A new DDP has buckets in reverse order of registration, and after a step as they are used."""
+    shape = (9, dist.get_world_size(), 4, 9)
+    batches = torch.from_numpy(rng.standard_normal(shape)).float()[:, dist.get_rank()]
+
+    def run(resume):
+        state = powersgd(ours, batch_tensors_with_same_shape=batched)
+        model = dist.DistributedDataParallel(Swapped(), bucket_cap_mb=cap)
+        model.register_comm_hook(state, ours.powerSGD_hook)
+        for step, x in enumerate(batches):
+            if resume and step in (4, 5, 7):
+                state = pickle.loads(pickle.dumps(state))
+                model = dist.DistributedDataParallel(model.module, bucket_cap_mb=cap)
+                model.register_comm_hook(state, ours.powerSGD_hook)
+            model.zero_grad()
+            (model(x) - 1).square().sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+        return torch.tensor(0.0), [p.detach() for p in model.parameters()]
+
+    compare(run(True), run(False), 1e-6)
 
 
 def test_post_local_sgd_averages_in_the_subgroup(rng):

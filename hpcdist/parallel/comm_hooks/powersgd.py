@@ -16,7 +16,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.comm_hooks._future import Stages, begins, counted, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average
-from hpcdist.parallel.comm_hooks.powersgd_state import PowerSGDState
+from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 API = "powerSGD_hook"
@@ -119,23 +119,42 @@ def _averaged(state: PowerSGDState, tensor: torch.Tensor) -> Any:
     return group_of(state.process_group).carrier.all_reduce(tensor, ReduceOp.AVG, True, api=API)
 
 
+def _layout(bucket: GradBucket) -> Layout:
+    """Where the parameters are in the buffer; empty for a bucket that is not DDP's."""
+    own = getattr(bucket, "_bucket", None)
+    if own is None:
+        return []
+    pairs = zip(own.members, own.parameters, strict=True)
+    return [[number, p.numel() * (2 if p.is_complex() else 1)] for number, p in pairs]
+
+
 def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> torch.Tensor | None:
     """Add what the last step lost, and keep a copy of what is to be sent now."""
     if not state.use_error_feedback:
         return None
     error = state.error_dict.get(index)
-    # Another length: DDP has rebuilt its buckets. The error feedback then belongs to other
-    # elements.
+    if error is None:
+        error, _ = state._joined(state.error_pool, state.error_layout[index], gradients)
+        if error is not None:
+            error = torch.nn.functional.pad(error, (0, gradients.numel() - error.numel()))
+            state.error_dict[index] = error
+    # Another length: a bucket that is not DDP's. The error feedback then belongs to other elements.
     if error is not None and error.numel() == gradients.numel():
         gradients.add_(error.to(gradients.dtype))
     return gradients.clone()
 
 
 def _memory(
-    state: PowerSGDState, index: int, like: torch.Tensor, p_size: int, q_size: int
+    state: PowerSGDState, index: int, like: torch.Tensor, p_size: int, q_size: int, layout: Layout
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Return P and Q of a bucket, and whether Q must be redrawn."""
     p, q = state.p_memory_dict.get(index), state.q_memory_dict.get(index)
+    state.q_layout[index] = layout
+    if p is None:
+        joined, whole = state._joined(state.q_pool, layout, like)
+        if joined is not None and whole:
+            p, q = like.new_empty(p_size), joined
+            state.p_memory_dict[index], state.q_memory_dict[index] = p, q
     if (
         state.warm_start
         and p is not None
@@ -182,13 +201,28 @@ def _worth_it(state: PowerSGDState, parameter: torch.Tensor, gradient: torch.Ten
     return (rows + columns) * rank * state.min_compression_rate < rows * columns
 
 
+def _divided(
+    state: PowerSGDState, bucket: GradBucket, layout: Layout
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
+    """Return the gradients to compress, the others, and the numbers of the first ones."""
+    large, small = [], []
+    numbers: list[int] = []
+    pairs = zip(bucket.parameters(), _real(bucket), strict=True)
+    for place, (parameter, gradient) in enumerate(pairs):
+        if _worth_it(state, parameter, gradient):
+            large.append(gradient)
+            numbers += [number for number, _ in layout[place : place + 1]]
+        else:
+            small.append(gradient)
+    return large, small, numbers
+
+
 def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
     index = bucket.index()
+    layout = _layout(bucket)
+    state._follow(index, layout)
     kept = _with_error(state, index, buffer)
-    small: list[torch.Tensor] = []
-    large: list[torch.Tensor] = []
-    for parameter, gradient in zip(bucket.parameters(), _real(bucket), strict=True):
-        (large if _worth_it(state, parameter, gradient) else small).append(gradient)
+    large, small, numbers = _divided(state, bucket, layout)
     # A gradient that is not C-contiguous (channels last) is compressed from, and to, a copy.
     matrices = [gradient.reshape(gradient.shape[0], -1) for gradient in large]
     groups = _batches(state, matrices)
@@ -201,8 +235,11 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     state._count(bucket, buffer.numel(), sum(p_sizes) + sum(q_sizes) + sum(plain_sizes))
 
     # What is not compressed travels with P, in one message.
+    number_of = dict(zip(map(id, matrices), numbers, strict=False))
+    order = [(matrix, rank) for same, rank in zip(groups, ranks, strict=True) for matrix in same]
+    q_layout = [[number_of[id(m)], m.shape[1] * rank] for m, rank in order if number_of]
     first_memory, q_memory, fresh = _memory(
-        state, index, buffer, sum(p_sizes) + sum(plain_sizes), sum(q_sizes)
+        state, index, buffer, sum(p_sizes) + sum(plain_sizes), sum(q_sizes), q_layout
     )
     p_memory, plain = first_memory.split([sum(p_sizes), sum(plain_sizes)])
     ps = list(map(torch.Tensor.view, p_memory.split(p_sizes), p_shapes))
@@ -243,10 +280,11 @@ def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     side = math.ceil(math.sqrt(count))
     rank = min(state.matrix_approximation_rank, side)
     state._count(bucket, count, 2 * side * rank)
+    state._follow(index, _layout(bucket))
     square = torch.nn.functional.pad(buffer, (0, side * side - count))
     kept = _with_error(state, index, square)
     matrix = square.view(1, side, side)
-    p_memory, q_memory, fresh = _memory(state, index, buffer, side * rank, side * rank)
+    p_memory, q_memory, fresh = _memory(state, index, buffer, side * rank, side * rank, [])
     p, q = p_memory.view(1, side, rank), q_memory.view(1, side, rank)
     if fresh:
         _draw(state, [q[0]])

@@ -24,13 +24,17 @@ _OPTIONS = (
     "compression_stats_logging_frequency",
     "batch_tensors_with_same_shape",
 )
-_MEMORY = ("error_dict", "p_memory_dict", "q_memory_dict")
+_MEMORY = ("error_dict", "p_memory_dict", "q_memory_dict", "error_pool", "q_pool")
+_LAYOUTS = ("error_layout", "q_layout")
 _COUNTERS = (
     "iter",
     "total_numel_before_compression",
     "total_numel_after_compression",
     "next_stats_report",
 )
+
+#: Of a flat tensor: the number of each parameter with a part in it, and the part's elements.
+Layout = list[list[int]]
 
 
 class PowerSGDState:
@@ -114,6 +118,11 @@ class PowerSGDState:
         self.error_dict: dict[int, torch.Tensor] = {}
         self.p_memory_dict: dict[int, torch.Tensor] = {}
         self.q_memory_dict: dict[int, torch.Tensor] = {}
+        # Where parameters are in the errors and in Q, and the parts of those that have moved.
+        self.error_layout: dict[int, Layout] = {}
+        self.q_layout: dict[int, Layout] = {}
+        self.error_pool: dict[int, torch.Tensor] = {}
+        self.q_pool: dict[int, torch.Tensor] = {}
         self.iter = 0
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
@@ -132,7 +141,7 @@ class PowerSGDState:
         """
         kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)
         state = {name: getattr(self, name) for name in (*_OPTIONS, *_COUNTERS)}
-        state.update({name: dict(getattr(self, name)) for name in _MEMORY})
+        state.update({name: dict(getattr(self, name)) for name in (*_MEMORY, *_LAYOUTS)})
         state["rng"] = [str(kind), [int(key) for key in keys], position, has_gauss, gauss]
         return state
 
@@ -149,7 +158,7 @@ class PowerSGDState:
         ValueError
             If entries are missing or unknown.
         """
-        wanted = {*_OPTIONS, *_MEMORY, *_COUNTERS, "rng"}
+        wanted = {*_OPTIONS, *_MEMORY, *_LAYOUTS, *_COUNTERS, "rng"}
         if set(state_dict) != wanted:
             raise ValueError(
                 f"no state of PowerSGD: missing {sorted(wanted - set(state_dict))}, unknown "
@@ -159,6 +168,8 @@ class PowerSGDState:
             setattr(self, name, state_dict[name])
         for name in _MEMORY:
             setattr(self, name, {key: t.clone() for key, t in state_dict[name].items()})
+        for name in _LAYOUTS:
+            setattr(self, name, dict(state_dict[name]))
         kind, keys, position, has_gauss, gauss = state_dict["rng"]
         self.rng.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
 
@@ -199,6 +210,44 @@ class PowerSGDState:
         """
         before, after = self.total_numel_before_compression, self.total_numel_after_compression
         return (before / after if after else 0, before, after)
+
+    def _follow(self, index: int, layout: Layout) -> None:
+        """Let the memory follow the parameters, if those of a bucket are not what they were.
+
+        A new DistributedDataParallel, as after a restart, begins with another order of buckets than
+        the one it finds in its first step.
+        """
+        if self.error_layout.get(index, layout) != layout:
+            for other in [i for i in self.error_layout if i >= index]:  # those before have followed
+                self._part(other)
+        self.error_layout[index] = layout
+
+    def _part(self, index: int) -> None:
+        for memory, layouts, pool in (
+            (self.error_dict, self.error_layout, self.error_pool),
+            (self.q_memory_dict, self.q_layout, self.q_pool),
+        ):
+            flat, layout = memory.pop(index, None), layouts.pop(index, [])
+            counts = [count for _, count in layout]
+            if flat is not None and flat.numel() >= sum(counts):
+                parts = flat[: sum(counts)].split(counts)
+                pool.update({n: part for (n, _), part in zip(layout, parts, strict=True)})
+        self.p_memory_dict.pop(index, None)  # made anew in each step
+
+    @staticmethod
+    def _joined(
+        pool: dict[int, torch.Tensor], layout: Layout, like: torch.Tensor
+    ) -> tuple[torch.Tensor | None, bool]:
+        """Join the parts of parameters, zeros for missing ones; whether none is missing."""
+        found = [pool.pop(number, None) for number, _ in layout]
+        if all(part is None for part in found):
+            return None, False
+        parts, whole = [], True
+        for part, (_, count) in zip(found, layout, strict=True):
+            if part is None or part.numel() != count:
+                part, whole = like.new_zeros(count), False
+            parts.append(part.to(like))
+        return torch.cat(parts), whole
 
     def _count(self, bucket: GradBucket, before: int, after: int) -> None:
         """Add a bucket to the statistics, and log them when it is time."""
