@@ -63,9 +63,12 @@ class PostLocalSGDState:
             The bucket at hand.
         """
         if bucket.is_last():
-            self.iter += 1
-            if self.iter == self.start_localSGD_iter:
-                _log.info("local SGD starts after %d steps", self.iter)
+            self._count_step()
+
+    def _count_step(self) -> None:
+        self.iter += 1
+        if self.iter == self.start_localSGD_iter:
+            _log.info("local SGD starts after %d steps", self.iter)
 
 
 def post_localSGD_hook(

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from hpcdist._ops import ReduceOp
-from hpcdist.parallel.comm_hooks._future import Stages, begins, counted, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import (
+    Stages,
+    begins,
+    count_left_out,
+    counted,
+    dense_buffer,
+    group_of,
+)
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -48,6 +55,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     buffer = dense_buffer(bucket, API)
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    count_left_out(state, bucket)
     return state._pipeline.start(_by_matrix(state, bucket, buffer), begins(bucket))
 
 
@@ -79,6 +87,7 @@ def batched_powerSGD_hook(
     buffer = dense_buffer(bucket, "batched_powerSGD_hook")
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    count_left_out(state, bucket)
     return state._pipeline.start(_as_square(state, bucket, buffer), begins(bucket))
 
 
@@ -232,7 +241,7 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     q_shapes = [(len(b), b.shape[2], r) for b, r in zip(batches, ranks, strict=True)]
     p_sizes, q_sizes = ([math.prod(shape) for shape in shapes] for shapes in (p_shapes, q_shapes))
     plain_sizes = [gradient.numel() for gradient in small]
-    state._count(bucket, buffer.numel(), sum(p_sizes) + sum(q_sizes) + sum(plain_sizes))
+    state._count(buffer.numel(), sum(p_sizes) + sum(q_sizes) + sum(plain_sizes))
 
     # What is not compressed travels with P, in one message.
     number_of = dict(zip(map(id, matrices), numbers, strict=False))
@@ -279,7 +288,7 @@ def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     count = buffer.numel()
     side = math.ceil(math.sqrt(count))
     rank = min(state.matrix_approximation_rank, side)
-    state._count(bucket, count, 2 * side * rank)
+    state._count(count, 2 * side * rank)
     state._follow(index, _layout(bucket))
     square = torch.nn.functional.pad(buffer, (0, side * side - count))
     kept = _with_error(state, index, square)

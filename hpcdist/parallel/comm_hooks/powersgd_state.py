@@ -193,9 +193,20 @@ class PowerSGDState:
             The bucket at hand.
         """
         if bucket.is_last():
-            self.iter += 1
-            if self.iter == self.start_powerSGD_iter:
-                _log.info("PowerSGD starts after %d steps", self.iter)
+            self._count_step()
+
+    def _count_step(self) -> None:
+        """Count a step, and log the statistics when it is time."""
+        if self.iter >= max(self.start_powerSGD_iter, self.next_stats_report):
+            rate, total, sent = self.compression_stats()
+            _log.info(
+                "PowerSGD at step %d: %d elements became %d, %.1f times fewer",
+                self.iter, total, sent, rate,
+            )  # fmt: skip
+            self.next_stats_report = self.iter + self.compression_stats_logging_frequency
+        self.iter += 1
+        if self.iter == self.start_powerSGD_iter:
+            _log.info("PowerSGD starts after %d steps", self.iter)
 
     def compression_stats(self) -> tuple[float, int, int]:
         """Return how much smaller the gradients became.
@@ -249,14 +260,7 @@ class PowerSGDState:
             parts.append(part.to(like))
         return torch.cat(parts), whole
 
-    def _count(self, bucket: GradBucket, before: int, after: int) -> None:
-        """Add a bucket to the statistics, and log them when it is time."""
+    def _count(self, before: int, after: int) -> None:
+        """Add a bucket to the statistics."""
         self.total_numel_before_compression += before
         self.total_numel_after_compression += after
-        if bucket.is_last() and self.iter >= self.next_stats_report:
-            rate, total, sent = self.compression_stats()
-            _log.info(
-                "PowerSGD at step %d: %d elements became %d, %.1f times fewer",
-                self.iter, total, sent, rate,
-            )  # fmt: skip
-            self.next_stats_report = self.iter + self.compression_stats_logging_frequency

@@ -224,6 +224,28 @@ def test_buckets_that_are_left_out(kind: str, out: int) -> None:
         parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
 
 
+@pytest.mark.parametrize("join", [False, True], ids=["", "join"])
+@pytest.mark.parametrize("out", [0, 2], ids=["without the last bucket", "without the first"])
+@pytest.mark.parametrize("kind", ["PowerSGD", "batched PowerSGD", "post-local"])
+def test_steps_without_some_buckets_are_counted(kind: str, out: int, join: bool) -> None:
+    state: Any = hooks.PowerSGDState(None, start_powerSGD_iter=3)
+    hook: Any = hooks.powerSGD_hook if kind == "PowerSGD" else hooks.batched_powerSGD_hook
+    if kind == "post-local":
+        state, hook = hooks.PostLocalSGDState(None, None, 6), hooks.post_localSGD_hook
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = DDP(Part(out), bucket_cap_mb=0, **options)
+    model.register_comm_hook(state, hook)
+    data = batches(5)
+    with model.join(enable=join):
+        for step, x in enumerate(data):
+            if join and step == 4 and dist.get_rank():
+                break  # and shadows the last pass of the first rank
+            backward(model, x)
+            if not join:
+                parallel_assert(state.iter == step + 1, f"{state.iter} after step {step}")
+    parallel_assert(state.iter == 5, f"{state.iter}")
+
+
 class Branches(nn.Module):
     """Uses one layer always, and of two others those that it is told to."""
 
