@@ -209,6 +209,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 )
             return None
         self._check_generation()
+        self._all_states = None
         Join.notify_join_context(self)
         loss = self._local_step(closure, **kwargs)
         self._exchange()
@@ -311,8 +312,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         Parameters
         ----------
         to : int
-            Rank of the group on which :meth:`state_dict` can be called afterwards. It gets the
-            states in ordinary memory, also those of GPUs.
+            Rank of the group on which :meth:`state_dict` can be called afterwards, until the next
+            step. It gets the states in ordinary memory, also those of GPUs.
 
         Raises
         ------
@@ -331,7 +332,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         """Return the state of the whole optimizer, as an unsharded one would.
 
         Local to this process, on which :meth:`consolidate_state_dict` must have collected the
-        state.
+        state since the last step.
 
         Returns
         -------
@@ -342,12 +343,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         Raises
         ------
         RuntimeError
-            If the states were not collected here.
+            If the states were not collected here, or are those before a later step.
         """
         if self._all_states is None:
             raise RuntimeError(
-                f"the optimizer's state is not on rank {self.rank} of the group: call "
-                f"consolidate_state_dict(to={self.rank}) on all ranks before state_dict()"
+                f"the optimizer's state after the last step is not on rank {self.rank} of the "
+                f"group: call consolidate_state_dict(to={self.rank}) on all ranks before "
+                "state_dict()"
             )
         index = self._indices()
         state: dict[int, Any] = {}

@@ -115,7 +115,11 @@ def test_the_whole_state_is_that_of_the_undivided_optimizer(rng, to):
         for name, v in state.items()
     )
     parallel_assert(same and whole[0]["param_groups"] == wanted["param_groups"])
+    train(model, zero, data[:1])
+    with parallel_raises(RuntimeError, match="after the last step"):
+        zero.state_dict()
     # It goes on from there, in either direction.
+    model.load_state_dict(wrapped.state_dict())
     resumed = ZeroRedundancyOptimizer(groups(model), torch.optim.Adam, lr=0.5)
     resumed.load_state_dict(copy.deepcopy(wanted))
     parallel_assert(off(train(model, resumed, data[3:]), train(wrapped, undivided, data[3:])) == 0)
@@ -146,6 +150,9 @@ def test_overlap_with_ddp(rng, interleaved):
     parallel_assert(off(found, wanted) <= 1e-6, lambda: f"off by {off(found, wanted)}")
     zero.consolidate_state_dict()
     parallel_assert(dist.get_rank() or len(zero.state_dict()["state"]) == len(wanted))
+    model(data[0][0]).sum().backward()  # also on a rank that has stepped none of the bucket itself
+    with parallel_raises(RuntimeError, match="after the last step"):
+        zero.state_dict()
     other = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
     with parallel_raises(ValueError, match="overlap_with_ddp=True"):
         wrap(comm_hooks.allreduce_hook, model, other)

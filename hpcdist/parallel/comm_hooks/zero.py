@@ -30,6 +30,7 @@ class _Stepper:
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if begins(bucket):
             self._zero._check_generation()
+            self._zero._all_states = None
             # Left over from a backward pass that failed.
             self._waiting, self._sent = [], []
             bucket._after_pass(self._receive)  # DDP may leave out the last bucket
