@@ -42,5 +42,7 @@ def describe(kind: str, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[E
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "device": tensor.device.type,
             }
+            if tensor.requires_grad and tensor.is_leaf and tensor.grad_dtype != tensor.dtype:
+                facts["dtype"] += f" (grad_dtype {tensor.grad_dtype})"
         facts["requires_grad"] = str(tensor.requires_grad)
         yield [kind, name, facts]

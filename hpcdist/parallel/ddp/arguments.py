@@ -103,6 +103,13 @@ def check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:
                 f"{name} is expanded (shape {tuple(tensor.shape)}, stride {tensor.stride()}), so "
                 "its elements share memory; make it with .clone() or .contiguous()"
             )
+        wide = tensor.grad_dtype if tensor.requires_grad and tensor.is_leaf else None
+        if wide not in (None, tensor.dtype):
+            raise ValueError(
+                f"{name} is {tensor.dtype}, but its grad_dtype is {wide}: gradients are averaged "
+                "in the parameter's dtype; keep the parameter in the wider one, and use "
+                "mixed_precision=MixedPrecision(param_dtype, reduce_dtype)"
+            )
 
 
 def sparse_indices(module: torch.nn.Module, trained: Collection[torch.Tensor]) -> list[int]:

@@ -48,6 +48,12 @@ def odd_stride() -> nn.Module:
     return module
 
 
+def odd_grad_dtype() -> nn.Module:
+    module = layers(4, 5, 6)
+    module[1].weight.grad_dtype = torch.float64 if last() else torch.float32
+    return module
+
+
 def odd_requires_grad() -> nn.Module:
     module = layers(4, 5, 6)
     module[1].weight.requires_grad_(not last())
@@ -84,6 +90,7 @@ def odd_lazy() -> nn.Module:
         (odd_shape, r"parameter '1\.weight' with shape \((6|7), 5\).* shape \((6|7), 5\)"),
         (odd_dtype, r"parameter '1\.weight' with dtype float\d\d, rank \d with dtype float\d\d"),
         (odd_stride, r"parameter '1\.weight' with stride"),
+        (odd_grad_dtype, r"parameter '1\.weight' with dtype float\d\d.*grad_dtype"),
         (odd_requires_grad, r"parameter '1\.weight' with requires_grad (True|False)"),
         (odd_count, r"has \d params, while rank \d has \d params.* parameter '1\.extra'"),
         (odd_name, r"parameter '(spare|extra)' where rank \d has parameter '(spare|extra)'"),
@@ -183,6 +190,10 @@ def test_modules_that_cannot_be_trained() -> None:
     module = layers(3, 3)
     module.register_buffer("ones", torch.ones(1).expand(5))
     with parallel_raises(ValueError, match="ones is expanded"):
+        DDP(module)
+    module = layers(3, 3)
+    module[0].bias.grad_dtype = torch.float64
+    with parallel_raises(ValueError, match=r"0\.bias is torch.float32.*torch.float64"):
         DDP(module)
 
 
