@@ -7,42 +7,12 @@ import math
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1.
-
-    Parameters
-    ----------
-    text : str
-        The number.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
-    """
+    """A whole number of at least 1; raises ArgumentTypeError if the text is none."""
     return _at_least(1, text)
 
 
 def natural(text: str) -> int:
-    """A whole number of at least 0.
-
-    Parameters
-    ----------
-    text : str
-        The number.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
-    """
+    """A whole number of at least 0; raises as :func:`positive`."""
     return _at_least(0, text)
 
 
@@ -59,22 +29,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time of more than 0.
-
-    Parameters
-    ----------
-    text : str
-        The number.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
-    """
+    """A time of more than 0, in seconds; raises as :func:`positive`."""
     try:
         value = float(text)
     except ValueError:

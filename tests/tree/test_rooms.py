@@ -68,6 +68,7 @@ SHARED = {
     "parallel/ddp/settings": "parallel/ddp/test_extras.py",
     "parallel/describe": "parallel/ddp/test_faults.py",
     "parallel/zero_arguments": "parallel/test_zero.py",
+    "typing": "types/public_api.py",
     "parallel/reducer": "parallel/ddp/test_ddp.py",
     "parallel/reducer/failure": "parallel/ddp/test_faults.py",
     "parallel/reducer/grad_bucket": "parallel/comm_hooks/test_register.py",

@@ -14,19 +14,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 def size(text: str) -> int:
     """Bytes from a text such as ``8``, ``64K`` or ``1.5M``; the units are powers of 1024.
 
-    Parameters
-    ----------
-    text : str
-        A number with an optional unit K, M or G, each with an optional B or iB after it.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If it is none.
+    K, M and G may have B or iB after them. ArgumentTypeError if the text is no such number.
     """
     word = text.strip().lower()
     for ending in ("ib", "b"):
@@ -46,15 +34,7 @@ def size(text: str) -> int:
 
 
 def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M") -> None:
-    """Add ``-b -e -f``: which sizes to measure.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Gets the options ``begin``, ``end``, ``factor``, ``step``.
-    begin, end : str
-        The defaults.
-    """
+    """Add ``-b -e -f -i``: which sizes to measure."""
     group = parser.add_argument_group("sizes, in bytes (K, M, G: powers of 1024)")
     group.add_argument(
         "-b", "--begin", type=size, default=begin, metavar="B", help=f"smallest ({begin})"
@@ -69,22 +49,9 @@ def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
-    """The sizes that ``-b -e -f -i`` ask for. Every rank finds the same fault, if there is one.
+    """The sizes that ``-b -e -f -i`` ask for, in bytes, growing.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        What `add_sizes` made.
-
-    Returns
-    -------
-    list of int
-        Bytes, growing; the last is at most ``end``.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if they never reach the end.
+    Every rank finds the same fault, if there is one, and raises BenchError.
     """
     begin, end, factor, step = options.begin, options.end, options.factor, options.step
     if begin > end:
@@ -103,17 +70,7 @@ def sizes(options: argparse.Namespace) -> list[int]:
 def add_measure(
     parser: argparse.ArgumentParser, rounds: int = 20, warmup: int = 2, calls: bool = True
 ) -> None:
-    """Add ``-n -w -c``: how often to measure.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Gets the options ``rounds``, ``warmup``, ``calls``.
-    rounds, warmup : int
-        The defaults.
-    calls : bool
-        Whether to add ``-c``.
-    """
+    """Add ``-n -w -c``: how often to measure; without `calls` no ``-c``."""
     group = parser.add_argument_group("measuring")
     group.add_argument(
         "-n",
@@ -142,13 +99,7 @@ def add_measure(
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Add ``-m --threads``: which modules to train, and on how many threads.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Gets the options ``model`` and ``threads``.
-    """
+    """Add ``-m --threads``: which modules to train, and on how many threads."""
     names = ["mlp", "cnn", "transformer", "tiny"]  # what ddp_models has, which imports torch
     parser.add_argument(
         "-m",
@@ -165,17 +116,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 def add_libraries(
     group: argparse._ArgumentGroup, names: Sequence[str], asked_for: Sequence[str] = ()
 ) -> None:
-    """Add ``-l``: what to compare.
-
-    Parameters
-    ----------
-    group : argument group
-        Gets the option ``libraries``.
-    names : sequence of str
-        What is compared by default.
-    asked_for : sequence of str
-        What else there is.
-    """
+    """Add ``-l``: what to compare by default, and what else there is."""
     all_names = [*names, *asked_for]
     group.add_argument(
         "-l",
@@ -194,16 +135,9 @@ def add_output(
     formats: Sequence[str] = ("nccl", "csv", "json"),
     plot: bool = False,
 ) -> None:
-    """Add ``--format``, ``--output`` and ``--plot``: how the table looks, and where it goes.
+    """Add ``--format -o -q --plot``: how the table looks, and where it goes.
 
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Gets the options ``format``, ``output``, ``quiet`` and ``plot``.
-    formats : sequence of str
-        What there is to choose from; the first is the default.
-    plot : bool
-        Whether to add ``--plot``.
+    The first format is the default.
     """
     group = parser.add_argument_group("output, by rank 0")
     group.add_argument(

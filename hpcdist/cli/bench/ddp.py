@@ -159,13 +159,7 @@ class Trainer:
         self.parts: list[tuple[float, float, float]] = []
 
     def __call__(self, steps: int) -> None:
-        """Train.
-
-        Parameters
-        ----------
-        steps : int
-            How many.
-        """
+        """Train for so many steps."""
         clock = time.perf_counter
         for _ in range(steps):
             began = clock()
@@ -178,27 +172,11 @@ class Trainer:
             self.parts.append((forward - began, backward - forward, clock() - backward))
 
     def medians(self, job: MpiJob) -> np.ndarray:
-        """Forward, backward and optimizer in seconds, the slowest rank's medians.
-
-        Parameters
-        ----------
-        job : MpiJob
-            The ranks; all must call it.
-
-        Returns
-        -------
-        numpy.ndarray
-            Three seconds.
-        """
+        """The slowest rank's medians of forward, backward and optimizer, in seconds, on all ranks."""
         return job.worst([statistics.median(part) for part in zip(*self.parts, strict=True)])
 
     def parameters(self) -> Any:
-        """All parameters that this rank holds, end to end; of sharded ones its own part.
-
-        Returns
-        -------
-        torch.Tensor
-        """
+        """All parameters that this rank holds, end to end; of sharded ones its own part."""
         import torch
 
         own = (getattr(p, "to_local", lambda p=p: p)() for p in self.model.parameters())

@@ -39,18 +39,7 @@ class Column:
     form: str = ""
 
     def text(self, value: Any) -> str:
-        """Return a value in its printed form.
-
-        Parameters
-        ----------
-        value : object
-            None is printed as N/A.
-
-        Returns
-        -------
-        str
-            At least `width` characters.
-        """
+        """Return a value in its printed form, None as N/A, in at least `width` characters."""
         shown = "N/A" if value is None else format(value, self.form)
         return f"{shown:>{self.width}}"
 
@@ -125,13 +114,7 @@ class Table:
         return self._facts
 
     def begin(self, facts: Mapping[str, str]) -> None:
-        """Print the conditions of the measurement.
-
-        Parameters
-        ----------
-        facts : mapping
-            Name -> text.
-        """
+        """Print the conditions of the measurement."""
         self._facts = dict(facts)
         if self._form != "json":
             for name, text in facts.items():
@@ -169,13 +152,7 @@ class Table:
             self._print(f"{'# Size':<12}" + "".join(f"{head:>20}" for head in heads))
 
     def row(self, values: Row) -> None:
-        """Print a row.
-
-        Parameters
-        ----------
-        values : mapping
-            Key of a column -> value.
-        """
+        """Print a row: its values by the keys of the columns."""
         row = {column.key: values[column.key] for column in self._columns}
         self._rows.append(row)
         if self._form == "nccl":
@@ -193,13 +170,7 @@ class Table:
             self._line[head] = value
 
     def note(self, text: str) -> None:
-        """Print a remark.
-
-        Parameters
-        ----------
-        text : str
-            One line.
-        """
+        """Print a remark of one line."""
         self._flush_line()
         self._notes.append(text)
         if self._form != "json":
@@ -231,18 +202,7 @@ class Table:
 
 
 def short(size: int) -> str:
-    """Return a number of bytes in the usual short form: ``8``, ``64K``, ``25M``.
-
-    Parameters
-    ----------
-    size : int
-        Bytes.
-
-    Returns
-    -------
-    str
-        Exact, unless the size is no multiple of a unit.
-    """
+    """Bytes in the usual short form, ``8``, ``64K`` or ``25M``; exact, unless they fit no unit."""
     for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if size >= factor:
             whole = size / factor

@@ -75,109 +75,42 @@ class MpiJob:
         self._carrier.barrier()
 
     def worst(self, values: Any) -> np.ndarray:
-        """The largest of all ranks' values, place by place.
-
-        Parameters
-        ----------
-        values : array_like of float
-            The same shape on all ranks.
-
-        Returns
-        -------
-        numpy.ndarray
-            float64.
-        """
+        """The largest of all ranks' values, place by place, as float64."""
         array = np.array(values, np.float64)
         self._carrier.all_reduce(array, ReduceOp.MAX)
         return array
 
     def total(self, value: int) -> int:
-        """The sum over all ranks.
-
-        Parameters
-        ----------
-        value : int
-            This rank's.
-
-        Returns
-        -------
-        int
-        """
+        """The sum of all ranks' values, on all ranks."""
         array = np.array([value], np.int64)
         self._carrier.all_reduce(array, ReduceOp.SUM)
         return int(array[0])
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on all ranks.
-
-        Parameters
-        ----------
-        value : object
-            What hpcdist's codec takes.
-
-        Returns
-        -------
-        list
-        """
+        """Every rank's value, on all ranks."""
         found: list[Any] = [None] * self.size
         all_gather_object(found, value, self._control)
         return found
 
     def problem(self, text: str | None) -> str | None:
-        """Some rank's problem, the same one on all ranks.
-
-        Parameters
-        ----------
-        text : str or None
-            What is wrong on this rank.
-
-        Returns
-        -------
-        str or None
-            None if nothing is wrong anywhere.
-        """
+        """Some rank's problem, the same one on all ranks; None if nothing is wrong anywhere."""
         if not self.total(text is not None):
             return None
         return next(each for each in self.gather(text) if each is not None)
 
     def require(self, text: str | None) -> None:
-        """End the bench on all ranks if something is wrong on any.
-
-        Parameters
-        ----------
-        text : str or None
-            What is wrong on this rank.
-
-        Raises
-        ------
-        BenchError
-            On all ranks.
-        """
+        """Raise BenchError on all ranks if something is wrong on any; None says that nothing is."""
         found = self.problem(text)
         if found is not None:
             raise BenchError(found)
 
     def say(self, text: str) -> None:
-        """Print a line to standard error, on rank 0.
-
-        Parameters
-        ----------
-        text : str
-            The line.
-        """
+        """Print a line to standard error, on rank 0."""
         if self.first:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Print the progress on standard error, at most every two seconds, on rank 0.
-
-        Parameters
-        ----------
-        done, total : int
-            Rows that are ready, and all rows.
-        what : str
-            What comes next.
-        """
+        """Print how many rows are ready, at most every two seconds, on rank 0."""
         now = time.monotonic()
         if self._quiet or now - self._told < 2:
             return
@@ -187,13 +120,7 @@ class MpiJob:
         self.say(f"# {done} of {total} done, now {what}{ready}")
 
     def facts(self) -> dict[str, str]:
-        """Return the conditions of the numbers: the ranks, the MPI, the machine, the command.
-
-        Returns
-        -------
-        dict
-            Name -> text; the same on all ranks but for the command.
-        """
+        """The conditions of the numbers, the same on all ranks but for the command."""
         first = min(world.comm.node_ranks)
         ranks = self.gather((socket.gethostname(), first, len(hardware.allowed_cpus())))
         nodes = len({(host, first) for host, first, _ in ranks})

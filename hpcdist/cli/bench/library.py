@@ -47,6 +47,9 @@ class Messages:
 class Library:
     """A library that is compared.
 
+    What makes a batch, a function of the number of calls, raises :class:`Unsupported` if the
+    library has no such operation.
+
     Attributes
     ----------
     name : str
@@ -61,11 +64,6 @@ class Library:
     def open(self, job: MpiJob) -> None:
         """Prepare the library. All ranks call it.
 
-        Parameters
-        ----------
-        job : MpiJob
-            The ranks.
-
         Raises
         ------
         Unsupported
@@ -76,44 +74,14 @@ class Library:
         """Free what `open` has allocated. All ranks call it."""
 
     def call(self, case: Case) -> Call:
-        """The function that does a collective, and its arguments.
+        """Return the function that does a collective, and the tuple of its arguments.
 
-        Parameters
-        ----------
-        case : Case
-            What is to be done.
-
-        Returns
-        -------
-        tuple
-            The function and the tuple of its arguments. Nothing of ours stands between it and the
-            loop.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no such operation.
+        Nothing of ours stands between it and the loop.
         """
         raise Unsupported("no collectives")
 
     def batch(self, case: Case) -> Batch:
-        """What makes a number of calls.
-
-        Parameters
-        ----------
-        case : Case
-            What is to be done.
-
-        Returns
-        -------
-        callable
-            Takes the number.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no such operation.
-        """
+        """What makes a number of calls of a collective."""
         function, arguments = self.call(case)
 
         def run(calls: int) -> None:
@@ -123,37 +91,11 @@ class Library:
         return run
 
     def start(self, case: Case) -> Callable[[], Wait]:
-        """What starts an asynchronous all_reduce.
-
-        Parameters
-        ----------
-        case : Case
-            Its buffer.
-
-        Returns
-        -------
-        callable
-            Starts it and returns what waits for it.
-
-        Raises
-        ------
-        Unsupported
-            If the library has none.
-        """
+        """What starts an asynchronous all_reduce of a case, and returns what waits for it."""
         raise Unsupported("no asynchronous all_reduce")
 
     def messages(self) -> Messages:
-        """Return what sends and receives single messages.
-
-        Returns
-        -------
-        Messages
-
-        Raises
-        ------
-        Unsupported
-            If the library has none.
-        """
+        """What sends and receives single messages."""
         raise Unsupported("no point to point")
 
     def ping_pong(self, send: torch.Tensor, recv: torch.Tensor, peer: int, begins: bool) -> Batch:
@@ -167,16 +109,6 @@ class Library:
             The other rank.
         begins : bool
             Whether this rank sends first.
-
-        Returns
-        -------
-        callable
-            Takes the number.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no point to point.
         """
         its = self.messages()
         put, get, out, back = its.send, its.recv, its.buffer(send), its.buffer(recv)
@@ -206,16 +138,6 @@ class Library:
             Whether this rank sends.
         window : int
             Messages in flight together.
-
-        Returns
-        -------
-        callable
-            Takes the number of windows.
-
-        Raises
-        ------
-        Unsupported
-            If the library has no point to point.
         """
         import torch
 
@@ -251,12 +173,7 @@ def open_libraries(
     Returns
     -------
     list of Library
-        The same on all ranks.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if there is none.
+        The same on all ranks; BenchError there if it would be empty.
     """
     import torch
 
@@ -318,12 +235,6 @@ def collect_batches(
 
 
 def close_libraries(libraries: Sequence[Library]) -> None:
-    """Close all of them. All ranks call it.
-
-    Parameters
-    ----------
-    libraries : sequence of Library
-        From `open_libraries`.
-    """
+    """Close all of them. All ranks call it."""
     for library in libraries:
         library.close()

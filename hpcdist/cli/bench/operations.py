@@ -69,21 +69,9 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def pattern(rank: int, count: int) -> np.ndarray:
-    """The numbers 0 to 7 in an order of its own for each rank.
+    """The numbers 0 to 7 in an order of its own for each rank, as int64.
 
     Small whole numbers are exact in every dtype, and so are their sums over a good many ranks.
-
-    Parameters
-    ----------
-    rank : int
-        Whose.
-    count : int
-        How many.
-
-    Returns
-    -------
-    numpy.ndarray
-        int64.
     """
     index = np.arange(min(count, _PERIOD), dtype=np.uint64)
     mixed = (index + np.uint64(1)) * np.uint64(2654435761) + np.uint64(rank * 40503 * 65537)
@@ -168,17 +156,7 @@ class Case:
         return self.is_root or self.operation.name != "gather"
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """One view for each rank's part of a tensor.
-
-        Parameters
-        ----------
-        tensor : torch.Tensor
-            `send` or `recv`.
-
-        Returns
-        -------
-        list of torch.Tensor
-        """
+        """One view for each rank's part of `send` or `recv`."""
         return list(tensor.split(self.part))
 
     def fill(self) -> None:
@@ -196,10 +174,6 @@ class Case:
         """How many elements are not what the operation should have left on this rank.
 
         Away from the root a reduce may use its buffer for what is on the way.
-
-        Returns
-        -------
-        int
         """
         if self.operation.name == "reduce" and not self.is_root:
             return 0
@@ -291,13 +265,7 @@ def _bytes() -> torch.dtype:
 
 
 def fill_other(out: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Fill a tensor with what differs from another one in every element.
-
-    Parameters
-    ----------
-    out, tensor : torch.Tensor
-        The one to fill, and the other; of one dtype and size.
-    """
+    """Fill a tensor with what differs in every element from another one of its dtype and size."""
     import torch
 
     if tensor.dtype == torch.bool:
@@ -307,19 +275,7 @@ def fill_other(out: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def pattern_of(rank: int, count: int, dtype: DType) -> torch.Tensor:
-    """A rank's pattern as a tensor.
-
-    Parameters
-    ----------
-    rank, count : int
-        See :func:`pattern`.
-    dtype : DType
-        Of the elements.
-
-    Returns
-    -------
-    torch.Tensor
-    """
+    """A rank's pattern as a tensor."""
     import torch
 
     values = pattern(rank, count)
@@ -327,17 +283,6 @@ def pattern_of(rank: int, count: int, dtype: DType) -> torch.Tensor:
 
 
 def refuse(case: Case) -> None:
-    """Unsupported if no library can do it, such as a float's bitwise operations.
-
-    Parameters
-    ----------
-    case : Case
-        What is asked for.
-
-    Raises
-    ------
-    Unsupported
-        With the reason.
-    """
+    """Raise Unsupported if no library can do it, such as a float's bitwise operations."""
     if case.operation.reduces and case.redop not in case.dtype.ops:
         raise Unsupported(f"{case.redop} has no meaning for {case.dtype}")

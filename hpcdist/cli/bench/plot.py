@@ -24,17 +24,8 @@ _BANDWIDTHS = {"busbw_GBps": "bus bandwidth, GB/s", "bandwidth_MBps": "bandwidth
 def ready(job: MpiJob, path: str | None) -> None:
     """Find out before measuring whether a plot can be drawn. All ranks must call it.
 
-    Parameters
-    ----------
-    job : MpiJob
-        The ranks.
-    path : str or None
-        Where it should go; None for no plot.
-
-    Raises
-    ------
-    BenchError
-        On all ranks, if matplotlib is missing or the file cannot be written.
+    BenchError on all of them if matplotlib is missing or the file cannot be written. No path, no
+    plot.
     """
     problem = None
     if path is not None and job.first:
@@ -59,14 +50,7 @@ def ready(job: MpiJob, path: str | None) -> None:
 def draw(job: MpiJob, table: Table, path: str | None) -> None:
     """Draw what a table holds, on rank 0: a row of two pictures for each operation.
 
-    Parameters
-    ----------
-    job : MpiJob
-        The ranks.
-    table : Table
-        With rows.
-    path : str or None
-        Where to; the ending says in which format. None for no plot.
+    The path's ending says in which format; None for no plot.
     """
     if path is None or not job.first:
         return
