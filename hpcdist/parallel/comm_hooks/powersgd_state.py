@@ -243,7 +243,7 @@ class PowerSGDState:
             if flat is not None and flat.numel() >= sum(counts):
                 parts = flat[: sum(counts)].split(counts)
                 pool.update({n: part for (n, _), part in zip(layout, parts, strict=True)})
-        self.p_memory_dict.pop(index, None)  # made anew in each step
+        self.p_memory_dict.pop(index, None)  # rebuilt at every step
 
     @staticmethod
     def _joined(

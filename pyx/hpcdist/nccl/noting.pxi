@@ -55,7 +55,7 @@ cdef int describe_any(hd_beside_call* out, str api, regions, int peer, facts, li
         if kind == HD_REDUCE:
             root = facts[3]
     if several:
-        # the first of the list if one side is a list: all ranks give its sizes alike, but not the single tensor's
+        # Of a list, the first tensor: all ranks pass lists of the same sizes, while their single tensors may differ.
         first = reads if several - reads > reads else 0
         describe(out, kind, regions[0].dtype, redop, root, regions[first].elements, ins, outs)
     else:
