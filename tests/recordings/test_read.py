@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cases import here
+from worlds import between_nodes
 
 import hpcdist as dist
 from hpcdist import _engine
@@ -88,6 +89,20 @@ def test_operations_are_noted_in_order():
     parallel_assert(lines == list(range(lines[0], lines[0] + 6)))
     parallel_assert(size == 1 or much.agreed is not None)
     parallel_assert(size == 1 or much.called <= (much.agreed or 0) <= (much.ended or 0))
+
+
+def test_short_calls_between_nodes_have_times():
+    group = between_nodes()
+    dist.all_reduce(torch.ones(2), group=group)
+    dist.all_reduce(torch.ones(2), group=group, async_op=True).wait()
+    dist.barrier(group)
+    summed, later, barrier = last(3)
+    dist.destroy_process_group(group)
+    if dist.get_world_size() == 1:
+        return
+    for one in (summed, later, barrier):
+        parallel_assert(one.ended is not None and one.called <= one.ended, f"{one}")
+    parallel_assert(later.agreed is not None and later.agreed <= later.ended, f"{later}")
 
 
 def test_calls_from_many_depths_have_their_own_lines():

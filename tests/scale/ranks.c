@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "hd_ballot.h"
 #include "hd_base.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
@@ -36,6 +37,19 @@ static int rank, size;
 void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
 
+static void add(const void *in, void *inout, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        ((float *)inout)[i] += ((const float *)in)[i];
+}
+
+hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }
+int hd_scale_div(void *p, int64_t n, int dtype, int64_t by) { return (void)p, (void)n, (void)dtype, (void)by, 1; }
+int hd_scale_mul(void *to, const void *from, int64_t n, int dtype, double factor)
+{
+    return (void)to, (void)from, (void)n, (void)dtype, (void)factor, 1;
+}
+
 static void pause_for(double seconds)
 {
     const struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -45,19 +59,25 @@ static void pause_for(double seconds)
 static int check(double late, int comes, char *text, size_t room)
 {
     hd_comm c = {.mpi = MPI_COMM_WORLD, .rank = rank, .size = size, .name = "scale", .check = 1};
+    float data[2] = {1, 1};
     hd_job j;
     int code = HD_OK, rc;
     c.node_slot = calloc((size_t)size, sizeof *c.node_slot);
-    if (!c.node_slot || hd_post_open(&c, &rc))
+    if (!c.node_slot || hd_ballots_init() || hd_post_open(&c, &rc))
         return HD_ERR_MEMORY;
     pause_for(late);
     hd_job_init(&j, &c, HD_ALL_REDUCE, "all_reduce");
     j.dtype = HD_FLOAT32;
+    j.redop = HD_SUM;
     j.count = 2;
+    j.nout = 1;
+    j.out1 = (hd_seg){.ptr = (char *)data, .n = 2};
     j.timeout = PATIENCE_S;
     j.inline_ = 1;
     if (comes)
         code = hd_check_mpi(&c, &j, 7);
+    if (!code && comes && (!j.checked.carried || data[0] != (float)size))
+        code = HD_ERR_BACKEND;
     snprintf(text, room, "%s", j.text ? j.text : "");
     return code;
 }

@@ -32,9 +32,10 @@ shim_counts shim_counted;
 typedef struct reduce {
     struct reduce *next;
     uint64_t *mine, theirs[LONGEST_PART / 8], own[LONGEST_PART / 8];
-    int n, rank, size, core; /* core: the largest power of two */
+    int n, bytes, rank, size, core; /* core: the largest power of two */
     int tag, step, mask;
     MPI_Op op;
+    MPI_Datatype type;
     MPI_Comm comm;
     MPI_Request req; /* of the receive that it waits for */
     int folds;       /* it awaits a part before the doubling, */
@@ -94,20 +95,13 @@ static int begin_send(reduce *r, int to, int step)
 {
     MPI_Request req;
     /* SMPI copies short messages, so no rank has to wait for them. */
-    int rc = shim_isend(r->mine, r->n * 8, MPI_BYTE, to, r->tag + step, r->comm, &req);
+    int rc = shim_isend(r->mine, r->bytes, MPI_BYTE, to, r->tag + step, r->comm, &req);
     return rc ? rc : MPI_Request_free(&req);
 }
 
 static int begin_receive(reduce *r, int from, int step)
 {
-    return MPI_Irecv(r->theirs, r->n * 8, MPI_BYTE, from, r->tag + step, r->comm, &r->req);
-}
-
-static void combine(reduce *r)
-{
-    for (int i = 0; i < r->n; i++)
-        if (r->op == MPI_MAX ? r->theirs[i] > r->mine[i] : r->theirs[i] < r->mine[i])
-            r->mine[i] = r->theirs[i];
+    return MPI_Irecv(r->theirs, r->bytes, MPI_BYTE, from, r->tag + step, r->comm, &r->req);
 }
 
 /* Begins the next step, or ends. */
@@ -145,12 +139,11 @@ static int progress(reduce *r)
             return rc;
         shim_counted.heard++;
         if (r->rank >= r->core) {
-            memcpy(r->mine, r->theirs, (size_t)r->n * 8);
+            memcpy(r->mine, r->theirs, (size_t)r->bytes);
             r->done = 1;
             break;
         }
-        combine(r);
-        if ((rc = advance(r)))
+        if ((rc = MPI_Reduce_local(r->theirs, r->mine, r->n, r->type, r->op)) || (rc = advance(r)))
             return rc;
     }
     return MPI_SUCCESS;
@@ -159,11 +152,15 @@ static int progress(reduce *r)
 int shim_iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req)
 {
     reduce *r = calloc(1, sizeof *r);
-    (void)in, (void)type;
-    if (!r || n * 8 > LONGEST_PART)
+    int each;
+    (void)in;
+    MPI_Type_size(type, &each);
+    if (!r || n * each > LONGEST_PART)
         return MPI_ERR_NO_MEM;
     r->mine = out ? out : r->own;
     r->n = n;
+    r->bytes = n * each;
+    r->type = type;
     r->op = op;
     r->comm = comm;
     r->mask = 1;

@@ -1,5 +1,5 @@
-/* The entry check of ranks on several nodes (hd_check_mpi.c, hd_post.c, hd_here.c), with ranks that are late, stop
- * anywhere, time out, retry, disagree and refuse.
+/* The entry check of ranks on several nodes (hd_check_mpi.c, hd_ballot.c, hd_post.c, hd_here.c) and the letters that
+ * carry its data (hd_carry.c), with ranks that are late, stop anywhere, time out, retry, disagree and refuse.
  *
  *   post SEED RANKS CHECKS       by chance
  *   post late RANKS              one call for which rank 1 is late: the messages of one rank
@@ -7,10 +7,13 @@
  *
  * A round is an all-reduce: a rank learns that it has ended some time after all have taken part; or never, if one of
  * them has left it behind. For each check either all ranks that return a result return the right one, or every rank
- * returns an error; a rank whose signal handler raised returns neither. */
+ * returns an error; a rank whose signal handler raised returns neither. The data has moved on all ranks or on none, and
+ * a call that fails has moved none. */
 #include <pthread.h>
 #include <string.h>
 
+#include "hd_ballot.h"
+#include "hd_carry.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_data.h"
@@ -20,9 +23,10 @@
 #include "hd_report.h"
 #include "hd_threads.h"
 #include "mail.h"
+#include "sums.h"
 
 enum { ROUNDS = 512, BETWEEN = 50, STUCK_S = 25 };
-enum { NOTHING, RESULT, ERROR, RAISED };
+enum { NOTHING, RESULT, CARRIED, ERROR, RAISED };
 
 static int ranks;
 static uint64_t seed, wanted, done, failed, raised, wrong;
@@ -32,11 +36,15 @@ static int over;
 
 /* ---- rounds ---- */
 
+/* The operation of first rounds is the engine's, and so is their type. */
+enum { FIRST_WORDS = sizeof(struct hd_first) / 8, FIRST_ROUND = 1000 };
+static MPI_User_function *first_round;
+
 typedef struct round {
     pthread_mutex_t mu;
     uint64_t number; /* counted from 1 */
     int came, crippled;
-    uint64_t votes[VOTE];
+    uint64_t votes[FIRST_WORDS];
     char *texts;
 } round_;
 
@@ -80,16 +88,41 @@ int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op o
 {
     round_ *r = next_round(req);
     uint64_t *votes = out;
-    (void)in, (void)type, (void)comm;
+    const int words = op == FIRST_ROUND ? FIRST_WORDS : n;
+    (void)in, (void)comm;
     (*req)->votes = votes;
-    (*req)->n = n;
-    for (int i = 0; i < n; i++)
-        if (!r->came || (op == MPI_MAX ? votes[i] > r->votes[i] : votes[i] < r->votes[i]))
-            r->votes[i] = votes[i];
+    (*req)->n = words;
+    if (!r->came)
+        memcpy(r->votes, votes, (size_t)words * sizeof *votes);
+    else if (op == FIRST_ROUND)
+        first_round(votes, r->votes, &n, &type);
+    else
+        for (int i = 0; i < words; i++)
+            r->votes[i] = votes[i] < r->votes[i] ? votes[i] : r->votes[i];
     r->came++;
     pthread_mutex_unlock(&r->mu);
     return MPI_SUCCESS;
 }
+
+int MPI_Type_contiguous(int n, MPI_Datatype of, MPI_Datatype *type)
+{
+    (void)of;
+    *type = FIRST_ROUND;
+    return n == FIRST_WORDS ? MPI_SUCCESS : MPI_ERR_OTHER;
+}
+
+int MPI_Op_create(MPI_User_function *call, int commute, MPI_Op *op)
+{
+    (void)commute;
+    first_round = call;
+    *op = FIRST_ROUND;
+    return MPI_SUCCESS;
+}
+
+int MPI_Type_commit(MPI_Datatype *type) { return (void)type, MPI_SUCCESS; }
+int MPI_Type_free(MPI_Datatype *type) { return (void)type, MPI_SUCCESS; }
+int MPI_Op_free(MPI_Op *op) { return (void)op, MPI_SUCCESS; }
+int MPI_Finalized(int *flag) { return *flag = 0, MPI_SUCCESS; }
 
 int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
                    MPI_Request *req)
@@ -158,40 +191,107 @@ int MPI_Comm_set_errhandler(MPI_Comm comm, int handler) { return (void)comm, (vo
 
 void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
+hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add_up; }
+int hd_scale_mul(void *to, const void *from, int64_t n, int dtype, double factor)
+{
+    return (void)to, (void)from, (void)n, (void)dtype, (void)factor, 1;
+}
+int hd_scale_div(void *p, int64_t n, int dtype, int64_t by) { return (void)p, (void)n, (void)dtype, (void)by, 1; }
 
 /* A handler that raises, now and then; looked at after 50 ms. */
 static int raises(hd_job *j) { return (void)j, slow_post && draw(&luck, 20) == 0; }
 
 /* ---- a rank ---- */
 
+/* Elements, and the ranks whose gathers fit into a letter. */
+enum { MOST_SUMMED = HD_LETTER / 8 + 1, GATHERED = 1, FEW_RANKS = 16 };
+
+typedef struct call {
+    int gathers;
+    int64_t op, own[GATHERED], data[MOST_SUMMED + GATHERED * FEW_RANKS];
+} call;
+
+/* Sums of lengths around those of letters, and gathers; the same on all ranks that make call `op`. */
+static void prepare(call *x, hd_job *j, int64_t op)
+{
+    static const int64_t lengths[] = {1, MOST_SUMMED - 1, MOST_SUMMED};
+    memset(x->data, 0, sizeof x->data);
+    x->op = op;
+    x->gathers = ranks <= FEW_RANKS && op % 7 == 6;
+    j->kind = x->gathers ? HD_ALL_GATHER : HD_ALL_REDUCE;
+    j->redop = x->gathers ? -1 : HD_SUM;
+    j->count = x->gathers ? GATHERED : lengths[op % 3];
+    j->nin = x->gathers;
+    j->nout = 1;
+    j->in1 = (hd_seg){.ptr = (char *)x->own, .n = GATHERED};
+    j->out1 = (hd_seg){.ptr = (char *)x->data, .n = x->gathers ? GATHERED * ranks : j->count};
+    contribute(x->gathers ? x->own : x->data, op, me, j->count);
+}
+
+/* Whether the data is what it must be: the result, or, also after an error, still this rank's own. */
+static int is_right(const call *x, const hd_job *j)
+{
+    int64_t want[MOST_SUMMED];
+    if (!j->checked.carried) {
+        contribute(want, x->op, me, j->count);
+        memset(want, 0, x->gathers ? sizeof want : 0);
+        return memcmp(x->data, want, (size_t)j->count * 8) == 0;
+    }
+    if (!x->gathers)
+        return right(x->data, x->op, ranks, j->count);
+    for (int r = 0; r < ranks; r++) {
+        contribute(want, x->op, r, GATHERED);
+        if (memcmp(x->data + GATHERED * r, want, GATHERED * 8))
+            return 0;
+    }
+    return 1;
+}
+
 /* The fingerprint and `patience` are the same on all ranks; what is drawn from `luck` is not. */
 static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
 {
     uint64_t hash = hd_mix(op, 7);
+    call x;
     hd_job j;
     int rc;
     hd_job_init(&j, c, HD_ALL_REDUCE, "a call");
     j.dtype = HD_INT64;
     j.timeout = patience;
+    prepare(&x, &j, (int64_t)op);
     j.inline_ = 1;
     j.seq = (uint32_t)op;
-    if (slow_post && draw(&luck, 400) == 0)
+    if (slow_post && draw(&luck, 400) == 0) {
         j.refusal.why = "ValueError: this rank does not like it";
-    else if (slow_post && draw(&luck, 400) == 0)
+    } else if (slow_post && draw(&luck, 400) == 0) {
         hash += 1 + (uint64_t)me;
+        prepare(&x, &j, (int64_t)draw(&luck, 1000)); /* another call */
+    }
     if (j.refusal.why || hash != hd_mix(op, 7))
         must_fail[at][me] = 1;
     rc = hd_check_mpi(c, &j, hash);
     if (text)
         snprintf(text, 400, "%s", j.text ? j.text : "");
-    rc = j.code == HD_ERR_INTERRUPT ? RAISED : rc || j.refusal.why ? ERROR : RESULT;
+    if (j.code == HD_ERR_INTERRUPT)
+        rc = RAISED;
+    else if (rc || j.refusal.why)
+        rc = ERROR;
+    else
+        rc = j.checked.carried ? CARRIED : RESULT;
+    if (!is_right(&x, &j)) {
+        fprintf(stderr, "rank %d: the data of check %llu is wrong\n", me, (unsigned long long)op);
+        __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+    }
+    if ((rc == RESULT && j.out1.n * 8 <= HD_LETTER) || (rc == CARRIED && j.out1.n * 8 > HD_LETTER)) {
+        fprintf(stderr, "rank %d: check %llu has %s\n", me, (unsigned long long)op, rc == RESULT ? "no letter" : "one");
+        __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+    }
     hd_job_clear(&j);
     return rc;
 }
 
 static void compare(void)
 {
-    static const char *const names[] = {"nothing", "a result", "an error", "an exception"};
+    static const char *const names[] = {"nothing", "a result", "its data", "an error", "an exception"};
     for (int at = 0; at < BETWEEN; at++) {
         int seen = 0, must = 0;
         for (int r = 0; r < ranks; r++) {
@@ -200,7 +300,8 @@ static void compare(void)
             raised += outcome[at][r] == RAISED;
         }
         failed += (seen & 1 << ERROR) != 0;
-        if (!(seen & 1 << NOTHING) && !(seen & 1 << RESULT && (seen & 1 << ERROR || must)))
+        if (!(seen & 1 << NOTHING) && !(seen & 1 << RESULT && seen & 1 << CARRIED) &&
+            !(seen & (1 << RESULT | 1 << CARRIED) && (seen & 1 << ERROR || must)))
             continue;
         fprintf(stderr, "check %llu:%s", (unsigned long long)done + (unsigned)at, must ? " (must fail)" : "");
         for (int r = 0; r < ranks; r++)
@@ -317,7 +418,7 @@ static int count(void)
     for (int i = 0; i < ranks; i++) {
         const int right = absent ? strstr(texts[i], "no word from rank 1.") || strstr(texts[i], "rank 1 has not") ||
                                        strstr(texts[i], "gave up")
-                                 : code_of[i] == RESULT;
+                                 : code_of[i] == CARRIED;
         if (!(i == 1 && absent) && !right && wrong++ < 3)
             printf("\nrank %d: %s\n", i, texts[i]);
     }
@@ -335,6 +436,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < ROUNDS; i++)
         pthread_mutex_init(&rounds[i].mu, NULL);
     hd_py.slow = raises;
+    if (hd_ballots_init())
+        return 2;
     if (argc == 3) {
         slow_post = 0;
         late = strcmp(argv[1], "late") == 0;

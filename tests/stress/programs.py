@@ -66,6 +66,7 @@ BASE = tuple(
         "kernels/hd_types",
     )
 ) + ("tests/stress/stub/stub.c",)
+POSTED = ("check_mpi", "ballot", "post", "here", "outbox", "page_pairs", "carry", "scale")
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("node", "direct", "slots")))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
@@ -78,7 +79,7 @@ ROLL = (
 POST = (
     "tests/stress/post.c",
     *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("check_mpi", "post", "here", "outbox")),
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
 )
 #: Notes go from rank to rank already where there are few.
 FEW = ("-DHD_POST_STAR=3",)
@@ -206,6 +207,20 @@ PROGRAMS = (
         short=("4", "2000"),
         long=("4", "2000"),
         mutation=("pyx/hpcdist/engine/hd_check_mpi.c", "if (!b->seen)", "if (0)"),
+    ),
+    Program(
+        name="post-early",
+        sources=POST,
+        variants=("plain",),
+        short=("4", "2000"),
+        long=("4", "2000"),
+        # the data is taken although a rank may still have given up
+        mutation=(
+            "pyx/hpcdist/engine/hd_check_mpi.c",
+            "b->seen = b->voted = 1;",
+            "b->seen = b->voted = 1;\nif (b->first.letter.kind)\n"
+            "    hd_letter_read(c, j, &b->first.letter);",
+        ),
     ),
     Program(
         name="lane",

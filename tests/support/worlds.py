@@ -57,10 +57,10 @@ def start_with(monkeypatch, **variables: str | None) -> str:
     return said
 
 
-def between_nodes() -> dist.ProcessGroup:
+def between_nodes(timeout: timedelta | None = None) -> dist.ProcessGroup:
     """Make a group of all ranks that thinks each of them is on a node of its own."""
     os.environ["HPCDIST_CHECK_TRANSPORT"] = "mpi"
     try:
-        return dist.new_group()
+        return dist.new_group(timeout=timeout)
     finally:
         del os.environ["HPCDIST_CHECK_TRANSPORT"]

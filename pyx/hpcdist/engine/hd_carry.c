@@ -1,6 +1,8 @@
-/* Collectives of a few bytes per rank. Each rank puts its contribution, in order of destination,
- * beside its fingerprint; when all ranks have joined the check, each takes what is for it, and
- * combines in the order of the ranks where it reduces, so that all get the same bits.
+/* Collectives of a few bytes per rank. On a node each rank puts its contribution, in order of
+ * destination, beside its fingerprint; when all ranks have joined the check, each takes what is for
+ * it, and combines in the order of the ranks where it reduces, so that all get the same bits.
+ * Between nodes the contributions lie in a letter, which MPI combines with the kernels
+ * (hd_ballot.c).
  *
  * A contribution is complete before the first output is written, so an input may lie in any
  * output. */
@@ -72,23 +74,26 @@ static void give_root(const hd_comm *c, const hd_job *j, char *to)
 
 /* ---- results ---- */
 
+static const char *of(const hd_given *from, int rank)
+{
+    return from->at + (size_t)rank * from->apart;
+}
+
 /* Combines what lies `at` bytes into each contribution. */
-static void combine(const hd_comm *c, const hd_job *j, const char *const *from, size_t at,
-                    hd_seg to)
+static void combine(const hd_comm *c, const hd_job *j, const hd_given *from, size_t at, hd_seg to)
 {
     const hd_reduce_fn reduce = hd_reduce_kernel(j->redop, j->dtype);
     if (!to.n)
         return;
-    memcpy(to.ptr, from[0] + at, bytes_of(j, to));
-    for (int r = 1; r < c->size; r++)
-        reduce(from[r] + at, to.ptr, to.n);
+    memcpy(to.ptr, of(from, 0) + at, bytes_of(j, to));
+    for (int r = 1; r < from->n; r++)
+        reduce(of(from, r) + at, to.ptr, to.n);
     hd_scale_after(c, j, to.ptr, to.n);
 }
 
-static void take_sums(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_sums(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     size_t at = 0;
-    (void)parity;
     if (j->kind == HD_REDUCE && c->rank != j->root)
         return;
     for (int i = 0; i < j->nout; i++) {
@@ -97,26 +102,23 @@ static void take_sums(const hd_comm *c, const hd_job *j, const char *const *from
     }
 }
 
-static void take_own_sum(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_own_sum(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     const int64_t at =
         j->listed ? sum_of(j, j->in, c->rank) : c->rank * (int64_t)bytes_of(j, j->out[0]);
-    (void)parity;
     combine(c, j, from, (size_t)at, j->out[0]);
 }
 
-static void take_from_root(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_from_root(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
-    (void)parity;
     if (c->rank != j->root)
-        get(j, j->out[0], from[j->root]);
+        get(j, j->out[0], of(from, j->root));
 }
 
-static void take_all(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_all(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
-    (void)parity;
     for (int r = 0; r < c->size; r++) {
-        const char *at = from[r];
+        const char *at = of(from, r);
         if (j->listed)
             for (int i = 0; i < j->nin; i++)
                 at = get(j, j->out[(int64_t)i * c->size + r], at);
@@ -125,31 +127,29 @@ static void take_all(const hd_comm *c, const hd_job *j, const char *const *from,
     }
 }
 
-static void take_at_root(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_at_root(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
-    (void)parity;
     for (int r = 0; r < c->size && c->rank == j->root; r++)
-        get(j, j->out[r], from[r]);
+        get(j, j->out[r], of(from, r));
 }
 
-/* This rank's block of what rank `of` contributed for all ranks. */
-static void take_block(const hd_comm *c, const hd_job *j, hd_seg to, const char *from, int of,
-                       int parity)
+/* This rank's block of what rank r contributed for all ranks. */
+static void take_block(const hd_comm *c, const hd_job *j, hd_seg to, const hd_given *from, int r)
 {
     const int64_t before =
-        j->uneven ? hd_page_pairs_before(c, parity, of, c->rank) : c->rank * to.n;
-    get(j, to, from + before * (int64_t)hd_itemsize(j->dtype));
+        j->uneven ? hd_page_pairs_before(c, from->parity, r, c->rank) : c->rank * to.n;
+    get(j, to, of(from, r) + before * (int64_t)hd_itemsize(j->dtype));
 }
 
-static void take_scattered(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_scattered(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
-    take_block(c, j, j->out[0], from[j->root], j->root, parity);
+    take_block(c, j, j->out[0], from, j->root);
 }
 
-static void take_exchanged(const hd_comm *c, const hd_job *j, const char *const *from, int parity)
+static void take_exchanged(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     for (int r = 0; r < c->size; r++)
-        take_block(c, j, j->out[r], from[r], r, parity);
+        take_block(c, j, j->out[r], from, r);
 }
 
 /* ---- which calls ---- */
@@ -169,7 +169,7 @@ static int64_t longest(const hd_comm *c, const hd_job *j)
 
 static const struct form {
     void (*give)(const hd_comm *, const hd_job *, char *);
-    void (*take)(const hd_comm *, const hd_job *, const char *const *, int);
+    void (*take)(const hd_comm *, const hd_job *, const hd_given *);
 } forms[] = {
     [HD_ALL_REDUCE] = {give_to_sum, take_sums},
     [HD_REDUCE] = {give_to_sum, take_sums},
@@ -207,4 +207,49 @@ int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
     out->give = forms[j->kind].give;
     out->take = forms[j->kind].take;
     return 1;
+}
+
+/* ---- between nodes: letters ---- */
+
+/* Where this rank's contribution lies in the letter of all. Those that are combined lie on each
+ * other, and so does a root's, which alone gives something. */
+static hd_given in_letter(const hd_comm *c, const hd_job *j, const char *data)
+{
+    const int apart = j->kind == HD_ALL_GATHER || j->kind == HD_GATHER || j->kind == HD_ALL_TO_ALL;
+    return (hd_given){.at = data, .apart = apart ? (size_t)contribution(c, j) : 0, .n = 1};
+}
+
+/* Bytes of a letter with the data of all ranks; 0: it cannot travel so. */
+static int64_t needs(const hd_comm *c, const hd_job *j)
+{
+    if (j->kind == HD_BARRIER || j->refusal.why || j->uneven || j->checked.checksum || c->on_device)
+        return 0;
+    if (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype))
+        return 0;
+    switch (j->kind) {
+    case HD_ALL_GATHER:
+    case HD_GATHER:
+    case HD_ALL_TO_ALL: return c->size > HD_LETTER ? 0 : contribution(c, j) * c->size;
+    case HD_SCATTER: return (int64_t)bytes_of(j, j->out[0]) * c->size;
+    default: return contribution(c, j);
+    }
+}
+
+void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to)
+{
+    const int64_t bytes = needs(c, j);
+    memset(to, 0, sizeof *to);
+    if (!bytes || bytes > HD_LETTER)
+        return;
+    to->kind = j->redop >= 0 ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
+    to->dtype = (uint8_t)j->dtype;
+    to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;
+    to->bytes = (uint32_t)bytes;
+    forms[j->kind].give(c, j, to->data + (size_t)c->rank * in_letter(c, j, to->data).apart);
+}
+
+void hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)
+{
+    const hd_given all = in_letter(c, j, from->data);
+    forms[j->kind].take(c, j, &all);
 }

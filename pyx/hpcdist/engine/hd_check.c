@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "hd_base.h"
+#include "hd_carry.h"
 #include "hd_check.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
@@ -400,10 +401,11 @@ static void publish(const hd_comm *c, const hd_job *j, int par, uint64_t hash, i
 
 static void take(const hd_comm *c, hd_job *j, int par)
 {
-    const char *from[HD_CARRY_RANKS];
-    for (int r = 0; r < c->size; r++)
-        from[r] = contribution(c, j, r, par);
-    j->checked.carry->take(c, j, from, par);
+    const hd_given from = {.at = contribution(c, j, 0, par),
+                           .apart = in_slot(j) ? sizeof(hd_slot) : sizeof(hd_payload),
+                           .n = c->size,
+                           .parity = par};
+    j->checked.carry->take(c, j, &from);
     j->checked.carried = 1;
 }
 

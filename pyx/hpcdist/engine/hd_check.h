@@ -6,15 +6,6 @@
 
 #include "hd_job.h"
 
-/* A call of a few bytes per rank, whose data the check moves. */
-typedef struct hd_carry {
-    int small; /* no rank's contribution is longer than HD_SMALL, as the fingerprint says */
-    /* Writes this rank's contribution, before the outcome is known. */
-    void (*give)(const hd_comm *c, const hd_job *j, char *to);
-    /* Takes what is for this rank out of the contributions of all, in a check of that parity. */
-    void (*take)(const hd_comm *c, const hd_job *j, const char *const *from, int parity);
-} hd_carry;
-
 /* Agrees on the call. HD_OK, or an error code with j->text. j->uneven becomes true if the counts of
  * any rank differ (verify pair by pair, unless j->checked.verified), j->polls if any rank has to
  * poll, and j->checked.carried if the data has moved. */

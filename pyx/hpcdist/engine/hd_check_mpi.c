@@ -19,6 +19,9 @@
  * group notes travel from rank to rank (hd_post.h). A rank in the second round can rely on them all
  * the same: all ranks have arrived by then, and each that has left has sent or passed on a note.
  *
+ * The data of a short call travels with the first round, as a letter: a rank that goes on after the
+ * second one has it already.
+ *
  * A rank that refuses its own arguments, or cannot make the call, acts like one that gives up at
  * once, and its note contains the reason.
  *
@@ -32,7 +35,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "hd_ballot.h"
 #include "hd_base.h"
+#include "hd_carry.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_hang.h"
@@ -63,7 +68,7 @@ static int has_arrived(const void *post, int rank)
 static void leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
-    hd_ballot *b = p->ballot, *fresh = hd_post_ballot();
+    hd_ballot *b = p->ballot, *fresh = hd_ballot_new();
     hd_mpi_lock(c->session);
     if (!b->voted)
         MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, p->mpi, &b->req[1]);
@@ -385,28 +390,27 @@ static int quote_all(hd_comm *c, hd_job *j)
     return j->code;
 }
 
-static int begin_round(hd_comm *c, hd_job *j, uint64_t *what, int n, MPI_Op op, MPI_Request *req)
-{
-    int rc;
-    hd_mpi_lock(c->session);
-    rc = MPI_Iallreduce(MPI_IN_PLACE, what, n, MPI_UINT64_T, op, c->post->mpi, req);
-    hd_mpi_unlock(c->session);
-    return hd_mpi_failed(j, rc, "MPI_Iallreduce");
-}
-
 /* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
  * to the watchdog. */
 static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
 {
-    const uint64_t *v = b->vote;
+    const uint64_t *v = b->first.vote;
+    int rc;
     b->seen = b->voted = 1;
-    if (begin_round(c, j, &b->seen, 1, MPI_MIN, &b->req[1]) || second_round(c, j, &b->req[1]))
+    hd_mpi_lock(c->session);
+    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, c->post->mpi, &b->req[1]);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1]))
         return j->code;
     if (!b->seen)
         return follow(c, j);
     if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
         j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
         j->polls = v[POLLS] != 0;
+        if (b->first.letter.kind && !j->uneven) {
+            hd_letter_read(c, j, &b->first.letter);
+            j->checked.carried = 1;
+        }
         return HD_OK;
     }
     return quote_all(c, j);
@@ -417,8 +421,8 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     const uint64_t count = j->refusal.why ? 0 : (uint64_t)hd_agreed(j);
     hd_post *p = c->post;
     const int64_t waited = p->waited;
-    hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_post_ballot());
-    int code;
+    hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_ballot_new());
+    int code, rc;
 
     if (!b) {
         hd_fail(j, HD_ERR_MEMORY, "no memory for the entry check");
@@ -429,12 +433,16 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     hd_post_forget(p, p->now);
     b->seen = b->voted = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
-    memcpy(b->vote,
+    memcpy(b->first.vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
                             !!j->refusal.why, lateness(c)},
-           sizeof b->vote);
+           sizeof b->first.vote);
     p->waited = 0;
-    if (begin_round(c, j, b->vote, VOTE, MPI_MAX, &b->req[0]))
+    hd_letter_write(c, j, &b->first.letter);
+    hd_mpi_lock(c->session);
+    rc = hd_ballot_begin(b, p->mpi);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
         return j->code;
     if (j->refusal.why)
         return refuse(c, j);
@@ -442,12 +450,12 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         hd_post_tell(c, 1);
     if ((code = first_round(c, j)))
         return code;
-    if (b->vote[REFUSES])
+    if (b->first.vote[REFUSES])
         return follow(c, j);
     hd_data_begin(c, j);
     code = conclude(c, j, b);
     hd_data_end(c);
     if (code == HD_OK)
-        count_late(c, j, b->vote[LATE], waited);
+        count_late(c, j, b->first.vote[LATE], waited);
     return code;
 }

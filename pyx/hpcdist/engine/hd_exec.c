@@ -175,7 +175,10 @@ void hd_exec(hd_comm *c, hd_job *j)
     if (c->size > 1 && (c->check || j->checked.carry || j->monitored) &&
         hd_check(c, j, fingerprint(j)))
         goto out;
-    if (!j->checked.carried) {
+    if (j->checked.carried) {
+        if (!c->page)
+            hd_rec_agreed(j);
+    } else {
         int unmatched;
         hd_data_begin(c, j);
         hd_rec_agreed(j);

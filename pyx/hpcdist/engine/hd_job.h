@@ -50,7 +50,7 @@ static inline void hd_refused_by(hd_refused *r, int rank)
 
 /* What the entry check has found. */
 typedef struct hd_checked {
-    const struct hd_carry *carry; /* how the check moves the data, if it can; see hd_check.h */
+    const struct hd_carry *carry; /* how the check moves the data, if it can; see hd_carry.h */
     int carried;                  /* it has */
     int verified;                 /* sizes that differ fit, pair by pair; and then: */
     int64_t longest;              /* elements of the longest block */

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "hd_ballot.h"
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_here.h"
@@ -15,21 +16,13 @@
 #define TAG_NOTE 1
 #define FLUSH_S 1.0 /* seconds to wait until this rank's own notes have gone */
 
-hd_ballot *hd_post_ballot(void)
-{
-    hd_ballot *b = calloc(1, sizeof *b);
-    if (b)
-        b->req[0] = b->req[1] = MPI_REQUEST_NULL;
-    return b;
-}
-
 int hd_post_open(hd_comm *c, int *rc)
 {
     hd_post *p = c->post = calloc(1, sizeof *p);
     *rc = MPI_SUCCESS;
     if (p) {
         p->mpi = MPI_COMM_NULL;
-        p->ballot = hd_post_ballot();
+        p->ballot = hd_ballot_new();
         p->passes_on = c->size > HD_POST_STAR;
         p->to = malloc((p->passes_on ? 32 : (size_t)c->size) * sizeof *p->to);
     }

@@ -1,16 +1,16 @@
 /* The post of a group that spans nodes: what its entry check sends through MPI, on a communicator
- * of its own. See hd_check_mpi.c for the protocol. A *ballot* is the memory of a check's rounds, a
- * *note* a message to all other ranks that no rank waits for: why a check is abandoned. In a group
- * of up to HD_POST_STAR ranks its author sends it to all. In a larger one it goes to the ranks 1,
- * 2, 4, 8 and so on behind, and whoever leaves a check because of a note passes it on likewise: so
- * a rank sends O(log N) notes, and they reach every rank that waits, as long as those on the way
- * read them. */
+ * of its own. See hd_check_mpi.c for the protocol. A *note* is a message to all other ranks that no
+ * rank waits for: why a check is abandoned. In a group of up to HD_POST_STAR ranks its author sends
+ * it to all. In a larger one it goes to the ranks 1, 2, 4, 8 and so on behind, and whoever leaves a
+ * check because of a note passes it on likewise: so a rank sends O(log N) notes, and they reach
+ * every rank that waits, as long as those on the way read them. */
 #ifndef HD_POST_H
 #define HD_POST_H
 
 #include <mpi.h>
 #include <stdint.h>
 
+#include "hd_ballot.h"
 #include "hd_here.h"
 #include "hd_job.h"
 #include "hd_outbox.h"
@@ -18,10 +18,6 @@
 #ifndef HD_POST_STAR
 #define HD_POST_STAR 33
 #endif
-
-/* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
- */
-enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
 /* HD_POST_INTERRUPTED: a signal handler raised; HD_POST_LOST: a member has gone, and the text says
  * how. */
@@ -41,16 +37,6 @@ typedef struct hd_post_heard {
     hd_post_note note;
 } hd_post_heard;
 
-/* What MPI may still read and write of one check. */
-typedef struct hd_ballot {
-    struct hd_ballot *next;
-    uint64_t vote[VOTE];
-    uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
-                         * have */
-    int voted;          /* this rank's vote in the second round is with MPI */
-    MPI_Request req[2]; /* of the rounds */
-} hd_ballot;
-
 typedef struct hd_post {
     MPI_Comm mpi;
     int64_t unread;           /* notes sent, less those received */
@@ -69,7 +55,6 @@ int hd_post_open(hd_comm *c, int *rc);
 int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
 int64_t hd_post_unread(hd_comm *c);          /* messages sent, less those received */
 
-hd_ballot *hd_post_ballot(void); /* NULL: no memory */
 /* Frees what MPI is done with; under hd_mpi_lock. 1: nothing is left. */
 int hd_post_tidy(hd_post *p);
 

@@ -202,7 +202,7 @@ static inline void hd_rec_end(hd_job *j)
     /* `begun` is set by a wait that has looked at a clock. */
     if (j->refusal.why && !j->code)
         code = j->refusal.code ? j->refusal.code : HD_ERR_MISMATCH;
-    if (j->begun || code || !(j->checked.carried || j->kind == HD_BARRIER))
+    if (j->begun || code || !j->comm->page || !(j->checked.carried || j->kind == HD_BARRIER))
         r->end = hd_rec_ticks();
     r->code = (uint8_t)code;
     __atomic_store_n(&r->state, code ? HD_REC_FAILED : HD_REC_DONE, __ATOMIC_RELEASE);

@@ -19,6 +19,7 @@ enum { MPI_COMM_NULL = 0, MPI_COMM_WORLD = 1, MPI_DATATYPE_NULL = 0, MPI_OP_NULL
 enum { MPI_BYTE = 1, MPI_CHAR, MPI_INT, MPI_INT32_T, MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T, MPI_DOUBLE };
 enum { MPI_MIN = 1, MPI_MAX, MPI_SUM, MPI_BOR };
 enum { MPI_ERRORS_RETURN = 1 };
+typedef void MPI_User_function(void *in, void *inout, int *n, MPI_Datatype *type);
 #define MPI_ANY_SOURCE (-1)
 #define MPI_ANY_TAG (-1)
 #define MPI_MAX_ERROR_STRING 256
@@ -35,6 +36,12 @@ int MPI_Allreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op
 int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req);
 int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
                    MPI_Request *req);
+int MPI_Op_create(MPI_User_function *call, int commute, MPI_Op *op);
+int MPI_Op_free(MPI_Op *op);
+int MPI_Type_contiguous(int n, MPI_Datatype of, MPI_Datatype *type);
+int MPI_Type_commit(MPI_Datatype *type);
+int MPI_Type_free(MPI_Datatype *type);
+int MPI_Finalized(int *flag);
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *copy);
 int MPI_Comm_free(MPI_Comm *comm);
 int MPI_Comm_set_errhandler(MPI_Comm comm, int handler);
