@@ -1,13 +1,15 @@
 """Delayed all-reduce: averages some gradients together when a chosen one is computed.
 
 The group's calls have to be in one order on all ranks, while the gradients' order may differ. So a
-delayed reduction begins after the last bucket of the reducer, whichever comes later.
+delayed reduction begins after the last bucket of the reducer, whichever comes later; or at the end
+of the pass, on a rank on which the chosen parameter gets no gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
 from hpcdist.parallel.reducer.texts import create_graph
+from hpcdist.parallel.reducer.unused import Usage
 
 #: Another name than that of the reducer's buckets, which the entry check must not take them for.
 API = counting("DistributedDataParallel: delayed gradients", "backward pass")
@@ -43,6 +46,8 @@ class DelayedReduction:
         Between whose ranks.
     reducer : Reducer, optional
         What averages the other parameters.
+    find_unused : bool
+        Let parameters that no rank has used keep the gradients they had.
     """
 
     def __init__(
@@ -51,14 +56,18 @@ class DelayedReduction:
         trigger: torch.nn.Parameter,
         group: ProcessGroup,
         reducer: Any = None,
+        find_unused: bool = False,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._group = group
         self._reducer = reducer
+        self._usage = Usage(self._parameters, local=False) if find_unused else None
+        self._works: list[Any] = []  # in flight
         self._generation = group.members.generation
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
+        self._accumulates = False  # the pass does, and no reducer tells whether others' do
         self._begun = False  # one of the gradients of the pass is there
         self._packed = False  # they are complete, and wait for their turn
         self._deferred = False  # the end of the pass waits for the reducer's
@@ -72,8 +81,8 @@ class DelayedReduction:
             for members in kinds.values()
         ]
         self._handles = [
-            p.register_post_accumulate_grad_hook(lambda _p, name=name: self._on_gradient(name))
-            for name, p in named_parameters
+            p.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+            for index, p in enumerate(self._parameters)
         ]
         # After its own gradient was added, and not in torch.autograd.grad, which adds none.
         self._handles.append(trigger.register_post_accumulate_grad_hook(self._start))
@@ -81,7 +90,7 @@ class DelayedReduction:
             p._post_accumulate_grad_hooks for p in (*self._parameters, trigger)
         ]
         if reducer is not None:
-            reducer.call_after_buckets(self._begin)
+            reducer.call_after_buckets(self._begin, self._complete)
 
     def detach(self) -> None:
         """Remove the hooks from the parameters."""
@@ -89,7 +98,7 @@ class DelayedReduction:
             handle.remove()
         self._handles, self._all_hooks = [], []
         if self._reducer is not None:
-            self._reducer.call_after_buckets(None)
+            self._reducer.call_after_buckets(None, None)
 
     # -- called by forward ---------------------------------------------------------------------
 
@@ -117,6 +126,8 @@ class DelayedReduction:
         tensors = list(find_tensors(output))
         if not tensors:
             self._run_last()  # no output announces the pass
+        if self._usage is not None and self._reducer is None:
+            self._usage.search([t for t in tensors if t.requires_grad], mark=False)
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._arm)
@@ -136,6 +147,7 @@ class DelayedReduction:
                 self._finish()
             self._run_last()
             self._task = task
+            self._accumulates = self._usage is not None and self._usage.will_accumulate()
             watch(self)
 
     def _run_last(self) -> None:
@@ -143,19 +155,24 @@ class DelayedReduction:
 
     @property
     def _in_flight(self) -> bool:
-        return any(bucket.work is not None for bucket in self._buckets)
+        return bool(self._works)
 
-    def _on_gradient(self, name: str) -> None:
+    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if self._usage is not None and parameter.grad is not None:
+            self._usage.note(index)  # under no_sync, too: the next pass averages it
         if self._task is None:
-            return
+            if not self._expected:
+                return
+            self._arm()
         if torch.is_grad_enabled():
             raise DistError(create_graph())
         self._begun = True
         if self._packed:
             raise DistError(
-                f"the gradient of {name}, of delay_all_reduce_named_params, came after that of "
-                "param_to_hook_all_reduce had started their reduction, so it would be lost; choose "
-                "a parameter whose gradient is computed later, that is, one used earlier in forward"
+                f"the gradient of {self._names[index]}, of delay_all_reduce_named_params, came "
+                "after that of param_to_hook_all_reduce had started their reduction, so it would "
+                "be lost; choose a parameter whose gradient is computed later, that is, one used "
+                "earlier in forward"
             )
 
     def _start(self, _trigger: torch.Tensor) -> None:
@@ -166,12 +183,18 @@ class DelayedReduction:
         if self._packed:
             return
         self._begun = True
-        with torch.no_grad():
-            for bucket in self._buckets:
-                bucket.pack()
-        self._packed = True
+        self._pack()
         if self._reducer is None or self._reducer.all_begun:
             self._begin()
+
+    def _pack(self) -> None:
+        with torch.no_grad():
+            for bucket in self._buckets:
+                if self._usage is not None:
+                    used = map(self._usage.used, bucket.members)
+                    bucket.unused = [place for place, here in enumerate(used) if not here]
+                bucket.pack()
+        self._packed = True
 
     def _begin(self) -> None:
         """Begin the reductions, once the gradients are there and the reducer's have begun."""
@@ -181,26 +204,42 @@ class DelayedReduction:
         before = getattr(comm, "seq", 0)
         with torch.no_grad():
             for bucket in self._buckets:
-                bucket.work = comm.all_reduce(
-                    bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes
+                self._works.append(
+                    comm.all_reduce(bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes)
                 )
+            if self._usage is not None:
+                self._usage.share(comm, self._passes)
         if self._reducer is not None:
             self._reducer.transfer.leave_out(getattr(comm, "seq", 0) - before)
 
     # -- the end of a pass ---------------------------------------------------------------------
 
+    def _complete(self) -> None:
+        """Begin the reductions at the end of a pass, with what is there, unless they have begun.
+
+        The trigger got no gradient on this rank, but may have got one on others.
+        """
+        if self._in_flight:
+            return
+        if self._task is None:
+            self._arm()  # no output has announced the pass
+        if not self._packed:
+            self._pack()
+        self._begin()
+
     def end_of_backward(self) -> None:
         """Wait for the averages."""
-        if self._packed and not self._in_flight:
-            if not self._deferred:  # until the reducer's end of this backward
-                self._deferred = True
+        if not self._in_flight:
+            if self._reducer is not None and not self._deferred:
+                self._deferred = True  # the reducer's end of this backward may come yet
                 watch(self)
                 return
-            self._begin()  # the reducer has no part in this backward
-        self._task, self._begun = None, False
+            if self._begun or self._accumulates:  # the reducer has no part in this backward
+                self._complete()
+        self._task, self._begun, self._deferred = None, False, False
         if self._in_flight:
             self._expected = False
-            self._finish()
+            self._finish(take=True)
 
     def cut_off(self, task: int) -> None:
         """Signal peers that an exception has ended backward; the next forward waits for the rest.
@@ -218,20 +257,27 @@ class DelayedReduction:
         self._task, self._begun, self._expected = None, False, False
         self._packed = self._deferred = False
         if not self._in_flight:
-            for bucket in self._buckets:
-                comm = serving(self._group.carrier, bucket.buffer)
+            buffers = [bucket.buffer for bucket in self._buckets]
+            for buffer in buffers if self._usage is None else (*buffers, buffers[-1]):
+                comm = serving(self._group.carrier, buffer)
                 if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
                     with suppress(DistError):  # the peers' too, and this rank has its own
-                        bucket.work = comm.barrier(async_op=True, api=API_ABANDON)
+                        self._works.append(comm.barrier(async_op=True, api=API_ABANDON))
         self._left_behind = self._in_flight
 
-    def _finish(self) -> None:
+    def _finish(self, take: bool = False) -> None:
         # Also after a handler's exception: what is in flight uses the buckets.
         self._left_behind = True
         try:
-            for bucket in self._buckets:
-                if bucket.work is not None:
-                    bucket.work.wait()
+            for work in self._works:
+                work.wait()
+            if self._usage is not None:
+                self._usage.wait()
+            if take and self._usage is not None:
+                with torch.no_grad():
+                    for bucket in self._buckets:
+                        keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
+                        bucket.take(None, keep, None)
         except DistError:
             self._reset()
             raise
@@ -241,5 +287,8 @@ class DelayedReduction:
         self._passes += self._in_flight
         self._packed = self._deferred = False
         self._left_behind = False
+        self._works = []
+        if self._usage is not None:
+            self._usage.reset()
         for bucket in self._buckets:
             bucket.reset()

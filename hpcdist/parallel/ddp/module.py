@@ -89,7 +89,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         checkpoints). The first iteration's buckets start at its end.
     delay_all_reduce_named_params : list of (str, torch.nn.Parameter), optional
         Parameters to average together when the gradient of `param_to_hook_all_reduce` is computed,
-        and all buckets of the others have begun.
+        and all buckets of the others have begun; at the end of a backward in which it is not.
     param_to_hook_all_reduce : torch.nn.Parameter, optional
         Given together with `delay_all_reduce_named_params`, and may be one of them.
     mixed_precision : MixedPrecision, optional
@@ -295,7 +295,11 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         if delayed:
             assert self._delay_trigger is not None
             self._delayed = DelayedReduction(
-                self._delayed_parameters, self._delay_trigger, group, self.reducer
+                self._delayed_parameters,
+                self._delay_trigger,
+                group,
+                self.reducer,
+                find_unused=self.find_unused_parameters or self.static_graph,
             )
             weakref.finalize(self, self._delayed.detach).atexit = False
         self._describe([p for _, p in trained])

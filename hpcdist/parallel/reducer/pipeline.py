@@ -157,7 +157,7 @@ class Pipeline:
     def _start(self, bucket: Any, index: int) -> None:
         if self.skips and len(bucket.unused) == len(bucket.members):
             # one that was used under no_sync has gradients to be averaged
-            if not self._usage.any_used(bucket.members):
+            if not any(map(self._usage.used, bucket.members)):
                 return
         if self._streams is not None:
             self._streams.gather(bucket)

@@ -129,6 +129,7 @@ class Reducer:
         self._adopted: list[int] | None = None  # rank 0's order, once taken over
         self._generation = group.members.generation
 
+        self._at_end: Callable[[], None] | None = None
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
         self._accumulates = False
@@ -150,9 +151,14 @@ class Reducer:
         """Whether no more buckets of this pass will begin before the end of backward."""
         return self._pipeline.full
 
-    def call_after_buckets(self, call: Callable[[], None] | None) -> None:
-        """Call a function in each pass as soon as :attr:`all_begun`; it may begin more."""
-        self._pipeline.after_last = call
+    def call_after_buckets(
+        self, call: Callable[[], None] | None, at_end: Callable[[], None] | None
+    ) -> None:
+        """Call a function in each pass as soon as :attr:`all_begun`, and another at its end.
+
+        Both may begin more, before this rank waits for the averages.
+        """
+        self._pipeline.after_last, self._at_end = call, at_end
 
     def detach(self) -> None:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
@@ -397,6 +403,8 @@ class Reducer:
             else:
                 self._abandon()
                 raise self._error(self._unfinished(missing))
+        if self._at_end is not None:
+            self._at_end()
         if self.manual:
             self._held, self._running, self._expected, self._task = True, False, False, None
         else:

@@ -83,9 +83,9 @@ class Usage:
         """Record that a parameter got a gradient on this rank."""
         self._here[index] = 1
 
-    def any_used(self, members: Iterable[int]) -> bool:
-        """Return whether one of `members` got a gradient on this rank since the last average."""
-        return any(self._here[index] for index in members)
+    def used(self, index: int) -> bool:
+        """Return whether a parameter got a gradient on this rank since the last average."""
+        return bool(self._here[index])
 
     def share(self, comm: Carrier, extra: int) -> None:
         """Begin the exchange with the other ranks; all must call it."""

@@ -313,3 +313,87 @@ def test_hooks_on_gradients_run_before_the_average(everything: bool) -> None:
 
 def clip(parameter: torch.Tensor) -> None:
     parameter.grad.clamp_(-0.3, 0.3)
+
+
+class Gated(nn.Module):
+    """`gate`, whose gradient is waited for, may be left out, and so may `aside`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.gate, self.body, self.aside, self.head = (
+            nn.Linear(2, 2, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, gate: bool, aside: bool) -> torch.Tensor:
+        y = self.body(torch.tanh(self.gate(x)) if gate else x)
+        return self.head(self.aside(y) if aside else y)
+
+
+@pytest.mark.parametrize("opaque", [False, True], ids=["tensors", "an object"])
+@pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {}], ids=["unused", ""])
+def test_a_trigger_without_a_gradient(
+    options: dict[str, bool], everything: bool, opaque: bool
+) -> None:
+    net, alone = Gated(), Gated()
+    if everything:
+        named = list(net.named_parameters())
+    else:
+        named = [(f"{name}.weight", getattr(net, name).weight) for name in ("body", "aside")]
+        if not options:
+            named.append(("gate.weight", net.gate.weight))
+    model = DDP(
+        Opaque(net) if opaque else net,
+        delay_all_reduce_named_params=[("net." * opaque + n, p) for n, p in named],
+        param_to_hook_all_reduce=net.gate.weight,
+        **options,
+    )
+    size, me = dist.get_world_size(), dist.get_rank()
+
+    def out(model: nn.Module, *args: object) -> torch.Tensor:
+        found = model(*args)
+        return found[0].value if isinstance(found, tuple) else found
+
+    # on all ranks, on none, on one; `aside` never, under no_sync, on the last rank, on all
+    gates = [lambda _: False, lambda _: True, lambda rank: rank == 0, lambda rank: rank != 0]
+    asides = [lambda _: False, lambda _: False, lambda rank: rank == size - 1, lambda _: True]
+    for step, (gate, aside) in enumerate(zip(gates, asides, strict=True)):
+        model.zero_grad()
+        alone.zero_grad()
+        local = step == 1
+        if local:
+            with model.no_sync():
+                out(model, own(8), True, True).square().sum().backward()
+        loss = out(model, own(step), gate(me), aside(me)).square().sum()
+        torch.autograd.grad(loss, net.head.weight, retain_graph=True)
+        loss.backward()
+        for rank in range(size):
+            if local:
+                (alone(input_of(rank, 8), True, True).square().sum() / size).backward()
+            (alone(input_of(rank, step), gate(rank), aside(rank)).square().sum() / size).backward()
+        for (name, p), other in zip(net.named_parameters(), alone.parameters(), strict=True):
+            if other.grad is None:
+                none = p.grad is None if options else not p.grad.any()
+                parallel_assert(none, f"{step}, {name}: {p.grad}")
+            else:
+                parallel_assert(
+                    torch.allclose(p.grad, other.grad, atol=1e-5),
+                    f"{step}, {name}: {p.grad}, not {other.grad}",
+                )
+
+
+class Opaque(nn.Module):
+    """Returns an object in which DDP finds no tensors."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *args: object) -> object:
+        return (Box(self.net(*args)),)
+
+
+class Box:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
