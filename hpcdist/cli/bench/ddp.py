@@ -172,7 +172,7 @@ class Trainer:
             self.parts.append((forward - began, backward - forward, clock() - backward))
 
     def medians(self, job: MpiJob) -> np.ndarray:
-        """The slowest rank's medians of forward, backward and optimizer, in seconds, on all ranks."""
+        """The slowest rank's medians of forward, backward and optimizer, in seconds."""
         return job.worst([statistics.median(part) for part in zip(*self.parts, strict=True)])
 
     def parameters(self) -> Any:

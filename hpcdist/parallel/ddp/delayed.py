@@ -46,8 +46,6 @@ class DelayedReduction:
         Between whose ranks.
     reducer : Reducer, optional
         What averages the other parameters.
-    find_unused : bool
-        Let parameters that no rank has used keep the gradients they had.
     """
 
     def __init__(
@@ -56,13 +54,12 @@ class DelayedReduction:
         trigger: torch.nn.Parameter,
         group: ProcessGroup,
         reducer: Any = None,
-        find_unused: bool = False,
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._group = group
         self._reducer = reducer
-        self._usage = Usage(self._parameters, local=False) if find_unused else None
+        self._usage = Usage(self._parameters, local=False)
         self._works: list[Any] = []  # in flight
         self._generation = group.members.generation
         self._expected = False  # a forward has announced a backward
@@ -126,7 +123,7 @@ class DelayedReduction:
         tensors = list(find_tensors(output))
         if not tensors:
             self._run_last()  # no output announces the pass
-        if self._usage is not None and self._reducer is None:
+        if self._reducer is None:
             self._usage.search([t for t in tensors if t.requires_grad], mark=False)
         for tensor in tensors:
             if tensor.grad_fn is not None:
@@ -147,7 +144,7 @@ class DelayedReduction:
                 self._finish()
             self._run_last()
             self._task = task
-            self._accumulates = self._usage is not None and self._usage.will_accumulate()
+            self._accumulates = self._usage.will_accumulate()
             watch(self)
 
     def _run_last(self) -> None:
@@ -158,7 +155,7 @@ class DelayedReduction:
         return bool(self._works)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        if self._usage is not None and parameter.grad is not None:
+        if parameter.grad is not None:
             self._usage.note(index)  # under no_sync, too: the next pass averages it
         if self._task is None:
             if not self._expected:
@@ -190,9 +187,8 @@ class DelayedReduction:
     def _pack(self) -> None:
         with torch.no_grad():
             for bucket in self._buckets:
-                if self._usage is not None:
-                    used = map(self._usage.used, bucket.members)
-                    bucket.unused = [place for place, here in enumerate(used) if not here]
+                used = map(self._usage.used, bucket.members)
+                bucket.unused = [place for place, here in enumerate(used) if not here]
                 bucket.pack()
         self._packed = True
 
@@ -207,8 +203,7 @@ class DelayedReduction:
                 self._works.append(
                     comm.all_reduce(bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes)
                 )
-            if self._usage is not None:
-                self._usage.share(comm, self._passes)
+            self._usage.share(comm, self._passes)
         if self._reducer is not None:
             self._reducer.transfer.leave_out(getattr(comm, "seq", 0) - before)
 
@@ -229,13 +224,12 @@ class DelayedReduction:
 
     def end_of_backward(self) -> None:
         """Wait for the averages."""
-        if not self._in_flight:
-            if self._reducer is not None and not self._deferred:
-                self._deferred = True  # the reducer's end of this backward may come yet
-                watch(self)
-                return
-            if self._begun or self._accumulates:  # the reducer has no part in this backward
-                self._complete()
+        if self._reducer is not None and not self._deferred:
+            self._deferred = True  # until the reducer's end, which completes what is not begun
+            watch(self)
+            return
+        if self._begun or self._accumulates:  # the reducer has no part in this backward
+            self._complete()
         self._task, self._begun, self._deferred = None, False, False
         if self._in_flight:
             self._expected = False
@@ -258,7 +252,7 @@ class DelayedReduction:
         self._packed = self._deferred = False
         if not self._in_flight:
             buffers = [bucket.buffer for bucket in self._buckets]
-            for buffer in buffers if self._usage is None else (*buffers, buffers[-1]):
+            for buffer in (*buffers, buffers[-1]):
                 comm = serving(self._group.carrier, buffer)
                 if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
                     with suppress(DistError):  # the peers' too, and this rank has its own
@@ -271,9 +265,8 @@ class DelayedReduction:
         try:
             for work in self._works:
                 work.wait()
-            if self._usage is not None:
-                self._usage.wait()
-            if take and self._usage is not None:
+            self._usage.wait()
+            if take:
                 with torch.no_grad():
                     for bucket in self._buckets:
                         keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
@@ -288,7 +281,6 @@ class DelayedReduction:
         self._packed = self._deferred = False
         self._left_behind = False
         self._works = []
-        if self._usage is not None:
-            self._usage.reset()
+        self._usage.reset()
         for bucket in self._buckets:
             bucket.reset()

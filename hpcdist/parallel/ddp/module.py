@@ -295,11 +295,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         if delayed:
             assert self._delay_trigger is not None
             self._delayed = DelayedReduction(
-                self._delayed_parameters,
-                self._delay_trigger,
-                group,
-                self.reducer,
-                find_unused=self.find_unused_parameters or self.static_graph,
+                self._delayed_parameters, self._delay_trigger, group, self.reducer
             )
             weakref.finalize(self, self._delayed.detach).atexit = False
         self._describe([p for _, p in trained])
