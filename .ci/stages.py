@@ -20,7 +20,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ BUILD = (
 PACKAGE = (*BUILD, "hpcdist/*", "pyx/*")
 #: What every run of tests/run.py depends on.
 RUNNER = ("tests/run.py", "tests/conftest.py", "tests/support/*")
+#: What tests/run.py starts may use these. The folders that are left out have stages of their own.
+TESTS = ("tests/*", "!tests/model/*", "!tests/scale/*", "!tests/stress/*")
 #: The C files without the Cython on top.
 ENGINE = ("pyx/hpcdist/engine/*.[ch]", "pyx/hpcdist/kernels/*", "pyx/hpcdist/store/*")
 
@@ -62,7 +64,7 @@ class Stage:
     limit : int
         Seconds.
     files : tuple of str
-        Patterns of files from the root; ``*`` matches slashes too.
+        Patterns of files from the root; ``*`` matches slashes too, ``!`` takes files out.
     marks : tuple of str
         Of the files of tests that the patterns match, those with one of these marks count; all if
         there are none. `.ci/run` itself runs each file that is not rare.
@@ -134,7 +136,7 @@ STAGES = (
         "openmpi",
         "HPCDIST_TEST_SEED={seed} python tests/run.py --only-rare",
         2700,
-        (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
+        (*PACKAGE, *TESTS, "examples/*", "jobscripts/*"),
         ("rare",),
     ),
     Stage(
@@ -143,7 +145,7 @@ STAGES = (
         "HPCDIST_TEST_SEED={seed} python tests/run.py --all --mpi-part --kinds jobs"
         f' -k "not ({NOT_WITH_MPICH})"',
         1800,
-        (*PACKAGE, "tests/*", "examples/*", "jobscripts/*"),
+        (*PACKAGE, *TESTS, "examples/*", "jobscripts/*"),
         ("jobs",),
     ),
     Stage(
@@ -171,9 +173,14 @@ def tracked() -> list[str]:
     return sorted(name for name in set(done.stdout.split("\0")) if (ROOT / name).is_file())
 
 
-def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that one of the patterns matches."""
-    return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the names that one of the patterns matches, and none of those after a ``!``."""
+
+    def fits(name: str, left_out: bool) -> bool:
+        fitting = [one.lstrip("!") for one in patterns if one.startswith("!") is left_out]
+        return any(fnmatch.fnmatchcase(name, one) for one in fitting)
+
+    return [name for name in names if fits(name, False) and not fits(name, True)]
 
 
 def depends(stage: Stage, names: Iterable[str]) -> list[str]:

@@ -56,7 +56,8 @@ def test_every_pattern_matches_and_every_named_file_exists():
     for stage in stages.STAGES:
         for pattern in stage.files:
             inside = (ROOT / pattern).is_dir()
-            assert inside or stages.matching([pattern], every), f"{stage.name}: {pattern}"
+            matched = stages.matching([pattern.lstrip("!")], every)
+            assert inside or matched, f"{stage.name}: {pattern}"
         for word in stage.command.split():
             if word.startswith(("tests/", ".ci/")):
                 assert (ROOT / word).exists(), f"{stage.name}: {word}"
@@ -112,6 +113,15 @@ def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, o
 def test_a_change_makes_due_what_depends_on_it(name, due):
     assert (ROOT / name).is_file()
     assert due <= due_after(name)
+
+
+@pytest.mark.parametrize("room", ["model", "scale", "stress"])
+def test_programs_that_no_test_starts_make_due_their_own_stage_alone(room):
+    names = [name for name in files("tests") if name.startswith(f"tests/{room}/")]
+    due = {"model": "models"}.get(room, room)
+    assert names
+    assert all(due_after(name) - {"aarch64"} <= {due} for name in names), names
+    assert not any(stages.is_test(name) for name in names)
 
 
 @pytest.mark.parametrize("name", ["docs/index.md", "README.md", "CHANGELOG.md", ".ci/passed.json"])
