@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpcdist._graph import overlapping
 from hpcdist.parallel.reducer import streams
 from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.parallel.reducer.stats import Stats
@@ -204,23 +205,18 @@ class Pipeline:
         return [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
 
     def _part_gradients(self) -> None:
-        """Copy gradients that lie in the memory of another one, before the averages arrive there.
+        """Copy gradients that overlap others in memory, before the averages arrive there.
 
         Parameters that take part through views of the same shape are given views of one gradient.
         """
-        seen: set[int] = set()
-        for bucket in self.buckets:
-            if bucket.sparse or bucket.as_view:
-                continue
-            for parameter in bucket.parameters:
-                grad = parameter.grad
-                if grad is None:
-                    continue
-                memory = grad.untyped_storage().data_ptr()
-                if memory in seen:
-                    parameter.grad = grad.clone()
-                elif memory:
-                    seen.add(memory)
+        parameters = [
+            parameter
+            for bucket in self.buckets
+            if not (bucket.sparse or bucket.as_view)
+            for parameter in bucket.parameters
+        ]
+        for place in overlapping([parameter.grad for parameter in parameters]):
+            parameters[place].grad = parameters[place].grad.clone()
 
     def _take(self, bucket: Any) -> None:
         result = None if bucket.work is None else self._wait(bucket.work.wait)

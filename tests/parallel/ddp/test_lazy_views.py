@@ -132,3 +132,30 @@ def test_gradients_that_share_memory(view: bool, cap: float | None) -> None:
             model.parameters(), (ranks.square(), ranks.square(), ranks), strict=True
         ):
             parallel_assert(torch.allclose(p.grad, wanted.mean()), f"{p.grad}, not {wanted.mean()}")
+
+
+def test_gradients_that_share_memory_in_some_steps() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DDP(Shared())
+    ranks = torch.arange(1.0, size + 1)
+    for step in range(6):
+        model.zero_grad(set_to_none=step % 2 == 0)
+        factor = rank + 1 if step % 3 else rank + 2
+        model(torch.full((4,), rank + 1.0), factor).backward()
+        factors = ranks if step % 3 else ranks + 1
+        parts = (ranks * factors).mean()
+        for p, wanted in zip(model.parameters(), (parts, parts, ranks.mean()), strict=True):
+            parallel_assert(torch.allclose(p.grad, wanted), f"{p.grad}, not {wanted}")
+
+
+def test_gradients_in_one_memory_side_by_side_stay_there() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = nn.Linear(3, 2)
+    flat = torch.zeros(8)
+    net.weight.grad, net.bias.grad = flat[:6].view(2, 3), flat[6:]
+    model = DDP(net)
+    for _ in range(2):
+        model.zero_grad(set_to_none=False)
+        model(torch.full((1, 3), rank + 1.0)).sum().backward()
+        mean = (size + 1) / 2
+        parallel_assert(flat.tolist() == pytest.approx([mean] * 6 + [1.0] * 2), f"{flat}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hpcdist._graph import overlapping
 from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.copies import copy_each, deliver, reals, unseen
 
@@ -103,3 +104,24 @@ def test_changes_that_autograd_does_not_count() -> None:
     buffer.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
+
+
+def test_tensors_in_the_memory_of_others() -> None:
+    one, other = torch.zeros(4, 4), torch.zeros(4, dtype=torch.complex64)
+    image = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert overlapping([]) == overlapping([None]) == []
+    assert overlapping([one, None, other, image, torch.tensor(1.0)]) == []
+    assert overlapping([one[0], one[1], one[3], one[2]]) == []  # side by side
+    assert overlapping([image[1], image[0], other[:2], other[2:]]) == []
+    assert overlapping([one[:0], one[:0], one[0], torch.zeros(0)]) == []
+    assert overlapping([other, one, None, one.view(16)]) in ([1], [3])
+    assert overlapping([one[0, 1:], one[0], one[1]]) == [0]
+    assert overlapping([one[3, 3], one]) == [0]
+    assert overlapping([one[0, 2:].expand(3, 2), one[0]]) == [0]
+    assert overlapping([one[0, 3:].expand(4), one[0, :3]]) == []
+    assert overlapping([one[:, 0], one[3]]) == [1]  # a column, with gaps
+    assert overlapping([other.conj(), other[1:].real]) == [1]
+    assert overlapping([image[1], image]) == [0]
+    assert sorted(overlapping([one[:2], one[1:3], one[2:]])) == [1]  # both others remain
+    parted = [one.view(16)[i:] for i in range(16)]
+    assert sorted(overlapping(parted)) == list(range(1, 16))
