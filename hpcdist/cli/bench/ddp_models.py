@@ -24,8 +24,9 @@ class ManyTiny(nn.Module):
         self.parts = nn.ParameterList(torch.randn(width) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply the sum of all parameters with `x`, of shape ``(width,)``."""
-        return torch.stack(list(self.parts)).sum(0) * x
+        """Multiply each parameter with `x`, of shape ``(width,)``, and add up the products."""
+        # not the sum with x: all parameters would have one gradient, in one memory
+        return (torch.stack(list(self.parts)) * x).sum(0)
 
 
 class CharTransformer(nn.Module):
