@@ -200,27 +200,25 @@ PROGRAMS = (
         )
         for ranks, flags in ((4, ()), (9, FEW))
     ),
-    Program(
-        name="post-once",
-        sources=POST,
-        variants=("plain",),
-        short=("4", "2000"),
-        long=("4", "2000"),
-        mutation=("pyx/hpcdist/engine/hd_check_mpi.c", "if (!b->seen)", "if (0)"),
-    ),
-    Program(
-        name="post-early",
-        sources=POST,
-        variants=("plain",),
-        short=("4", "2000"),
-        long=("4", "2000"),
-        # the data is taken although a rank may still have given up
-        mutation=(
-            "pyx/hpcdist/engine/hd_check_mpi.c",
-            "b->seen = b->voted = 1;",
-            "b->seen = b->voted = 1;\nif (b->first.letter.kind)\n"
-            "    hd_letter_read(c, j, &b->first.letter);",
-        ),
+    *(
+        Program(
+            name=f"post-{name}",
+            sources=POST,
+            variants=("plain",),
+            short=("4", "2000"),
+            long=("4", "2000"),
+            mutation=("pyx/hpcdist/engine/hd_check_mpi.c", old, new),
+        )
+        for name, old, new in (
+            ("once", "if (!b->seen)", "if (0)"),
+            # the data is taken although a rank may still have given up
+            (
+                "early",
+                "b->seen = b->voted = 1;",
+                "b->seen = b->voted = 1;\nif (b->first.letter.kind)\n"
+                "    hd_letter_read(c, j, &b->first.letter);",
+            ),
+        )
     ),
     Program(
         name="lane",
