@@ -260,6 +260,7 @@ class Reducer:
         self._adopted, self._order, self._first_order = order, None, None
         if self._recording or self._static is not None:
             self._static = None  # a death in the first step: some ranks have seen the graph
+            self._usage.forget()
             self.set_static()
         self._pipeline.reorder(order)
         self.transfer.passes = 0

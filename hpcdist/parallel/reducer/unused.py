@@ -119,3 +119,7 @@ class Usage:
         if not keep:
             self._anywhere = None
         self.unreached, self._searched = set(), False
+
+    def forget(self) -> None:
+        """Forget what ranks use of which some have gone; what this rank has noted stays."""
+        self._anywhere = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -294,6 +294,38 @@ def test_what_no_rank_uses_is_not_stepped(kind: str, mode: str) -> None:
                     each(mine(x), one, two).square().mean().backward()
                 if each is reference:
                     optimizer.step()
+        off = distance(model, reference)
+        parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
+        parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", STEPPING)
+def test_what_is_unused_is_learned_anew_in_a_group_that_was_reconfigured(kind: str) -> None:
+    """A rank has died in a static graph's first pass, at whose end some ranks were."""
+    settings = {"momentum": 0.9, "weight_decay": 0.1}
+    model = stepping(kind, Branches(), settings, static_graph=True)
+    reference = DDP(Branches(), static_graph=True)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, **settings)
+    me, data = dist.get_rank(), batches(4)
+    one = me > 0  # the first rank does not know that another uses it
+    if me == 0:
+        loss = model(mine(data[0]), one, False).square().mean()
+        with pytest.raises(dist.DistMismatchError):
+            loss.backward()
+    else:  # as many calls, in place of a death
+        for work in [dist.barrier(async_op=True) for _ in range(len(model.reducer.buckets) + 1)]:
+            with pytest.raises(dist.DistMismatchError):
+                work.wait()
+    model.reducer._generation -= 1
+    for step, x in enumerate(data):
+        for each in (model, reference):
+            each.zero_grad()
+            with each.no_sync() if step == 0 else nullcontext():
+                each(mine(x), one, step == 0).square().mean().backward()
+            if step == 0:
+                each(mine(x), one, False).square().mean().backward()
+        optimizer.step()
         off = distance(model, reference)
         parallel_assert(off <= 1e-6, f"{kind}: off by {off} after step {step}")
         parallel_assert(everywhere(model), f"{kind}: ranks differ after step {step}")
