@@ -263,7 +263,7 @@ class Reducer:
             self._usage.forget()
             self.set_static()
         self._pipeline.reorder(order)
-        self.transfer.passes = 0
+        self.transfer.follow()
         self.stats.rebuilt(self.buckets, order)
 
     def expect(self, output: Any) -> None:
@@ -476,6 +476,7 @@ class Reducer:
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
+        self.transfer.end()
         self._rebuild = self._may_rebuild
         self._reset()
 

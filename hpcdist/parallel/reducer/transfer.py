@@ -77,6 +77,10 @@ class Transfer:
         """Let `hook` move the buckets from now on."""
         self._hook, self._calls = (state, hook), None
 
+    def follow(self) -> None:
+        """The group was reconfigured: all ranks count anew, whatever they have come to."""
+        self.passes, self._calls = 0, None
+
     def begin(self) -> None:
         """A backward pass begins."""
         self._first, self._ended = getattr(self.comm, "seq", 0), False
@@ -100,8 +104,8 @@ class Transfer:
         """Learn at the end of a pass with a hook whether all ranks end it in the same way.
 
         What a hook returns may fail on one rank alone, when the other ranks have their averages:
-        they would go on with other parameters than that rank's. A hook that has called no
-        collective of this group, such as one of local steps, lets the ranks go on alone.
+        they would go on with other parameters than that rank's. A hook that calls no collective of
+        this group, such as one of local steps, lets the ranks go on alone after its first pass.
 
         Parameters
         ----------
@@ -118,7 +122,7 @@ class Transfer:
         """
         if (comm := self._ends_with_a_call(buckets)) is None:
             return
-        if not comm.last_agreed:
+        if self._made() and not comm.last_agreed:
             raise DistError("the last collective of this backward failed on all ranks")
         before = comm.seq
         try:
@@ -139,8 +143,8 @@ class Transfer:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
         if self._hook is None or self._ended or self._generation != self.group.members.generation:
             return None
-        if not self._made():
-            return None
+        if not self._made() and (self._calls is not None or not hasattr(self.comm, "seq")):
+            return None  # in the first pass, a rank whose hook fails makes as many calls as buckets
         comm = serving(self.comm, buckets[0].buffer).native
         return comm if comm is not None and comm.check > 0 else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,48 @@ def test_an_exception_in_a_hook_keeps_all_in_step(name: str, at: int) -> None:
     loss = model(x).sum()
     heard = hears_of_it(loss)
     parallel_assert(heard == (last or name != "noop"), f"{heard}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("name", ["noop", "plain", "fp16", "after a hook"])
+def test_an_exception_in_a_hook_in_its_first_pass(name: str, at: int, everywhere: bool) -> None:
+    """Nobody knows yet whether the hook calls any collective."""
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    x, last = torch.ones(2, 30), dist.get_rank() == dist.get_world_size() - 1
+    fails = [at] if last or everywhere else []
+    inner = comm_hooks.noop_hook if name == "noop" else comm_hooks.allreduce_hook
+
+    def hook(state, bucket):
+        if bucket.index() in fails:
+            raise Boom("of the hook")
+        return inner(group, bucket)
+
+    if name == "fp16":
+        hook = comm_hooks.fp16_compress_wrapper(hook)
+    elif name == "after a hook":
+        sgd = SimpleNamespace(step_param=lambda parameter, gradient: None)
+        hook = comm_hooks.hook_then_optimizer(hook, comm_hooks.OptimizerHookState(sgd))
+    model.register_comm_hook(None, hook)
+    heard = []
+    for _ in range(3):
+        try:
+            model(x).sum().backward()
+        except (Boom, dist.DistError) as error:
+            heard.append(f"{type(error).__name__}: {error}")
+        fails.clear()
+    if last or everywhere:
+        parallel_assert(heard[0] == "Boom: of the hook", f"{heard}")
+    else:
+        parallel_assert("DistMismatchError" in heard[0], f"{heard}")
+    parallel_assert(len(heard) == (1 if everywhere else 3), f"{heard}")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.mpi(min_size=2)
