@@ -13,6 +13,7 @@ from typing import Any
 
 _ROOT = "hpcdist"
 _prefix = ""
+_configured = logging.NOTSET  # the level that configure has set last
 
 
 class _RankAdapter(logging.LoggerAdapter):
@@ -76,11 +77,18 @@ def configure(level: str) -> None:
     level : {"", "debug", "info", "warning", "error"}
         Least severe record that is written.
     """
+    global _configured
     if not level:
         return
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level.upper())
+    _configured = logger.level
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         logger.addHandler(_StderrHandler())
         # our handler writes them; the root's would write each record a second time
         logger.propagate = False
+
+
+def set_by_program() -> bool:
+    """Return whether the program has set another level of hpcdist's log than :func:`configure`."""
+    return logging.getLogger(_ROOT).level not in (logging.NOTSET, _configured)

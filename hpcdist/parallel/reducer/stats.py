@@ -101,8 +101,8 @@ class Stats:
             unused_parameter_size=0,
         )
         if self._level >= DebugLevel.INFO:
-            if not _log.isEnabledFor(logging.INFO):  # the level was set after the group's start
-                log.configure(log_level())
+            if not (_log.isEnabledFor(logging.INFO) or log.set_by_program()):
+                log.configure(log_level())  # the debug level was set after the group's start
             facts = ", ".join(f"{k}={v}" for k, v in {**self.strs, **self.ints}.items() if v != "")
             _log.info("DistributedDataParallel constructed: %s", facts)
 

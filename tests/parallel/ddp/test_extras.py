@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gloo import gloo_world
 from torch import nn
 
 import hpcdist as dist
-from hpcdist import debug_level
+from hpcdist import debug_level, log
 from hpcdist.parallel import BufferCommHookLocation
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -300,22 +301,40 @@ def test_what_is_logged(
     parallel_assert(("iteration 0: forward_compute_time=" in text) == (level == "DETAIL"), text)
 
 
-def test_a_level_that_a_call_sets_reaches_a_program_without_logging(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also after the start of the default group, which is where the environment's is applied."""
-    ours = logging.getLogger("hpcdist")
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """The logger of hpcdist as a program without logging finds it, and no debug level."""
+    logger = logging.getLogger("hpcdist")
     monkeypatch.setattr(debug_level, "_level", None)
     for name, value in (("level", logging.NOTSET), ("handlers", []), ("propagate", True)):
-        monkeypatch.setattr(ours, name, value)
-    ours.manager._clear_cache()
+        monkeypatch.setattr(logger, name, value)
+    monkeypatch.setattr(log, "_configured", logging.NOTSET)
+    logger.manager._clear_cache()
+    yield logger
+    monkeypatch.undo()
+    logger.manager._clear_cache()
+
+
+def test_a_level_that_a_call_sets_reaches_a_program_without_logging(
+    ours: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after the start of the default group, which is where the environment's is applied."""
     dist.set_debug_level("INFO")
-    try:
-        DDP(Net())
-    finally:
-        monkeypatch.undo()
-        ours.manager._clear_cache()
+    DDP(Net())
     parallel_assert("constructed: module_name=Net" in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("configured", ["", "info"])
+def test_a_level_of_the_log_that_the_program_has_set_stays(
+    configured: str, ours: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(configured)
+    dist.set_debug_level("INFO")
+    ours.setLevel(logging.WARNING)
+    before = list(ours.handlers)
+    DDP(Net())
+    parallel_assert(ours.level == logging.WARNING and ours.handlers == before)
+    parallel_assert("constructed" not in capsys.readouterr().err)
 
 
 # --- the end of backward, by hand ----------------------------------------------------------------
