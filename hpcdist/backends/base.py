@@ -235,7 +235,7 @@ class GroupBackend:
         """Exchange parts of one tensor, split along dimension 0, between all ranks."""
         return self._refuse("all_to_all_single")
 
-    def share(self, nbytes: int) -> Any:
+    def share(self, nbytes: int, *, api: str | None = None) -> Any:
         """Memory for a tensor that all ranks of the node map; None: there is none."""
         return None
 

@@ -131,11 +131,11 @@ def _make(
     if comm.rank < 0:
         warn_outside(api, 4, "makes a tensor in ordinary memory")  # the caller's line
         return torch.empty(*size, dtype=dtype, device=device)
-    with refusing(agreeing(comm), "empty"):
+    with refusing(agreeing(comm), api):
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"symmetric memory is the host's, and not on {device}")
         like = torch.empty(*size, dtype=dtype, device="meta")
-    block = agreeing(comm).share(like.nbytes)
+    block = agreeing(comm).share(like.nbytes, api=api)
     if block is None:
         _say(comm, like.nbytes)
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
@@ -218,7 +218,7 @@ def full(
         dtype = torch.full((), fill_value).dtype
     elif dtype is None:
         comm = _world.comm if group is None else carrier_of(group)
-        with refusing(agreeing(comm), "empty"):
+        with refusing(agreeing(comm), "full"):
             dtype = torch.full((), fill_value).dtype
     return _make("full", (size,), dtype, device, symmetric, group).fill_(fill_value)
 

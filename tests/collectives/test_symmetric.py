@@ -247,6 +247,15 @@ def test_mistakes_are_errors_on_all_ranks(group):
     ):
         with parallel_raises(kind if rank == 0 else dist.DistMismatchError):
             wrong() if rank == 0 else dist.empty(3, group=group)
+    for called, right, wrong in (
+        ("zeros", lambda: dist.zeros(3, group=group), lambda: dist.zeros("x", group=group)),
+        ("full", lambda: dist.full(3, 1, group=group), lambda: dist.full(3, "x", group=group)),
+    ):
+        error = (TypeError, RuntimeError, ValueError) if rank == 0 else dist.DistMismatchError
+        with parallel_raises(error, match="" if rank == 0 else f"this rank called {called}\\("):
+            wrong() if rank == 0 else right()
+    tensor = dist.full(3, 0.0, group=group) if rank == 0 else dist.zeros(3, group=group)
+    parallel_assert(shared(tensor, group), "filled in different ways")
     with parallel_raises(dist.DistMismatchError):
         dist.empty(3, group=group) if rank == 0 else dist.barrier(group=group)
     parallel_assert(shared(dist.empty(3, group=group), group), "afterwards")

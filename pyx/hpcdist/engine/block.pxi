@@ -37,6 +37,7 @@ cdef object share_block(Comm comm, int64_t nbytes, object api):
         raise ValueError(f"a tensor of {nbytes} bytes")
     block.nbytes = nbytes
     begin(&j, comm, HD_BARRIER, api_named(api, SHARE))
+    j.api_hash = SHARE.hash  # what a rank writes there first is its own affair
     block.rank = comm.c.rank
     j.dtype = HD_UINT8
     j.ndim = 1
