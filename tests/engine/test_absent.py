@@ -87,6 +87,19 @@ def test_a_receive_that_nobody_sends_names_the_sender(group, count):
     check.done()
 
 
+def test_the_last_sentence_has_room_after_a_long_text(group, count):
+    """What a program reads in order to go on: whether the group can still be used."""
+    rank, size = here()
+    if rank == size - 1:
+        time.sleep(3 * PATIENCE)
+    with pytest.raises(dist.DistTimeoutError) as info:
+        group.carrier.barrier(api=2500 * "x")
+    text = str(info.value)
+    assert text.endswith("x...\nNothing was transferred; the group can still be used."), text
+    assert len(text) < 2048
+    count(1)
+
+
 def test_late_is_fine(count):
     check, (rank, size) = Check(), here()
     for late in range(size):

@@ -186,3 +186,14 @@ void hd_say(hd_text *t, const char *fmt, ...)
             memcpy(t->at + t->room - 4, "...", 4);
     }
 }
+
+void hd_say_last(hd_text *t, const char *sentence)
+{
+    static const char cut[] = "...\n";
+    const size_t length = strlen(sentence), mark = strlen(cut);
+    if (t->used + length >= t->room && length + mark < t->room) {
+        t->used = t->room - 1 - length;
+        memcpy(t->at + t->used - mark, cut, mark);
+    }
+    hd_say(t, "%s", sentence);
+}

@@ -122,5 +122,7 @@ typedef struct hd_text {
 } hd_text;
 void hd_text_init(hd_text *t, char *buffer, size_t room);
 void hd_say(hd_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* The last sentence: where it does not fit, the text before it is cut. */
+void hd_say_last(hd_text *t, const char *sentence);
 
 #endif

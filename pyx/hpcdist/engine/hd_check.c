@@ -241,8 +241,10 @@ static int cross(visit *v, int r, uint32_t other, const char *where)
            "in ",
            other, where);
     hd_say_call(&t, c, v->j);
-    hd_say(&t, ". Neither could go on. Nothing was transferred; make all ranks call their groups "
-               "in one order, or pass async_op=True and wait afterwards.");
+    hd_say(&t, ". ");
+    hd_say_last(&t,
+                "Neither could go on. Nothing was transferred; make all ranks call their groups in "
+                "one order, or pass async_op=True and wait afterwards.");
     hd_text_init(&missing, names, sizeof names);
     if (!abandon(v, HD_CROSSED, HD_ERR_MISMATCH, &missing))
         return HD_OK;

@@ -179,7 +179,7 @@ static int follow(hd_comm *c, hd_job *j)
         hd_say(&t, ": not all ranks had joined in time. ");
     }
     if (h && h->note.what == HD_POST_LOST) /* perhaps on another node, which is not seen here */
-        hd_say(&t, "Nothing was transferred, and the group cannot be used any more.");
+        hd_say_last(&t, "Nothing was transferred, and the group cannot be used any more.");
     else
         hd_say_unharmed(&t, c);
     hd_fail(j, code, "%s", buffer);

@@ -48,6 +48,8 @@
 #define LEAST_SLICE (4 << 10)
 #define PATIENCE 0.2 /* seconds for the next piece, after Ctrl-C */
 
+#define UNDEFINED "What the tensors hold is undefined; the group can still be used."
+
 #define VETO 48 /* bits of pieces in `out`; above them 1 + the rank that gave up on this one */
 
 typedef struct line {
@@ -189,7 +191,8 @@ static int fail_broken(const run *r, int by)
     else
         hd_say(&t, "rank %d gave up after %.3g s while data moved in ", by - 1, who->after);
     hd_say_call(&t, r->c, r->j);
-    hd_say(&t, ". What the tensors hold is undefined; the group can still be used.");
+    hd_say(&t, ". ");
+    hd_say_last(&t, UNDEFINED);
     hd_fail(r->j, HD_ERR_TIMEOUT, "%s", buffer);
     return HD_ERR_TIMEOUT;
 }
@@ -258,7 +261,8 @@ static int give_up(const run *r, int out, uint64_t n, double after)
             hd_say(&t, "\n  rank %d: ", q);
             hd_session_report(c->session, c->node_slot[q], &t);
         }
-    hd_say(&t, "\nWhat the tensors hold is undefined; the group can still be used.");
+    hd_say(&t, "\n");
+    hd_say_last(&t, UNDEFINED);
     hd_fail(r->j, HD_ERR_TIMEOUT, "%s", buffer);
     return HD_ERR_TIMEOUT;
 }

@@ -71,9 +71,9 @@ int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
     hd_say(&t, "the ranks of group '%s' disagree about collective #%u (this is rank %d of %d):",
            c->name, j->seq, c->rank, c->size);
     say_variants(&t, c->size, texts, stride);
-    hd_say(&t,
-           "\nNothing was transferred; the group can still be used. Make all ranks call the same "
-           "operation with matching arguments.");
+    hd_say(&t, "\n");
+    hd_say_last(&t, "Nothing was transferred; the group can still be used. Make all ranks call the "
+                    "same operation with matching arguments.");
     hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }
@@ -112,17 +112,22 @@ void hd_say_unharmed(hd_text *t, const hd_comm *c)
 {
     static const char *const ways[] =
         {[HD_LEFT] = "has left the job", [HD_DIED] = "has died", [HD_FAILED] = "has failed"};
+    char buffer[256];
+    hd_text last;
     int gone = 0;
-    hd_say(t, "Nothing was transferred");
+    hd_text_init(&last, buffer, sizeof buffer);
+    hd_say(&last, "Nothing was transferred");
     for (int r = 0; r < c->size; r++) {
         const enum hd_gone how =
             r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
         if (how && gone++ < NAMED)
-            hd_say(t, "%s rank %d %s", gone > 1 ? "," : "; but meanwhile", r, ways[how]);
+            hd_say(&last, "%s rank %d %s", gone > 1 ? "," : "; but meanwhile", r, ways[how]);
     }
     if (gone > NAMED)
-        hd_say(t, " and %d more have gone", gone - NAMED);
-    hd_say(t, gone ? ", and the group cannot be used any more." : "; the group can still be used.");
+        hd_say(&last, " and %d more have gone", gone - NAMED);
+    hd_say(&last,
+           gone ? ", and the group cannot be used any more." : "; the group can still be used.");
+    hd_say_last(t, buffer);
 }
 
 int hd_fail_broken(hd_comm *c, hd_job *j)
