@@ -172,7 +172,7 @@ def in_use(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
     Not those that no rank uses. In a pass that is given up too early to know them, all.
     """
-    unused = bucket._unused() or ()
+    unused = set(bucket._unused() or ())
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
     return (pair for place, pair in enumerate(pairs) if place not in unused)
 
