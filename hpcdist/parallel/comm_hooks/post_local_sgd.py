@@ -7,7 +7,7 @@ import torch
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.comm_hooks._future import counted, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import Counting, counted, dense_buffer, group_of
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -15,7 +15,7 @@ API = "post_localSGD_hook"
 _log = get_logger("comm_hooks")
 
 
-class PostLocalSGDState:
+class PostLocalSGDState(Counting):
     """State of :func:`post_localSGD_hook`.
 
     All ranks must make it, with the same arguments.
@@ -52,21 +52,8 @@ class PostLocalSGDState:
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
 
-    def maybe_increase_iter(self, bucket: GradBucket) -> None:
-        """Count a step with its last bucket.
-
-        Local.
-
-        Parameters
-        ----------
-        bucket : GradBucket
-            The bucket at hand.
-        """
-        if bucket.is_last():
-            self._count_step()
-
     def _count_step(self) -> None:
-        self.iter += 1
+        super()._count_step()
         if self.iter == self.start_localSGD_iter:
             _log.info("local SGD starts after %d steps", self.iter)
 

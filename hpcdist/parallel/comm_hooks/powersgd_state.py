@@ -9,8 +9,7 @@ import torch
 
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
-from hpcdist.parallel.comm_hooks._future import Pipeline
-from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.comm_hooks._future import Counting, Pipeline
 
 _log = get_logger("comm_hooks")
 
@@ -37,7 +36,7 @@ _COUNTERS = (
 Layout = list[list[int]]
 
 
-class PowerSGDState:
+class PowerSGDState(Counting):
     """Settings and memory of :func:`powerSGD_hook` and :func:`batched_powerSGD_hook`.
 
     All ranks must make it, with the same arguments; making it is local.
@@ -182,19 +181,6 @@ class PowerSGDState:
         self._pipeline = Pipeline()
         self.load_state_dict(state)
 
-    def maybe_increase_iter(self, bucket: GradBucket) -> None:
-        """Count a step with its last bucket.
-
-        Local.
-
-        Parameters
-        ----------
-        bucket : GradBucket
-            The bucket at hand.
-        """
-        if bucket.is_last():
-            self._count_step()
-
     def _count_step(self) -> None:
         """Count a step, and log the statistics when it is time."""
         if self.iter >= max(self.start_powerSGD_iter, self.next_stats_report):
@@ -204,7 +190,7 @@ class PowerSGDState:
                 self.iter, total, sent, rate,
             )  # fmt: skip
             self.next_stats_report = self.iter + self.compression_stats_logging_frequency
-        self.iter += 1
+        super()._count_step()
         if self.iter == self.start_powerSGD_iter:
             _log.info("PowerSGD starts after %d steps", self.iter)
 
