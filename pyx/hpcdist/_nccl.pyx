@@ -23,6 +23,7 @@ import threading
 import time
 
 from hpcdist._nccl_loader import version_text
+from hpcdist.config import DEFAULT_TIMEOUT  # for callers without a group: a group passes its own
 from hpcdist.errors import (
     DistBackendError,
     DistError,
@@ -130,8 +131,6 @@ cdef extern from *:
 
 include "seconds.pxi"
 include "nccl/tables.pxi"
-
-DEFAULT_TIMEOUT = 1800.0  # for callers without a group: a group passes its own
 
 
 cdef int unforked() except -1:
