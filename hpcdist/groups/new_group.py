@@ -147,6 +147,7 @@ def make(
     free_dropped()
     end = time.monotonic() + timeout.total_seconds()
     with turn(world_ranks, end):
+        counts = _group.world.counts  # another thread may reconfigure the world meanwhile
         name = _group.new_name(world_ranks)
         options = BackendOptions(
             store=prefixed(_group.world.store, f"group/{name}"),
@@ -161,14 +162,16 @@ def make(
             device=device,
             end=end,
         )
+        pg: ProcessGroup | None = None
         try:
             backends = create(config, options, pg_options, kin)
             about = (description or "undefined", kind, repr(config))
             pg = ProcessGroup(backends, world_ranks, name, *about)
             _group.add(pg)
         finally:
-            if options.met:  # the others may have their group, whatever a handler raised here
-                _group.count(world_ranks, name)
+            # the others may have their group, whatever a handler raised here
+            if pg is not None or options.met:
+                _group.count(counts, world_ranks, name)
     return pg
 
 

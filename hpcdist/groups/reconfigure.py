@@ -219,7 +219,7 @@ def _adopt(pg: Any, made: _engine.Comm) -> None:
             if pg.members.generation == generation:
                 _switch(pg, made)
             _lose_groups(pg, old)
-            world.counts.clear()
+            world.counts = {}
             log.set_rank(made.rank, made.size)
             _engine.mark_end("", made.rank, _engine.ranks_of_machine(made))
             break

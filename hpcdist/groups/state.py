@@ -77,8 +77,6 @@ def add(pg: ProcessGroup) -> None:
     if world.pg is None:
         world.pg = pg
         world.comm = pg.carrier
-    else:
-        count(pg.members.ranks, pg.members.name)
     if _log.isEnabledFor(logging.INFO):
         _log.info(
             "group %r made: backend %s, ranks %s, timeout %g s, entry check %s",
@@ -140,9 +138,9 @@ def new_name(ranks: tuple[int, ...]) -> str:
     return f"{short(ranks)}#{world.counts.get(ranks, 0) + 1}"
 
 
-def count(ranks: tuple[int, ...], name: str) -> None:
-    """Count the group of this name, of :func:`new_name`; once or more."""
-    world.counts[ranks] = int(name.rpartition("#")[2])
+def count(counts: dict[tuple[int, ...], int], ranks: tuple[int, ...], name: str) -> None:
+    """Count the group of this name, of :func:`new_name`, among those of its world; once or more."""
+    counts[ranks] = int(name.rpartition("#")[2])
 
 
 def is_initialized() -> bool:

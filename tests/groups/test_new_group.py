@@ -11,6 +11,7 @@ from group_cases import OUTSIDE, place, raised, sum_over
 
 import hpcdist as dist
 from hpcdist import _engine
+from hpcdist.groups.world import world
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -179,3 +180,20 @@ def test_a_group_that_a_handlers_exception_took_counts_on_all_members(monkeypatc
     group = dist.new_group(timeout=timedelta(seconds=5))
     parallel_assert(sum_over(group) == sum(range(size)))
     dist.destroy_process_group(group)
+
+
+def test_a_group_that_is_made_while_the_world_is_replaced_counts_in_the_old_one(monkeypatch):
+    """As by a thread, while another one reconfigures; then all ranks would not count alike."""
+    make = importlib.import_module("hpcdist.groups.new_group")
+    create, old = make.create, world.counts
+
+    def replaced(*arguments):
+        made = create(*arguments)
+        world.counts = {}
+        return made
+
+    monkeypatch.setattr(make, "create", replaced)
+    group = dist.new_group()
+    new, world.counts = world.counts, old
+    dist.destroy_process_group(group)
+    parallel_assert(not new, f"{new}")
