@@ -290,20 +290,9 @@ class Bucket:
                 if parameter.grad is not view:
                     parameter.grad = view
 
-    def leave_out(self, may_keep: bool) -> None:
-        """Contribute zeros, if this rank has used none of the parameters.
-
-        Parameters
-        ----------
-        may_keep : bool
-            Whether :meth:`take` may have to keep gradients as they were.
-        """
+    def leave_out(self) -> None:
+        """Contribute zeros, if this rank has used none of the parameters."""
         self.unused = list(range(len(self.members)))
-        if self.as_view and may_keep:
-            pairs = zip(self.parameters, self.views, strict=True)
-            for place, (parameter, view) in enumerate(pairs):
-                if parameter.grad is view:
-                    self.saved[place] = view.clone()
         self.buffer.zero_()
 
     def pack_one(self, place: int) -> None:

@@ -246,11 +246,12 @@ class Pipeline:
         Parameters
         ----------
         counted : bool
-            Whether a parameter that no rank uses keeps its gradient.
+            Whether a parameter that no rank uses has no gradient afterwards, as on a rank that
+            trains; one of an earlier pass would be stepped with again.
         """
         last = len(self.buckets) - 1
         for index, bucket in enumerate(self.buckets):
-            bucket.leave_out(counted)
+            bucket.leave_out()
             bucket.work = self._transfer.start(bucket, index, index == last)
         if self.tracks:
             self._usage.reset()
@@ -263,3 +264,5 @@ class Pipeline:
             if counted:
                 keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
             self._transfer.finish(bucket, result, keep)
+            for place in keep:
+                bucket.parameters[place].grad = None

@@ -106,7 +106,7 @@ class SparseBucket:
         gradient = self.parameters[0].grad
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)
 
-    def leave_out(self, may_keep: bool) -> None:
+    def leave_out(self) -> None:
         """Contribute no entries, if this rank has not used the parameter."""
         self.unused = [0]
         self.buffer = self.zeros()

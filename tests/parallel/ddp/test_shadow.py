@@ -45,6 +45,18 @@ class Both(Net):
         return super().forward(x) + super().forward(x, True)
 
 
+class Masked(nn.Module):
+    """Uses the weight in odd steps, and the bias in even ones and in every third."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, step: int) -> torch.Tensor:
+        loss = self.layer.weight.sum() if step % 2 else self.layer.bias.sum()
+        return loss + self.layer.bias.sum() if step % 3 == 0 else loss
+
+
 def one_process(kind: type, initial: bool) -> tuple[nn.Module, list[float]]:
     """What the ranks do together, in one process, and this rank's losses."""
     size = dist.get_world_size()
@@ -280,6 +292,33 @@ def test_with_unused_parameters_that_are_skipped_elsewhere(flag: str, as_view: b
     parallel_assert(distance(*models) == 0, f"off by {distance(*models)}")
     zeros = [p for n, p in models[0].module.named_parameters() if "norm" in n]
     parallel_assert(all(p.grad is None for p in zeros))
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_a_share_is_not_stepped_with_gradients_of_an_earlier_step(as_view: bool) -> None:
+    """The others leave a parameter unused, so that nobody has a gradient for it in that step."""
+    size = dist.get_world_size()
+    net, alone = nn.Linear(3, 1).double(), nn.Linear(3, 1).double()
+    with torch.no_grad():
+        for parameter in (*net.parameters(), *alone.parameters()):
+            parameter.fill_(1)
+    model = DDP(Masked(net), find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    zero = dist.optim.ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9
+    )
+    with Join([model, zero]):
+        for step in range(2 + 4 * dist.get_rank()):
+            zero.zero_grad()
+            model(step).backward()
+            zero.step()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4 * size - 2):
+        optimizer.zero_grad()
+        present = sum(step < 2 + 4 * rank for rank in range(size))
+        (Masked(alone)(step) * present / size).backward()
+        optimizer.step()
+    off = distance(net, alone)
+    parallel_assert(off <= 1e-12, f"off by {off}")
 
 
 @pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
