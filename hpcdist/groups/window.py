@@ -36,7 +36,8 @@ class Window(WindowMemory):
     Made by :meth:`hpcdist.ProcessGroup.new_window`. Peers are named by their rank in the group.
     What one rank writes and another reads must be ordered by the program: the writer calls
     :meth:`signal` after its puts, and the reader :meth:`wait_signal` before it reads, or all call
-    :func:`hpcdist.barrier`.
+    :func:`hpcdist.barrier`. Another collective on the window's memory does not order them: it may
+    return here while another rank still reads or writes there.
 
     Notes
     -----
