@@ -15,6 +15,17 @@ class Loop:
         root: int,
         calls: int,
     ) -> None: ...
+    def nonblocking(
+        self,
+        name: str,
+        send: int,
+        recv: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        calls: int,
+    ) -> None: ...
     def ping_pong(
         self, send: int, recv: int, count: int, dtype: int, peer: int, begins: bool, calls: int
     ) -> None: ...

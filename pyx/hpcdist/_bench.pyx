@@ -13,8 +13,10 @@ from hpcdist.libmpi cimport (
     MPI_COMM_NULL, MPI_ERRORS_RETURN, MPI_IN_PLACE, MPI_MAX_ERROR_STRING, MPI_OP_NULL, MPI_STATUS_IGNORE,
     MPI_STATUSES_IGNORE, MPI_SUCCESS,
     MPI_Allgather, MPI_Allreduce, MPI_Alltoall, MPI_Barrier, MPI_Bcast, MPI_Comm, MPI_Comm_dup, MPI_Comm_free,
-    MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Datatype, MPI_Error_string, MPI_Gather, MPI_Irecv, MPI_Isend, MPI_Op,
-    MPI_Recv, MPI_Reduce, MPI_Reduce_scatter_block, MPI_Request, MPI_Scatter, MPI_Send, MPI_Waitall,
+    MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Datatype, MPI_Error_string, MPI_Gather, MPI_Iallgather, MPI_Iallreduce,
+    MPI_Ialltoall, MPI_Ibarrier, MPI_Ibcast, MPI_Igather, MPI_Irecv, MPI_Ireduce, MPI_Ireduce_scatter_block,
+    MPI_Iscatter, MPI_Isend, MPI_Op, MPI_Recv, MPI_Reduce, MPI_Reduce_scatter_block, MPI_Request, MPI_Scatter, MPI_Send,
+    MPI_Wait, MPI_Waitall,
 )
 
 from hpcdist.errors import DistBackendError
@@ -151,6 +153,44 @@ cdef class Loop:
                 while i < calls and rc == MPI_SUCCESS:
                     rc = MPI_Barrier(c)
                     i += 1
+        well(rc, name)
+
+    cdef int begin(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
+                   MPI_Request* req) noexcept nogil:
+        cdef MPI_Comm c = self.comm
+        if kind == ALL_REDUCE:
+            return MPI_Iallreduce(MPI_IN_PLACE, s, count, t, o, c, req)
+        if kind == BROADCAST:
+            return MPI_Ibcast(s, count, t, root, c, req)
+        if kind == REDUCE:
+            return MPI_Ireduce(MPI_IN_PLACE if self.rank == root else s, s, count, t, o, root, c, req)
+        if kind == ALL_GATHER:
+            return MPI_Iallgather(s, count, t, r, count, t, c, req)
+        if kind == REDUCE_SCATTER:
+            return MPI_Ireduce_scatter_block(s, r, count, t, o, c, req)
+        if kind == ALL_TO_ALL:
+            return MPI_Ialltoall(s, count, t, r, count, t, c, req)
+        if kind == GATHER:
+            return MPI_Igather(s, count, t, r, count, t, root, c, req)
+        if kind == SCATTER:
+            return MPI_Iscatter(s, count, t, r, count, t, root, c, req)
+        return MPI_Ibarrier(c, req)
+
+    def nonblocking(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls):
+        """Begins a collective by its nonblocking call and waits for it. Arguments and errors as of :meth:`collective`."""
+        cdef int kind = kinds[name], rc = MPI_SUCCESS
+        cdef MPI_Datatype t = hd_mpi_type(dtype)
+        cdef MPI_Op o = hd_mpi_op(op, dtype)
+        cdef MPI_Request req
+        cdef long i = 0
+        if o == MPI_OP_NULL and kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
+            raise ValueError("MPI has no such operation on this type")
+        with nogil:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = self.begin(kind, <void*> send, <void*> recv, count, t, o, root, &req)
+                if rc == MPI_SUCCESS:
+                    rc = MPI_Wait(&req, MPI_STATUS_IGNORE)
+                i += 1
         well(rc, name)
 
     def ping_pong(self, size_t send, size_t recv, int count, int dtype, int peer, bint begins, long calls):

@@ -17,6 +17,8 @@ and with --libraries
 
   hpcdist-async  with async_op=True, waited for at once: what is above hpcdist is the way to the
                  thread of the group's lane and back
+  c-async        a loop in C over the nonblocking MPI call, waited for at once: the entry check
+                 between nodes takes two of them
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from . import arguments, formats, plot
 from .busy import busy
 from .errors import BenchError
 from .job import MpiJob
-from .libraries import LIBRARIES, Async
+from .libraries import ASKED_FOR, LIBRARIES
 from .library import Library, close_libraries, collect_batches, open_libraries
 from .measure import Batch, interleave
 from .operations import OPERATIONS, Case, refuse
@@ -85,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how reductions combine (SUM)",
     )  # fmt: skip
     group.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="(0)")
-    names = [library.name for library in LIBRARIES if library is not Async]
-    arguments.add_libraries(group, names, asked_for=[Async.name])
+    names = [library.name for library in LIBRARIES if library not in ASKED_FOR]
+    arguments.add_libraries(group, names, asked_for=[library.name for library in ASKED_FOR])
     group.add_argument(
         "--busy",
         type=natural,

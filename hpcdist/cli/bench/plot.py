@@ -13,6 +13,7 @@ _COLOURS = {
     "hpcdist-off": "#e59866",
     "hpcdist-async": "#8e44ad",
     "c": "#2c3e50",
+    "c-async": "#85929e",
     "floor": "#27ae60",
     "mpi4py": "#2980b9",
     "gloo": "#7f8c8d",

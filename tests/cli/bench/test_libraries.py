@@ -14,7 +14,7 @@ pytestmark = pytest.mark.jobs
 def test_the_command_measures_every_library(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     arguments = ["bench", "all", "-e", "64", "-n", "2", "-w", "1", "-c", "2", "-q"]
-    libraries = ["hpcdist", "c", "floor", "mpi4py"]
+    libraries = ["hpcdist", "c", "c-async", "floor", "mpi4py"]
     ended = run_job(
         2, "-m", "hpcdist", *arguments, "-l", *libraries, "--format", "csv", "-o", str(path)
     )
