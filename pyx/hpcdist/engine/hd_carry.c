@@ -170,16 +170,24 @@ static int64_t longest(const hd_comm *c, const hd_job *j)
 static const struct form {
     void (*give)(const hd_comm *, const hd_job *, char *);
     void (*take)(const hd_comm *, const hd_job *, const hd_given *);
+    int apart; /* in the letter of all each rank has a place of its own */
 } forms[] = {
-    [HD_ALL_REDUCE] = {give_to_sum, take_sums},
-    [HD_REDUCE] = {give_to_sum, take_sums},
-    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum},
-    [HD_BROADCAST] = {give_root, take_from_root},
-    [HD_ALL_GATHER] = {give_inputs, take_all},
-    [HD_GATHER] = {give_inputs, take_at_root},
-    [HD_SCATTER] = {give_inputs, take_scattered},
-    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged},
+    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0},
+    [HD_REDUCE] = {give_to_sum, take_sums, 0},
+    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0},
+    [HD_BROADCAST] = {give_root, take_from_root, 0},
+    [HD_ALL_GATHER] = {give_inputs, take_all, 1},
+    [HD_GATHER] = {give_inputs, take_at_root, 1},
+    [HD_SCATTER] = {give_inputs, take_scattered, 0},
+    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1},
 };
+
+/* Whether data of this call can lie in host memory beside a fingerprint, and be combined there. */
+static int may_travel(const hd_comm *c, const hd_job *j)
+{
+    return j->kind != HD_BARRIER && !c->on_device &&
+           (j->redop < 0 || hd_reduce_kernel(j->redop, j->dtype));
+}
 
 /* Bytes of this rank's contribution; where all ranks know the lengths of all, the longest. */
 static int64_t contribution(const hd_comm *c, const hd_job *j)
@@ -195,10 +203,8 @@ static int64_t contribution(const hd_comm *c, const hd_job *j)
 int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
 {
     int64_t bytes;
-    if (!c->page || c->size == 1 || c->size > HD_CARRY_RANKS || c->on_device ||
-        j->kind == HD_BARRIER || (j->pairwise && !c->check))
-        return 0;
-    if (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype))
+    if (!c->page || c->size == 1 || c->size > HD_CARRY_RANKS || (j->pairwise && !c->check) ||
+        !may_travel(c, j))
         return 0;
     bytes = contribution(c, j);
     if (bytes > HD_CARRIED || (!j->pairwise && !bytes))
@@ -215,24 +221,20 @@ int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
  * other, and so does a root's, which alone gives something. */
 static hd_given in_letter(const hd_comm *c, const hd_job *j, const char *data)
 {
-    const int apart = j->kind == HD_ALL_GATHER || j->kind == HD_GATHER || j->kind == HD_ALL_TO_ALL;
-    return (hd_given){.at = data, .apart = apart ? (size_t)contribution(c, j) : 0, .n = 1};
+    const size_t apart = forms[j->kind].apart ? (size_t)contribution(c, j) : 0;
+    return (hd_given){.at = data, .apart = apart, .n = 1};
 }
 
 /* Bytes of a letter with the data of all ranks; 0: it cannot travel so. */
 static int64_t needs(const hd_comm *c, const hd_job *j)
 {
-    if (j->kind == HD_BARRIER || j->refusal.why || j->uneven || j->checked.checksum || c->on_device)
+    if (j->refusal.why || j->uneven || j->checked.checksum || !may_travel(c, j))
         return 0;
-    if (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype))
-        return 0;
-    switch (j->kind) {
-    case HD_ALL_GATHER:
-    case HD_GATHER:
-    case HD_ALL_TO_ALL: return c->size > HD_LETTER ? 0 : contribution(c, j) * c->size;
-    case HD_SCATTER: return (int64_t)bytes_of(j, j->out[0]) * c->size;
-    default: return contribution(c, j);
-    }
+    if (forms[j->kind].apart)
+        return c->size > HD_LETTER ? 0 : contribution(c, j) * c->size;
+    if (j->kind == HD_SCATTER) /* only the root has inputs */
+        return (int64_t)bytes_of(j, j->out[0]) * c->size;
+    return contribution(c, j);
 }
 
 void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to)
