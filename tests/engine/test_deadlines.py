@@ -180,6 +180,7 @@ def test_all_buckets_of_a_training_step_share_the_deadline():
     check.done()
 
 
+@pytest.mark.one_node
 def test_the_tensors_of_one_operation_share_the_deadline():
     """A rank that stops during a later one costs no more than in the first.
 

@@ -180,6 +180,7 @@ def test_other_groups_take_the_tensors_too(rng, group):
     parallel_assert(bool(((tensor - want).abs() <= bound).all()))
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.deadline(120)
 def test_a_rank_that_is_stopped_while_data_moves(group):

@@ -56,6 +56,7 @@ def test_generated_mismatches(rng, count):
     check.done()
 
 
+@pytest.mark.one_node
 def test_groups_used_in_different_orders(count):
     """One rank calls b, a where the others call a, b: each would wait for the other for ever."""
     check, (rank, size) = Check(), here()

@@ -159,6 +159,7 @@ def test_an_event_of_a_forked_child_ends():
     parallel_assert(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7)
 
 
+@pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_crossed_groups_are_found_after_a_profile():
     """The thread in which events end calls no operation: no rank waits for it to."""
