@@ -228,6 +228,9 @@ cdef extern from "hd_node.h" nogil:
 cdef extern from "hd_levels.h" nogil:
     int64_t hd_levels_bytes(const hd_comm*)
 
+cdef extern from "hd_post.h" nogil:
+    int hd_post_by_nodes(const hd_comm*)
+
 cdef extern from "hd_threads.h" nogil:
     int hd_session_serialized(const hd_session*)
 

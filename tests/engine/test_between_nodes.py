@@ -4,13 +4,10 @@ Long all_reduces go as a ring there with Open MPI, where no core is to spare; wi
 polled with naps.
 """
 
-import random
-import time
-
 import pytest
 import torch
 from cases import OPS, Check, draw, here, reference
-from long_form import size as how_many
+from giving_up import give_up_at_random
 from worlds import between_nodes
 
 import hpcdist as dist
@@ -119,34 +116,4 @@ def test_one_waits_and_one_does_not(rng, group):
 
 @pytest.mark.mpi(min_size=2)
 def test_no_mixed_outcomes_when_ranks_give_up_at_random(group, count):
-    """Late ranks and a timeout of 2 ms: all have the right result, or all have an error."""
-    check, (rank, size) = Check(), here()
-    group.carrier.timeout = patience = 0.002
-    luck = random.Random(rank)
-    ended = [0, 0]
-    for number in range(how_many(150, 20_000)):
-        time.sleep(luck.choice((0.0, 0.0, 0.0, 2 * patience * luck.random())))
-        tensor = torch.tensor([number * 10 + rank])
-        root = number % size
-        want = number * 10 + root
-        try:
-            if number % 2:
-                dist.broadcast(tensor, root, group=group)
-            else:
-                work = dist.all_reduce(tensor, group=group, async_op=number % 3 == 0)
-                if work is not None:
-                    work.wait()
-                want = sum(number * 10 + each for each in range(size))
-            result = int(int(tensor) == want)
-        except dist.DistTimeoutError:
-            result = -1
-        outcomes: list[int] = [0] * size
-        dist.all_gather_object(outcomes, result)
-        check.that(set(outcomes) in ({1}, {-1}), f"check {number}: {outcomes}")
-        ended[result < 0] += 1
-    group.carrier.timeout = 20.0
-    count(sum(ended))
-    total = torch.ones(3)
-    dist.all_reduce(total, group=group)
-    check.that(bool((total == size).all()), f"{total}")
-    check.done()
+    give_up_at_random(group, count)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from resources import held
-from worlds import start_with, true_place, works
+from worlds import layouts, start_with, true_place, works
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -41,13 +41,6 @@ def right(rng, group=None) -> bool:
     dist.all_reduce(tensor, group=group)
     want, bound = reference("SUM", parts)
     return bool(((tensor.double() - want).abs() <= bound).all())
-
-
-def layouts(size: int) -> list[str]:
-    """Two nodes of blocks, ranks in turn, one long node and one of a single rank."""
-    turn = [str(r % 2) for r in range(size)]
-    alone = ["0"] * (size - 1) + ["1"]
-    return ["2", ",".join(turn), ",".join(alone)]
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])

@@ -46,6 +46,7 @@ def check_places(expected: list[int], before: set[str]) -> None:
     order = sorted(set(expected), key=expected.index)
     world = dist.group.WORLD
     several = len(order) > 1
+    way = "MPI" if len(order) == size else "shared memory and MPI"
     found = {
         "node": list(world.carrier.node_ranks),
         "carried": world.carrier.checks_through,
@@ -57,7 +58,7 @@ def check_places(expected: list[int], before: set[str]) -> None:
     local = own.index(rank)
     parallel_assert(found == {
         "node": own,
-        "carried": "MPI" if several else "shared memory",
+        "carried": way if several else "shared memory",
         "windows": not several,
         "local": local,
         "said": [str(local), str(len(own)), str(order.index(expected[rank]))],

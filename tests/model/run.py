@@ -73,6 +73,22 @@ MODELS = (
         ),
     ),
     Model(
+        name="check_nodes",
+        sizes=(
+            "NODES=2 EACH=2 CHECKS=1 PASSES=1",
+            "NODES=2 EACH=2 CHECKS=2 PASSES=0",
+            "NODES=1 EACH=3 CHECKS=3 PASSES=1",
+            "NODES=1 EACH=2 CHECKS=4 PASSES=4",
+        ),
+        long=("NODES=2 EACH=2 CHECKS=2 PASSES=1", "NODES=1 EACH=4 CHECKS=2 PASSES=1"),
+        mutations=(
+            "NODES=2 EACH=2 CHECKS=1 PASSES=0 EAGER",
+            "NODES=2 EACH=2 CHECKS=1 PASSES=0 HASTY",
+            "NODES=1 EACH=3 CHECKS=2 PASSES=0 VERDICT",
+            "NODES=1 EACH=3 CHECKS=2 PASSES=0 TWICE",
+        ),
+    ),
+    Model(
         name="node",
         sizes=(
             "R=2 OPS=3 PIECES=2 CHECKED=1",

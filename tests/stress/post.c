@@ -2,6 +2,7 @@
  * carry its data (hd_carry.c), with ranks that are late, stop anywhere, time out, retry, disagree and refuse.
  *
  *   post SEED RANKS CHECKS       by chance
+ *   post SEED RANKS CHECKS EACH  the same, with so many ranks on each node (hd_caucus.c)
  *   post late RANKS              one call for which rank 1 is late: the messages of one rank
  *   post absent RANKS            one call without rank 1: whom do the others name, at what cost
  *
@@ -14,6 +15,8 @@
 
 #include "hd_ballot.h"
 #include "hd_carry.h"
+#include "hd_caucus.h"
+#include "hd_caucus_life.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_data.h"
@@ -28,7 +31,8 @@
 enum { ROUNDS = 512, BETWEEN = 50, STUCK_S = 25 };
 enum { NOTHING, RESULT, CARRIED, ERROR, RAISED };
 
-static int ranks;
+static int ranks, each = 1;
+static struct hd_hall *halls[MOST]; /* of the nodes */
 static uint64_t seed, wanted, done, failed, raised, wrong;
 static uint8_t outcome[BETWEEN][MOST], must_fail[BETWEEN][MOST];
 static meeting between;
@@ -48,7 +52,15 @@ typedef struct round {
     char *texts;
 } round_;
 
+/* The rounds of a communicator. */
+typedef struct ring {
+    round_ rounds[ROUNDS];
+    int ranks;
+    uint64_t released; /* the rounds up to this one end for all */
+} ring;
+
 struct stub_request {
+    ring *of;
     uint64_t number;
     uint64_t *votes;
     char *texts;
@@ -56,19 +68,21 @@ struct stub_request {
     int64_t told; /* ns: when its rank learns that all have taken part; 0: they have not */
 };
 
-static round_ rounds[ROUNDS];
-static uint64_t released; /* the rounds up to this one end for all */
-static __thread uint64_t made;
+enum { ALL, SPEAKERS, RINGS };
+static ring rings[RINGS];
+static __thread uint64_t made[RINGS];
 static __thread MPI_Request open_[8 * BETWEEN];
 static __thread int opened;
 
+static round_ *round_of(const struct stub_request *q) { return &q->of->rounds[q->number % ROUNDS]; }
+
 /* This rank's next round, locked; whatever it has begun and not seen the end of is left behind. */
-static round_ *next_round(MPI_Request *req)
+static round_ *next_round(MPI_Comm comm, MPI_Request *req)
 {
-    const uint64_t number = ++made;
-    round_ *r = &rounds[number % ROUNDS];
+    const uint64_t number = ++made[comm];
+    round_ *r = &rings[comm].rounds[number % ROUNDS];
     for (int i = 0; i < opened; i++)
-        __atomic_store_n(&rounds[open_[i]->number % ROUNDS].crippled, 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&round_of(open_[i])->crippled, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&r->mu);
     if (r->number != number) {
         free(r->texts);
@@ -79,6 +93,7 @@ static round_ *next_round(MPI_Request *req)
         memset(r->votes, 0, sizeof r->votes);
     }
     *req = calloc(1, sizeof **req);
+    (*req)->of = &rings[comm];
     (*req)->number = number;
     open_[opened++] = *req;
     return r;
@@ -86,10 +101,10 @@ static round_ *next_round(MPI_Request *req)
 
 int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req)
 {
-    round_ *r = next_round(req);
+    round_ *r = next_round(comm, req);
     uint64_t *votes = out;
     const int words = op == FIRST_ROUND ? FIRST_WORDS : n;
-    (void)in, (void)comm;
+    (void)in;
     (*req)->votes = votes;
     (*req)->n = words;
     if (!r->came)
@@ -127,8 +142,8 @@ int MPI_Finalized(int *flag) { return *flag = 0, MPI_SUCCESS; }
 int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
                    MPI_Request *req)
 {
-    round_ *r = next_round(req);
-    (void)type, (void)m, (void)of, (void)comm;
+    round_ *r = next_round(comm, req);
+    (void)type, (void)m, (void)of;
     (*req)->texts = out;
     (*req)->n = n;
     if (!r->texts)
@@ -141,12 +156,12 @@ int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, M
 
 static int has_ended(struct stub_request *q)
 {
-    round_ *r = &rounds[q->number % ROUNDS];
+    round_ *r = round_of(q);
     int ended;
-    if (q->number <= __atomic_load_n(&released, __ATOMIC_ACQUIRE))
+    if (q->number <= __atomic_load_n(&q->of->released, __ATOMIC_ACQUIRE))
         return 1;
     pthread_mutex_lock(&r->mu);
-    ended = r->came == ranks && !__atomic_load_n(&r->crippled, __ATOMIC_ACQUIRE);
+    ended = r->came == q->of->ranks && !__atomic_load_n(&r->crippled, __ATOMIC_ACQUIRE);
     pthread_mutex_unlock(&r->mu);
     if (ended && !q->told)
         q->told = hd_now() + (int64_t)(slow_post && !draw(&luck, 8) ? draw(&luck, 8000000) : 0);
@@ -156,7 +171,7 @@ static int has_ended(struct stub_request *q)
 static void finish(MPI_Request *req)
 {
     struct stub_request *q = *req;
-    round_ *r = &rounds[q->number % ROUNDS];
+    round_ *r = round_of(q);
     pthread_mutex_lock(&r->mu);
     if (r->number == q->number && q->texts)
         memcpy(q->texts, r->texts, (size_t)q->n * (size_t)ranks);
@@ -191,6 +206,7 @@ int MPI_Comm_set_errhandler(MPI_Comm comm, int handler) { return (void)comm, (vo
 
 void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
+void hd_caucus_free(hd_caucus *k, int together) { (void)k, (void)together; }
 hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add_up; }
 int hd_scale_mul(void *to, const void *from, int64_t n, int dtype, double factor)
 {
@@ -314,11 +330,27 @@ static void compare(void)
 
 static void enter(hd_comm *c)
 {
+    hd_caucus *k = calloc(1, sizeof *k);
     int rc;
-    if (hd_post_open(c, &rc)) {
+    if (!k || hd_post_open(c, &rc)) {
         fprintf(stderr, "rank %d: no post\n", me);
         exit(2);
     }
+    *k = (hd_caucus){.place = me % each, .ranks = each, .speakers = SPEAKERS, .at = halls[me / each]};
+    if (me / each == (ranks - 1) / each)
+        k->ranks = ranks - me / each * each; /* a smaller node */
+    c->post->mpi = ALL;
+    if (each > 1)
+        c->post->caucus = k;
+    else
+        free(k);
+}
+
+static void leave(hd_comm *c)
+{
+    free(c->post->caucus);
+    c->post->caucus = NULL;
+    hd_post_close(c, 1);
 }
 
 static void *by_chance(void *arg)
@@ -340,7 +372,9 @@ static void *by_chance(void *arg)
             outcome[at][me] = (uint8_t)check(&c, op, at, patience, NULL);
         }
         meet(&between, (uint32_t)ranks);
-        __atomic_store_n(&released, made, __ATOMIC_RELEASE); /* the same on all */
+        for (int i = 0; i < RINGS; i++)
+            if (made[i]) /* the same on all who take part */
+                __atomic_store_n(&rings[i].released, made[i], __ATOMIC_RELEASE);
         if (me == 0) {
             compare();
             __atomic_store_n(&done, done + BETWEEN, __ATOMIC_RELAXED);
@@ -357,7 +391,7 @@ static void *by_chance(void *arg)
         meet(&between, (uint32_t)ranks);
     }
     hd_post_read(&c);
-    hd_post_close(&c, 1);
+    leave(&c);
     return NULL;
 }
 
@@ -429,12 +463,20 @@ static int count(void)
 int main(int argc, char **argv)
 {
     if (argc < 3 || (ranks = atoi(argv[2])) < 2 || ranks > MOST) {
-        fprintf(stderr, "usage: post SEED RANKS CHECKS | post late RANKS | post absent RANKS\n");
+        fprintf(stderr, "usage: post SEED RANKS CHECKS [EACH] | post late RANKS | post absent RANKS\n");
         return 2;
     }
     open_boxes(ranks);
-    for (int i = 0; i < ROUNDS; i++)
-        pthread_mutex_init(&rounds[i].mu, NULL);
+    if (argc > 4)
+        each = atoi(argv[4]);
+    rings[ALL].ranks = ranks;
+    rings[SPEAKERS].ranks = (ranks + each - 1) / each;
+    for (int i = 0; i < RINGS * ROUNDS; i++)
+        pthread_mutex_init(&rings[i / ROUNDS].rounds[i % ROUNDS].mu, NULL);
+    for (int i = 0; i * each < ranks; i++)
+        halls[i] = aligned_alloc(HD_LINE, (hd_caucus_bytes(each) + HD_LINE - 1) / HD_LINE * HD_LINE);
+    for (int i = 0; i * each < ranks; i++)
+        memset(halls[i], 0, hd_caucus_bytes(each));
     hd_py.slow = raises;
     if (hd_ballots_init())
         return 2;

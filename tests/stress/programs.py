@@ -66,7 +66,7 @@ BASE = tuple(
         "kernels/hd_types",
     )
 ) + ("tests/stress/stub/stub.c",)
-POSTED = ("check_mpi", "ballot", "post", "here", "outbox", "page_pairs", "carry", "scale")
+POSTED = ("check_mpi", "ballot", "caucus", "post", "here", "outbox", "page_pairs", "carry", "scale")
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("node", "direct", "slots")))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
@@ -199,6 +199,36 @@ PROGRAMS = (
             flags=flags,
         )
         for ranks, flags in ((4, ()), (9, FEW))
+    ),
+    *(
+        Program(
+            name=f"post-nodes-{ranks}",
+            sources=POST,
+            variants=("plain", "tsan", "asan", "aarch64"),
+            short=(str(ranks), "150", str(each)),
+            long=(str(ranks), "10000", str(each)),
+            slow=(str(ranks), "50", str(each)),
+        )
+        for ranks, each in ((4, 2), (7, 3))
+    ),
+    *(
+        Program(
+            name=f"post-nodes-{name}",
+            sources=POST,
+            variants=("plain",),
+            short=("4", "2000", "2"),
+            long=("4", "2000", "2"),
+            mutation=("pyx/hpcdist/engine/hd_caucus.c", old, new),
+        )
+        for name, old, new in (
+            # says yes although ranks of the node may still give up; gives up after that yes
+            ("eager", "{ return stand(k, n, 1); }", "{ return (void)k, (void)n, 1; }"),
+            (
+                "hasty",
+                "return stand(k, n, 0) || !hd_caucus_spoken(k, n)",
+                "return stand(k, n, 0) || 1",
+            ),
+        )
     ),
     *(
         Program(

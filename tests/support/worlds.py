@@ -64,3 +64,10 @@ def between_nodes(timeout: timedelta | None = None) -> dist.ProcessGroup:
         return dist.new_group(timeout=timeout)
     finally:
         del os.environ["HPCDIST_CHECK_TRANSPORT"]
+
+
+def layouts(size: int) -> list[str]:
+    """HPCDIST_NODES of two nodes: blocks, ranks in turn, a long node and one of a single rank."""
+    turn = [str(r % 2) for r in range(size)]
+    alone = ["0"] * (size - 1) + ["1"]
+    return ["2", ",".join(turn), ",".join(alone)]

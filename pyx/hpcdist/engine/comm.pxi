@@ -227,8 +227,14 @@ cdef class Comm:
 
     @property
     def checks_through(self):
-        """str: what carries the entry check: ``shared memory`` within a node, else ``MPI``."""
-        return "shared memory" if self.c.page != NULL else "MPI"
+        """str: what carries the entry check.
+
+        ``shared memory`` within a node; ``shared memory and MPI`` between nodes, where one rank of each votes for
+        its node; else ``MPI``.
+        """
+        if self.c.page != NULL:
+            return "shared memory"
+        return "shared memory and MPI" if hd_post_by_nodes(self.c) else "MPI"
 
     @property
     def supports_window(self):

@@ -8,10 +8,8 @@
 #include "hd_kernels.h"
 #include "hd_types.h"
 
-typedef struct hd_first first_round;
-
-_Static_assert(offsetof(first_round, letter.data) % sizeof(uint64_t) == 0, "whole words");
-_Static_assert(sizeof(first_round) % sizeof(uint64_t) == 0, "whole words");
+_Static_assert(offsetof(hd_first, letter.data) % sizeof(uint64_t) == 0, "whole words");
+_Static_assert(sizeof(hd_first) % sizeof(uint64_t) == 0, "whole words");
 
 static MPI_Datatype type;
 static MPI_Op op;
@@ -57,23 +55,25 @@ static void combine_letters(const hd_letter *in, hd_letter *inout)
     }
 }
 
+void hd_ballot_combine(const hd_first *in, hd_first *inout)
+{
+    combine_votes(in->vote, inout->vote);
+    combine_letters(&in->letter, &inout->letter);
+}
+
 /* One element of MPI's is a whole round. */
 static void combine(void *in, void *inout, int *n, MPI_Datatype *of)
 {
-    const first_round *from = in;
-    first_round *to = inout;
     (void)of;
-    for (int i = 0; i < *n; i++) {
-        combine_votes(from[i].vote, to[i].vote);
-        combine_letters(&from[i].letter, &to[i].letter);
-    }
+    for (int i = 0; i < *n; i++)
+        hd_ballot_combine((const hd_first *)in + i, (hd_first *)inout + i);
 }
 
 int hd_ballots_init(void)
 {
     int rc = MPI_SUCCESS;
     if (ready ||
-        (rc = MPI_Type_contiguous(sizeof(first_round) / sizeof(uint64_t), MPI_UINT64_T, &type)))
+        (rc = MPI_Type_contiguous(sizeof(hd_first) / sizeof(uint64_t), MPI_UINT64_T, &type)))
         return rc;
     if ((rc = MPI_Type_commit(&type)) || (rc = MPI_Op_create(combine, 1, &op)))
         MPI_Type_free(&type);
@@ -96,5 +96,6 @@ void hd_ballots_free(void)
 
 int hd_ballot_begin(hd_ballot *b, MPI_Comm mpi)
 {
+    b->begun = 1;
     return MPI_Iallreduce(MPI_IN_PLACE, &b->first, 1, type, op, mpi, &b->req[0]);
 }

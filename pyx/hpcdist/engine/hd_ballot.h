@@ -24,16 +24,19 @@ typedef struct hd_letter {
     char data[HD_LETTER];
 } hd_letter;
 
+/* What a rank contributes to the first round; then, what all do. */
+typedef struct hd_first {
+    uint64_t vote[VOTE];
+    hd_letter letter;
+} hd_first;
+
 /* What MPI may still read and write of one check. */
 typedef struct hd_ballot {
     struct hd_ballot *next;
-    struct hd_first {
-        uint64_t vote[VOTE];
-        hd_letter letter;
-    } first;            /* what each rank contributes to the first round; then, what all do */
+    hd_first first;
     uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
                          * have */
-    int voted;          /* this rank's vote in the second round is with MPI */
+    int begun, voted;   /* this rank's votes in the first and in the second round are with MPI */
     MPI_Request req[2]; /* of the rounds */
 } hd_ballot;
 
@@ -45,5 +48,6 @@ int hd_ballots_init(void);
 void hd_ballots_free(void);
 
 int hd_ballot_begin(hd_ballot *b, MPI_Comm mpi); /* the first round; returns MPI's code */
+void hd_ballot_combine(const hd_first *in, hd_first *inout);
 
 #endif

@@ -38,6 +38,7 @@
 #include "hd_ballot.h"
 #include "hd_base.h"
 #include "hd_carry.h"
+#include "hd_caucus.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_hang.h"
@@ -61,6 +62,10 @@ static int has_arrived(const void *post, int rank)
 #define GONE_S 0.2   /* the same, for one that a rank that has gone may have sent before */
 #define NAMED 16     /* missing ranks of a large group that an error names */
 
+/* The rounds are those of all ranks, or of one of each node: see hd_caucus.h. */
+static int takes_part(const hd_post *p) { return !p->caucus || hd_caucus_speaks(p->caucus); }
+static MPI_Comm rounds_of(const hd_post *p) { return p->caucus ? p->caucus->speakers : p->mpi; }
+
 /* ---- leaving a check without an outcome ---- */
 
 /* Says no in the second round, unless this rank has already voted there, and leaves the requests to
@@ -69,15 +74,27 @@ static void leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
     hd_ballot *b = p->ballot, *fresh = hd_ballot_new();
+    if (p->caucus)
+        hd_caucus_give_up(p->caucus, p->now);
     hd_mpi_lock(c->session);
-    if (!b->voted)
-        MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, p->mpi, &b->req[1]);
+    if (!b->begun && takes_part(p))
+        hd_ballot_begin(b, rounds_of(p));
+    if (!b->voted && takes_part(p))
+        MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, rounds_of(p), &b->req[1]);
     b->voted = 1;
     b->next = p->left;
     p->left = b;
     p->ballot = fresh; /* without memory the next check tries again */
     hd_post_tidy(p);
     hd_mpi_unlock(c->session);
+    if (p->caucus && takes_part(p))
+        hd_caucus_conclude(p->caucus, p->now, NULL);
+}
+
+/* Whether this rank may still give up. Otherwise the speaker of its node has said yes. */
+static int may_leave(const hd_post *p)
+{
+    return !p->caucus || hd_caucus_give_up(p->caucus, p->now);
 }
 
 static void give_up(hd_comm *c, hd_job *j, int what, double after)
@@ -256,6 +273,8 @@ static void begin_wait(const hd_comm *c, hd_job *j, hd_waiter *w)
     const int spin = hd_session_spin(c->session, !j->inline_);
     hd_job_waiter(w, spin, j);
     w->naps = !spin && !j->inline_; /* a lane beside a thread that computes */
+    if (!takes_part(c->post))
+        hd_caucus_cores(c->post->caucus, w);
 }
 
 /* Every 50 ms in the first round. 1: this rank has left. */
@@ -266,8 +285,12 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
 
     hd_session_note(c->session, j);
     hd_hang_expect(c->session, (double)w->limit * 1e-9 - after);
+    if (p->caucus)
+        hd_session_progress(c->session);
     if (interrupted(j)) {
         j->code = HD_ERR_INTERRUPT;
+        if (!may_leave(p))
+            return 0; /* after the operation */
         give_up(c, j, HD_POST_INTERRUPTED, after);
         return 1;
     }
@@ -293,7 +316,7 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
             leave_behind(c);
             return 1;
         }
-        if (!has_arrived(p, r))
+        if (!has_arrived(p, r) && may_leave(p))
             return lose(c, j, r, how, after) != HD_OK;
     }
     hd_post_tell(c, !j->closing && (hd_here_any(&p->here, p->now) || after > 0.5 * j->timeout));
@@ -321,25 +344,63 @@ static void count_late(hd_comm *c, const hd_job *j, uint64_t latest, int64_t wai
         hd_late_waited(c, j, rank, waited - least, 0);
 }
 
+/* 1: all ranks have arrived, or, for one that listens, the check has gone on; 0: not yet; -1: MPI
+ * failed, and the job with it; -2: it is abandoned on this node. */
+static int met(hd_comm *c, hd_job *j)
+{
+    hd_post *p = c->post;
+    hd_ballot *b = p->ballot;
+    int rc;
+    if (p->caucus && !takes_part(p)) {
+        const int heard = hd_caucus_listen(p->caucus, p->now, &b->first);
+        return heard < 0 ? -2 : heard;
+    }
+    if (p->caucus && hd_caucus_given_up(p->caucus, p->now))
+        return -2;
+    if (!b->begun) {
+        if (p->caucus && !hd_caucus_complete(p->caucus, p->now))
+            return 0;
+        if (p->caucus)
+            hd_caucus_gather(p->caucus, &b->first);
+        hd_mpi_lock(c->session);
+        rc = hd_ballot_begin(b, rounds_of(p));
+        hd_mpi_unlock(c->session);
+        if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
+            return -1;
+    }
+    return ended(c, j, &b->req[0]);
+}
+
 /* HD_OK when all ranks have arrived; otherwise the check is abandoned. */
 static int first_round(hd_comm *c, hd_job *j)
 {
-    MPI_Request *req = &c->post->ballot->req[0];
     hd_waiter w;
-    int end;
+    int end, watched = 0;
 
     begin_wait(c, j, &w);
-    while (!(end = ended(c, j, req))) {
+    while (!(end = met(c, j))) {
         const int ev = hd_waiter_step(&w);
         if ((ev & HD_WAIT_HOOK) && look_around(c, j, &w))
             return j->code;
         if (!(ev & HD_WAIT_EXPIRED))
             continue;
-        if ((end = ended(c, j, req))) /* once more: the last look may be a nap old */
+        if ((end = met(c, j))) /* once more: the last look may be a nap old */
             break;
         hd_post_read(c);
-        return hd_post_abandoned(c->post) ? follow(c, j) : time_out(c, j, &w);
+        if (hd_post_abandoned(c->post)) {
+            end = -2;
+            break;
+        }
+        if (may_leave(c->post))
+            return time_out(c, j, &w);
+        w.limit = HD_NEVER; /* from here on as in the second round */
+        hd_data_begin(c, j);
+        watched = 1;
     }
+    if (watched)
+        hd_data_end(c);
+    if (end == -2)
+        return follow(c, j);
     if (end > 0 && w.start)
         c->post->waited = hd_now() - w.start;
     return end > 0 ? HD_OK : j->code;
@@ -390,20 +451,37 @@ static int quote_all(hd_comm *c, hd_job *j)
     return j->code;
 }
 
-/* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
- * to the watchdog. */
-static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
+/* HD_OK when all ranks have voted yes. */
+static int vote(hd_comm *c, hd_job *j, hd_ballot *b)
 {
-    const uint64_t *v = b->first.vote;
+    hd_post *p = c->post;
     int rc;
+    if (p->caucus && !hd_caucus_speak(p->caucus, p->now))
+        return follow(c, j);
     b->seen = b->voted = 1;
     hd_mpi_lock(c->session);
-    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, c->post->mpi, &b->req[1]);
+    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, rounds_of(p), &b->req[1]);
     hd_mpi_unlock(c->session);
     if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1]))
         return j->code;
     if (!b->seen)
         return follow(c, j);
+    if (p->caucus)
+        hd_caucus_conclude(p->caucus, p->now, &b->first);
+    return HD_OK;
+}
+
+/* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
+ * to the watchdog. */
+static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
+{
+    const uint64_t *v = b->first.vote;
+    if (takes_part(c->post)) {
+        if (vote(c, j, b))
+            return j->code;
+    } else {
+        b->seen = b->voted = 1; /* it has heard that all have */
+    }
     if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
         j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
         j->polls = v[POLLS] != 0;
@@ -422,7 +500,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     hd_post *p = c->post;
     const int64_t waited = p->waited;
     hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_ballot_new());
-    int code, rc;
+    int code;
 
     if (!b) {
         hd_fail(j, HD_ERR_MEMORY, "no memory for the entry check");
@@ -431,7 +509,8 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     p->now++;
     p->here.announced = 0;
     hd_post_forget(p, p->now);
-    b->seen = b->voted = 0;
+    b->seen = 0;
+    b->begun = b->voted = 0;
     /* a maximum over (x, ~x) tells whether all x are the same */
     memcpy(b->first.vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
@@ -439,11 +518,8 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
            sizeof b->first.vote);
     p->waited = 0;
     hd_letter_write(c, j, &b->first.letter);
-    hd_mpi_lock(c->session);
-    rc = hd_ballot_begin(b, p->mpi);
-    hd_mpi_unlock(c->session);
-    if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
-        return j->code;
+    if (p->caucus)
+        hd_caucus_arrive(p->caucus, p->now, &b->first);
     if (j->refusal.why)
         return refuse(c, j);
     if (j->monitored)

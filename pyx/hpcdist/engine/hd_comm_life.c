@@ -8,6 +8,7 @@
 
 #include "hd_base.h"
 #include "hd_block.h"
+#include "hd_caucus_life.h"
 #include "hd_comm.h"
 #include "hd_comm_life.h"
 #include "hd_exit.h"
@@ -199,7 +200,13 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
         return HD_OK;
     if (c->one_node && !checks_by_mpi() && (rc = hd_page_open(c)))
         return failed(b ? c->session : NULL, "MPI_Bcast", c->name, rc, text, room);
-    if (c->page || (code = hd_post_open(c, &rc)) == HD_OK)
+    if (c->page)
+        return HD_OK;
+    code = hd_post_open(c, &rc);
+    if (code == HD_OK && !checks_by_mpi() && !hd_ft_on(c->session) &&
+        (rc = hd_caucus_open(c, &c->post->caucus)))
+        return failed(b ? c->session : NULL, "MPI_Comm_split", c->name, rc, text, room);
+    if (code == HD_OK)
         return HD_OK;
     if (rc)
         return failed(b ? c->session : NULL, "MPI_Comm_dup", c->name, rc, text, room);
@@ -426,6 +433,8 @@ int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
     free(c->failure.text);
     c->failure.text = NULL;
     if (how == HD_LATER) {
+        if (c->post && c->post->caucus)
+            hd_caucus_close(c->post->caucus);
         hd_grave_dig(c);
     } else {
         hd_levels_free(c, how == HD_TOGETHER);

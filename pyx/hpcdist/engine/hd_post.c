@@ -6,6 +6,8 @@
 
 #include "hd_ballot.h"
 #include "hd_base.h"
+#include "hd_caucus.h"
+#include "hd_caucus_life.h"
 #include "hd_comm.h"
 #include "hd_here.h"
 #include "hd_job.h"
@@ -42,6 +44,8 @@ int hd_post_open(hd_comm *c, int *rc)
     *rc = MPI_Comm_set_errhandler(p->mpi, MPI_ERRORS_RETURN);
     return *rc ? HD_ERR_BACKEND : HD_OK;
 }
+
+int hd_post_by_nodes(const hd_comm *c) { return c->post && c->post->caucus; }
 
 int hd_post_tidy(hd_post *p)
 {
@@ -213,7 +217,7 @@ int hd_post_has(const hd_post *p, int rank)
 }
 
 /* A rank gave the check up or refused; or it is in a later check, which it cannot have reached
- * through an outcome of this one as long as this rank has not said yes. */
+ * through an outcome of this one as long as this rank, or who speaks for it, has not said yes. */
 int hd_post_abandoned(const hd_post *p)
 {
     int later = hd_here_later(&p->here, p->now);
@@ -221,7 +225,8 @@ int hd_post_abandoned(const hd_post *p)
         return 1;
     for (const hd_post_heard *h = p->heard; h; h = h->next)
         later |= h->note.check > p->now;
-    return later && !(p->ballot->voted && p->ballot->seen);
+    return later && !(p->ballot->voted && p->ballot->seen) &&
+           !(p->caucus && hd_caucus_spoken(p->caucus, p->now));
 }
 
 void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *out)
@@ -255,6 +260,8 @@ int hd_post_close(hd_comm *c, int together)
         clean = hd_post_tidy(p);
     if (clean && together && p->mpi != MPI_COMM_NULL)
         MPI_Comm_free(&p->mpi);
+    if (clean && p->caucus)
+        hd_caucus_free(p->caucus, together);
     hd_mpi_unlock(c->session);
     if (clean) {
         hd_post_forget(p, 0);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "hd_ballot.h"
+#include "hd_caucus.h"
 #include "hd_here.h"
 #include "hd_job.h"
 #include "hd_outbox.h"
@@ -39,6 +40,7 @@ typedef struct hd_post_heard {
 
 typedef struct hd_post {
     MPI_Comm mpi;
+    hd_caucus *caucus;        /* NULL: each rank takes part in the rounds itself */
     int64_t unread;           /* notes sent, less those received */
     uint64_t now;             /* the check this rank is in */
     hd_ballot *ballot, *left; /* the one in use; those left behind */
@@ -53,6 +55,7 @@ typedef struct hd_post {
 /* Collective over the group. Returns an hd_code; *rc: of MPI, if that failed. */
 int hd_post_open(hd_comm *c, int *rc);
 int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
+int hd_post_by_nodes(const hd_comm *c);      /* one rank of each node votes for its node */
 int64_t hd_post_unread(hd_comm *c);          /* messages sent, less those received */
 
 /* Frees what MPI is done with; under hd_mpi_lock. 1: nothing is left. */

@@ -1,0 +1,115 @@
+/* The protocol of the ranks of a node in a check between nodes, one step per function: see
+ * hd_caucus.h. */
+#include "hd_caucus.h"
+#include "hd_ballot.h"
+#include "hd_base.h"
+
+/* What one rank brings. It may write while the speaker still reads its vote of an earlier check:
+ * then it has given that one up, and nobody uses what the speaker reads. */
+typedef struct seat {
+    uint64_t arrived; /* the check it has reached */
+    uint32_t core;
+    hd_first first;
+} __attribute__((aligned(HD_LINE))) seat;
+
+struct hd_hall {
+    /* The last check for which the speaker has spoken, or which was given up, and which of both. */
+    uint64_t stand __attribute__((aligned(HD_LINE)));
+    /* The last check that went on (high half), and the last one that did not. */
+    uint64_t verdict __attribute__((aligned(HD_LINE)));
+    hd_first outcome; /* of the last check that went on */
+    seat seats[];
+};
+
+size_t hd_caucus_bytes(int ranks) { return sizeof(struct hd_hall) + (size_t)ranks * sizeof(seat); }
+
+static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+static uint64_t stand_of(uint64_t n, int spoken) { return n << 1 | (spoken != 0); }
+
+/* Takes a stand on check n, if nobody has yet. 0: somebody has, on this check or a later one. */
+static int stand(hd_caucus *k, uint64_t n, int spoken)
+{
+    uint64_t old = load(&k->at->stand);
+    while (old >> 1 < n)
+        if (__atomic_compare_exchange_n(&k->at->stand, &old, stand_of(n, spoken), 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return 1;
+    return 0;
+}
+
+int hd_caucus_speak(hd_caucus *k, uint64_t n) { return stand(k, n, 1); }
+
+int hd_caucus_spoken(const hd_caucus *k, uint64_t n)
+{
+    return load(&k->at->stand) == stand_of(n, 1);
+}
+
+int hd_caucus_given_up(const hd_caucus *k, uint64_t n)
+{
+    const uint64_t now = load(&k->at->stand);
+    return now >> 1 >= n && now != stand_of(n, 1);
+}
+
+int hd_caucus_give_up(hd_caucus *k, uint64_t n)
+{
+    return stand(k, n, 0) || !hd_caucus_spoken(k, n);
+}
+
+/* ---- votes ---- */
+
+void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
+{
+    seat *s = &k->at->seats[k->place];
+    hd_put_words((char *)&s->first, (const char *)mine, sizeof *mine);
+    __atomic_store_n(&s->core, hd_core(), __ATOMIC_RELAXED);
+    __atomic_store_n(&s->arrived, n, __ATOMIC_RELEASE);
+}
+
+void hd_caucus_cores(const hd_caucus *k, hd_waiter *w)
+{
+    w->core = &k->at->seats[k->place].core;
+    w->their_core = &k->at->seats[0].core;
+}
+
+int hd_caucus_complete(const hd_caucus *k, uint64_t n)
+{
+    for (int i = 1; i < k->ranks; i++)
+        if (load(&k->at->seats[i].arrived) < n)
+            return 0;
+    return 1;
+}
+
+void hd_caucus_gather(const hd_caucus *k, hd_first *into)
+{
+    hd_first next;
+    for (int i = 1; i < k->ranks; i++) {
+        hd_get_words((char *)&next, (const char *)&k->at->seats[i].first, sizeof next);
+        hd_ballot_combine(&next, into);
+    }
+}
+
+/* ---- the verdict ---- */
+
+void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome)
+{
+    uint64_t old = load(&k->at->verdict);
+    const uint32_t decided = outcome ? (uint32_t)n : (uint32_t)(old >> 32);
+    const uint32_t failed = outcome ? (uint32_t)old : (uint32_t)n;
+    if (outcome)
+        hd_put_words((char *)&k->at->outcome, (const char *)outcome, sizeof *outcome);
+    __atomic_store_n(&k->at->verdict, (uint64_t)decided << 32 | failed, __ATOMIC_RELEASE);
+}
+
+/* No later check goes on without this rank, so the outcome of n stays where it is. The stand is
+ * read first: of a later check it says that the verdict of n is there, if there is one. */
+int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out)
+{
+    const int given_up = hd_caucus_given_up(k, n);
+    const uint64_t verdict = load(&k->at->verdict);
+    if ((uint32_t)(verdict >> 32) == (uint32_t)n) {
+        hd_get_words((char *)out, (const char *)&k->at->outcome, sizeof *out);
+        return 1;
+    }
+    return given_up || (int32_t)((uint32_t)verdict - (uint32_t)n) >= 0 ? -1 : 0;
+}

@@ -1,0 +1,51 @@
+/* The ranks of one node in an entry check between nodes. Each brings its vote and its letter; one
+ * of them, the speaker, takes part in the rounds for all of them, and the others, who listen, wait
+ * for the node's verdict. See hd_check_mpi.c for the rounds.
+ *
+ * A check is given up by a swap of one word, the stand. The speaker must swap there, too, before
+ * it says yes in the second round: so after its yes no rank of the node has given up, and none can
+ * any more. A rank that gives up does not wait for the speaker, which may be late or stopped.
+ *
+ * tests/model/check_nodes.pml checks this protocol. */
+#ifndef HD_CAUCUS_H
+#define HD_CAUCUS_H
+
+#include <mpi.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hd_ballot.h"
+#include "hd_base.h"
+#include "hd_comm.h"
+
+typedef struct hd_caucus {
+    int place, ranks;   /* this rank's among those of its node; 0: it speaks */
+    MPI_Comm speakers;  /* MPI_COMM_NULL on those who listen */
+    struct hd_hall *at; /* the memory that the node shares */
+    size_t bytes;
+} hd_caucus;
+
+size_t hd_caucus_bytes(int ranks); /* of the memory that so many share, zero at first */
+
+static inline int hd_caucus_speaks(const hd_caucus *k) { return k->place == 0; }
+
+/* This rank has reached check n, with that vote. */
+void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine);
+/* Lets a rank that listens see on which cores it and the speaker run. */
+void hd_caucus_cores(const hd_caucus *k, hd_waiter *w);
+
+/* For the speaker. Whether all ranks of the node have reached check n; then their votes. */
+int hd_caucus_complete(const hd_caucus *k, uint64_t n);
+void hd_caucus_gather(const hd_caucus *k, hd_first *into);
+int hd_caucus_speak(hd_caucus *k, uint64_t n); /* 0: the check was given up */
+/* How the check ended for the node; NULL: not well. */
+void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome);
+
+int hd_caucus_give_up(hd_caucus *k, uint64_t n); /* 0: the speaker has spoken */
+int hd_caucus_spoken(const hd_caucus *k, uint64_t n);
+int hd_caucus_given_up(const hd_caucus *k, uint64_t n);
+/* What a rank that listens sees: 1: the outcome is in *out; 0: nothing yet; -1: the check has
+ * failed. */
+int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out);
+
+#endif

@@ -1,0 +1,15 @@
+/* A group's caucus, from the meeting of each node's ranks to the group's end. */
+#ifndef HD_CAUCUS_LIFE_H
+#define HD_CAUCUS_LIFE_H
+
+#include "hd_caucus.h"
+#include "hd_comm.h"
+
+/* Collective over the group. *out is NULL on all ranks if no node has several of them, or where
+ * memory is missing. Returns MPI's code. */
+int hd_caucus_open(const hd_comm *c, hd_caucus **out);
+/* Gives the memory back when this rank has left; and later all, where all ranks have. */
+void hd_caucus_close(hd_caucus *k);
+void hd_caucus_free(hd_caucus *k, int together);
+
+#endif
