@@ -66,7 +66,18 @@ BASE = tuple(
         "kernels/hd_types",
     )
 ) + ("tests/stress/stub/stub.c",)
-POSTED = ("check_mpi", "ballot", "caucus", "post", "here", "outbox", "page_pairs", "carry", "scale")
+POSTED = (
+    "check_mpi",
+    "leave",
+    "ballot",
+    "caucus",
+    "post",
+    "here",
+    "outbox",
+    "page_pairs",
+    "carry",
+    "scale",
+)
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("node", "direct", "slots")))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))

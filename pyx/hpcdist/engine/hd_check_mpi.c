@@ -45,6 +45,7 @@
 #include "hd_here.h"
 #include "hd_job.h"
 #include "hd_late.h"
+#include "hd_leave.h"
 #include "hd_pairs.h"
 #include "hd_post.h"
 #include "hd_report.h"
@@ -52,208 +53,7 @@
 #include "hd_threads.h"
 #include "hd_watchdog.h"
 
-static int has_arrived(const void *post, int rank)
-{
-    const hd_post *p = post;
-    return hd_here_has(&p->here, p->now, rank) || hd_post_has(p, rank);
-}
-
-#define REASON_S 0.5 /* seconds to wait for a note that must be on its way */
-#define GONE_S 0.2   /* the same, for one that a rank that has gone may have sent before */
-#define NAMED 16     /* missing ranks of a large group that an error names */
-
-/* The rounds are those of all ranks, or of one of each node: see hd_caucus.h. */
-static int takes_part(const hd_post *p) { return !p->caucus || hd_caucus_speaks(p->caucus); }
-static MPI_Comm rounds_of(const hd_post *p) { return p->caucus ? p->caucus->speakers : p->mpi; }
-
-/* ---- leaving a check without an outcome ---- */
-
-/* Says no in the second round, unless this rank has already voted there, and leaves the requests to
- * MPI. */
-static void leave_behind(hd_comm *c)
-{
-    hd_post *p = c->post;
-    hd_ballot *b = p->ballot, *fresh = hd_ballot_new();
-    if (p->caucus)
-        hd_caucus_give_up(p->caucus, p->now);
-    hd_mpi_lock(c->session);
-    if (!b->begun && takes_part(p))
-        hd_ballot_begin(b, rounds_of(p));
-    if (!b->voted && takes_part(p))
-        MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, rounds_of(p), &b->req[1]);
-    b->voted = 1;
-    b->next = p->left;
-    p->left = b;
-    p->ballot = fresh; /* without memory the next check tries again */
-    hd_post_tidy(p);
-    hd_mpi_unlock(c->session);
-    if (p->caucus && takes_part(p))
-        hd_caucus_conclude(p->caucus, p->now, NULL);
-}
-
-/* Whether this rank may still give up. Otherwise the speaker of its node has said yes. */
-static int may_leave(const hd_post *p)
-{
-    return !p->caucus || hd_caucus_give_up(p->caucus, p->now);
-}
-
-static void give_up(hd_comm *c, hd_job *j, int what, double after)
-{
-    char here[HD_DESC];
-    leave_behind(c);
-    hd_describe_here(here, j);
-    hd_say_awaited(here, c, has_arrived, c->post);
-    hd_post_send(c, what, HD_ERR_TIMEOUT, after, here);
-    hd_post_flush(c);
-}
-
-/* A rank has gone without coming to this check: ranks of other nodes do not see that. */
-static int lose(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double after)
-{
-    char why[HD_DESC];
-    hd_text t;
-    hd_fail_gone(c, j, rank, how);
-    leave_behind(c);
-    hd_text_init(&t, why, sizeof why);
-    hd_say(&t, "rank %d ", rank);
-    hd_say_gone(&t, c, rank, how);
-    hd_post_send(c, HD_POST_LOST, HD_ERR_FAILED, after, why);
-    hd_post_flush(c);
-    return j->code;
-}
-
-static int refuse(hd_comm *c, const hd_job *j)
-{
-    leave_behind(c);
-    hd_post_send(c, HD_POST_REFUSED, j->refusal.code ? j->refusal.code : HD_ERR_MISMATCH, 0,
-                 j->refusal.why);
-    hd_post_flush(c);
-    return HD_OK;
-}
-
-static const hd_post_heard *await_reason(hd_comm *c, double seconds)
-{
-    const int64_t until = hd_until(seconds);
-    const hd_post_heard *h;
-    while (!(h = hd_post_reason(c->post)) && hd_now() < until) {
-        const struct timespec nap = {0, 50000};
-        nanosleep(&nap, NULL);
-        hd_post_read(c);
-    }
-    return h;
-}
-
-/* Where no note says why: a member that has gone may be the reason. A note is believed first. Those
- * who followed it and ended are gone here, too, and nobody waited for them. */
-static int fail_if_lost(hd_comm *c, hd_job *j, const hd_post_heard *h)
-{
-    const enum hd_gone how = h ? hd_session_gone(c->session, c->node_slot[h->note.by]) : HD_HERE;
-    if (how && h->note.what == HD_POST_INTERRUPTED)
-        return hd_fail_gone(c, j, h->note.by, how); /* not a late rank ended the check */
-    if (h && (h->note.what == HD_POST_REFUSED || h->note.text[0]))
-        return HD_OK;
-    return hd_fail_if_gone(c, j, has_arrived, c->post);
-}
-
-/* Another rank has abandoned the check: reports which, as far as that is known, and leaves. */
-static int follow(hd_comm *c, hd_job *j)
-{
-    hd_post *p = c->post;
-    const hd_post_heard *h = await_reason(c, REASON_S);
-    char buffer[HD_TEXT];
-    hd_refused refused;
-    int code = HD_ERR_TIMEOUT;
-    hd_text t;
-
-    leave_behind(c);
-    hd_post_pass_on(c, h);
-    if (fail_if_lost(c, j, h))
-        return j->code;
-    hd_note_site(j);
-    hd_text_init(&t, buffer, sizeof buffer);
-    if (h && h->note.what == HD_POST_REFUSED) {
-        code = h->note.code;
-        hd_post_refused(p, h, &refused);
-        hd_say_refused(&t, j, code, &refused);
-        hd_say(&t, "; this rank called ");
-        hd_say_call(&t, c, j);
-        hd_say(&t, ". ");
-    } else if (h && h->note.what == HD_POST_LOST) {
-        code = h->note.code;
-        hd_say(&t, "rank %d gave up after %.3g s because %s; this rank is in ", h->note.by,
-               h->note.after, h->note.text);
-        hd_say_call(&t, c, j);
-        hd_say(&t, ". ");
-    } else if (h && h->note.text[0]) {
-        const int raised = h->note.what == HD_POST_INTERRUPTED;
-        hd_say(&t, "rank %d gave up after %.3g s in %s%s; this rank is in ", h->note.by,
-               h->note.after, h->note.text, raised ? ": a signal handler raised there" : "");
-        hd_say_call(&t, c, j);
-        hd_say(&t, raised ? ". " : ": not all ranks had joined in time. ");
-    } else {
-        hd_say(&t, "another rank gave up waiting in ");
-        hd_say_call(&t, c, j);
-        hd_say(&t, ": not all ranks had joined in time. ");
-    }
-    if (h && h->note.what == HD_POST_LOST) /* perhaps on another node, which is not seen here */
-        hd_say_last(&t, "Nothing was transferred, and the group cannot be used any more.");
-    else
-        hd_say_unharmed(&t, c);
-    hd_fail(j, code, "%s", buffer);
-    return j->code;
-}
-
-static void say_missing(hd_text *t, const hd_comm *c)
-{
-    /* In a large group not all may know of a rank that has just come. */
-    const int silent = c->post->passes_on, named = silent ? NAMED : c->size;
-    int missing = 0;
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank && !has_arrived(c->post, r) && missing++ < named)
-            hd_say(t, "%s%d", missing > 1 ? ", " : silent ? ": no word from rank " : ": rank ", r);
-    if (!missing)
-        hd_say(t, ": some rank has not joined.");
-    else if (!silent)
-        hd_say(t, missing > 1 ? " have not joined." : " has not joined.");
-    else if (missing > named)
-        hd_say(t, " and %d more.", missing - named);
-    else
-        hd_say(t, ".");
-}
-
-static int time_out(hd_comm *c, hd_job *j, const hd_waiter *w)
-{
-    const hd_post *p = c->post;
-    const double after = hd_waiter_elapsed(w);
-    char buffer[HD_TEXT];
-    hd_text t;
-
-    hd_note_site(j);
-    hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in ", after);
-    hd_say_call(&t, c, j);
-    say_missing(&t, c);
-    for (int r = 0; r < c->size && t.used < 1200; r++) {
-        const int here = has_arrived(p, r);
-        if (r == c->rank || (here && p->passes_on))
-            continue;
-        hd_say(&t, "\n  rank %d: ", r);
-        if (here) {
-            hd_say(&t, "waits in the same call");
-            continue;
-        }
-        hd_session_report(c->session, c->node_slot[r], &t);
-        hd_hang_say_where(c->session, c->node_slot[r], &t);
-    }
-    hd_say(&t, "\n");
-    hd_say_unharmed(&t, c);
-    hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-    give_up(c, j, HD_POST_GAVE_UP, after);
-    hd_hang_report(c->session, buffer, 0);
-    return j->code;
-}
-
-/* ---- the rounds ---- */
+#define GONE_S 0.2 /* seconds to wait for a note that a rank that has gone may have sent before */
 
 /* 1: the request has ended; 0: not yet; -1: MPI failed, and the job with it. */
 static int ended(hd_comm *c, hd_job *j, MPI_Request *req)
@@ -273,7 +73,7 @@ static void begin_wait(const hd_comm *c, hd_job *j, hd_waiter *w)
     const int spin = hd_session_spin(c->session, !j->inline_);
     hd_job_waiter(w, spin, j);
     w->naps = !spin && !j->inline_; /* a lane beside a thread that computes */
-    if (!takes_part(c->post))
+    if (!hd_post_votes(c->post))
         hd_caucus_cores(c->post->caucus, w);
 }
 
@@ -289,35 +89,35 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         hd_session_progress(c->session);
     if (interrupted(j)) {
         j->code = HD_ERR_INTERRUPT;
-        if (!may_leave(p))
+        if (!hd_leave_allowed(p))
             return 0; /* after the operation */
-        give_up(c, j, HD_POST_INTERRUPTED, after);
+        hd_leave_early(c, j, HD_POST_INTERRUPTED, after);
         return 1;
     }
     if (hd_session_broken(c->session)) {
         hd_fail_broken(c, j);
-        leave_behind(c);
+        hd_leave_behind(c);
         return 1;
     }
     hd_post_read(c);
     if (hd_post_abandoned(p))
-        return follow(c, j) != HD_OK;
+        return hd_leave_following(c, j) != HD_OK;
     for (int r = 0; r < c->size; r++) {
         const enum hd_gone how =
             r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
-        if (!how || has_arrived(p, r))
+        if (!how || hd_post_arrived(p, r))
             continue;
         if (!j->closing)
-            await_reason(c, GONE_S);
+            hd_leave_reason(c, GONE_S);
         if (hd_post_abandoned(p))
-            return follow(c, j) != HD_OK;
+            return hd_leave_following(c, j) != HD_OK;
         if (hd_session_broken(c->session)) {
             hd_fail_broken(c, j);
-            leave_behind(c);
+            hd_leave_behind(c);
             return 1;
         }
-        if (!has_arrived(p, r) && may_leave(p))
-            return lose(c, j, r, how, after) != HD_OK;
+        if (!hd_post_arrived(p, r) && hd_leave_allowed(p))
+            return hd_leave_lost(c, j, r, how, after) != HD_OK;
     }
     hd_post_tell(c, !j->closing && (hd_here_any(&p->here, p->now) || after > 0.5 * j->timeout));
     return 0;
@@ -351,7 +151,7 @@ static int met(hd_comm *c, hd_job *j)
     hd_post *p = c->post;
     hd_ballot *b = p->ballot;
     int rc;
-    if (p->caucus && !takes_part(p)) {
+    if (p->caucus && !hd_post_votes(p)) {
         const int heard = hd_caucus_listen(p->caucus, p->now, &b->first);
         return heard < 0 ? -2 : heard;
     }
@@ -363,7 +163,7 @@ static int met(hd_comm *c, hd_job *j)
         if (p->caucus)
             hd_caucus_gather(p->caucus, &b->first);
         hd_mpi_lock(c->session);
-        rc = hd_ballot_begin(b, rounds_of(p));
+        rc = hd_ballot_begin(b, hd_post_rounds(p));
         hd_mpi_unlock(c->session);
         if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
             return -1;
@@ -391,8 +191,8 @@ static int first_round(hd_comm *c, hd_job *j)
             end = -2;
             break;
         }
-        if (may_leave(c->post))
-            return time_out(c, j, &w);
+        if (hd_leave_allowed(c->post))
+            return hd_leave_late(c, j, &w);
         w.limit = HD_NEVER; /* from here on as in the second round */
         hd_data_begin(c, j);
         watched = 1;
@@ -400,7 +200,7 @@ static int first_round(hd_comm *c, hd_job *j)
     if (watched)
         hd_data_end(c);
     if (end == -2)
-        return follow(c, j);
+        return hd_leave_following(c, j);
     if (end > 0 && w.start)
         c->post->waited = hd_now() - w.start;
     return end > 0 ? HD_OK : j->code;
@@ -424,7 +224,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
             return hd_fail_broken(c, j);
         hd_post_read(c);
         if (hd_post_abandoned(c->post))
-            return follow(c, j);
+            return hd_leave_following(c, j);
     }
     return end > 0 ? HD_OK : j->code;
 }
@@ -457,15 +257,16 @@ static int vote(hd_comm *c, hd_job *j, hd_ballot *b)
     hd_post *p = c->post;
     int rc;
     if (p->caucus && !hd_caucus_speak(p->caucus, p->now))
-        return follow(c, j);
+        return hd_leave_following(c, j);
     b->seen = b->voted = 1;
     hd_mpi_lock(c->session);
-    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, rounds_of(p), &b->req[1]);
+    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, hd_post_rounds(p),
+                        &b->req[1]);
     hd_mpi_unlock(c->session);
     if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1]))
         return j->code;
     if (!b->seen)
-        return follow(c, j);
+        return hd_leave_following(c, j);
     if (p->caucus)
         hd_caucus_conclude(p->caucus, p->now, &b->first);
     return HD_OK;
@@ -476,7 +277,7 @@ static int vote(hd_comm *c, hd_job *j, hd_ballot *b)
 static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
 {
     const uint64_t *v = b->first.vote;
-    if (takes_part(c->post)) {
+    if (hd_post_votes(c->post)) {
         if (vote(c, j, b))
             return j->code;
     } else {
@@ -521,13 +322,13 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     if (p->caucus)
         hd_caucus_arrive(p->caucus, p->now, &b->first);
     if (j->refusal.why)
-        return refuse(c, j);
+        return hd_leave_refusing(c, j);
     if (j->monitored)
         hd_post_tell(c, 1);
     if ((code = first_round(c, j)))
         return code;
     if (b->first.vote[REFUSES])
-        return follow(c, j);
+        return hd_leave_following(c, j);
     hd_data_begin(c, j);
     code = conclude(c, j, b);
     hd_data_end(c);

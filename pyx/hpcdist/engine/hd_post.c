@@ -216,6 +216,12 @@ int hd_post_has(const hd_post *p, int rank)
     return 0;
 }
 
+int hd_post_arrived(const void *post, int rank)
+{
+    const hd_post *p = post;
+    return hd_here_has(&p->here, p->now, rank) || hd_post_has(p, rank);
+}
+
 /* A rank gave the check up or refused; or it is in a later check, which it cannot have reached
  * through an outcome of this one as long as this rank, or who speaks for it, has not said yes. */
 int hd_post_abandoned(const hd_post *p)

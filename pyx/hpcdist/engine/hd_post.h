@@ -52,6 +52,17 @@ typedef struct hd_post {
     int64_t waited; /* ns: in the first round of the last check */
 } hd_post;
 
+/* The rounds are those of all ranks, or of one of each node. */
+static inline int hd_post_votes(const hd_post *p)
+{
+    return !p->caucus || hd_caucus_speaks(p->caucus);
+}
+
+static inline MPI_Comm hd_post_rounds(const hd_post *p)
+{
+    return p->caucus ? p->caucus->speakers : p->mpi;
+}
+
 /* Collective over the group. Returns an hd_code; *rc: of MPI, if that failed. */
 int hd_post_open(hd_comm *c, int *rc);
 int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
@@ -76,6 +87,7 @@ void hd_post_forget(hd_post *p, uint64_t before);
 const hd_post_heard *hd_post_reason(const hd_post *p);
 /* Whether there is a note of that rank about the present check or a later one. */
 int hd_post_has(const hd_post *p, int rank);
+int hd_post_arrived(const void *post, int rank); /* the same, or it has said that it is there */
 int hd_post_abandoned(
     const hd_post *p); /* the present check is, whether there is a reason or not */
 /* The ranks that refused the present check for the same reason as that note. */
