@@ -1,30 +1,25 @@
-/* all_reduce over two levels, for a long tensor of a group whose ranks share several nodes.
+/* Collectives over two levels, for long tensors of a group whose ranks share several nodes: what
+ * hd_levels_reductions.c and hd_levels_moves.c have in common.
  *
- * The ranks of a node combine a tensor through memory that they share, a slice each. For each
- * slice one rank of every node has its node's sum then; these ranks, a *rail*, combine theirs over
- * the network. At last the ranks of a node read each other's slices. So each byte crosses the
- * network once for a node, not once for a rank, and all ranks drive the network at once. There are
- * as many rails as the smallest node has ranks; on larger nodes the others carry no slice.
+ * The ranks of a node exchange through memory that they share. What crosses the network is divided
+ * among them: those that have the same place on their nodes, a *rail*, exchange their part over the
+ * network. So each byte crosses the network once for a node, not once for a rank, and all ranks
+ * drive the network at once. There are as many rails as the smallest node has ranks; on larger
+ * nodes the others carry nothing.
  *
- * A tensor goes in pieces. For each piece a rank
- *   1. copies into its slot what the others of its node are to reduce, and announces `in`;
- *   2. when the others have, adds their slots to its own slice, in place, and begins the all-reduce
- *      of the slice on its rail;
- *   3. begins the next piece meanwhile, up to here;
- *   4. when the rail is done, puts the result into its slot, in the place that step 1 left out, and
- *      announces `out`;
- *   5. when the others have, copies their slices out.
+ * A tensor goes in pieces. What a rank does with a piece has two halves: it *begins* the piece,
+ * with a nonblocking call on its rail at the end of that, begins the next piece meanwhile, and then
+ * *ends* the first one. In between it makes two announcements: `in`, when its slot of the shared
+ * memory has what the others of its node are to read first, and `out`, when it has what they read
+ * at last.
  *
  * A slot has three parts, which pieces use in turn. A rank that begins piece k+3 has seen `out` of
- * piece k+1 from all ranks of its node, and a rank announces that only when it is done with k.
- *
- * Each slice is combined by one rank of a node, in the same order each time, so all ranks get the
- * same bits, as far as the library's all-reduce gives them.
+ * piece k+1 from all ranks of its node, and a rank announces that only when it is done with k. This
+ * holds for each operation, so they may follow each other in any order.
  *
  * No rank gives up here: the others may be inside a call of MPI's that cannot be cancelled. As for
  * every such call, the watchdog ends the job when it takes longer than its timeout. */
 #include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
 
@@ -35,9 +30,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_levels.h"
-#include "hd_mpi_ops.h"
 #include "hd_report.h"
-#include "hd_scale.h"
 #include "hd_shared.h"
 #include "hd_status.h"
 #include "hd_threads.h"
@@ -49,39 +42,6 @@
 #define LONG_PIECE (1 << 20)
 #define LEAST_SLICE (4 << 10)
 #define PARTS 3 /* of a slot */
-
-typedef struct line {
-    uint64_t in __attribute__((aligned(HD_LINE)));  /* pieces */
-    uint64_t out __attribute__((aligned(HD_LINE))); /* pieces */
-} line;
-
-struct hd_levels {
-    MPI_Comm node, rail; /* the members on this node; those that carry the same slice */
-    int place, ranks;    /* this rank's place among the former, and how many there are */
-    int rails;
-    line *lines; /* one per rank of the node; then, from the next page on, the slots */
-    char *slots;
-    size_t bytes;
-    int64_t piece; /* bytes of a part of a slot */
-    uint64_t done; /* pieces */
-    int failed;    /* MPI did in the middle of a tensor: pieces are not counted alike any more */
-};
-
-typedef struct run {
-    hd_comm *c;
-    hd_job *j;
-    struct hd_levels *l;
-    hd_reduce_fn reduce;
-    MPI_Datatype type;
-    MPI_Op op;
-    int64_t item, step; /* bytes of an element; elements of a piece */
-    double factor;
-    int first;
-    char *data;
-    int64_t n;
-    uint64_t before;      /* pieces of earlier tensors */
-    MPI_Request rails[2]; /* of even and of odd pieces */
-} run;
 
 int hd_levels_wanted(void)
 {
@@ -95,13 +55,25 @@ static int64_t page_up(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 static int64_t head_bytes(const struct hd_levels *l)
 {
-    return page_up((int64_t)sizeof(line) * l->ranks);
+    return page_up((int64_t)sizeof(hd_levels_line) * l->ranks);
 }
 
-/* The communicators of this rank's node and rail. */
+/* Tells all members where each of them is: the nodes are numbered by the first of their members. */
+static int seat(hd_comm *c, struct hd_levels *l, int first)
+{
+    const hd_levels_seat mine = {first, l->place};
+    const int rc = MPI_Allgather(&mine, 2, MPI_INT, l->seats, 2, MPI_INT, c->mpi);
+    for (int r = 0; r < c->size && !rc; r++) {
+        hd_levels_seat *s = &l->seats[r];
+        s->node = s->node == r ? l->nodes++ : l->seats[s->node].node;
+    }
+    return rc;
+}
+
+/* The communicators of this rank's node and rail. A node has the same rank in all rails. */
 static int split(hd_comm *c, struct hd_levels *l)
 {
-    int first = 0, least = 0, rc;
+    int first = 0, sides[2] = {0, 0}, rc; /* of all nodes' ranks, the least and the most */
 
     while (c->node_slot[first] < 0)
         first++;
@@ -109,13 +81,18 @@ static int split(hd_comm *c, struct hd_levels *l)
     if (MPI_Comm_split(c->mpi, first, c->rank, &l->node) == MPI_SUCCESS) {
         MPI_Comm_rank(l->node, &l->place);
         MPI_Comm_size(l->node, &l->ranks);
-        least = l->ranks;
+        l->seats = malloc((size_t)c->size * sizeof *l->seats);
+        sides[0] = l->seats ? l->ranks : 0;
+        sides[1] = -l->ranks;
     }
-    rc = MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_INT, MPI_MIN, c->mpi);
-    if (rc || !least)
+    rc = MPI_Allreduce(MPI_IN_PLACE, sides, 2, MPI_INT, MPI_MIN, c->mpi);
+    if (rc || !sides[0])
         return rc ? rc : MPI_ERR_OTHER;
-    l->rails = least;
-    rc = MPI_Comm_split(c->mpi, l->place < least ? l->place : MPI_UNDEFINED, c->rank, &l->rail);
+    l->rails = sides[0];
+    l->even = sides[0] == -sides[1];
+    if ((rc = seat(c, l, first)))
+        return rc;
+    rc = MPI_Comm_split(c->mpi, l->place < l->rails ? l->place : MPI_UNDEFINED, first, &l->rail);
     if (!rc)
         MPI_Comm_set_errhandler(l->node, MPI_ERRORS_RETURN);
     if (!rc && l->rail != MPI_COMM_NULL)
@@ -164,6 +141,13 @@ static void free_comms(struct hd_levels *l)
         MPI_Comm_free(&l->rail);
 }
 
+static void discard(struct hd_levels *l)
+{
+    if (l)
+        free(l->seats);
+    free(l);
+}
+
 /* Whether some node has several of the members; each knows those of its own. */
 static int has_several(hd_comm *c, struct hd_levels *l, int *rc)
 {
@@ -198,7 +182,7 @@ static int open_levels(hd_comm *c, hd_job *j)
     }
     hd_mpi_unlock(c->session);
     if (!c->levels)
-        free(l);
+        discard(l);
     return hd_mpi_failed(j, rc, "MPI_Allreduce");
 }
 
@@ -216,7 +200,7 @@ void hd_levels_free(hd_comm *c, int together)
     c->levels = NULL;
     if (l && together)
         free_comms(l);
-    free(l);
+    discard(l);
 }
 
 int64_t hd_levels_bytes(const hd_comm *c)
@@ -224,174 +208,122 @@ int64_t hd_levels_bytes(const hd_comm *c)
     return c->levels && c->levels->lines ? (int64_t)c->levels->bytes : 0;
 }
 
-int hd_levels_takes(hd_comm *c, hd_job *j)
+int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
 {
-    int64_t bytes = 0;
     if (!c->two_level || c->one_node || c->page || c->on_device || hd_ft_on(c->session) ||
-        !hd_reduce_kernel(j->redop, j->dtype))
-        return 0;
-    for (int i = 0; i < j->nout; i++)
-        bytes += j->out[i].n * (int64_t)hd_itemsize(j->dtype);
-    if (bytes < LEAST)
+        n < LEAST / (int64_t)hd_itemsize(j->dtype) ||
+        (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype)))
         return 0;
     if (!c->levels_asked && open_levels(c, j))
         return -1;
-    if (c->levels && c->levels->failed) {
-        hd_fail(j, HD_ERR_BACKEND,
-                "%s: an earlier one failed in MPI, between two pieces, and group '%s' cannot be "
-                "used "
-                "any more",
-                j->api, c->name);
-        return -1;
-    }
-    return c->levels != NULL;
+    if (!c->levels || (divided && (!c->levels->even || c->levels->piece < 2 * c->size * HD_LINE)))
+        return 0;
+    if (!c->levels->failed)
+        return 1;
+    hd_fail(j, HD_ERR_BACKEND,
+            "%s: an earlier operation failed in MPI, between two pieces, and group '%s' cannot be "
+            "used any more",
+            j->api, c->name);
+    return -1;
 }
 
-/* ---- waiting ---- */
+/* ---- announcements ---- */
 
-static int behind(const line *of, int out, uint64_t n)
+static uint64_t *count(const hd_levels_run *r, int place, enum hd_levels_of which)
 {
-    return __atomic_load_n(out ? &of->out : &of->in, __ATOMIC_ACQUIRE) < n;
+    hd_levels_line *of = &r->l->lines[place];
+    return which == HD_LEVELS_IN ? &of->in : &of->out;
 }
 
-/* Until all others of the node have announced `in` or `out` of n pieces. */
-static int wait_all(run *r, int out, uint64_t n)
+void hd_levels_announce(const hd_levels_run *r, enum hd_levels_of which, int64_t k)
 {
-    struct hd_levels *l = r->l;
-    hd_waiter w;
+    __atomic_store_n(count(r, r->l->place, which), r->before + (uint64_t)k + 1, __ATOMIC_RELEASE);
+}
 
-    hd_waiter_init(&w, hd_session_spin(r->c->session, !r->j->inline_), -1);
-    for (int i = 1; i < l->ranks; i++) {
-        const line *of = &l->lines[(l->place + i) % l->ranks];
-        while (behind(of, out, n)) {
-            const int ev = hd_waiter_step(&w);
-            if (!ev)
-                continue;
-            hd_session_progress(r->c->session);
-            if (!(ev & HD_WAIT_HOOK))
-                continue;
-            hd_session_note(r->c->session, r->j);
-            if (hd_session_broken(r->c->session))
-                return hd_fail_broken(r->c, r->j);
-        }
+/* Until that rank of the node has announced piece k. */
+static int wait_for(hd_levels_run *r, hd_waiter *w, int place, enum hd_levels_of which, int64_t k)
+{
+    const uint64_t *of = count(r, place, which), n = r->before + (uint64_t)k + 1;
+    while (__atomic_load_n(of, __ATOMIC_ACQUIRE) < n) {
+        const int ev = hd_waiter_step(w);
+        if (!ev)
+            continue;
+        hd_session_progress(r->c->session);
+        if (!(ev & HD_WAIT_HOOK))
+            continue;
+        hd_session_note(r->c->session, r->j);
+        if (hd_session_broken(r->c->session))
+            return hd_fail_broken(r->c, r->j);
     }
     return HD_OK;
 }
 
-/* ---- moving ---- */
-
-static int64_t slice(const run *r, int64_t n, int rail)
+int hd_levels_wait(hd_levels_run *r, int place, enum hd_levels_of which, int64_t k)
 {
-    const int64_t unit = HD_LINE / r->item, each = (n + r->l->rails - 1) / r->l->rails;
-    const int64_t at = (each + unit - 1) / unit * unit * rail;
-    return rail >= r->l->rails || at > n ? n : at;
+    hd_waiter w;
+    hd_waiter_init(&w, hd_session_spin(r->c->session, !r->j->inline_), -1);
+    return wait_for(r, &w, place, which, k);
 }
 
-static char *slot(const run *r, int place, int64_t k)
+int hd_levels_wait_all(hd_levels_run *r, enum hd_levels_of which, int64_t k)
+{
+    const struct hd_levels *l = r->l;
+    hd_waiter w;
+    int code = HD_OK;
+    hd_waiter_init(&w, hd_session_spin(r->c->session, !r->j->inline_), -1);
+    for (int i = 1; i < l->ranks && !code; i++)
+        code = wait_for(r, &w, (l->place + i) % l->ranks, which, k);
+    return code;
+}
+
+/* ---- pieces ---- */
+
+char *hd_levels_slot(const hd_levels_run *r, int place, int64_t k)
 {
     const int64_t part = (int64_t)((r->before + (uint64_t)k) % PARTS);
     return r->l->slots + (PARTS * place + part) * r->l->piece;
 }
 
-static int64_t length(const run *r, int64_t k)
+int64_t hd_levels_length(const hd_levels_run *r, int64_t k)
 {
     const int64_t left = r->n - k * r->step;
     return left < r->step ? left : r->step;
 }
 
-static void give(const run *r, char *to, const char *from, int64_t n)
+int64_t hd_levels_slice(const hd_levels_run *r, int64_t n, int place)
 {
-    if (r->first)
-        hd_scale_mul(to, from, n, r->j->dtype, r->factor);
-    else
-        memcpy(to, from, (size_t)(n * r->item));
+    const int64_t unit = HD_LINE / r->item, each = (n + r->l->rails - 1) / r->l->rails;
+    const int64_t at = (each + unit - 1) / unit * unit * place;
+    return place >= r->l->rails || at > n ? n : at;
 }
 
-/* Steps 1 and 2 of piece k. */
-static int reduce_piece(run *r, int64_t k)
+int hd_levels_go(hd_levels_run *r, hd_comm *c, hd_job *j, int64_t n, int blocks)
 {
-    struct hd_levels *l = r->l;
-    const int64_t item = r->item, n = length(r, k);
-    const int64_t a = slice(r, n, l->place), b = slice(r, n, l->place + 1);
-    char *data = r->data + k * r->step * item, *own = slot(r, l->place, k);
-    int code, rc = MPI_SUCCESS;
-
-    give(r, own, data, a);
-    give(r, own + b * item, data + b * item, n - b);
-    __atomic_store_n(&l->lines[l->place].in, r->before + (uint64_t)k + 1, __ATOMIC_RELEASE);
-    if (r->first)
-        hd_scale_mul(data + a * item, data + a * item, b - a, r->j->dtype, r->factor);
-    if ((code = wait_all(r, 0, r->before + (uint64_t)k + 1)))
-        return code;
-    for (int i = 1; i < l->ranks; i++)
-        r->reduce(slot(r, (l->place + i) % l->ranks, k) + a * item, data + a * item, b - a);
-    r->rails[k & 1] = MPI_REQUEST_NULL;
-    if (b > a) {
-        hd_mpi_lock(r->c->session);
-        rc = MPI_Iallreduce(MPI_IN_PLACE, data + a * item, (int)(b - a), r->type, r->op, l->rail,
-                            &r->rails[k & 1]);
-        hd_mpi_unlock(r->c->session);
-    }
-    return hd_mpi_failed(r->j, rc, "MPI_Iallreduce");
-}
-
-/* Steps 4 and 5. */
-static int spread_piece(run *r, int64_t k)
-{
-    struct hd_levels *l = r->l;
-    const int64_t item = r->item, n = length(r, k);
-    const int64_t a = slice(r, n, l->place), b = slice(r, n, l->place + 1);
-    char *data = r->data + k * r->step * item;
-    int code;
-
-    if ((code = hd_poll(r->c, r->j, &r->rails[k & 1])))
-        return code;
-    hd_scale_after(r->c, r->j, data + a * item, b - a);
-    memcpy(slot(r, l->place, k) + a * item, data + a * item, (size_t)((b - a) * item));
-    __atomic_store_n(&l->lines[l->place].out, r->before + (uint64_t)k + 1, __ATOMIC_RELEASE);
-    if ((code = wait_all(r, 1, r->before + (uint64_t)k + 1)))
-        return code;
-    for (int i = 1; i < l->ranks; i++) {
-        const int q = (l->place + i) % l->ranks;
-        const int64_t from = slice(r, n, q), to = slice(r, n, q + 1);
-        memcpy(data + from * item, slot(r, q, k) + from * item, (size_t)((to - from) * item));
-    }
-    return HD_OK;
-}
-
-int hd_levels_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
-{
-    run r = {.c = c,
-             .j = j,
-             .l = c->levels,
-             .reduce = hd_reduce_kernel(j->redop, j->dtype),
-             .type = hd_mpi_type(j->dtype),
-             .op = hd_mpi_op(j->redop, j->dtype),
-             .item = (int64_t)hd_itemsize(j->dtype),
-             .factor = 1,
-             .data = data,
-             .n = n,
-             .before = c->levels->done,
-             .rails = {MPI_REQUEST_NULL, MPI_REQUEST_NULL}};
+    const int64_t unit = HD_LINE / (int64_t)hd_itemsize(j->dtype);
     int64_t pieces;
     int code = HD_OK;
 
-    r.first = hd_scales_first(c, j, &r.factor);
-    r.step = r.l->piece / r.item;
-    pieces = (n + r.step - 1) / r.step;
+    r->c = c;
+    r->j = j;
+    r->l = c->levels;
+    r->n = n;
+    r->item = (int64_t)hd_itemsize(j->dtype);
+    r->step = r->l->piece / r->item / blocks / unit * unit;
+    r->before = r->l->done;
+    r->rails[0] = r->rails[1] = MPI_REQUEST_NULL;
+    pieces = (n + r->step - 1) / r->step;
     for (int64_t k = 0; k <= pieces && !code; k++) {
         if (k < pieces)
-            code = reduce_piece(&r, k);
+            code = r->begin(r, k, &r->rails[k & 1]);
         if (k > 0 && !code)
-            code = spread_piece(&r, k - 1);
+            code = hd_poll(c, j, &r->rails[~k & 1]);
+        if (k > 0 && !code)
+            code = r->end(r, k - 1);
     }
-    if (code) {
-        r.l->failed = 1;
-        for (int i = 0; i < 2; i++) /* MPI writes to the tensor until then */
-            if (r.rails[i] != MPI_REQUEST_NULL)
-                (void)hd_poll(c, j, &r.rails[i]);
-        return code;
-    }
-    r.l->done += (uint64_t)pieces;
-    return HD_OK;
+    r->l->done += (uint64_t)pieces;
+    for (int i = 0; i < 2 && code; i++) /* MPI writes to the tensor until then */
+        if (r->rails[i] != MPI_REQUEST_NULL)
+            (void)hd_poll(c, j, &r->rails[i]);
+    r->l->failed = code != HD_OK;
+    return code;
 }

@@ -11,6 +11,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_levels.h"
+#include "hd_levels_reductions.h"
 #include "hd_mpi_ops.h"
 #include "hd_node.h"
 #include "hd_reductions.h"
@@ -26,26 +27,34 @@ static int64_t piece(const hd_comm *c, const hd_job *j)
     return n < 1 ? 1 : n > MOVE_MAX ? MOVE_MAX : n;
 }
 
+/* Through memory that the ranks of a node share. 0: not at all; -1: the job has failed. */
+static int through_nodes(hd_comm *c, hd_job *j)
+{
+    const int by_node = hd_node_takes(c, j);
+    int takes = by_node, code = HD_OK;
+    int64_t n = 0;
+
+    for (int i = 0; i < j->nout; i++)
+        n += j->out[i].n;
+    if (!by_node)
+        takes = hd_levels_takes(c, j, n, 0);
+    /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
+    for (int i = 0; i < j->nout && takes > 0 && !code; i++)
+        code = by_node ? hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n)
+                       : hd_levels_all_reduce(c, j, j->out[i]);
+    return code ? -1 : takes;
+}
+
 int hd_all_reduce(hd_comm *c, hd_job *j)
 {
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
     double factor = 1;
-    const int first = hd_scales_first(c, j, &factor), by_node = hd_node_takes(c, j),
-              takes = by_node ? by_node : hd_levels_takes(c, j);
+    const int first = hd_scales_first(c, j, &factor), takes = through_nodes(c, j);
 
-    if (takes < 0)
-        return j->code;
-    if (takes) {
-        int (*const one)(hd_comm *, hd_job *, char *, int64_t) =
-            by_node ? hd_node_all_reduce : hd_levels_all_reduce;
-        /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
-        for (int i = 0; i < j->nout; i++)
-            if (one(c, j, j->out[i].ptr, j->out[i].n))
-                return j->code;
-        return HD_OK;
-    }
+    if (takes)
+        return takes < 0 ? j->code : HD_OK;
     if (j->polls && hd_ring_qualifies(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             if (first)

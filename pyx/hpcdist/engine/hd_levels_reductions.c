@@ -1,0 +1,124 @@
+/* Reductions over two levels: see hd_levels.c.
+ *
+ * all_reduce: the ranks of a node combine a tensor, a slice each. For each slice one
+ * rank of every node has its node's sum then, and these, a rail, combine theirs over the network.
+ * At last the ranks of a node read the slices.
+ *
+ * For each piece a rank
+ *   1. copies into its slot what the others of its node are to reduce, and announces `in`;
+ *   2. when the others have, adds their slots to its own part, and begins the call on its rail;
+ *   3. later puts the result into its slot, and announces `out`;
+ *   4. when the others have, copies their slices out.
+ *
+ * Each slice is combined by one rank of a node, in the same order each time, so all ranks get the
+ * same bits, as far as the library's calls give them. */
+#include <string.h>
+
+#include "hd_comm.h"
+#include "hd_job.h"
+#include "hd_kernels.h"
+#include "hd_levels.h"
+#include "hd_levels_reductions.h"
+#include "hd_mpi_ops.h"
+#include "hd_scale.h"
+#include "hd_threads.h"
+#include "hd_types.h"
+
+/* A slice of a piece, in elements. */
+typedef struct slice {
+    int64_t n, a, b;
+} slice;
+
+static slice slice_of(const hd_levels_run *r, int64_t k, int place)
+{
+    const int64_t n = hd_levels_length(r, k);
+    return (slice){n, hd_levels_slice(r, n, place), hd_levels_slice(r, n, place + 1)};
+}
+
+/* Copies what is to be reduced, scaled where that comes first. */
+static void give(const hd_levels_run *r, char *to, const char *from, int64_t n)
+{
+    double factor;
+    if (hd_scales_first(r->c, r->j, &factor))
+        hd_scale_mul(to, from, n, r->j->dtype, factor);
+    else if (to != from)
+        memcpy(to, from, (size_t)(n * r->item));
+}
+
+/* When the others have announced `in`, adds n elements that lie there in their slots. */
+static int add(hd_levels_run *r, int64_t k, int64_t at, char *to, int64_t n)
+{
+    const struct hd_levels *l = r->l;
+    const hd_reduce_fn reduce = hd_reduce_kernel(r->j->redop, r->j->dtype);
+    const int code = hd_levels_wait_all(r, HD_LEVELS_IN, k);
+    for (int i = 1; i < l->ranks && !code; i++)
+        reduce(hd_levels_slot(r, (l->place + i) % l->ranks, k) + at * r->item, to, n);
+    return code;
+}
+
+/* Steps 1 and 2 with slices, up to the call; the sum goes to `sum`. */
+static int combine(hd_levels_run *r, int64_t k, slice s, char *sum)
+{
+    const int64_t item = r->item;
+    const char *from = r->in + k * r->step * item;
+    char *own = hd_levels_slot(r, r->l->place, k);
+
+    give(r, own, from, s.a);
+    give(r, own + s.b * item, from + s.b * item, s.n - s.b);
+    hd_levels_announce(r, HD_LEVELS_IN, k);
+    give(r, sum, from + s.a * item, s.b - s.a);
+    return add(r, k, s.a, sum, s.b - s.a);
+}
+
+/* Step 4 of a piece, into `to`. */
+static int collect(hd_levels_run *r, int64_t k, char *to)
+{
+    const int ranks = r->l->ranks, place = r->l->place;
+    const int code = hd_levels_wait_all(r, HD_LEVELS_OUT, k);
+    for (int i = 0; i < ranks && !code; i++) {
+        const int q = (place + i) % ranks;
+        const slice s = slice_of(r, k, q);
+        const int64_t at = s.a * r->item;
+        memcpy(to + at, hd_levels_slot(r, q, k) + at, (size_t)((s.b - s.a) * r->item));
+    }
+    return code;
+}
+
+/* ---- all_reduce: in place ---- */
+
+static int begin_all_reduce(hd_levels_run *r, int64_t k, MPI_Request *rail)
+{
+    const slice s = slice_of(r, k, r->l->place);
+    char *sum = r->out + (k * r->step + s.a) * r->item;
+    int rc = MPI_SUCCESS;
+
+    if (combine(r, k, s, sum))
+        return r->j->code;
+    if (s.b > s.a) {
+        hd_mpi_lock(r->c->session);
+        rc = MPI_Iallreduce(MPI_IN_PLACE, sum, (int)(s.b - s.a), hd_mpi_type(r->j->dtype),
+                            hd_mpi_op(r->j->redop, r->j->dtype), r->l->rail, rail);
+        hd_mpi_unlock(r->c->session);
+    }
+    return hd_mpi_failed(r->j, rc, "MPI_Iallreduce");
+}
+
+static int end_all_reduce(hd_levels_run *r, int64_t k)
+{
+    const slice s = slice_of(r, k, r->l->place);
+    char *to = r->out + k * r->step * r->item, *sum = to + s.a * r->item;
+
+    hd_scale_after(r->c, r->j, sum, s.b - s.a);
+    memcpy(hd_levels_slot(r, r->l->place, k) + s.a * r->item, sum, (size_t)((s.b - s.a) * r->item));
+    hd_levels_announce(r, HD_LEVELS_OUT, k);
+    return collect(r, k, to);
+}
+
+int hd_levels_all_reduce(hd_comm *c, hd_job *j, hd_seg data)
+{
+    hd_levels_run r = {.begin = begin_all_reduce,
+                       .end = end_all_reduce,
+                       .in = data.ptr,
+                       .out = data.ptr};
+    return hd_levels_go(&r, c, j, data.n, 1);
+}

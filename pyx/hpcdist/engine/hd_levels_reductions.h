@@ -1,0 +1,9 @@
+/* Reductions over two levels: see hd_levels_reductions.c. For jobs that hd_levels_takes() takes. */
+#ifndef HD_LEVELS_REDUCTIONS_H
+#define HD_LEVELS_REDUCTIONS_H
+
+#include "hd_job.h"
+
+int hd_levels_all_reduce(hd_comm *c, hd_job *j, hd_seg data); /* of one tensor */
+
+#endif
