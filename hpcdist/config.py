@@ -278,10 +278,10 @@ _GENERAL_OPTIONS = (
         "two_level",
         "choice",
         "off",
-        "'on': between nodes with several ranks, an all_reduce of 32 KiB or more goes through the "
-        "memory of each node first, so that each byte crosses the network once for a node. Not "
-        "with HPCDIST_FT. Read by the native engine when the default group is made, or one of a "
-        "communicator; give it to all ranks.",
+        "'on': between nodes with several ranks, all_reduce, reduce, reduce_scatter, broadcast and "
+        "all_gather of 32 KiB or more go through the memory of each node first, so that each byte "
+        "crosses the network once for a node. Not with HPCDIST_FT. Read by the native "
+        "engine when the default group is made, or one of a communicator; give it to all ranks.",
         choices=("off", "on"),
     ),
     Option(

@@ -1,10 +1,19 @@
-"""HPCDIST_TWO_LEVEL: all_reduces between nodes that go through the memory of each node first."""
+"""HPCDIST_TWO_LEVEL: operations between nodes that go through the memory of each node first."""
 
 import itertools
 
 import pytest
 import torch
-from cases import Check, draw, finish, here, pairs, reduce_at_odd_address, reference
+from block_calls import (
+    OPERATIONS,
+    all_gather,
+    all_gather_into_tensor,
+    broadcast,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+)  # fmt: skip
+from cases import MOVED, Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from resources import held
 from worlds import layouts, start_with, true_place, works
 
@@ -16,6 +25,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
 #: Bytes from which tensors go that way, and of a piece.
 LEAST, PIECE = 32 << 10, 256 << 10
 LONG = 100_003  # elements
+#: Bytes of memory with which a piece is shorter: 8 to 16 KiB.
+LITTLE = 112 << 10
 
 
 @pytest.fixture
@@ -57,6 +68,74 @@ def test_every_dtype_and_operation(rng, world, which):
             check.near(tensor, *reference(name, parts), label)
             check.everywhere(tensor, label)
     check.that(shared(), "it has memory")
+    check.done()
+
+
+ONE_TENSOR = broadcast, reduce
+BLOCKS = all_gather_into_tensor, all_gather, reduce_scatter_tensor, reduce_scatter
+LISTS = all_gather, reduce_scatter
+REDUCTIONS = reduce, reduce_scatter_tensor, reduce_scatter
+
+
+def sizes_of(call, dtype: torch.dtype) -> tuple[int, ...]:
+    """Elements of a block, about the least size; of several pieces, the last of them short."""
+    blocks = here()[1] if call in BLOCKS else 1
+    least = -(-LEAST // dtype.itemsize // blocks)
+    return least - 1, least, 3 * least + 5
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@pytest.mark.parametrize("call", [broadcast, all_gather_into_tensor, all_gather],
+                         ids=lambda call: call.__name__)  # fmt: skip
+def test_every_dtype_that_is_moved(rng, world, call, which):
+    check, (_, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    dist.group.WORLD.carrier.node_limit = LITTLE
+    listed = {"even": True} if call in LISTS else {}
+    for dtype, async_op in zip(MOVED, itertools.cycle([False, True])):
+        for n in sizes_of(call, dtype):
+            call(check, rng, None, dtype, n, async_op, name=f"{dtype} n={n}", **listed)
+    check.that(shared(), "it has memory")
+    check.done()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@pytest.mark.parametrize("call", REDUCTIONS, ids=lambda call: call.__name__)
+def test_every_reduction(rng, world, call, which):
+    check, (_, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    dist.group.WORLD.carrier.node_limit = LITTLE
+    listed = {"even": True} if call in LISTS else {}
+    for (op, _, dtype), async_op in zip(pairs(), itertools.cycle([False, True, True])):
+        n = sizes_of(call, dtype)[1 + async_op]
+        call(check, rng, None, dtype, n, async_op, op, f"{op} {dtype} n={n}", **listed)
+    check.that(shared(), "it has memory")
+    check.done()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+def test_from_and_to_each_rank(rng, world, which):
+    check, (_, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    for root, call in itertools.product(range(size), ONE_TENSOR):
+        call(check, rng, None, torch.float32, 5 * LONG, root == 1, name=call.__name__, root=root)
+    check.done()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["blocks", "in turn"])
+def test_tensors_that_lie_in_others(rng, world, which):
+    """Inputs in any output, outputs in the own input, one tensor and lists."""
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    dist.group.WORLD.carrier.node_limit = LITTLE
+    for n in (20_001, LONG):
+        for at in (rank * n, (rank + 1) % size * n, n // 2):
+            all_gather_into_tensor(check, rng, None, torch.float32, n, False, f"at {at}", at)
+        for at in range(size):
+            all_gather(check, rng, None, torch.int16, n, False, f"in {at}", at, even=True)
+        for op in ("SUM", "PREMUL_SUM", "AVG"):
+            reduce_scatter_tensor(check, rng, None, torch.float16, n, True, op, op, own=True)
+            reduce_scatter(check, rng, None, torch.float16, n, True, op, op, own=True, even=True)
     check.done()
 
 
@@ -104,6 +183,60 @@ def test_groups_lists_and_many_in_flight(rng, world):
             dist.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+def test_any_order_in_several_groups(rng, world, which):
+    """The parts of the slots are used in turn by all operations."""
+    check, (_, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    groups = [dist.new_group(), dist.new_group()]
+    for group in groups:
+        group.carrier.node_limit = LITTLE
+    for turn in range(100):
+        group = groups[int(rng.integers(2))]
+        n = int(rng.choice([1, 3000, 9000, 20_000, LONG]))
+        call = (*ONE_TENSOR, *BLOCKS, *ONE_TENSOR, *BLOCKS, *OPERATIONS)[int(rng.integers(26))]
+        listed = {"even": bool(rng.integers(2))} if call in LISTS else {}
+        label = f"{call.__name__}, turn {turn}, n={n}"
+        call(check, rng, group, torch.float32, n, bool(rng.integers(2)), name=label, **listed)
+        if turn % 3 == 0:
+            parallel_assert(right(rng, group), label)
+    check.done()
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_many_in_flight(rng, world):
+    """No rank waits between operations, and each rank's speed differs."""
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world("2") == "")
+    dist.group.WORLD.carrier.node_limit = LITTLE
+    whole = [draw(rng, torch.int32, 5000 * size) for _ in range(size)]
+    total = sum(whole)
+    made = []
+    for turn, kind in itertools.product(range(30), range(5)):
+        mine, out = whole[rank].clone(), torch.full((5000 * size,), -1, dtype=torch.int32)
+        own, root = slice(5000 * rank, 5000 * (rank + 1)), turn % size
+        if kind == 0:
+            want, work = total, dist.all_reduce(mine, async_op=True)
+        elif kind == 1:
+            want = total if rank == root else whole[rank]
+            work = dist.reduce(mine, root, async_op=True)
+        elif kind == 2:
+            want, work = whole[root], dist.broadcast(mine, root, async_op=True)
+        elif kind == 3:
+            want = torch.cat([each[5000 * r : 5000 * (r + 1)] for r, each in enumerate(whole)])
+            work, mine = dist.all_gather_into_tensor(out, mine[own], async_op=True), out
+        else:
+            want, out = total[own], out[own]
+            work, mine = dist.reduce_scatter_tensor(out, mine, async_op=True), out
+        made.append((work, mine, want, f"kind {kind}, turn {turn}"))
+    for work, got, want, label in made:
+        work.wait()
+        check.equal(got, want, label)
+    check.that(shared(), "it has memory")
+    check.done()
+
+
 def test_the_same_bits_from_run_to_run(rng, world):
     rank, size = true_place()
     parallel_assert(world("2") == "")
@@ -112,8 +245,13 @@ def test_the_same_bits_from_run_to_run(rng, world):
     for _ in range(5):
         tensor = parts[rank].clone()
         dist.all_reduce(tensor)
-        first = tensor if first is None else first
-        parallel_assert(torch.equal(tensor, first))
+        block = torch.empty(LONG // size)
+        dist.reduce_scatter_tensor(block, parts[rank][: LONG // size * size].clone())
+        to_one = parts[rank].clone()
+        dist.reduce(to_one, size - 1)
+        results = torch.cat([tensor, block, to_one])
+        first = results if first is None else first
+        parallel_assert(torch.equal(results, first))
 
 
 @pytest.mark.parametrize("why", ["off", "one rank a node", "one node", "no memory", "none on one"])

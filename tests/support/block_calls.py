@@ -41,14 +41,19 @@ def reduce_scatter_tensor(check, rng, group, dtype, n, async_op, op="SUM", name=
     out.look(check, name)
 
 
-def reduce_scatter(check, rng, group, dtype, n, async_op, op="SUM", name=""):
+def reduce_scatter(check, rng, group, dtype, n, async_op, op="SUM", name="", own=False, even=False):
     rank, size = here()
-    lengths = uneven(n, size)
+    lengths = [n] * size if even else uneven(n, size)
     parts = [[draw(rng, dtype, m) for m in lengths] for _ in range(size)]
-    out = Guarded(dtype, lengths[rank])
+    want = reference(op, [part[rank] for part in parts])
+    given, out = [part.clone() for part in parts[rank]], Guarded(dtype, lengths[rank])
+    target = given[rank] if own else out.tensor
     call = dist.reduce_scatter
-    finish(call(out.tensor, parts[rank], OPS[op], group=group, async_op=async_op), async_op)
-    check.near(out.tensor, *reference(op, [part[rank] for part in parts]), name)
+    finish(call(target, given, OPS[op], group=group, async_op=async_op), async_op)
+    check.near(target, *want, name)
+    for r in range(size):
+        if r != rank or not own:
+            check.equal(given[r], parts[rank][r], f"{name}: input {r}")
     out.look(check, name)
 
 
@@ -67,12 +72,15 @@ def all_gather_into_tensor(check, rng, group, dtype, n, async_op, name="", at=No
     out.look(check, name)
 
 
-def all_gather(check, rng, group, dtype, n, async_op, name=""):
+def all_gather(check, rng, group, dtype, n, async_op, name="", at=None, even=False):
+    """at: the output that the input lies in."""
     rank, size = here()
-    parts = [draw(rng, dtype, m) for m in uneven(n, size)]
-    outs = [Guarded(dtype, len(part)) for part in parts]
+    parts = [draw(rng, dtype, m) for m in ([n] * size if even else uneven(n, size))]
+    outs, source = [Guarded(dtype, len(part)) for part in parts], parts[rank].clone()
     tensors = [out.tensor for out in outs]
-    finish(dist.all_gather(tensors, parts[rank].clone(), group=group, async_op=async_op), async_op)
+    if at is not None:
+        source = tensors[at].copy_(source)
+    finish(dist.all_gather(tensors, source, group=group, async_op=async_op), async_op)
     for r, out in enumerate(outs):
         check.equal(out.tensor, parts[r], f"{name}: of {r}")
         out.look(check, f"{name}: of {r}")

@@ -106,7 +106,7 @@ struct hd_comm {
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
-    int two_level;        /* long all_reduces between nodes go through hd_levels.c; the same on all
+    int two_level;        /* long tensors between nodes go through hd_levels.c; the same on all
                            * members */
     struct hd_levels *levels; /* their communicators and memory */
     int levels_asked;         /* the members have tried to make them */

@@ -72,6 +72,14 @@ char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes)
     return c->staging;
 }
 
+int hd_all_equal(const hd_seg *list, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (list[i].n != list[0].n)
+            return 0;
+    return 1;
+}
+
 MPI_Datatype hd_big_type(int64_t bytes)
 {
     const int64_t block = 1 << 30;

@@ -40,6 +40,8 @@ int hd_poll(hd_comm *c, hd_job *j, MPI_Request *req);
 int hd_wait_all(hd_comm *c, hd_job *j, int n, MPI_Request *reqs);
 MPI_Datatype hd_big_type(int64_t bytes); /* a committed type of that many bytes */
 
+int hd_all_equal(const hd_seg *list, int n); /* whether all of the list are as long */
+
 /* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the
  * job. */
 char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes);

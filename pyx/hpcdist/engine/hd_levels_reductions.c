@@ -1,14 +1,18 @@
 /* Reductions over two levels: see hd_levels.c.
  *
- * all_reduce: the ranks of a node combine a tensor, a slice each. For each slice one
+ * all_reduce and reduce: the ranks of a node combine a tensor, a slice each. For each slice one
  * rank of every node has its node's sum then, and these, a rail, combine theirs over the network.
- * At last the ranks of a node read the slices.
+ * At last the ranks of a node, or the root, read the slices.
+ *
+ * reduce_scatter: a rank combines what its node has for all ranks of its rail. These exchange their
+ * sums, and each adds up those that it gets. That needs as many rails as each node has ranks. (Open
+ * MPI's MPI_Ireduce_scatter_block reduces everything to one rank, which scatters it.)
  *
  * For each piece a rank
  *   1. copies into its slot what the others of its node are to reduce, and announces `in`;
  *   2. when the others have, adds their slots to its own part, and begins the call on its rail;
- *   3. later puts the result into its slot, and announces `out`;
- *   4. when the others have, copies their slices out.
+ *   3. later, unless each rank has its result by then, puts it into its slot, and announces `out`;
+ *   4. when the others have, copies their results out.
  *
  * Each slice is combined by one rank of a node, in the same order each time, so all ranks get the
  * same bits, as far as the library's calls give them. */
@@ -75,7 +79,7 @@ static int collect(hd_levels_run *r, int64_t k, char *to)
 {
     const int ranks = r->l->ranks, place = r->l->place;
     const int code = hd_levels_wait_all(r, HD_LEVELS_OUT, k);
-    for (int i = 0; i < ranks && !code; i++) {
+    for (int i = 0; i < ranks && to && !code; i++) {
         const int q = (place + i) % ranks;
         const slice s = slice_of(r, k, q);
         const int64_t at = s.a * r->item;
@@ -121,4 +125,117 @@ int hd_levels_all_reduce(hd_comm *c, hd_job *j, hd_seg data)
                        .in = data.ptr,
                        .out = data.ptr};
     return hd_levels_go(&r, c, j, data.n, 1);
+}
+
+/* ---- reduce: the sums are made in the slots, because the input must not change ---- */
+
+static int at_root(const hd_levels_run *r)
+{
+    const hd_levels_seat *seats = r->l->seats;
+    return seats[r->c->rank].node == seats[r->j->root].node;
+}
+
+static int begin_reduce(hd_levels_run *r, int64_t k, MPI_Request *rail)
+{
+    const slice s = slice_of(r, k, r->l->place);
+    char *sum = hd_levels_slot(r, r->l->place, k) + s.a * r->item;
+    const int takes = at_root(r);
+    int rc = MPI_SUCCESS;
+
+    if (combine(r, k, s, sum))
+        return r->j->code;
+    if (s.b > s.a) {
+        hd_mpi_lock(r->c->session);
+        rc = MPI_Ireduce(takes ? MPI_IN_PLACE : sum, takes ? sum : NULL, (int)(s.b - s.a),
+                         hd_mpi_type(r->j->dtype), hd_mpi_op(r->j->redop, r->j->dtype),
+                         r->l->seats[r->j->root].node, r->l->rail, rail);
+        hd_mpi_unlock(r->c->session);
+    }
+    return hd_mpi_failed(r->j, rc, "MPI_Ireduce");
+}
+
+static int end_reduce(hd_levels_run *r, int64_t k)
+{
+    const slice s = slice_of(r, k, r->l->place);
+    if (at_root(r))
+        hd_scale_after(r->c, r->j, hd_levels_slot(r, r->l->place, k) + s.a * r->item, s.b - s.a);
+    hd_levels_announce(r, HD_LEVELS_OUT, k);
+    return collect(r, k, r->c->rank == r->j->root ? r->out + k * r->step * r->item : NULL);
+}
+
+int hd_levels_reduce(hd_comm *c, hd_job *j)
+{
+    hd_levels_run r = {.begin = begin_reduce,
+                       .end = end_reduce,
+                       .in = j->in[0].ptr,
+                       .out = j->out[0].ptr};
+    return hd_levels_go(&r, c, j, j->in[0].n, 1);
+}
+
+/* ---- reduce_scatter: a slot has the blocks by places, and of each place by nodes ---- */
+
+/* Copies the blocks for the rail of this rank into its slot, or all others. */
+static void give_blocks(const hd_levels_run *r, int64_t k, int mine)
+{
+    const struct hd_levels *l = r->l;
+    const int64_t n = hd_levels_length(r, k);
+    char *own = hd_levels_slot(r, l->place, k);
+
+    for (int q = 0; q < r->c->size; q++) {
+        const hd_levels_seat s = l->seats[q];
+        const char *block = r->list ? r->list[q].ptr : r->in + q * r->n * r->item;
+        if ((s.place == l->place) == mine)
+            give(r, own + (s.place * l->nodes + s.node) * n * r->item,
+                 block + k * r->step * r->item, n);
+    }
+}
+
+/* Where the nodes' sums of this rank's block arrive: behind the blocks. */
+static char *received(const hd_levels_run *r, int64_t k)
+{
+    return hd_levels_slot(r, r->l->place, k) + r->c->size * hd_levels_length(r, k) * r->item;
+}
+
+static int begin_reduce_scatter(hd_levels_run *r, int64_t k, MPI_Request *rail)
+{
+    const struct hd_levels *l = r->l;
+    const MPI_Datatype type = hd_mpi_type(r->j->dtype);
+    const int64_t n = hd_levels_length(r, k), at = l->place * l->nodes * n;
+    char *sum = hd_levels_slot(r, l->place, k) + at * r->item;
+    int rc;
+
+    give_blocks(r, k, 0);
+    hd_levels_announce(r, HD_LEVELS_IN, k);
+    give_blocks(r, k, 1);
+    if (add(r, k, at, sum, l->nodes * n))
+        return r->j->code;
+    hd_levels_announce(r, HD_LEVELS_OUT, k); /* no result: it has read the slots */
+    hd_mpi_lock(r->c->session);
+    rc = MPI_Ialltoall(sum, (int)n, type, received(r, k), (int)n, type, l->rail, rail);
+    hd_mpi_unlock(r->c->session);
+    return hd_mpi_failed(r->j, rc, "MPI_Ialltoall");
+}
+
+static int end_reduce_scatter(hd_levels_run *r, int64_t k)
+{
+    const hd_reduce_fn reduce = hd_reduce_kernel(r->j->redop, r->j->dtype);
+    const int64_t n = hd_levels_length(r, k);
+    const char *from = received(r, k);
+    char *to = r->out + k * r->step * r->item;
+
+    memcpy(to, from, (size_t)(n * r->item));
+    for (int q = 1; q < r->l->nodes; q++)
+        reduce(from + q * n * r->item, to, n);
+    hd_scale_after(r->c, r->j, to, n);
+    return hd_levels_wait_all(r, HD_LEVELS_OUT, k);
+}
+
+int hd_levels_reduce_scatter(hd_comm *c, hd_job *j, char *to)
+{
+    hd_levels_run r = {.begin = begin_reduce_scatter,
+                       .end = end_reduce_scatter,
+                       .in = j->in[0].ptr,
+                       .out = to,
+                       .list = j->listed ? j->in : NULL};
+    return hd_levels_go(&r, c, j, j->out[0].n, c->size + c->levels->nodes);
 }

@@ -7,6 +7,8 @@
 #include "hd_comm.h"
 #include "hd_data.h"
 #include "hd_job.h"
+#include "hd_levels.h"
+#include "hd_levels_moves.h"
 #include "hd_moves.h"
 #include "hd_mpi_ops.h"
 #include "hd_threads.h"
@@ -100,6 +102,9 @@ int hd_broadcast(hd_comm *c, hd_job *j)
 {
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    const int takes = hd_levels_takes(c, j, j->out[0].n, 0);
+    if (takes)
+        return takes < 0 ? j->code : hd_levels_broadcast(c, j);
     for (int64_t at = 0; at < j->out[0].n; at += MOVE_MAX) {
         const int64_t left = j->out[0].n - at;
         CALL(c, j, Bcast, Ibcast, j->out[0].ptr + at * item,
@@ -255,23 +260,40 @@ static hd_seg put_in_place(const hd_comm *c, const hd_job *j, hd_seg in, hd_seg 
     return own;
 }
 
+/* nin tensors, each gathered into `size` of the outputs. */
+static int all_gather_lists(hd_comm *c, hd_job *j)
+{
+    /* All of them first: one may lie in an output of another. */
+    for (int i = 0; i < j->nin; i++)
+        j->in[i] = put_in_place(c, j, j->in[i], j->out[(int64_t)i * c->size + c->rank]);
+    for (int i = 0; i < j->nin; i++) {
+        const hd_seg *out = j->out + (int64_t)i * c->size;
+        const int takes =
+            hd_all_equal(out, c->size) ? hd_levels_takes(c, j, out[0].n * c->size, 1) : 0;
+        if (takes < 0 ||
+            (takes ? hd_levels_all_gather(c, j, out, *out) : all_gather_list(c, j, j->in[i], out)))
+            return j->code;
+    }
+    return HD_OK;
+}
+
 int hd_all_gather(hd_comm *c, hd_job *j)
 {
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
     hd_seg in = j->in[0];
+    int takes;
 
-    if (j->listed) { /* nin tensors, each gathered into `size` of the outputs */
-        /* All of them first: one may lie in an output of another. */
-        for (int i = 0; i < j->nin; i++)
-            j->in[i] = put_in_place(c, j, j->in[i], j->out[(int64_t)i * c->size + c->rank]);
-        for (int i = 0; i < j->nin; i++)
-            if (all_gather_list(c, j, j->in[i], j->out + (int64_t)i * c->size))
-                return j->code;
-        return HD_OK;
-    }
+    if (j->listed)
+        return all_gather_lists(c, j);
     if (j->out[0].n == 0)
         return HD_OK;
+    if ((takes = hd_levels_takes(c, j, j->out[0].n, 1)) < 0)
+        return j->code;
+    if (takes) {
+        put_in_place(c, j, in, (hd_seg){j->out[0].ptr + c->rank * in.n * item, in.n});
+        return hd_levels_all_gather(c, j, NULL, j->out[0]);
+    }
     if (j->out[0].n > INT_MAX) {
         hd_seg *out = malloc((size_t)c->size * sizeof *out);
         if (!out) {

@@ -116,6 +116,9 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
 
 int hd_reduce(hd_comm *c, hd_job *j)
 {
+    const int takes = hd_levels_takes(c, j, j->in[0].n, 0);
+    if (takes)
+        return takes < 0 ? j->code : hd_levels_reduce(c, j);
     return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
 }
 
@@ -155,23 +158,31 @@ int hd_scratch_for(const hd_comm *c, hd_job *j)
     return j->scratch ? HD_OK : HD_ERR_MEMORY;
 }
 
+static int reduce_scatter_by_block(hd_comm *c, hd_job *j, char *to)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), n = j->out[0].n;
+    for (int r = 0; r < c->size && !j->text; r++)
+        reduce_block(c, j, r, j->listed ? j->in[r].ptr : j->in[0].ptr + r * n * item, to,
+                     j->listed ? j->in[r].n : n);
+    return j->text ? j->code : HD_OK;
+}
+
 int hd_reduce_scatter(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    const int list = j->listed;
     const hd_seg out = j->out[0];
     char *to = j->scratch ? j->scratch : out.ptr;
+    const int takes = hd_all_equal(j->in, j->nin) ? hd_levels_takes(c, j, out.n * c->size, 1) : 0;
+    int code;
 
-    if (out.n == 0 && !list)
+    if (takes < 0)
+        return j->code;
+    if (out.n == 0 && !j->listed)
         return HD_OK;
-    if (goes_whole(c, j)) {
-        reduce_scatter_whole(c, j, to, out.n);
-    } else {
-        for (int r = 0; r < c->size && !j->text; r++)
-            reduce_block(c, j, r, list ? j->in[r].ptr : j->in[0].ptr + r * out.n * item, to,
-                         list ? j->in[r].n : out.n);
-    }
-    if (j->scratch && !j->text)
+    code = takes              ? hd_levels_reduce_scatter(c, j, to)
+           : goes_whole(c, j) ? reduce_scatter_whole(c, j, to, out.n)
+                              : reduce_scatter_by_block(c, j, to);
+    if (j->scratch && !code)
         memcpy(out.ptr, to, (size_t)(out.n * item));
-    return j->text ? j->code : HD_OK;
+    return code;
 }
