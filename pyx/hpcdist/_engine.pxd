@@ -144,6 +144,8 @@ cdef extern from "hd_job.h" nogil:
         hd_comm* comm
         int refs, watched, seen
         void* keep
+        void* group
+        void* room
         hd_job* next
 
     ctypedef struct hd_hooks:

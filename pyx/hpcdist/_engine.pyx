@@ -16,6 +16,7 @@ import time
 import warnings
 from datetime import timedelta
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF

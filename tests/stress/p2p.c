@@ -99,7 +99,7 @@ static void *user(void *arg)
 {
     luck = chance_of(seed, (uint64_t)(intptr_t)arg);
     for (uint64_t i = 0; i < messages; i++) {
-        hd_job *j = malloc(sizeof *j);
+        hd_job *j = calloc(1, sizeof *j);
         hd_job_init(j, &group, draw(&luck, 3) ? HD_RECV : HD_SEND, "message");
         j->dtype = HD_UINT8;
         j->message.peer = 1;

@@ -62,10 +62,9 @@ int hd_message_begin(hd_comm *c, hd_job *j)
     if (j->kind == HD_SEND && bytes <= SHORT && bytes != ENVELOPE)
         return MPI_Isend(j->in->ptr, (int)bytes, MPI_BYTE, j->message.peer, tag, c->mpi,
                          &j->message.req);
-    e = j->message.envelope =
-        malloc(j->kind == HD_SEND ? offsetof(struct hd_envelope, rest) + 4 : sizeof *e);
-    if (!e)
+    if (!j->room && !(j->room = malloc(sizeof *j->room)))
         return MPI_ERR_NO_MEM;
+    e = j->message.envelope = j->room;
     if (j->kind == HD_RECV)
         return MPI_Irecv(e, SHORT, MPI_BYTE, j->message.peer < 0 ? MPI_ANY_SOURCE : j->message.peer,
                          tag, c->mpi, &j->message.req);
@@ -107,7 +106,6 @@ static int open_envelope(hd_job *j, int *done, MPI_Status *st)
     type = type_of(j, e->bytes, &n);
     rc = MPI_Irecv(to, n, type, st->MPI_SOURCE, TAG((int)e->number, TAG_LONG), j->comm->mpi,
                    &j->message.req);
-    free(e);
     j->message.envelope = NULL;
     *done = 0;
     return rc ? rc : MPI_Test(&j->message.req, done, st);
@@ -180,10 +178,10 @@ void hd_message_free(hd_job *j)
 {
     if (j->message.big != MPI_DATATYPE_NULL)
         MPI_Type_free(&j->message.big);
-    if (!hd_p2p_unfinished(j)) { /* else it ended with an error, and MPI may still touch them */
-        free(j->message.envelope);
+    if (hd_p2p_unfinished(j)) /* it ended with an error, and MPI may still touch them */
+        j->room = NULL;
+    else
         free(j->message.overflow);
-    }
     j->message.envelope = NULL;
     j->message.overflow = NULL;
 }

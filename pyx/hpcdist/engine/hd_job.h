@@ -149,10 +149,13 @@ struct hd_job {
     int watched; /* a future waits for it */
     int seen;    /* its error was shown to the user */
     void *keep;  /* PyObject *: the tensors */
+    void *group; /* PyObject *: the Comm */
     hd_job *next;
-    hd_job *ready;      /* queue of hd_notify.c */
-    char site[HD_SITE]; /* the calling line, "" until needed; last, because hd_job_init leaves
-                         * it as it is */
+    hd_job *ready; /* queue of hd_notify.c */
+    /* from here on hd_job_init leaves everything as it is */
+    char site[HD_SITE];       /* the calling line, "" until needed */
+    struct hd_envelope *room; /* of a message: memory for its envelope, kept for the next one; or
+                               * NULL */
 };
 
 const char *hd_kind_name(int kind); /* "?" for none of enum hd_kind */

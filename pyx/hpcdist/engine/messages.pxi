@@ -28,11 +28,7 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     cdef hd_job* job
     cdef Work work
     cdef tuple shown = None
-    if orphans != NULL:
-        bury(NULL)
-    job = <hd_job*> malloc(sizeof(hd_job))
-    if job == NULL:
-        raise MemoryError("no memory for an operation")
+    job = new_job()
     begin(job, comm, kind, api)
     aim(job, b, peer, tag, kind)
     job.message.on_device = on_device
@@ -41,12 +37,12 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
         try:
             shown = begin_shown(job, tensor, peer_text(job))
         except BaseException:
-            free(job)
+            free_job(job)
             raise
     job.site_id = site_here()
     note_line(job)
     hd_rec_begin(job, False)
-    work = adopt(comm, job, keep, [tensor])
+    work = adopt(comm, job, keep, tensor)
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         unref(job)
@@ -216,43 +212,53 @@ cdef void aim(hd_job* j, hd_buf* b, int peer, int tag, int kind):
 
 cdef int transfer(Comm comm, object tensor, int peer, int tag, int kind, Api api) except -2:
     """A blocking send or receive; the sender's rank."""
-    cdef hd_job j
+    cdef hd_job* j
     cdef hd_buf b
-    cdef int code
-    cdef tuple shown = None
+    cdef int source
     check_alive(comm)
     keep = fill(tensor, &b, kind == HD_RECV, "tensor")
     if b.strides != 0:
         raise disordered(kind == HD_SEND)
     route(comm, peer, kind, False)
-    begin(&j, comm, kind, api)
-    aim(&j, &b, peer, tag, kind)
+    j = new_job()
+    begin(j, comm, kind, api)
+    aim(j, &b, peer, tag, kind)
     j.inline_ = 1
+    try:
+        source = transfer_now(comm, j, tensor, keep)
+    finally:
+        hd_job_clear(j)
+        free_job(j)
+    return source
+
+
+cdef int transfer_now(Comm comm, hd_job* j, object tensor, object keep) except -2:
+    cdef int code
+    cdef tuple shown = None
     if profiled():
-        shown = begin_shown(&j, tensor, peer_text(&j))
+        shown = begin_shown(j, tensor, peer_text(j))
     enter(comm.c, True)
     j.site_id = site_here()
-    hd_rec_begin(&j, False)
+    hd_rec_begin(j, False)
     with nogil:
-        hd_p2p_start(comm.c, &j)
-        code = hd_p2p_wait(&j, -1, 1)
+        hd_p2p_start(comm.c, j)
+        code = hd_p2p_wait(j, -1, 1)
         if code != HD_ERR_INTERRUPT:
             hd_comm_exit(comm.c)
     if code == HD_ERR_INTERRUPT:
         try:
-            error = interrupted(&j)
+            error = interrupted(j)
         finally:
             hd_comm_exit(comm.c)
     if shown is not None:
         end_shown(shown)
     if code == HD_OK:
         return j.message.source
-    if hd_p2p_unfinished(&j):
+    if hd_p2p_unfinished(j):
         Py_INCREF(keep)  # MPI cannot take a send back: it may read the tensor for ever
     if code != HD_ERR_INTERRUPT:
         error = error_of(code, j.text)
         name_lost(error, comm.c)
-    hd_job_clear(&j)
     raise error
 
 

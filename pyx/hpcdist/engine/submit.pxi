@@ -396,14 +396,14 @@ cdef object taken_back(Work work, object error):
 
 
 cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
-    cdef hd_job* job = <hd_job*> malloc(sizeof(hd_job))
+    cdef hd_job* job
     cdef Work work
     cdef int rc
-    if orphans != NULL:
-        bury(NULL)
-    if job == NULL:
+    try:
+        job = new_job()
+    except BaseException:
         hd_job_clear(j)
-        raise MemoryError("no memory for an operation")
+        raise
     comm.c.seq += 1
     j.seq = comm.c.seq
     j.site_id = site_here()
@@ -425,19 +425,22 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
 
 
 cdef void move(hd_job* to, hd_job* j):
+    cdef void* room = to.room
     memcpy(to, j, sizeof(hd_job))
+    to.room = room
     if j.in_ == &j.in1:
         to.in_ = &to.in1
     if j.out == &j.out1:
         to.out = &to.out1
 
 
-cdef Work adopt(Comm comm, hd_job* job, object keep, list outputs):
+cdef Work adopt(Comm comm, hd_job* job, object keep, object outputs):
     """A Work with a job of two owners; the job keeps the tensors and the communicator."""
     cdef Work work = Work.__new__(Work)
-    holder = (comm, keep)
-    Py_INCREF(holder)
-    job.keep = <void*> holder
+    Py_INCREF(keep)
+    Py_INCREF(comm)
+    job.keep = <void*> keep
+    job.group = <void*> comm
     job.refs = 2
     work.j = job
     work.comm = comm

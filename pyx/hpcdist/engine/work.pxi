@@ -20,9 +20,44 @@ cdef extern from * nogil:
     int unref(hd_job*)
 
 
+cdef enum:
+    SPARE_JOBS = 128  # as many as a window of messages has, twice
+
+cdef hd_job* spare_jobs[SPARE_JOBS]  # of operations that have ended, for the next ones; with the GIL
+cdef int spares = 0
+
+
+cdef hd_job* new_job() except NULL:
+    global spares
+    cdef hd_job* j
+    if orphans != NULL:
+        bury(NULL)
+    if spares:
+        spares -= 1
+        return spare_jobs[spares]
+    j = <hd_job*> malloc(sizeof(hd_job))
+    if j == NULL:
+        raise MemoryError("no memory for an operation")
+    j.room = NULL
+    return j
+
+
+cdef void free_job(hd_job* j) noexcept:
+    global spares
+    if hd_p2p_unfinished(j):  # MPI may still write there
+        j.room = NULL
+    if spares < SPARE_JOBS:
+        spare_jobs[spares] = j
+        spares += 1
+        return
+    free(j.room)
+    free(j)
+
+
 cdef void dispose(hd_job* j) noexcept:
     """Frees a job and releases its tensors; with the GIL."""
     cdef PyObject* keep = <PyObject*> j.keep
+    cdef PyObject* group = <PyObject*> j.group
     # after a death that the job survives all operations in flight fail, and one error says so
     cdef bint told = j.code == HD_ERR_FAILED and j.comm != NULL and j.comm.session != NULL and hd_ft_on(j.comm.session)
     if j.code not in (HD_OK, HD_ERR_INTERRUPT, HD_ERR_CLOSED) and not j.seen and j.text != NULL and not told:
@@ -31,9 +66,9 @@ cdef void dispose(hd_job* j) noexcept:
             j.comm.rank, j.comm.size, j.text,
         )
     hd_job_clear(j)
-    free(j)
-    if keep != NULL:
-        Py_DECREF(<object> keep)
+    free_job(j)
+    Py_DECREF(<object> keep)
+    Py_DECREF(<object> group)
 
 
 cdef int bury(void* arg) noexcept with gil:
@@ -104,6 +139,7 @@ cdef int provide_notifier() except -1:
     return 0
 
 
+@cython.freelist(64)
 cdef class Work:
     """An asynchronous operation.
 
@@ -114,7 +150,7 @@ cdef class Work:
 
     cdef hd_job* j
     cdef Comm comm
-    cdef list outputs
+    cdef object outputs  # a list, or a message's tensor
     cdef object future
     cdef object __weakref__
 
@@ -270,7 +306,7 @@ cdef class Work:
         list
             The output tensors that were passed in; valid after :meth:`wait`.
         """
-        return list(self.outputs)
+        return list(self.outputs) if type(self.outputs) is list else [self.outputs]
 
     def source_rank(self):
         """The sender of the message that a receive has received.
@@ -348,7 +384,7 @@ cdef class Work:
                 return
             error = self.failure()
             if error is None:
-                self.future.set_result(list(self.outputs))
+                self.future.set_result(self.result())
             else:
                 self.future.set_exception(error)
         except Exception:
