@@ -147,6 +147,7 @@ cdef extern from "hd_job.h" nogil:
         void* group
         void* room
         hd_job* next
+        hd_job** at
 
     ctypedef struct hd_hooks:
         void (*site)(hd_job*) noexcept
@@ -296,6 +297,7 @@ cdef extern from "hd_p2p.h" nogil:
 
 cdef extern from "hd_poller.h" nogil:
     void hd_p2p_watch(hd_job*)
+    int hd_p2p_unwatch(hd_job*)
     int hd_p2p_drain(hd_comm*, double)
     void hd_p2p_recall(hd_comm*)
     int hd_p2p_close(hd_comm*)

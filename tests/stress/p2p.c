@@ -124,6 +124,8 @@ static void *user(void *arg)
             } /* fall through */
         default: hd_p2p_wait(j, 1e-6 * (double)draw(&luck, 6000), 0);
         }
+        if (draw(&luck, 2) && hd_p2p_unwatch(j))
+            __atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL); /* the poller's */
         let_go(j);
     }
     return NULL;

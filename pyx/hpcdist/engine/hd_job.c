@@ -193,13 +193,17 @@ int hd_job_state(const hd_job *j) { return __atomic_load_n(&j->state, __ATOMIC_A
 void hd_job_finish(hd_job *j)
 {
     hd_comm *c = j->comm;
-    int watched;
-    pthread_mutex_lock(&c->mu);
-    __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
-    watched = j->watched;
-    pthread_mutex_unlock(&c->mu);
-    /* Without the mutex, on which a waiter would block again. */
-    pthread_cond_broadcast(&c->lane.done_cv);
+    const int watched =
+        __atomic_exchange_n(&j->watched, HD_WATCH_OVER, __ATOMIC_ACQ_REL) == HD_WATCHED;
+    if (j->kind >= HD_SEND) { /* who waits for a message looks at MPI */
+        __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
+    } else {
+        pthread_mutex_lock(&c->mu);
+        __atomic_store_n(&j->state, HD_DONE, __ATOMIC_RELEASE);
+        pthread_mutex_unlock(&c->mu);
+        /* Without the mutex, on which a waiter would block again. */
+        pthread_cond_broadcast(&c->lane.done_cv);
+    }
     if (watched && hd_py.notify)
         hd_py.notify(j);
 }

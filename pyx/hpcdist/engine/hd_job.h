@@ -21,6 +21,7 @@
 enum hd_tag_kind { HD_OBJECTS = 26, HD_SIGNAL = 27, HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
 
 enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
+enum hd_watch { HD_UNWATCHED = 0, HD_WATCHED, HD_WATCH_OVER };
 
 typedef struct hd_seg {
     char *ptr;
@@ -82,7 +83,7 @@ typedef struct hd_message {
     int recalled;   /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;    /* bytes received */
     int source;     /* the sender */
-    int64_t posted; /* ns */
+    int64_t posted; /* ns, atomic; 0: it was done too soon to look at a clock */
     pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
 } hd_message;
 
@@ -146,11 +147,12 @@ struct hd_job {
     /* ownership */
     hd_comm *comm;
     int refs;    /* atomic: engine + Work */
-    int watched; /* a future waits for it */
+    int watched; /* enum hd_watch, atomic: a future waits for it */
     int seen;    /* its error was shown to the user */
     void *keep;  /* PyObject *: the tensors */
     void *group; /* PyObject *: the Comm */
     hd_job *next;
+    hd_job **at;   /* in the poller's inbox: what points at it; or NULL */
     hd_job *ready; /* queue of hd_notify.c */
     /* from here on hd_job_init leaves everything as it is */
     char site[HD_SITE];       /* the calling line, "" until needed */

@@ -44,10 +44,7 @@ void hd_notify_stop(void)
 
 int hd_job_watch(hd_job *j)
 {
-    int watch;
-    pthread_mutex_lock(&j->comm->mu);
-    watch = hd_job_state(j) != HD_DONE;
-    j->watched = watch;
-    pthread_mutex_unlock(&j->comm->mu);
-    return watch;
+    int before = HD_UNWATCHED;
+    return __atomic_compare_exchange_n(&j->watched, &before, HD_WATCHED, 0, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
 }

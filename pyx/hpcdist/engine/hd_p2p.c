@@ -31,10 +31,18 @@ static void finish(hd_job *j)
     hd_job_finish(j);
 }
 
-static int expired(const hd_job *j)
+/* Seconds since it was posted, or since somebody first asked: most messages end before that. */
+static double elapsed(hd_job *j)
 {
-    return j->timeout > 0 && (double)(hd_now() - j->message.posted) * 1e-9 > j->timeout;
+    const int64_t now = hd_now();
+    int64_t posted = 0;
+    if (__atomic_compare_exchange_n(&j->message.posted, &posted, now, 0, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED))
+        return 0;
+    return (double)(now - posted) * 1e-9;
 }
+
+static int expired(hd_job *j) { return j->timeout > 0 && elapsed(j) > j->timeout; }
 
 static void complete(hd_job *j, const MPI_Status *st, int rc)
 {
@@ -81,39 +89,6 @@ static void let_go(hd_job *j)
     hd_mpi_unlock(j->comm->session);
     complete(j, MPI_STATUS_IGNORE, rc);
     finish(j);
-}
-
-int hd_p2p_start(hd_comm *c, hd_job *j)
-{
-    int rc;
-
-    pthread_mutex_init(&j->message.mu, NULL);
-    j->message.posted = hd_now();
-    if (hd_session_broken(c->session)) {
-        hd_fail_broken(c, j);
-        finish(j);
-        return j->code;
-    }
-    hd_mpi_lock(c->session);
-    rc = hd_message_begin(c, j);
-    hd_mpi_unlock(c->session);
-    if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
-        j->message.req = MPI_REQUEST_NULL;
-        finish(j);
-        return j->code;
-    }
-    if (j->kind == HD_SEND)
-        __atomic_add_fetch(&c->unread, 1, __ATOMIC_RELAXED);
-    /* A short send is done. A receive rarely is, and Open MPI yields the core in each test that
-     * finds nothing. */
-    if (j->kind != HD_SEND)
-        return HD_OK;
-    if (!hd_p2p_test(j)) {
-        if (j->count || j->message.peer != c->rank)
-            return HD_OK;
-        let_go(j);
-    }
-    return j->code;
 }
 
 /* One test of a receive that MPI was asked to cancel. 1: MPI is done with it. */
@@ -186,6 +161,38 @@ int hd_p2p_test(hd_job *j)
     return done;
 }
 
+int hd_p2p_start(hd_comm *c, hd_job *j)
+{
+    int rc;
+
+    pthread_mutex_init(&j->message.mu, NULL);
+    if (hd_session_broken(c->session)) {
+        hd_fail_broken(c, j);
+        finish(j);
+        return j->code;
+    }
+    hd_mpi_lock(c->session);
+    rc = hd_message_begin(c, j);
+    hd_mpi_unlock(c->session);
+    if (hd_mpi_failed(j, rc, j->kind == HD_SEND ? "MPI_Isend" : "MPI_Irecv")) {
+        j->message.req = MPI_REQUEST_NULL;
+        finish(j);
+        return j->code;
+    }
+    if (j->kind == HD_SEND)
+        __atomic_add_fetch(&c->unread, 1, __ATOMIC_RELAXED);
+    /* A short send is done. A receive rarely is, and Open MPI yields the core in each test that
+     * finds nothing. */
+    if (j->kind != HD_SEND)
+        return HD_OK;
+    if (!test_locked(j)) { /* no other thread knows it yet */
+        if (j->count || j->message.peer != c->rank)
+            return HD_OK;
+        let_go(j);
+    }
+    return j->code;
+}
+
 static void cancel(hd_job *j)
 {
     hd_mpi_lock(j->comm->session);
@@ -226,9 +233,8 @@ static void time_out(hd_job *j)
     hd_text t;
 
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ",
-           (double)(hd_now() - j->message.posted) * 1e-9, j->api, hd_dtype_name(j->dtype),
-           (long long)j->count);
+    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ", elapsed(j), j->api,
+           hd_dtype_name(j->dtype), (long long)j->count);
     if (j->message.peer < 0)
         hd_say(&t, "from any rank");
     else
@@ -356,11 +362,12 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
         if (hd_p2p_test(j))
             break;
         ev = hd_waiter_step(&w);
+        if (ev && !__atomic_load_n(&j->message.posted, __ATOMIC_RELAXED))
+            elapsed(j);
         if (ev & HD_WAIT_HOOK) {
             hd_session_note(c->session, j);
             if (j->timeout > 0)
-                hd_hang_expect(c->session,
-                               j->timeout - (double)(hd_now() - j->message.posted) * 1e-9);
+                hd_hang_expect(c->session, j->timeout - elapsed(j));
             if (interruptible && hd_py.slow && hd_py.slow(j)) {
                 hd_session_leave(c->session);
                 return HD_ERR_INTERRUPT;

@@ -24,28 +24,85 @@ static struct {
     pthread_mutex_t mu;
     pthread_cond_t cv;
     hd_job *list;
-    hd_job *inbox;       /* atomic: a stack of jobs that are not on the list yet */
     int started, asleep; /* atomic */
     int stop;            /* it has to end, and none may start */
     pthread_t thread;
-} poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0, 0, 0};
+} poller = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0, 0};
+
+/* Jobs that are not on the list yet. Most end here: their owner waits for them, and takes them
+ * out again, before the poller has looked. Its mutex may be taken under the poller's. */
+static struct {
+    pthread_mutex_t mu;
+    hd_job *first;
+    uint32_t taken_out; /* by their owners so far */
+} inbox = {PTHREAD_MUTEX_INITIALIZER, NULL, 0};
 
 enum {
     FIRST_NAP = 100000,
     LONGEST_NAP = 500000,
-    IDLE_NAPS = 10
-}; /* ns, ns, naps before it sleeps for good */
+    IDLE_NAPS = 10,
+    PASSED = 4
+}; /* ns, ns, naps before it sleeps for good, naps without a look while owners take jobs out */
+
+static void put(hd_job *j)
+{
+    pthread_mutex_lock(&inbox.mu);
+    j->next = inbox.first;
+    if (j->next)
+        j->next->at = &j->next;
+    inbox.first = j;
+    j->at = &inbox.first;
+    pthread_mutex_unlock(&inbox.mu);
+}
+
+/* With inbox.mu held. */
+static void take_out(hd_job *j)
+{
+    *j->at = j->next;
+    if (j->next)
+        j->next->at = j->at;
+    j->at = NULL;
+}
 
 /* With poller.mu held. */
 static void take_in(void)
 {
-    hd_job *j = __atomic_exchange_n(&poller.inbox, NULL, __ATOMIC_ACQ_REL);
-    while (j) {
-        hd_job *next = j->next;
+    hd_job *j;
+    pthread_mutex_lock(&inbox.mu);
+    while ((j = inbox.first)) {
+        take_out(j);
         j->next = poller.list;
         poller.list = j;
-        j = next;
     }
+    pthread_mutex_unlock(&inbox.mu);
+}
+
+/* Whether jobs have come. `seen` is the caller's: how many owners had taken out when it last
+ * looked; *others: whether more have since. */
+static int has_come(uint32_t *seen, int *others)
+{
+    int come;
+    pthread_mutex_lock(&inbox.mu);
+    come = inbox.first != NULL;
+    *others = inbox.taken_out != *seen;
+    *seen = inbox.taken_out;
+    pthread_mutex_unlock(&inbox.mu);
+    return come;
+}
+
+int hd_p2p_unwatch(hd_job *j)
+{
+    int out = 0;
+    if (hd_job_state(j) != HD_DONE || hd_p2p_unfinished(j))
+        return 0;
+    pthread_mutex_lock(&inbox.mu);
+    if (j->at) {
+        take_out(j);
+        inbox.taken_out++;
+        out = 1;
+    }
+    pthread_mutex_unlock(&inbox.mu);
+    return out;
 }
 
 /* Takes finished jobs off the list; with poller.mu held. 1: one of them ended here. */
@@ -70,10 +127,13 @@ static int sweep(void)
     return progressed;
 }
 
+static long longer(long nap) { return nap < LONGEST_NAP ? nap * 5 / 4 : nap; }
+
 static void *poller_main(void *arg)
 {
     long nap = FIRST_NAP;
-    int idle = 0;
+    int idle = 0, others = 0, passed = 0;
+    uint32_t seen = 0;
     (void)arg;
     prctl(PR_SET_NAME, "hpcdist-poll");
     pthread_mutex_lock(&poller.mu);
@@ -82,7 +142,7 @@ static void *poller_main(void *arg)
         if (idle > IDLE_NAPS) {
             /* Then check: hd_p2p_watch uses the opposite order. */
             __atomic_store_n(&poller.asleep, 1, __ATOMIC_SEQ_CST);
-            while (!poller.stop && !__atomic_load_n(&poller.inbox, __ATOMIC_SEQ_CST))
+            while (!poller.stop && !has_come(&seen, &others))
                 pthread_cond_wait(&poller.cv, &poller.mu);
             __atomic_store_n(&poller.asleep, 0, __ATOMIC_SEQ_CST);
             nap = FIRST_NAP;
@@ -92,8 +152,15 @@ static void *poller_main(void *arg)
         ts = (struct timespec){0, nap};
         nanosleep(&ts, NULL);
         pthread_mutex_lock(&poller.mu);
+        has_come(&seen, &others);
+        if (others && !poller.list && passed++ < PASSED) {
+            idle = 0; /* the program looks after its messages, and MPI makes progress */
+            nap = longer(nap);
+            continue;
+        }
+        passed = 0;
         /* Waiting uses a share of a core. */
-        nap = sweep() ? FIRST_NAP : nap < LONGEST_NAP ? nap * 5 / 4 : nap;
+        nap = sweep() ? FIRST_NAP : longer(nap);
         idle = poller.list ? 0 : idle + 1;
     }
     pthread_mutex_unlock(&poller.mu);
@@ -113,10 +180,7 @@ static void start_poller(void)
 void hd_p2p_watch(hd_job *j)
 {
     const int threads = !hd_session_serialized(j->comm->session);
-    j->next = __atomic_load_n(&poller.inbox, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(&poller.inbox, &j->next, j, 0, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_RELAXED))
-        ;
+    put(j);
     if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) &&
         !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
         return;

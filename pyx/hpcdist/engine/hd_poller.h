@@ -4,7 +4,10 @@
 
 #include "hd_job.h"
 
-void hd_p2p_watch(hd_job *j);                 /* leaves it to the poller thread */
+void hd_p2p_watch(hd_job *j); /* leaves it to the poller thread */
+/* 1: took back a job that has ended, before the poller saw it; the caller has its reference
+ * too. */
+int hd_p2p_unwatch(hd_job *j);
 int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) is left; 1 yes */
 
 /* Cancels the receives of c whose messages have not arrived, if no send is in flight. Does not

@@ -45,7 +45,7 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     work = adopt(comm, job, keep, tensor)
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
-        unref(job)
+        job.refs = 1  # nobody but the Work knows it
     else:
         hd_p2p_watch(job)
     if shown is not None:

@@ -158,7 +158,11 @@ cdef class Work:
         raise TypeError("a Work is made by an operation with async_op=True")
 
     def __dealloc__(self):
-        if self.j != NULL and unref(self.j) == 0:
+        if self.j == NULL:
+            return
+        if self.j.at != NULL and not hd_forked and hd_p2p_unwatch(self.j):
+            unref(self.j)
+        if unref(self.j) == 0:
             dispose(self.j)
 
     cdef object failure(self):
@@ -168,6 +172,9 @@ cdef class Work:
         if self.j.kind < HD_SEND and not self.j.comm.freed:
             hd_lane_seen(self.j.comm)
         return error_of_job(self.j)
+
+    cdef inline bint succeeded(self) noexcept:
+        return self.j == NULL or (hd_job_state(self.j) == HD_DONE and self.j.code == HD_OK)
 
     cdef bint done(self):
         if self.j == NULL:
@@ -204,7 +211,10 @@ cdef class Work:
         -----
         Any rank may call it, in any order.
         """
-        cdef double limit = seconds_of(timeout)
+        cdef double limit
+        if timeout is None and not hd_forked and self.succeeded():
+            return True
+        limit = seconds_of(timeout)
         check_alive(None)
         if self.j == NULL:
             return True
