@@ -1,5 +1,5 @@
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, NoReturn, final, overload
 
@@ -65,6 +65,7 @@ class Part:
 def check_usable(comm: Comm) -> None: ...
 def tags(comm: Comm) -> int: ...
 def counting(api: str, what: str) -> str: ...
+def entry(function: Callable[..., Any], world: object, group_type: type) -> Callable[..., Any]: ...
 
 class Comm:
     # raises TypeError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from hpcdist._engine import Work
+from hpcdist._engine import Work, entry
 from hpcdist.backends.dispatch import batch
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
@@ -13,7 +13,15 @@ from hpcdist.groups.state import world as _world
 from hpcdist.groups.world import NonMember, warn_outside
 from hpcdist.typing import TensorLike
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
+
+def _native(function: _Function) -> _Function:
+    """Put native code before a function: it does the usual calls itself."""
+    return cast(_Function, entry(function, _world, ProcessGroup))
+
+
+@_native
 def isend(
     tensor: TensorLike,
     dst: int | None = None,
@@ -55,15 +63,11 @@ def isend(
     -----
     Source: ``torch.distributed.isend``.
     """
-    pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None:
-        index = pg.members.index
-        if dst in index:
-            return pg.carrier.isend(tensor, index[dst], tag)  # the usual call, with no call between
     asked = resolve(group)
     return asked.carrier.isend(tensor, asked.members.place(dst, group_dst, "dst"), tag)
 
 
+@_native
 def irecv(
     tensor: TensorLike,
     src: int | None = None,
@@ -105,17 +109,13 @@ def irecv(
     -----
     Source: ``torch.distributed.irecv``.
     """
-    pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(src) is int and group_src is None:
-        index = pg.members.index
-        if src in index:
-            return pg.carrier.irecv(tensor, index[src], tag)
     asked, place = resolve(group), -1
     if src is not None or group_src is not None:
         place = asked.members.place(src, group_src, "src")
     return asked.carrier.irecv(tensor, place, tag)
 
 
+@_native
 def send(
     tensor: TensorLike,
     dst: int | None = None,
@@ -151,17 +151,12 @@ def send(
     -----
     Source: ``torch.distributed.send``.
     """
-    pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(dst) is int and group_dst is None:
-        comm, index = pg.carrier, pg.members.index
-        if dst in index and index[dst] != comm.rank:
-            comm.send(tensor, index[dst], tag)
-            return
     asked = resolve(group)
     comm = asked.carrier
     comm.send(tensor, asked.members.peer(comm.rank, dst, group_dst, "dst"), tag)
 
 
+@_native
 def recv(
     tensor: TensorLike,
     src: int | None = None,
@@ -203,12 +198,6 @@ def recv(
     -----
     Source: ``torch.distributed.recv``.
     """
-    pg = _world.pg if group is None else group
-    if type(pg) is ProcessGroup and type(src) is int and group_src is None:
-        comm, index = pg.carrier, pg.members.index
-        if src in index and index[src] != comm.rank:
-            comm.recv(tensor, index[src], tag)
-            return src
     asked, place = resolve(group), -1
     comm = asked.carrier
     if src is not None or group_src is not None:

@@ -8,6 +8,7 @@ validation, ownership, exceptions.
 import _signal
 import atexit
 import faulthandler
+import functools
 import operator
 import os
 import sys
@@ -85,6 +86,7 @@ include "engine/comm_life.pxi"
 include "engine/survive.pxi"
 include "engine/tensors.pxi"
 include "engine/collectives.pxi"
+include "engine/entry.pxi"
 include "engine/process.pxi"
 include "engine/recorder.pxi"
 

@@ -1,0 +1,84 @@
+# The public functions of single messages. The usual call stays in native code; any other goes to the Python
+# function that has the documentation.
+
+cdef object groups = None         # hpcdist.groups.world.world
+cdef object process_group = None  # the class
+cdef dict in_python = {}          # name of a function -> what any other call goes to
+
+
+cdef Comm usual(object group, object peer, object group_peer, int* place):
+    """The communicator that a call goes through, and the peer's rank in it; None: it is not a usual call."""
+    cdef int overflow = 0
+    cdef long long number
+    if group_peer is not None or type(peer) is not int:
+        return None
+    if group is None:  # the ranks of the world are its own
+        carrier, rank = groups.comm, peer
+    elif type(group) is process_group:
+        carrier, rank = group.carrier, group.members.index.get(peer)
+    else:
+        return None
+    if type(carrier) is not Comm or rank is None or not is_alive(<Comm> carrier):
+        return None
+    number = PyLong_AsLongLongAndOverflow(rank, &overflow)
+    if overflow or number < 0 or number >= (<Comm> carrier).c.size:
+        return None
+    place[0] = <int> number
+    return <Comm> carrier
+
+
+def _isend(tensor, dst=None, group=None, tag=0, group_dst=None):
+    cdef int place = 0
+    cdef Comm comm = usual(group, dst, group_dst, &place)
+    if comm is None:
+        return in_python["isend"](tensor, dst, group, tag, group_dst)
+    return post(comm, tensor, place, tag_of(comm, tag), HD_SEND, ISEND, False, 0)
+
+
+def _irecv(tensor, src=None, group=None, tag=0, group_src=None):
+    cdef int place = 0
+    cdef Comm comm = usual(group, src, group_src, &place)
+    if comm is None:
+        return in_python["irecv"](tensor, src, group, tag, group_src)
+    return post(comm, tensor, place, tag_of(comm, tag), HD_RECV, IRECV, False, 0)
+
+
+def _send(tensor, dst=None, group=None, tag=0, group_dst=None):
+    cdef int place = 0
+    cdef Comm comm = usual(group, dst, group_dst, &place)
+    if comm is None or place == comm.c.rank:
+        return in_python["send"](tensor, dst, group, tag, group_dst)
+    transfer(comm, tensor, place, tag_of(comm, tag), HD_SEND, SEND)
+
+
+def _recv(tensor, src=None, group=None, tag=0, group_src=None):
+    cdef int place = 0
+    cdef Comm comm = usual(group, src, group_src, &place)
+    if comm is None or place == comm.c.rank:
+        return in_python["recv"](tensor, src, group, tag, group_src)
+    transfer(comm, tensor, place, tag_of(comm, tag), HD_RECV, RECV)
+    return src
+
+
+def entry(function, world, group_type):
+    """The native function that takes the place of isend, irecv, send or recv.
+
+    Parameters
+    ----------
+    function : callable
+        That function; it gets the calls that are not usual: of a group of several backends or with
+        hooks, with `group_dst` or `group_src`, from any rank, with wrong arguments.
+    world : object
+        Its attribute `comm` is what carries the default group's operations.
+    group_type : type
+        The class of groups.
+
+    Returns
+    -------
+    callable
+    """
+    global groups, process_group
+    groups, process_group = world, group_type
+    in_python[function.__name__] = function
+    native = {"isend": _isend, "irecv": _irecv, "send": _send, "recv": _recv}[function.__name__]
+    return functools.wraps(function)(native)
