@@ -291,6 +291,7 @@ cdef extern from "hd_envelope.h" nogil:
 cdef extern from "hd_p2p.h" nogil:
     int hd_p2p_start(hd_comm*, hd_job*)
     int hd_p2p_test(hd_job*)
+    int hd_p2p_soon(hd_job*)
     int hd_p2p_wait(hd_job*, double, int)
     int hd_p2p_take_back(hd_job*, double)
     void hd_p2p_give_up(hd_job*)

@@ -23,6 +23,7 @@
 #include "hd_types.h"
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_message.recalled */
+#define LOOKS 16               /* 2 us: the time that a short message is on its way */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
 
 static void finish(hd_job *j)
@@ -159,6 +160,17 @@ int hd_p2p_test(hd_job *j)
     done = test_locked(j);
     pthread_mutex_unlock(&j->message.mu);
     return done;
+}
+
+int hd_p2p_soon(hd_job *j)
+{
+    int looks = hd_session_spin(j->comm->session, 0) ? LOOKS : 1;
+    if (hd_session_serialized(j->comm->session)) /* another thread may keep MPI for long */
+        return hd_job_state(j) == HD_DONE;
+    while (!hd_p2p_test(j))
+        if (!--looks)
+            return 0;
+    return 1;
 }
 
 int hd_p2p_start(hd_comm *c, hd_job *j)

@@ -6,6 +6,9 @@
 
 int hd_p2p_start(hd_comm *c, hd_job *j); /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);              /* 1 done */
+/* With the GIL: the same, with a few looks if this thread may spin. It takes less than to leave
+ * the GIL. */
+int hd_p2p_soon(hd_job *j);
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible);
 /* Cancels a receive. 1: cancelled; 0: it has ended, mostly well, because its message had arrived;

@@ -240,12 +240,19 @@ cdef int transfer_now(Comm comm, hd_job* j, object tensor, object keep) except -
     enter(comm.c, True)
     j.site_id = site_here()
     hd_rec_begin(j, False)
-    with nogil:
+    if hd_session_serialized(comm.c.session):
+        with nogil:
+            hd_p2p_start(comm.c, j)
+    else:
         hd_p2p_start(comm.c, j)
-        code = hd_p2p_wait(j, -1, 1)
-        if code != HD_ERR_INTERRUPT:
-            hd_comm_exit(comm.c)
-    if code == HD_ERR_INTERRUPT:
+    if hd_p2p_soon(j):
+        code = j.code
+    else:
+        with nogil:
+            code = hd_p2p_wait(j, -1, 1)
+    if code != HD_ERR_INTERRUPT:
+        hd_comm_exit(comm.c)
+    else:
         try:
             error = interrupted(j)
         finally:

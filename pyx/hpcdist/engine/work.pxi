@@ -244,9 +244,13 @@ cdef class Work:
             rc = j.code
         elif j.kind >= HD_SEND:
             enter(j.comm, False)
-            with nogil:
-                rc = hd_p2p_wait(j, limit, 1)
+            if hd_p2p_soon(j):
+                rc = j.code
                 hd_comm_exit(j.comm)
+            else:
+                with nogil:
+                    rc = hd_p2p_wait(j, limit, 1)
+                    hd_comm_exit(j.comm)
             if rc == HD_ERR_INTERRUPT and PyErr_Occurred() != NULL:
                 propagate()
         else:
