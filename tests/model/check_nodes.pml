@@ -13,7 +13,8 @@
  *   EAGER   the speaker says yes without a swap;
  *   HASTY   a rank gives up without a swap;
  *   VERDICT looks at the verdict first, and then whether the check was given up;
- *   TWICE   reads the two halves of the verdict one after the other. */
+ *   TWICE   reads the two halves of the verdict one after the other;
+ *   FORGOT  once the node is in a later check, takes one that went on for one that was given up. */
 
 #ifndef NODES
 #define NODES 2
@@ -53,6 +54,11 @@ bool error[CHECKS];
 
 #define OPEN (stand[node] < n)
 #define GIVE_UP stand[node] = n; spoken[node] = false
+#ifdef FORGOT
+#define SPOKEN (stand[node] == n && spoken[node])
+#else
+#define SPOKEN (stand[node] == n && spoken[node] || stand[node] > n && decided[node] == n)
+#endif
 #define GIVEN_UP (stand[node] > n || stand[node] == n && !spoken[node])
 
 proctype rank(byte me) {
@@ -116,12 +122,12 @@ speak:
 #endif
     yes[n - 1]++;
     if /* the second round */
-    :: yes[n - 1] == NODES -> decided[node] = n; RETURN_RESULT; goto begin
+    :: yes[n - 1] == NODES -> atomic { decided[node] = n; failed[node] = n - 1 }; RETURN_RESULT; goto begin
     :: no[n - 1] > 0 -> failed[node] = n; RETURN_ERROR; goto begin /* it has ended, or a note says so */
     fi;
 
-refuses:
-    joined[n - 1]++;
+refuses: /* not all of its node may be here: nobody goes on to vote */
+    atomic { refused[n - 1] = true; joined[n - 1]++ };
 leaves:
     no[n - 1]++;
     failed[node] = n;
@@ -150,6 +156,7 @@ listen: /* all others */
 #else
     :: atomic { OPEN -> GIVE_UP; RETURN_ERROR; goto begin }
 #endif
+    :: atomic { !OPEN && !SPOKEN -> RETURN_ERROR; goto begin } /* somebody has, or is in a later check */
     :: decided[node] != n && !over && failed[node] < n && !OPEN -> goto listen
     fi;
 

@@ -86,6 +86,7 @@ MODELS = (
             "NODES=2 EACH=2 CHECKS=1 PASSES=0 HASTY",
             "NODES=1 EACH=3 CHECKS=2 PASSES=0 VERDICT",
             "NODES=1 EACH=3 CHECKS=2 PASSES=0 TWICE",
+            "NODES=1 EACH=2 CHECKS=2 PASSES=2 FORGOT",
         ),
     ),
     Model(

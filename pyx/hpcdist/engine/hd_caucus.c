@@ -15,7 +15,8 @@ typedef struct seat {
 struct hd_hall {
     /* The last check for which the speaker has spoken, or which was given up, and which of both. */
     uint64_t stand __attribute__((aligned(HD_LINE)));
-    /* The last check that went on (high half), and the last one that did not. */
+    /* The last check that went on (high half), and one before which none is open any more: the last
+     * one that did not go on, or the one before the last that did. */
     uint64_t verdict __attribute__((aligned(HD_LINE)));
     hd_first outcome; /* of the last check that went on */
     seat seats[];
@@ -40,9 +41,12 @@ static int stand(hd_caucus *k, uint64_t n, int spoken)
 
 int hd_caucus_speak(hd_caucus *k, uint64_t n) { return stand(k, n, 1); }
 
+/* Once the node is past n, the stand is of a later check, and the verdict has been there since. */
 int hd_caucus_spoken(const hd_caucus *k, uint64_t n)
 {
-    return load(&k->at->stand) == stand_of(n, 1);
+    const uint64_t now = load(&k->at->stand);
+    return now == stand_of(n, 1) ||
+           (now >> 1 > n && (uint32_t)(load(&k->at->verdict) >> 32) == (uint32_t)n);
 }
 
 int hd_caucus_given_up(const hd_caucus *k, uint64_t n)
@@ -93,12 +97,12 @@ void hd_caucus_gather(const hd_caucus *k, hd_first *into)
 
 void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome)
 {
-    uint64_t old = load(&k->at->verdict);
-    const uint32_t decided = outcome ? (uint32_t)n : (uint32_t)(old >> 32);
-    const uint32_t failed = outcome ? (uint32_t)old : (uint32_t)n;
+    const uint64_t decided = outcome ? n & UINT32_MAX : load(&k->at->verdict) >> 32;
+    /* Never far behind: numbers are compared across their wrap. */
+    const uint32_t failed = (uint32_t)(outcome ? n - 1 : n);
     if (outcome)
         hd_put_words((char *)&k->at->outcome, (const char *)outcome, sizeof *outcome);
-    __atomic_store_n(&k->at->verdict, (uint64_t)decided << 32 | failed, __ATOMIC_RELEASE);
+    __atomic_store_n(&k->at->verdict, decided << 32 | failed, __ATOMIC_RELEASE);
 }
 
 /* No later check goes on without this rank, so the outcome of n stays where it is. The stand is

@@ -144,8 +144,11 @@ static void count_late(hd_comm *c, const hd_job *j, uint64_t latest, int64_t wai
         hd_late_waited(c, j, rank, waited - least, 0);
 }
 
-/* 1: all ranks have arrived, or, for one that listens, the check has gone on; 0: not yet; -1: MPI
- * failed, and the job with it; -2: it is abandoned on this node. */
+/* How the first round ends without all: MPI failed, and the job with it; the check is abandoned; or
+ * this rank has left. */
+enum { FAILED = -1, ABANDONED = -2, LEFT = -3 };
+
+/* 1: all ranks have arrived, or, for one that listens, the check has gone on; 0: not yet. */
 static int met(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
@@ -153,10 +156,10 @@ static int met(hd_comm *c, hd_job *j)
     int rc;
     if (p->caucus && !hd_post_votes(p)) {
         const int heard = hd_caucus_listen(p->caucus, p->now, &b->first);
-        return heard < 0 ? -2 : heard;
+        return heard < 0 ? ABANDONED : heard;
     }
     if (p->caucus && hd_caucus_given_up(p->caucus, p->now))
-        return -2;
+        return ABANDONED;
     if (!b->begun) {
         if (p->caucus && !hd_caucus_complete(p->caucus, p->now))
             return 0;
@@ -166,9 +169,15 @@ static int met(hd_comm *c, hd_job *j)
         rc = hd_ballot_begin(b, hd_post_rounds(p));
         hd_mpi_unlock(c->session);
         if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
-            return -1;
+            return FAILED;
     }
     return ended(c, j, &b->req[0]);
+}
+
+/* Whether another rank of the node has said yes for this one: it waits as in the second round. */
+static int is_spoken_for(const hd_post *p)
+{
+    return !hd_post_votes(p) && hd_caucus_spoken(p->caucus, p->now);
 }
 
 /* HD_OK when all ranks have arrived; otherwise the check is abandoned. */
@@ -180,26 +189,33 @@ static int first_round(hd_comm *c, hd_job *j)
     begin_wait(c, j, &w);
     while (!(end = met(c, j))) {
         const int ev = hd_waiter_step(&w);
-        if ((ev & HD_WAIT_HOOK) && look_around(c, j, &w))
-            return j->code;
+        if (!(ev & (HD_WAIT_HOOK | HD_WAIT_EXPIRED)))
+            continue;
+        if (!watched && is_spoken_for(c->post)) {
+            hd_data_begin(c, j);
+            watched = 1;
+            w.limit = HD_NEVER;
+            continue;
+        }
+        if ((ev & HD_WAIT_HOOK) && look_around(c, j, &w)) {
+            end = LEFT;
+            break;
+        }
         if (!(ev & HD_WAIT_EXPIRED))
             continue;
         if ((end = met(c, j))) /* once more: the last look may be a nap old */
             break;
         hd_post_read(c);
-        if (hd_post_abandoned(c->post)) {
-            end = -2;
-            break;
-        }
-        if (hd_leave_allowed(c->post))
+        if (hd_post_abandoned(c->post))
+            end = ABANDONED;
+        else if (hd_leave_allowed(c->post))
             return hd_leave_late(c, j, &w);
-        w.limit = HD_NEVER; /* from here on as in the second round */
-        hd_data_begin(c, j);
-        watched = 1;
+        if (end)
+            break;
     }
     if (watched)
         hd_data_end(c);
-    if (end == -2)
+    if (end == ABANDONED)
         return hd_leave_following(c, j);
     if (end > 0 && w.start)
         c->post->waited = hd_now() - w.start;
@@ -263,8 +279,11 @@ static int vote(hd_comm *c, hd_job *j, hd_ballot *b)
     rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, hd_post_rounds(p),
                         &b->req[1]);
     hd_mpi_unlock(c->session);
-    if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1]))
+    if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1])) {
+        if (p->caucus)
+            hd_caucus_conclude(p->caucus, p->now, NULL);
         return j->code;
+    }
     if (!b->seen)
         return hd_leave_following(c, j);
     if (p->caucus)

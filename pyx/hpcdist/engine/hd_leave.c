@@ -24,8 +24,10 @@ void hd_leave_behind(hd_comm *c)
     if (p->caucus)
         hd_caucus_give_up(p->caucus, p->now);
     hd_mpi_lock(c->session);
-    if (!b->begun && hd_post_votes(p))
+    if (!b->begun && hd_post_votes(p)) {
+        b->first.vote[REFUSES] = 1; /* not all of its node may be here: nobody goes on to vote */
         hd_ballot_begin(b, hd_post_rounds(p));
+    }
     if (!b->voted && hd_post_votes(p))
         MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, hd_post_rounds(p),
                        &b->req[1]);
