@@ -211,6 +211,7 @@ cdef extern from "hd_hang.h" nogil:
 
 cdef extern from "hd_notify.h" nogil:
     int hd_job_watch(hd_job*)
+    void hd_job_settle(const hd_job*)
     void hd_notify_push(hd_job*)
     hd_job* hd_notify_next()
     void hd_notify_stop()
@@ -291,6 +292,7 @@ cdef extern from "hd_envelope.h" nogil:
 cdef extern from "hd_p2p.h" nogil:
     int hd_p2p_start(hd_comm*, hd_job*)
     int hd_p2p_test(hd_job*)
+    bint hd_p2p_is_brief(const hd_job*)
     int hd_p2p_soon(hd_job*)
     int hd_p2p_wait(hd_job*, double, int)
     int hd_p2p_take_back(hd_job*, double)

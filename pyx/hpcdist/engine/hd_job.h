@@ -1,6 +1,6 @@
 /* A job: one operation of one group, and what has become of it. Inline jobs lie on the caller's
- * stack; queued ones and point-to-point requests on the heap with two owners, the engine and the
- * Python Work. */
+ * stack, or, if they are messages, on the heap; queued ones and point-to-point requests on the heap
+ * with two owners, the engine and the Python Work. */
 #ifndef HD_JOB_H
 #define HD_JOB_H
 

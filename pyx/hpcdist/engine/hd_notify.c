@@ -1,7 +1,9 @@
 /* The queue between the threads that finish jobs and the one Python thread that completes futures:
  * a finisher never takes the GIL, so a main thread busy in Python cannot hold up the lane. */
-#include "hd_notify.h"
+#include <sched.h>
+
 #include "hd_job.h"
+#include "hd_notify.h"
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cv = PTHREAD_COND_INITIALIZER;
@@ -46,5 +48,12 @@ int hd_job_watch(hd_job *j)
 {
     int before = HD_UNWATCHED;
     return __atomic_compare_exchange_n(&j->watched, &before, HD_WATCHED, 0, __ATOMIC_ACQ_REL,
-                                       __ATOMIC_ACQUIRE);
+                                       __ATOMIC_ACQUIRE) ||
+           before == HD_WATCHED;
+}
+
+void hd_job_settle(const hd_job *j)
+{
+    while (hd_job_state(j) != HD_DONE)
+        sched_yield();
 }

@@ -24,6 +24,7 @@
 
 enum { ASKED = 1, TAKEN = 2 }; /* of hd_message.recalled */
 #define LOOKS 16               /* 2 us: the time that a short message is on its way */
+#define BRIEF (64 << 10)       /* bytes that are copied in a few us */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
 
 static void finish(hd_job *j)
@@ -162,10 +163,19 @@ int hd_p2p_test(hd_job *j)
     return done;
 }
 
+/* Not where another thread may keep MPI, where a test may copy a long message or wait for a GPU, or
+ * where MPI is asked about a rank that has died. */
+int hd_p2p_is_brief(const hd_job *j)
+{
+    const hd_session *s = j->comm->session;
+    return !hd_session_serialized(s) && !hd_ft_on(s) && !j->message.on_device &&
+           j->count <= BRIEF / (int64_t)hd_itemsize(j->dtype);
+}
+
 int hd_p2p_soon(hd_job *j)
 {
     int looks = hd_session_spin(j->comm->session, 0) ? LOOKS : 1;
-    if (hd_session_serialized(j->comm->session)) /* another thread may keep MPI for long */
+    if (!hd_p2p_is_brief(j))
         return hd_job_state(j) == HD_DONE;
     while (!hd_p2p_test(j))
         if (!--looks)

@@ -6,8 +6,8 @@
 
 int hd_p2p_start(hd_comm *c, hd_job *j); /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);              /* 1 done */
-/* With the GIL: the same, with a few looks if this thread may spin. It takes less than to leave
- * the GIL. */
+int hd_p2p_is_brief(const hd_job *j);    /* a call of MPI takes less than to leave the GIL */
+/* With the GIL: tests a brief message, a few times if this thread may spin. */
 int hd_p2p_soon(hd_job *j);
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible);

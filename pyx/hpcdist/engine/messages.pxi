@@ -240,11 +240,11 @@ cdef int transfer_now(Comm comm, hd_job* j, object tensor, object keep) except -
     enter(comm.c, True)
     j.site_id = site_here()
     hd_rec_begin(j, False)
-    if hd_session_serialized(comm.c.session):
+    if hd_p2p_is_brief(j):
+        hd_p2p_start(comm.c, j)
+    else:
         with nogil:
             hd_p2p_start(comm.c, j)
-    else:
-        hd_p2p_start(comm.c, j)
     if hd_p2p_soon(j):
         code = j.code
     else:

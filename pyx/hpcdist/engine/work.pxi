@@ -432,6 +432,8 @@ cdef class Work:
             self.future = future
             if hd_job_watch(self.j):
                 return future
+            with nogil:
+                hd_job_settle(self.j)
             watched.pop(<size_t> self.j, None)
         self.future = future
         try:
