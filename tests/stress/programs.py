@@ -232,13 +232,10 @@ PROGRAMS = (
             mutation=("pyx/hpcdist/engine/hd_caucus.c", old, new),
         )
         for name, old, new in (
-            # says yes although ranks of the node may still give up; gives up after that yes
+            # says yes although ranks of the node may still give up
             ("eager", "{ return stand(k, n, 1); }", "{ return (void)k, (void)n, 1; }"),
-            (
-                "hasty",
-                "return stand(k, n, 0) || !hd_caucus_spoken(k, n)",
-                "return stand(k, n, 0) || 1",
-            ),
+            # gives up after that yes
+            ("hasty", "return now == stand_of(n, 1) ||", "return !n ||"),
         )
     ),
     *(
@@ -255,9 +252,9 @@ PROGRAMS = (
             # the data is taken although a rank may still have given up
             (
                 "early",
-                "b->seen = b->voted = 1;",
+                "b->seen = b->voted = 1;\n    hd_mpi_lock",
                 "b->seen = b->voted = 1;\nif (b->first.letter.kind)\n"
-                "    hd_letter_read(c, j, &b->first.letter);",
+                "    hd_letter_read(c, j, &b->first.letter);\n    hd_mpi_lock",
             ),
         )
     ),
