@@ -15,6 +15,7 @@
 
 #include "hd_ballot.h"
 #include "hd_base.h"
+#include "hd_caucus_life.h"
 #include "hd_check_mpi.h"
 #include "hd_comm.h"
 #include "hd_data.h"
@@ -36,6 +37,7 @@ static int rank, size;
 
 void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
+void hd_caucus_free(hd_caucus *k, int together) { (void)k, (void)together; }
 
 static void add(const void *in, void *inout, int64_t n)
 {

@@ -30,8 +30,8 @@ from network import BYTES_PER_SECOND, LATENCY, LONG_POLL, OVERHEAD, POLL
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENGINE = (
-    *("ballot", "base", "carry", "check_mpi", "here", "job", "late", "meet", "outbox"),
-    *("page_pairs", "post", "recorder", "scale"),
+    *("ballot", "base", "carry", "caucus", "check_mpi", "here", "job", "late", "leave", "meet"),
+    *("outbox", "page_pairs", "post", "recorder", "scale"),
 )
 SOURCES = (
     *("tests/scale/ranks.c", "tests/scale/shim.c", "tests/stress/stub/stub.c"),
