@@ -21,6 +21,12 @@ from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.startup.commits import job_of_this_process
 
 _log = log.get_logger("elastic")
+#: Why a failed step cannot be taken back where State.survives is False.
+_NO_RETURN = (
+    "there is no commit to return to: this job ends when a rank dies, "
+    "and keeps commits for its next start only"
+)
+
 #: Bits of a vote: the state may be committed; no rank is known to have died.
 STATE, ALIVE = 1, 2
 #: A State's number, in the order in which they resume: the same in every start of the job.
@@ -153,8 +159,12 @@ class State:
             A shard of an optimizer is lost with all its copies.
         DistTimeoutError
             Not all ranks called in time.
+        RuntimeError
+            If `yes` is false where the job ends when a rank dies: it has nothing to return to.
         """
         if not self.survives:
+            if not yes:
+                raise RuntimeError(f"the steps of this rank have failed, and {_NO_RETURN}")
             self.step += steps
             self._keep()
             return True
@@ -280,10 +290,14 @@ class State:
         Raises
         ------
         RuntimeError
-            If there was none.
+            If there was none, as where the job ends when a rank dies.
         """
         if self._committed is None:
-            raise RuntimeError("there is no commit to return to: call commit() first")
+            raise RuntimeError(
+                "there is no commit to return to: call commit() first"
+                if self.survives
+                else _NO_RETURN
+            )
         parts, values, random, self.step = self._committed
         for name, part in self._parts.items():
             part.restore(parts[name])

@@ -131,3 +131,22 @@ def test_one_element_with_a_stride_is_kept(folder):
         with step:
             pass
     parallel_assert(Disk(folder, agreed).find() is not None)
+
+
+def test_a_failed_step_is_not_committed_where_ranks_cannot_return(folder):
+    """It was counted, and written as the newest commit."""
+    _claimed.clear()
+    value = torch.zeros(2)
+    state = State(value=value, folder=folder, folder_every=1)
+    state.resume()
+    state.commit(1)
+    state.commit(1)
+    value.fill_(torch.nan)
+    with parallel_raises(RuntimeError, match="there is no commit to return to: this job ends"):
+        state.commit(1, yes=False)
+    with parallel_raises(RuntimeError, match="there is no commit to return to: this job ends"):
+        state.rollback()
+    parallel_assert(state.step == 2)
+    _claimed.clear()
+    again = State(value=value, folder=folder, folder_every=1)
+    parallel_assert(again.resume() and again.step == 2 and not value.any())
