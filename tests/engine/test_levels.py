@@ -22,6 +22,8 @@ from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
 
+#: Of worlds.layouts().
+each_layout = pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
 #: Bytes from which tensors go that way, and of a piece.
 LEAST, PIECE = 32 << 10, 256 << 10
 LONG = 100_003  # elements
@@ -54,7 +56,7 @@ def right(rng, group=None) -> bool:
     return bool(((tensor.double() - want).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@each_layout
 def test_every_dtype_and_operation(rng, world, which):
     check, (rank, size) = Check(), true_place()
     parallel_assert(world(layouts(size)[which]) == "")
@@ -84,7 +86,7 @@ def sizes_of(call, dtype: torch.dtype) -> tuple[int, ...]:
     return least - 1, least, 3 * least + 5
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@each_layout
 @pytest.mark.parametrize("call", [broadcast, all_gather_into_tensor, all_gather],
                          ids=lambda call: call.__name__)  # fmt: skip
 def test_every_dtype_that_is_moved(rng, world, call, which):
@@ -99,7 +101,7 @@ def test_every_dtype_that_is_moved(rng, world, call, which):
     check.done()
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@each_layout
 @pytest.mark.parametrize("call", REDUCTIONS, ids=lambda call: call.__name__)
 def test_every_reduction(rng, world, call, which):
     check, (_, size) = Check(), true_place()
@@ -113,7 +115,7 @@ def test_every_reduction(rng, world, call, which):
     check.done()
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@each_layout
 def test_from_and_to_each_rank(rng, world, which):
     check, (_, size) = Check(), true_place()
     parallel_assert(world(layouts(size)[which]) == "")
@@ -183,7 +185,7 @@ def test_groups_lists_and_many_in_flight(rng, world):
             dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@each_layout
 def test_any_order_in_several_groups(rng, world, which):
     """The parts of the slots are used in turn by all operations."""
     check, (_, size) = Check(), true_place()
