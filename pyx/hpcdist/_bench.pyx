@@ -106,54 +106,71 @@ cdef class Loop:
         DistBackendError
             MPI reported an error.
         """
+        self.run(name, send, recv, count, dtype, op, root, calls, False)
+
+    def nonblocking(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls):
+        """Begins a collective by its nonblocking call and waits for it. Arguments and errors as of :meth:`collective`."""
+        self.run(name, send, recv, count, dtype, op, root, calls, True)
+
+    cdef int run(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls,
+                 bint begins) except -1:
         cdef void* s = <void*> send
         cdef void* r = <void*> recv
-        cdef int kind = kinds[name], rc = MPI_SUCCESS
+        cdef int kind = kinds[name], rc
         cdef MPI_Datatype t = hd_mpi_type(dtype)
         cdef MPI_Op o = hd_mpi_op(op, dtype)
-        cdef MPI_Comm c = self.comm
-        cdef bint is_root = self.rank == root
-        cdef long i = 0
         if o == MPI_OP_NULL and kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
             raise ValueError("MPI has no such operation on this type")
         with nogil:
-            if kind == ALL_REDUCE:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Allreduce(MPI_IN_PLACE, s, count, t, o, c)
-                    i += 1
-            elif kind == BROADCAST:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Bcast(s, count, t, root, c)
-                    i += 1
-            elif kind == REDUCE:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Reduce(MPI_IN_PLACE if is_root else s, s, count, t, o, root, c)
-                    i += 1
-            elif kind == ALL_GATHER:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Allgather(s, count, t, r, count, t, c)
-                    i += 1
-            elif kind == REDUCE_SCATTER:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Reduce_scatter_block(s, r, count, t, o, c)
-                    i += 1
-            elif kind == ALL_TO_ALL:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Alltoall(s, count, t, r, count, t, c)
-                    i += 1
-            elif kind == GATHER:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Gather(s, count, t, r, count, t, root, c)
-                    i += 1
-            elif kind == SCATTER:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Scatter(s, count, t, r, count, t, root, c)
-                    i += 1
+            if begins:
+                rc = self.begin_and_wait(kind, s, r, count, t, o, root, calls)
             else:
-                while i < calls and rc == MPI_SUCCESS:
-                    rc = MPI_Barrier(c)
-                    i += 1
-        well(rc, name)
+                rc = self.call(kind, s, r, count, t, o, root, calls)
+        return well(rc, name)
+
+    cdef int call(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
+                  long calls) noexcept nogil:
+        cdef MPI_Comm c = self.comm
+        cdef bint is_root = self.rank == root
+        cdef int rc = MPI_SUCCESS
+        cdef long i = 0
+        if kind == ALL_REDUCE:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Allreduce(MPI_IN_PLACE, s, count, t, o, c)
+                i += 1
+        elif kind == BROADCAST:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Bcast(s, count, t, root, c)
+                i += 1
+        elif kind == REDUCE:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Reduce(MPI_IN_PLACE if is_root else s, s, count, t, o, root, c)
+                i += 1
+        elif kind == ALL_GATHER:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Allgather(s, count, t, r, count, t, c)
+                i += 1
+        elif kind == REDUCE_SCATTER:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Reduce_scatter_block(s, r, count, t, o, c)
+                i += 1
+        elif kind == ALL_TO_ALL:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Alltoall(s, count, t, r, count, t, c)
+                i += 1
+        elif kind == GATHER:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Gather(s, count, t, r, count, t, root, c)
+                i += 1
+        elif kind == SCATTER:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Scatter(s, count, t, r, count, t, root, c)
+                i += 1
+        else:
+            while i < calls and rc == MPI_SUCCESS:
+                rc = MPI_Barrier(c)
+                i += 1
+        return rc
 
     cdef int begin(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
                    MPI_Request* req) noexcept nogil:
@@ -176,22 +193,17 @@ cdef class Loop:
             return MPI_Iscatter(s, count, t, r, count, t, root, c, req)
         return MPI_Ibarrier(c, req)
 
-    def nonblocking(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls):
-        """Begins a collective by its nonblocking call and waits for it. Arguments and errors as of :meth:`collective`."""
-        cdef int kind = kinds[name], rc = MPI_SUCCESS
-        cdef MPI_Datatype t = hd_mpi_type(dtype)
-        cdef MPI_Op o = hd_mpi_op(op, dtype)
+    cdef int begin_and_wait(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
+                            long calls) noexcept nogil:
         cdef MPI_Request req
+        cdef int rc = MPI_SUCCESS
         cdef long i = 0
-        if o == MPI_OP_NULL and kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
-            raise ValueError("MPI has no such operation on this type")
-        with nogil:
-            while i < calls and rc == MPI_SUCCESS:
-                rc = self.begin(kind, <void*> send, <void*> recv, count, t, o, root, &req)
-                if rc == MPI_SUCCESS:
-                    rc = MPI_Wait(&req, MPI_STATUS_IGNORE)
-                i += 1
-        well(rc, name)
+        while i < calls and rc == MPI_SUCCESS:
+            rc = self.begin(kind, s, r, count, t, o, root, &req)
+            if rc == MPI_SUCCESS:
+                rc = MPI_Wait(&req, MPI_STATUS_IGNORE)
+            i += 1
+        return rc
 
     def ping_pong(self, size_t send, size_t recv, int count, int dtype, int peer, bint begins, long calls):
         """Sends to the peer and receives from it, or in the opposite order.
