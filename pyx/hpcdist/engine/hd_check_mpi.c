@@ -226,6 +226,7 @@ static int first_round(hd_comm *c, hd_job *j)
  * c->post->ballot->seen tells whether all ranks said yes. */
 static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
 {
+    hd_post *p = c->post;
     hd_waiter w;
     int end;
     begin_wait(c, j, &w);
@@ -242,6 +243,8 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
         if (hd_post_abandoned(c->post))
             return hd_leave_following(c, j);
     }
+    if (end > 0 && p->caucus && w.start)
+        p->waited += hd_now() - w.start; /* as for those who listen, who wait for both rounds */
     return end > 0 ? HD_OK : j->code;
 }
 
