@@ -37,7 +37,7 @@ static int rank, size;
 
 void hd_data_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
-void hd_caucus_free(hd_caucus *k, int together) { (void)k, (void)together; }
+void hd_caucus_free(hd_caucus *k) { (void)k; }
 
 static void add(const void *in, void *inout, int64_t n)
 {

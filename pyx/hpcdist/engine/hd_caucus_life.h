@@ -5,11 +5,11 @@
 #include "hd_caucus.h"
 #include "hd_comm.h"
 
-/* Collective over the group. *out is NULL on all ranks if no node has several of them, or where
- * memory is missing. Returns MPI's code. */
+/* Collective over the group, which is split. *out is NULL on all ranks where memory is missing.
+ * Returns MPI's code. */
 int hd_caucus_open(const hd_comm *c, hd_caucus **out);
-/* Gives the memory back when this rank has left; and later all, where all ranks have. */
+/* Gives the memory back when this rank has left; and later the rest. */
 void hd_caucus_close(hd_caucus *k);
-void hd_caucus_free(hd_caucus *k, int together);
+void hd_caucus_free(hd_caucus *k);
 
 #endif

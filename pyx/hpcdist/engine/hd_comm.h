@@ -15,6 +15,7 @@ typedef struct hd_desk hd_desk;       /* hd_roll_desk.h */
 typedef struct hd_job hd_job;         /* hd_job.h */
 typedef struct hd_page hd_page;       /* hd_page.h */
 typedef struct hd_session hd_session; /* hd_session.h */
+typedef struct hd_split hd_split;     /* hd_split.h */
 
 /* A group is destroyed: it takes no new operations; then waiting callers leave with an error. */
 enum hd_closing { HD_COMM_OPEN = 0, HD_COMM_CLOSING, HD_COMM_CLOSED };
@@ -108,8 +109,9 @@ struct hd_comm {
     int64_t node_limit;   /* bytes it may take */
     int two_level;        /* long tensors between nodes go through hd_levels.c; the same on all
                            * members */
-    struct hd_levels *levels; /* their communicators and memory */
-    int levels_asked;         /* the members have tried to make them */
+    hd_split *split;      /* the members by nodes: their communicators */
+    struct hd_levels *levels; /* their memory for that */
+    int levels_asked;         /* the members have tried to allocate it */
     struct hd_block *blocks;  /* memory for tensors that the ranks of a node share: see hd_block.c;
                                * changed under mu by the thread that holds the lane */
     uint64_t block_ids;       /* given so far */

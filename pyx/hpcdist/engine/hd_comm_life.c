@@ -27,6 +27,7 @@
 #include "hd_roll_words.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
+#include "hd_split.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 
@@ -182,6 +183,17 @@ static void inherit(hd_comm *c, const birth *b)
     c->rec_group = hd_rec_group(c, b->parent->as_world ? b->ranks : NULL);
 }
 
+/* What the ranks of a node share in a group between nodes. Returns MPI's code. */
+static int part(hd_comm *c)
+{
+    int rc = MPI_SUCCESS;
+    if (!checks_by_mpi() || (c->two_level && !c->one_node))
+        rc = hd_split_open(c);
+    if (!rc && c->split && !checks_by_mpi())
+        rc = hd_caucus_open(c, &c->post->caucus);
+    return rc;
+}
+
 /* Collective over the new communicator. */
 static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
 {
@@ -203,8 +215,7 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
     if (c->page)
         return HD_OK;
     code = hd_post_open(c, &rc);
-    if (code == HD_OK && !checks_by_mpi() && !hd_ft_on(c->session) &&
-        (rc = hd_caucus_open(c, &c->post->caucus)))
+    if (code == HD_OK && !hd_ft_on(c->session) && (rc = part(c)))
         return failed(b ? c->session : NULL, "MPI_Comm_split", c->name, rc, text, room);
     if (code == HD_OK)
         return HD_OK;
@@ -437,7 +448,8 @@ int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
             hd_caucus_close(c->post->caucus);
         hd_grave_dig(c);
     } else {
-        hd_levels_free(c, how == HD_TOGETHER);
+        hd_levels_free(c);
+        hd_split_free(c, how == HD_TOGETHER && !c->post); /* the post's requests may use it */
         if (how == HD_TOGETHER)
             MPI_Comm_free(&c->mpi);
         hd_page_close(c);

@@ -18,6 +18,7 @@
 #include "hd_post.h"
 #include "hd_recorder.h"
 #include "hd_roll_desk.h"
+#include "hd_split.h"
 #include "hd_threads.h"
 
 #define AGREEMENTS 4 /* on the number of messages; then they are taken for lost */
@@ -57,7 +58,8 @@ static void finish(hd_comm *c, int frees)
 {
     hd_post_close(c, frees);
     hd_mpi_lock(c->session);
-    hd_levels_free(c, frees);
+    hd_levels_free(c);
+    hd_split_free(c, frees && !c->post);
     if (frees)
         MPI_Comm_free(&c->mpi);
     hd_mpi_unlock(c->session);

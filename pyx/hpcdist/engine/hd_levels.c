@@ -26,12 +26,11 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_data.h"
-#include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_levels.h"
 #include "hd_report.h"
-#include "hd_shared.h"
+#include "hd_split.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_types.h"
@@ -49,7 +48,7 @@ int hd_levels_wanted(void)
     return text && strcasecmp(text, "on") == 0; /* config.py has refused other words */
 }
 
-/* ---- communicators and memory ---- */
+/* ---- memory ---- */
 
 static int64_t page_up(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -58,45 +57,16 @@ static int64_t head_bytes(const struct hd_levels *l)
     return page_up((int64_t)sizeof(hd_levels_line) * l->ranks);
 }
 
-/* Tells all members where each of them is: the nodes are numbered by the first of their members. */
-static int seat(hd_comm *c, struct hd_levels *l, int first)
+/* Tells all members where each of them is: the nodes are numbered by the first of their members, as
+ * in the rails. */
+static int seat(const hd_comm *c, struct hd_levels *l)
 {
-    const hd_levels_seat mine = {first, l->place};
+    const hd_levels_seat mine = {c->split->first, l->place};
     const int rc = MPI_Allgather(&mine, 2, MPI_INT, l->seats, 2, MPI_INT, c->mpi);
     for (int r = 0; r < c->size && !rc; r++) {
         hd_levels_seat *s = &l->seats[r];
         s->node = s->node == r ? l->nodes++ : l->seats[s->node].node;
     }
-    return rc;
-}
-
-/* The communicators of this rank's node and rail. A node has the same rank in all rails. */
-static int split(hd_comm *c, struct hd_levels *l)
-{
-    int first = 0, sides[2] = {0, 0}, rc; /* of all nodes' ranks, the least and the most */
-
-    while (c->node_slot[first] < 0)
-        first++;
-    /* 0: it failed here, so that no rank goes on. */
-    if (MPI_Comm_split(c->mpi, first, c->rank, &l->node) == MPI_SUCCESS) {
-        MPI_Comm_rank(l->node, &l->place);
-        MPI_Comm_size(l->node, &l->ranks);
-        l->seats = malloc((size_t)c->size * sizeof *l->seats);
-        sides[0] = l->seats ? l->ranks : 0;
-        sides[1] = -l->ranks;
-    }
-    rc = MPI_Allreduce(MPI_IN_PLACE, sides, 2, MPI_INT, MPI_MIN, c->mpi);
-    if (rc || !sides[0])
-        return rc ? rc : MPI_ERR_OTHER;
-    l->rails = sides[0];
-    l->even = sides[0] == -sides[1];
-    if ((rc = seat(c, l, first)))
-        return rc;
-    rc = MPI_Comm_split(c->mpi, l->place < l->rails ? l->place : MPI_UNDEFINED, first, &l->rail);
-    if (!rc)
-        MPI_Comm_set_errhandler(l->node, MPI_ERRORS_RETURN);
-    if (!rc && l->rail != MPI_COMM_NULL)
-        MPI_Comm_set_errhandler(l->rail, MPI_ERRORS_RETURN);
     return rc;
 }
 
@@ -109,36 +79,37 @@ static int64_t piece_of(const hd_comm *c, const struct hd_levels *l)
     return piece < LEAST_SLICE * l->ranks ? 0 : piece < most ? piece : most;
 }
 
-static int share(hd_comm *c, struct hd_levels *l)
+static int share(const hd_comm *c, struct hd_levels *l)
 {
-    int64_t piece = piece_of(c, l);
-    void *at = NULL;
-    int ok, rc;
-
-    if ((rc = MPI_Allreduce(MPI_IN_PLACE, &piece, 1, MPI_INT64_T, MPI_MIN, c->mpi)) || !piece)
+    void *at;
+    int rc;
+    l->bytes = (size_t)(head_bytes(l) + PARTS * l->ranks * l->piece);
+    if ((rc = hd_split_share(c, 1, l->bytes, &at)) || !at)
         return rc;
-    l->piece = piece;
-    l->bytes = (size_t)(head_bytes(l) + PARTS * l->ranks * piece);
-    if ((rc = hd_share(l->node, l->bytes, &at)))
-        return rc;
-    ok = at != NULL;
-    rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
-    if (at && (rc || !ok)) {
+    if ((rc = seat(c, l))) {
         munmap(at, l->bytes);
-    } else if (at) {
-        madvise(at, l->bytes, MADV_DONTFORK); /* a child that outlives the group would keep it */
+    } else {
         l->lines = at;
         l->slots = (char *)at + head_bytes(l);
     }
     return rc;
 }
 
-static void free_comms(struct hd_levels *l)
+static struct hd_levels *levels_of(const hd_comm *c)
 {
-    if (l->node != MPI_COMM_NULL)
-        MPI_Comm_free(&l->node);
-    if (l->rail != MPI_COMM_NULL)
-        MPI_Comm_free(&l->rail);
+    struct hd_levels *l = calloc(1, sizeof *l);
+    if (l && !(l->seats = malloc((size_t)c->size * sizeof *l->seats))) {
+        free(l);
+        l = NULL;
+    }
+    if (l) {
+        l->rail = c->split->rail;
+        l->place = c->split->place;
+        l->ranks = c->split->ranks;
+        l->rails = c->split->rails;
+        l->even = c->split->even;
+    }
+    return l;
 }
 
 static void discard(struct hd_levels *l)
@@ -148,37 +119,21 @@ static void discard(struct hd_levels *l)
     free(l);
 }
 
-/* Whether some node has several of the members; each knows those of its own. */
-static int has_several(hd_comm *c, struct hd_levels *l, int *rc)
-{
-    int sides[2] = {0, 0}; /* the least, as the most of the negative; and the most */
-    for (int r = 0; l && r < c->size; r++)
-        sides[1] += c->node_slot[r] >= 0;
-    sides[0] = -sides[1];
-    *rc = MPI_Allreduce(MPI_IN_PLACE, sides, 2, MPI_INT, MPI_MAX, c->mpi);
-    /* 0: without memory for the list, or on a node without a status page. */
-    return !*rc && sides[0] < 0 && sides[1] > 1;
-}
-
-/* Collective, at the first tensor that can use it. Where each node has one rank, or memory or a
- * communicator cannot be had somewhere, all ranks go on without it. */
+/* Collective, at the first tensor that can use it. Where memory cannot be had somewhere, all ranks
+ * go on without it. */
 static int open_levels(hd_comm *c, hd_job *j)
 {
-    struct hd_levels *l = calloc(1, sizeof *l);
-    int rc, ok;
+    struct hd_levels *l = levels_of(c);
+    int64_t piece = l ? piece_of(c, l) : 0;
+    int rc;
 
     c->levels_asked = 1;
     hd_mpi_lock(c->session);
-    if (has_several(c, l, &rc)) {
-        l->node = l->rail = MPI_COMM_NULL;
-        ok = split(c, l) == MPI_SUCCESS;
-        rc = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c->mpi);
-        if (!rc && ok)
-            rc = share(c, l);
-        if (l->lines)
-            c->levels = l;
-        else
-            free_comms(l);
+    rc = MPI_Allreduce(MPI_IN_PLACE, &piece, 1, MPI_INT64_T, MPI_MIN, c->mpi);
+    if (!rc && piece) {
+        l->piece = piece;
+        rc = share(c, l);
+        c->levels = l->lines ? l : NULL;
     }
     hd_mpi_unlock(c->session);
     if (!c->levels)
@@ -194,13 +149,10 @@ void hd_levels_close(hd_comm *c)
     c->levels->lines = NULL;
 }
 
-void hd_levels_free(hd_comm *c, int together)
+void hd_levels_free(hd_comm *c)
 {
-    struct hd_levels *l = c->levels;
+    discard(c->levels);
     c->levels = NULL;
-    if (l && together)
-        free_comms(l);
-    discard(l);
 }
 
 int64_t hd_levels_bytes(const hd_comm *c)
@@ -210,7 +162,7 @@ int64_t hd_levels_bytes(const hd_comm *c)
 
 int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
 {
-    if (!c->two_level || c->one_node || c->page || c->on_device || hd_ft_on(c->session) ||
+    if (!c->two_level || !c->split || c->one_node || c->on_device ||
         n < LEAST / (int64_t)hd_itemsize(j->dtype) ||
         (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype)))
         return 0;

@@ -18,10 +18,9 @@ typedef struct hd_levels_seat {
 } hd_levels_seat;
 
 struct hd_levels {
-    MPI_Comm node, rail; /* the members on this node; those at the same place of their nodes */
-    int place, ranks;    /* this rank's place among the former, and how many there are */
-    int nodes, rails;
-    int even;              /* all nodes have as many ranks */
+    MPI_Comm rail; /* this and the next ones as in hd_split */
+    int place, ranks, rails, even;
+    int nodes;
     hd_levels_seat *seats; /* of each member */
     hd_levels_line *lines; /* one per rank of the node; then, from the next page on, the slots */
     char *slots;
@@ -55,8 +54,8 @@ enum hd_levels_of { HD_LEVELS_IN, HD_LEVELS_OUT };
 int hd_levels_wanted(void);
 
 /* Whether j goes that way, which has n elements in all; divided: they are blocks for each rank. The
- * first such call makes communicators and memory, which is collective. All ranks get the same
- * answer. -1: the job has failed. */
+ * first such call allocates memory, which is collective. All ranks get the same answer. -1: the job
+ * has failed. */
 int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided);
 
 /* All pieces of n elements, of which a slot has room for so many blocks. */
@@ -72,9 +71,9 @@ int64_t hd_levels_length(const hd_levels_run *r, int64_t k);        /* of a piec
 /* The first element of the slice, of n elements, of the ranks at that place. */
 int64_t hd_levels_slice(const hd_levels_run *r, int64_t n, int place);
 
-/* Frees the memory; and later, where all ranks have left the group, the communicators. */
+/* Frees the memory; and later the rest. */
 void hd_levels_close(hd_comm *c);
-void hd_levels_free(hd_comm *c, int together);
+void hd_levels_free(hd_comm *c);
 int64_t hd_levels_bytes(const hd_comm *c); /* of memory; 0: there is none */
 
 #endif

@@ -267,7 +267,7 @@ int hd_post_close(hd_comm *c, int together)
     if (clean && together && p->mpi != MPI_COMM_NULL)
         MPI_Comm_free(&p->mpi);
     if (clean && p->caucus)
-        hd_caucus_free(p->caucus, together);
+        hd_caucus_free(p->caucus);
     hd_mpi_unlock(c->session);
     if (clean) {
         hd_post_forget(p, 0);
