@@ -283,8 +283,41 @@ def test_nothing_is_left_of_a_group(rng, world):
     parallel_assert(works)
 
 
+#: KiB, all blocks together, from which "auto" takes them.
+BY_ITSELF = {
+    broadcast: 8192,
+    reduce: 2048,
+    all_gather_into_tensor: 512,
+    reduce_scatter_tensor: 8192,
+}
+
+
+def test_by_itself_long_tensors_take_it_on_nodes_of_equal_size(rng, world):
+    check, (_, size) = Check(), true_place()
+    parallel_assert(world("2", "") == "")
+    for call, kib in BY_ITSELF.items():
+        group, blocks = dist.new_group(), size if call in BLOCKS else 1
+        least = -(-(kib << 8) // blocks)
+        for n, takes in ((least - 1, False), (least, size % 2 == 0)):
+            call(check, rng, group, torch.float32, n, False, name=f"{n} elements")
+            check.that(shared(group) == takes, f"{call.__name__} of {n} elements")
+        dist.destroy_process_group(group)
+    check.that(right(rng), "an all-reduce")
+    check.that(not shared(), "an all-reduce of 400 KB needs no memory")
+    check.done()
+
+
+def test_another_word_is_refused_by_all(world):
+    said = world("2", "perhaps")
+    parallel_assert("HPCDIST_TWO_LEVEL" in said and "auto, off, on" in said, said)
+
+
 def test_ranks_that_disagree(world):
     rank, size = true_place()
     said = world("2", "on" if rank == size - 1 else "off")
     want = f"HPCDIST_TWO_LEVEL is 'on' on rank {size - 1}, and not on rank 0"
+    parallel_assert(want in said, said)
+    dist.destroy_process_group()
+    said = world("2", "auto" if rank == 0 else "off")
+    want = "HPCDIST_TWO_LEVEL is 'auto' on rank 0, and not on rank 1"
     parallel_assert(want in said, said)

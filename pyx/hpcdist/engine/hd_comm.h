@@ -107,8 +107,7 @@ struct hd_comm {
     struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
-    int two_level;        /* long tensors between nodes go through hd_levels.c; the same on all
-                           * members */
+    int two_level;        /* an enum hd_levels_setting, the same on all members */
     hd_split *split;      /* the members by nodes: their communicators */
     struct hd_levels *levels; /* their memory for that */
     int levels_asked;         /* the members have tried to allocate it */

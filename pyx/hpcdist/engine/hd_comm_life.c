@@ -106,6 +106,7 @@ static const struct {
     {8, "HPCDIST_FT is set"},
     {9, "HPCDIST_CHECK_TRANSPORT is mpi"},
     {10, "HPCDIST_TWO_LEVEL is 'on'"},
+    {11, "HPCDIST_TWO_LEVEL is 'auto'"},
 };
 #define SETTINGS (int)(sizeof settings / sizeof *settings)
 
@@ -116,6 +117,7 @@ static int meet(hd_comm *c, char *text, size_t room)
     struct {
         uint64_t node, slot, uid, check, world;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
+    const enum hd_levels_setting wanted = hd_levels_wanted();
     int slot, rc, wrong = -1;
 
     if (!all) {
@@ -127,7 +129,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.uid = hd_random64();
     mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << settings[0].bit |
                  (uint64_t)checks_by_mpi() << settings[1].bit |
-                 (uint64_t)hd_levels_wanted() << settings[2].bit;
+                 (uint64_t)(wanted == HD_LEVELS_ON) << settings[2].bit |
+                 (uint64_t)(wanted == HD_LEVELS_AUTO) << settings[3].bit;
     mine.world = (uint64_t)hd_session_rank(c->session);
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
@@ -159,7 +162,7 @@ static int meet(hd_comm *c, char *text, size_t room)
         free(all);
         return HD_ERR_MISMATCH;
     }
-    c->two_level = hd_levels_wanted();
+    c->two_level = wanted;
     c->as_world = 1;
     for (int r = 0; r < c->size; r++)
         c->as_world &= all[r].world == (uint64_t)r;

@@ -35,17 +35,36 @@
 #include "hd_threads.h"
 #include "hd_types.h"
 
-#define LEAST (32 << 10)  /* bytes: shorter tensors take one call of MPI's */
+#define LEAST (32 << 10)  /* bytes: with HPCDIST_TWO_LEVEL=on, shorter tensors take MPI's call */
 #define PIECE (256 << 10) /* bytes */
 /* Bytes: with more ranks than cores, each piece costs a round of the scheduler. */
 #define LONG_PIECE (1 << 20)
 #define LEAST_SLICE (4 << 10)
 #define PARTS 3 /* of a slot */
 
-int hd_levels_wanted(void)
+/* KiB from which HPCDIST_TWO_LEVEL=auto takes an operation, all blocks together; 0: never. From
+ * there on it was no slower than the library's flat call, neither with Open MPI nor with MPICH,
+ * between nodes of equally many ranks: docs/architecture.md. */
+static const int measured_kib[HD_KIND_COUNT] = {
+    [HD_ALL_REDUCE] = 1024, [HD_REDUCE] = 2048,    [HD_REDUCE_SCATTER] = 8192,
+    [HD_BROADCAST] = 8192,  [HD_ALL_GATHER] = 512,
+};
+
+enum hd_levels_setting hd_levels_wanted(void)
 {
-    const char *text = getenv("HPCDIST_TWO_LEVEL");
-    return text && strcasecmp(text, "on") == 0; /* config.py has refused other words */
+    const char *text = getenv("HPCDIST_TWO_LEVEL"); /* config.py has refused other words */
+    return !text || !*text || strcasecmp(text, "auto") == 0 ? HD_LEVELS_AUTO
+           : strcasecmp(text, "on") == 0                    ? HD_LEVELS_ON
+                                                            : HD_LEVELS_OFF;
+}
+
+/* The fewest bytes of a job that goes this way. */
+static int64_t least(const hd_comm *c, const hd_job *j)
+{
+    const int64_t kib = measured_kib[j->kind];
+    if (c->two_level != HD_LEVELS_AUTO)
+        return c->two_level == HD_LEVELS_ON ? LEAST : INT64_MAX;
+    return kib && c->split->even ? kib << 10 : INT64_MAX;
 }
 
 /* ---- memory ---- */
@@ -162,8 +181,8 @@ int64_t hd_levels_bytes(const hd_comm *c)
 
 int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
 {
-    if (!c->two_level || !c->split || c->one_node || c->on_device ||
-        n < LEAST / (int64_t)hd_itemsize(j->dtype) ||
+    if (!c->split || c->one_node || c->on_device ||
+        n < least(c, j) / (int64_t)hd_itemsize(j->dtype) ||
         (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype)))
         return 0;
     if (!c->levels_asked && open_levels(c, j))

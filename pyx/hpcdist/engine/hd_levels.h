@@ -50,8 +50,9 @@ struct hd_levels_run {
 
 enum hd_levels_of { HD_LEVELS_IN, HD_LEVELS_OUT };
 
-/* Whether HPCDIST_TWO_LEVEL asks for it. */
-int hd_levels_wanted(void);
+/* HPCDIST_TWO_LEVEL. */
+enum hd_levels_setting { HD_LEVELS_OFF, HD_LEVELS_ON, HD_LEVELS_AUTO };
+enum hd_levels_setting hd_levels_wanted(void);
 
 /* Whether j goes that way, which has n elements in all; divided: they are blocks for each rank. The
  * first such call allocates memory, which is collective. All ranks get the same answer. -1: the job
