@@ -1,6 +1,7 @@
 /* Shared by reductions and moves: waiting for MPI, a staging buffer, types for long messages. */
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "hd_base.h"
 #include "hd_comm.h"
@@ -95,4 +96,18 @@ MPI_Datatype hd_big_type(int64_t bytes)
     MPI_Type_commit(&whole);
     MPI_Type_free(&unit);
     return whole;
+}
+
+int hd_has_allgatherv(void)
+{
+    static int known; /* 1: no, 2: yes */
+    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!found) {
+        char version[MPI_MAX_LIBRARY_VERSION_STRING];
+        int length = 0;
+        found =
+            MPI_Get_library_version(version, &length) || !strstr(version, "Intel(R) MPI") ? 2 : 1;
+        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+    }
+    return found == 2;
 }

@@ -42,6 +42,10 @@ MPI_Datatype hd_big_type(int64_t bytes); /* a committed type of that many bytes 
 
 int hd_all_equal(const hd_seg *list, int n); /* whether all of the list are as long */
 
+/* 0: it cannot be used. Intel MPI 2021.18: the ring by which its Iallgatherv moves large blocks
+ * never ends with three ranks or more if their sizes differ. */
+int hd_has_allgatherv(void);
+
 /* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the
  * job. */
 char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes);

@@ -20,6 +20,7 @@
  * No rank gives up here: the others may be inside a call of MPI's that cannot be cancelled. As for
  * every such call, the watchdog ends the job when it takes longer than its timeout. */
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
 
@@ -89,6 +90,24 @@ static int seat(const hd_comm *c, struct hd_levels *l)
     return rc;
 }
 
+/* Orders the blocks. */
+static void arrange(const hd_comm *c, struct hd_levels *l)
+{
+    const int cells = l->rails * l->nodes;
+    memset(l->start, 0, (size_t)(cells + 1) * sizeof *l->start);
+    for (int r = 0; r < c->size; r++) {
+        const int cell = hd_levels_rail(l, r) * l->nodes + l->seats[r].node;
+        const int before = l->seats[r].place / l->rails;
+        l->at[r] = before;
+        l->start[cell + 1] = before + 1; /* how many they are: the last one counts */
+        l->most = before + 1 > l->most ? before + 1 : l->most;
+    }
+    for (int i = 0; i < cells; i++)
+        l->start[i + 1] += l->start[i];
+    for (int r = 0; r < c->size; r++)
+        l->at[r] += l->start[hd_levels_rail(l, r) * l->nodes + l->seats[r].node];
+}
+
 /* The largest piece that every node's memory allows, the same for all ranks; 0: none that is worth
  * using. */
 static int64_t piece_of(const hd_comm *c, const struct hd_levels *l)
@@ -108,34 +127,43 @@ static int share(const hd_comm *c, struct hd_levels *l)
     if ((rc = seat(c, l))) {
         munmap(at, l->bytes);
     } else {
+        arrange(c, l);
         l->lines = at;
         l->slots = (char *)at + head_bytes(l);
     }
     return rc;
 }
 
-static struct hd_levels *levels_of(const hd_comm *c)
-{
-    struct hd_levels *l = calloc(1, sizeof *l);
-    if (l && !(l->seats = malloc((size_t)c->size * sizeof *l->seats))) {
-        free(l);
-        l = NULL;
-    }
-    if (l) {
-        l->rail = c->split->rail;
-        l->place = c->split->place;
-        l->ranks = c->split->ranks;
-        l->rails = c->split->rails;
-        l->even = c->split->even;
-    }
-    return l;
-}
-
 static void discard(struct hd_levels *l)
 {
-    if (l)
+    if (l) {
         free(l->seats);
+        free(l->at);
+    }
     free(l);
+}
+
+/* NULL: no memory. */
+static struct hd_levels *levels_of(const hd_comm *c)
+{
+    const size_t size = (size_t)c->size;
+    struct hd_levels *l = calloc(1, sizeof *l);
+    if (!l)
+        return l;
+    l->seats = malloc(size * sizeof *l->seats);
+    l->at = malloc((10 * size + 1) * sizeof *l->at); /* nodes and their rails are at most so many */
+    if (!l->seats || !l->at) {
+        discard(l);
+        return NULL;
+    }
+    l->start = l->at + size;
+    l->lists = l->start + size + 1;
+    l->rail = c->split->rail;
+    l->place = c->split->place;
+    l->ranks = c->split->ranks;
+    l->rails = c->split->rails;
+    l->even = c->split->even;
+    return l;
 }
 
 /* Collective, at the first tensor that can use it. Where memory cannot be had somewhere, all ranks
@@ -179,6 +207,14 @@ int64_t hd_levels_bytes(const hd_comm *c)
     return c->levels && c->levels->lines ? (int64_t)c->levels->bytes : 0;
 }
 
+/* Whether a slot has room for all blocks that an operation puts there, a cache line each. */
+static int takes_blocks(const hd_comm *c, const hd_job *j)
+{
+    const struct hd_levels *l = c->levels;
+    return l->piece >= (c->size + l->nodes * l->most) * HD_LINE &&
+           (l->even || j->kind != HD_ALL_GATHER || hd_has_allgatherv());
+}
+
 int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
 {
     if (!c->split || c->one_node || c->on_device ||
@@ -187,7 +223,7 @@ int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
         return 0;
     if (!c->levels_asked && open_levels(c, j))
         return -1;
-    if (!c->levels || (divided && (!c->levels->even || c->levels->piece < 2 * c->size * HD_LINE)))
+    if (!c->levels || (divided && !takes_blocks(c, j)))
         return 0;
     if (!c->levels->failed)
         return 1;

@@ -17,11 +17,17 @@ typedef struct hd_levels_seat {
     int node, place; /* the node's rank in all rails; the place among the members on that node */
 } hd_levels_seat;
 
+/* Blocks, one for each member, lie by rails, on a rail by nodes, and then by places. */
+
 struct hd_levels {
     MPI_Comm rail; /* this and the next ones as in hd_split */
     int place, ranks, rails, even;
     int nodes;
     hd_levels_seat *seats; /* of each member */
+    int *at;               /* where the block of each member lies among all */
+    int *start;            /* where those of each rail and node begin; and the end of the last */
+    int most;              /* blocks of one node on one rail */
+    int *lists;            /* what MPI reads during two calls that take counts of blocks */
     hd_levels_line *lines; /* one per rank of the node; then, from the next page on, the slots */
     char *slots;
     size_t bytes;
@@ -69,6 +75,27 @@ int hd_levels_wait_all(hd_levels_run *r, enum hd_levels_of which, int64_t k);
 
 char *hd_levels_slot(const hd_levels_run *r, int place, int64_t k); /* its part for piece k */
 int64_t hd_levels_length(const hd_levels_run *r, int64_t k);        /* of a piece, in elements */
+/* The rail that carries a member's block: that of its place, or, where this is beyond the rails, of
+ * an earlier one. */
+static inline int hd_levels_rail(const struct hd_levels *l, int member)
+{
+    return l->seats[member].place % l->rails;
+}
+/* Where the blocks of a rail and a node begin on the rail, and how many there are. */
+static inline int hd_levels_begins(const struct hd_levels *l, int rail, int node)
+{
+    return l->start[rail * l->nodes + node] - l->start[rail * l->nodes];
+}
+static inline int hd_levels_blocks(const struct hd_levels *l, int rail, int node)
+{
+    return l->start[rail * l->nodes + node + 1] - l->start[rail * l->nodes + node];
+}
+/* Room for four lists of an int for each node, for the call of piece k. */
+static inline int *hd_levels_lists(const struct hd_levels *l, int64_t k)
+{
+    return l->lists + (k & 1) * 4 * l->nodes;
+}
+
 /* The first element of the slice, of n elements, of the ranks at that place. */
 int64_t hd_levels_slice(const hd_levels_run *r, int64_t n, int place);
 

@@ -5,7 +5,8 @@
  * all copy the slices out.
  *
  * all_gather: a rank gathers the blocks of its rail, into its slot. Then the ranks of a node copy
- * each other's slots out. That needs as many rails as each node has ranks. */
+ * each other's slots out. A rank whose place is beyond the rails puts its block into the slot of
+ * one that carries it. */
 #include <string.h>
 
 #include "hd_comm.h"
@@ -81,6 +82,41 @@ static char *block(const hd_levels_run *r, int q, int64_t k)
     return (r->list ? r->list[q].ptr : r->out + q * r->n * r->item) + k * r->step * r->item;
 }
 
+/* A block that a rank of this node carries, in its slot. */
+static char *carried(const hd_levels_run *r, int q, int64_t k)
+{
+    const struct hd_levels *l = r->l;
+    const int rail = hd_levels_rail(l, q);
+    return hd_levels_slot(r, rail, k) +
+           (l->at[q] - l->start[rail * l->nodes]) * hd_levels_length(r, k) * r->item;
+}
+
+/* On nodes with different numbers of ranks. */
+static int begin_with_others(hd_levels_run *r, int64_t k, MPI_Request *rail)
+{
+    const struct hd_levels *l = r->l;
+    const MPI_Datatype type = hd_mpi_type(r->j->dtype);
+    const int n = (int)hd_levels_length(r, k), me = r->c->rank;
+    int *counts = hd_levels_lists(l, k), *at = counts + l->nodes, rc;
+
+    memcpy(carried(r, me, k), block(r, me, k), (size_t)(n * r->item));
+    hd_levels_announce(r, HD_LEVELS_IN, k);
+    if (l->place >= l->rails)
+        return HD_OK;
+    for (int place = l->place + l->rails; place < l->ranks; place += l->rails)
+        if (hd_levels_wait(r, place, HD_LEVELS_IN, k))
+            return r->j->code;
+    for (int i = 0; i < l->nodes; i++) {
+        counts[i] = hd_levels_blocks(l, l->place, i) * n;
+        at[i] = hd_levels_begins(l, l->place, i) * n;
+    }
+    hd_mpi_lock(r->c->session);
+    rc = MPI_Iallgatherv(MPI_IN_PLACE, 0, type, hd_levels_slot(r, l->place, k), counts, at, type,
+                         l->rail, rail);
+    hd_mpi_unlock(r->c->session);
+    return hd_mpi_failed(r->j, rc, "MPI_Iallgatherv");
+}
+
 static int begin_all_gather(hd_levels_run *r, int64_t k, MPI_Request *rail)
 {
     const MPI_Datatype type = hd_mpi_type(r->j->dtype);
@@ -103,17 +139,17 @@ static int end_all_gather(hd_levels_run *r, int64_t k)
         return r->j->code;
     for (int i = 1; i < size; i++) {
         const int q = (r->c->rank + i) % size;
-        const hd_levels_seat s = r->l->seats[q];
-        memcpy(block(r, q, k), hd_levels_slot(r, s.place, k) + s.node * bytes, (size_t)bytes);
+        memcpy(block(r, q, k), carried(r, q, k), (size_t)bytes);
     }
     return HD_OK;
 }
 
 int hd_levels_all_gather(hd_comm *c, hd_job *j, const hd_seg *list, hd_seg all)
 {
-    hd_levels_run r = {.begin = begin_all_gather,
+    const struct hd_levels *l = c->levels;
+    hd_levels_run r = {.begin = l->even ? begin_all_gather : begin_with_others,
                        .end = end_all_gather,
                        .out = all.ptr,
                        .list = list};
-    return hd_levels_go(&r, c, j, list ? list[0].n : all.n / c->size, c->levels->nodes);
+    return hd_levels_go(&r, c, j, list ? list[0].n : all.n / c->size, l->start[l->nodes]);
 }

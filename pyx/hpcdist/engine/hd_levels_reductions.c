@@ -5,8 +5,9 @@
  * At last the ranks of a node, or the root, read the slices.
  *
  * reduce_scatter: a rank combines what its node has for all ranks of its rail. These exchange their
- * sums, and each adds up those that it gets. That needs as many rails as each node has ranks. (Open
- * MPI's MPI_Ireduce_scatter_block reduces everything to one rank, which scatters it.)
+ * sums, and each adds up those that it gets. A rank whose place is beyond the rails reads its
+ * result from the slot of one that carries it. (Open MPI's MPI_Ireduce_scatter_block reduces
+ * everything to one rank, which scatters it.)
  *
  * For each piece a rank
  *   1. copies into its slot what the others of its node are to reduce, and announces `in`;
@@ -172,7 +173,7 @@ int hd_levels_reduce(hd_comm *c, hd_job *j)
     return hd_levels_go(&r, c, j, j->in[0].n, 1);
 }
 
-/* ---- reduce_scatter: a slot has the blocks by places, and of each place by nodes ---- */
+/* ---- reduce_scatter: a slot has all blocks, and behind them what the rail brings ---- */
 
 /* Copies the blocks for the rail of this rank into its slot, or all others. */
 static void give_blocks(const hd_levels_run *r, int64_t k, int mine)
@@ -182,52 +183,104 @@ static void give_blocks(const hd_levels_run *r, int64_t k, int mine)
     char *own = hd_levels_slot(r, l->place, k);
 
     for (int q = 0; q < r->c->size; q++) {
-        const hd_levels_seat s = l->seats[q];
         const char *block = r->list ? r->list[q].ptr : r->in + q * r->n * r->item;
-        if ((s.place == l->place) == mine)
-            give(r, own + (s.place * l->nodes + s.node) * n * r->item,
-                 block + k * r->step * r->item, n);
+        if ((hd_levels_rail(l, q) == l->place) == mine)
+            give(r, own + l->at[q] * n * r->item, block + k * r->step * r->item, n);
     }
 }
 
-/* Where the nodes' sums of this rank's block arrive: behind the blocks. */
-static char *received(const hd_levels_run *r, int64_t k)
+/* Where the nodes' sums of the blocks arrive that a rank carries for its node. */
+static char *received(const hd_levels_run *r, int place, int64_t k)
 {
-    return hd_levels_slot(r, r->l->place, k) + r->c->size * hd_levels_length(r, k) * r->item;
+    return hd_levels_slot(r, place, k) + r->c->size * hd_levels_length(r, k) * r->item;
+}
+
+/* The blocks that this rank carries for its node, its own first. */
+static int own_blocks(const hd_levels_run *r)
+{
+    return hd_levels_blocks(r->l, r->l->place, r->l->seats[r->c->rank].node);
+}
+
+/* The call on the rail. */
+static int swap(const hd_levels_run *r, int64_t k, const char *sum, MPI_Request *rail)
+{
+    const struct hd_levels *l = r->l;
+    const MPI_Datatype type = hd_mpi_type(r->j->dtype);
+    const int n = (int)hd_levels_length(r, k), m = own_blocks(r);
+    int *gives = hd_levels_lists(l, k), *from = gives + l->nodes, *takes = from + l->nodes,
+        *to = takes + l->nodes;
+    char *into = received(r, l->place, k);
+
+    if (l->even)
+        return MPI_Ialltoall(sum, n, type, into, n, type, l->rail, rail);
+    for (int i = 0; i < l->nodes; i++) {
+        gives[i] = hd_levels_blocks(l, l->place, i) * n;
+        from[i] = hd_levels_begins(l, l->place, i) * n;
+        takes[i] = m * n;
+        to[i] = i * m * n;
+    }
+    return MPI_Ialltoallv(sum, gives, from, type, into, takes, to, type, l->rail, rail);
 }
 
 static int begin_reduce_scatter(hd_levels_run *r, int64_t k, MPI_Request *rail)
 {
     const struct hd_levels *l = r->l;
-    const MPI_Datatype type = hd_mpi_type(r->j->dtype);
-    const int64_t n = hd_levels_length(r, k), at = l->place * l->nodes * n;
-    char *sum = hd_levels_slot(r, l->place, k) + at * r->item;
+    const int64_t n = hd_levels_length(r, k);
+    int64_t at;
+    char *sum;
     int rc;
 
     give_blocks(r, k, 0);
     hd_levels_announce(r, HD_LEVELS_IN, k);
+    if (l->place >= l->rails)
+        return HD_OK;
+    at = l->start[l->place * l->nodes] * n;
+    sum = hd_levels_slot(r, l->place, k) + at * r->item;
     give_blocks(r, k, 1);
-    if (add(r, k, at, sum, l->nodes * n))
+    if (add(r, k, at, sum, l->start[(l->place + 1) * l->nodes] * n - at))
         return r->j->code;
-    hd_levels_announce(r, HD_LEVELS_OUT, k); /* no result: it has read the slots */
+    if (l->even)
+        hd_levels_announce(r, HD_LEVELS_OUT, k); /* no result: it has read the slots */
     hd_mpi_lock(r->c->session);
-    rc = MPI_Ialltoall(sum, (int)n, type, received(r, k), (int)n, type, l->rail, rail);
+    rc = swap(r, k, sum, rail);
     hd_mpi_unlock(r->c->session);
     return hd_mpi_failed(r->j, rc, "MPI_Ialltoall");
 }
 
-static int end_reduce_scatter(hd_levels_run *r, int64_t k)
+/* Adds up what the nodes have sent: the own block into the result, the others where they are. */
+static void add_nodes(const hd_levels_run *r, int64_t k, char *to)
 {
     const hd_reduce_fn reduce = hd_reduce_kernel(r->j->redop, r->j->dtype);
-    const int64_t n = hd_levels_length(r, k);
-    const char *from = received(r, k);
+    const int64_t n = hd_levels_length(r, k), m = own_blocks(r), bytes = n * r->item;
+    char *from = received(r, r->l->place, k);
+
+    memcpy(to, from, (size_t)bytes);
+    for (int64_t q = 1; q < r->l->nodes; q++) {
+        reduce(from + q * m * bytes, to, n);
+        if (m > 1)
+            reduce(from + (q * m + 1) * bytes, from + bytes, (m - 1) * n);
+    }
+    hd_scale_after(r->c, r->j, to, n);
+    if (m > 1)
+        hd_scale_after(r->c, r->j, from + bytes, (m - 1) * n);
+}
+
+static int end_reduce_scatter(hd_levels_run *r, int64_t k)
+{
+    const struct hd_levels *l = r->l;
+    const int64_t bytes = hd_levels_length(r, k) * r->item;
     char *to = r->out + k * r->step * r->item;
 
-    memcpy(to, from, (size_t)(n * r->item));
-    for (int q = 1; q < r->l->nodes; q++)
-        reduce(from + q * n * r->item, to, n);
-    hd_scale_after(r->c, r->j, to, n);
-    return hd_levels_wait_all(r, HD_LEVELS_OUT, k);
+    if (l->place < l->rails)
+        add_nodes(r, k, to);
+    if (!l->even)
+        hd_levels_announce(r, HD_LEVELS_OUT, k);
+    if (hd_levels_wait_all(r, HD_LEVELS_OUT, k))
+        return r->j->code;
+    if (l->place >= l->rails)
+        memcpy(to, received(r, l->place % l->rails, k) + l->place / l->rails * bytes,
+               (size_t)bytes);
+    return HD_OK;
 }
 
 int hd_levels_reduce_scatter(hd_comm *c, hd_job *j, char *to)
@@ -237,5 +290,5 @@ int hd_levels_reduce_scatter(hd_comm *c, hd_job *j, char *to)
                        .in = j->in[0].ptr,
                        .out = to,
                        .list = j->listed ? j->in : NULL};
-    return hd_levels_go(&r, c, j, j->out[0].n, c->size + c->levels->nodes);
+    return hd_levels_go(&r, c, j, j->out[0].n, c->size + c->levels->nodes * c->levels->most);
 }

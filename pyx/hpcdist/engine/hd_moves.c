@@ -130,22 +130,6 @@ static int offsets(const hd_comm *c, const hd_job *j, const hd_seg *out, int *at
     return 1;
 }
 
-/* Intel MPI 2021.18: the ring by which its Iallgatherv moves large blocks never ends with three
- * ranks or more if their sizes differ. */
-static int has_allgatherv(void)
-{
-    static int known; /* 1: no, 2: yes */
-    int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (!found) {
-        char version[MPI_MAX_LIBRARY_VERSION_STRING];
-        int length = 0;
-        found =
-            MPI_Get_library_version(version, &length) || !strstr(version, "Intel(R) MPI") ? 2 : 1;
-        __atomic_store_n(&known, found, __ATOMIC_RELAXED);
-    }
-    return found == 2;
-}
-
 /* By the library. counts: room for two ints per rank. */
 static int gatherv(hd_comm *c, hd_job *j, const hd_seg *out, int *counts)
 {
@@ -226,7 +210,7 @@ static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
     hd_seg *same;
     int *counts;
 
-    if (!c->on_device && sum <= INT_MAX && has_allgatherv() &&
+    if (!c->on_device && sum <= INT_MAX && hd_has_allgatherv() &&
         (sum * item <= STAGE_LIST || sum * item / c->size < SHORT_BLOCK)) {
         if (!(counts = malloc(2 * (size_t)c->size * sizeof *counts))) {
             hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
