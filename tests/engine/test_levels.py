@@ -1,6 +1,8 @@
 """HPCDIST_TWO_LEVEL: operations between nodes that go through the memory of each node first."""
 
+import contextlib
 import itertools
+import time
 
 import pytest
 import torch
@@ -183,6 +185,29 @@ def test_groups_lists_and_many_in_flight(rng, world):
     for group, ranks in zip(groups, chosen, strict=True):
         if rank in ranks:
             dist.destroy_process_group(group)
+
+
+@each_layout
+def test_after_checks_that_were_given_up(rng, world, which):
+    """Their rounds and the first rail have one communicator."""
+    check, (rank, size) = Check(), true_place()
+    parallel_assert(world(layouts(size)[which]) == "")
+    group = dist.new_group()
+    for late in range(size):
+        group.carrier.timeout = 0.3
+        dist.barrier()
+        if rank == late:
+            time.sleep(0.6)
+        with contextlib.suppress(dist.DistTimeoutError):
+            dist.all_reduce(torch.ones(3), group=group)
+            check.that(False, f"rank {late} was late")
+        group.carrier.timeout = 20
+        dist.barrier()
+        for call in (*ONE_TENSOR, *BLOCKS):
+            call(check, rng, group, torch.float32, LONG, False, name=f"{call.__name__}, {late}")
+    check.that(shared(group), "it has memory")
+    check.done()
+    dist.destroy_process_group(group)
 
 
 @each_layout
