@@ -27,10 +27,6 @@ cdef extern from "hd_mpi_ops.h" nogil:
     int hd_mpi_ops_init()
     void hd_mpi_ops_free()
 
-cdef extern from "hd_ballot.h" nogil:
-    int hd_ballots_init()
-    void hd_ballots_free()
-
 cdef extern from "hd_buf.h" nogil:
     enum:
         HD_MAX_DIMS

@@ -1,14 +1,15 @@
-/* The entry check of ranks on several nodes: pyx/hpcdist/engine/hd_check_mpi.c.
+/* The entry check of ranks on several nodes: pyx/hpcdist/engine/hd_check_mpi.c, hd_rounds.c.
  *
- * RANKS ranks go through CHECKS checks in turn. A round is an all-reduce of MPI's: a rank may find it ended at any
- * moment after all have taken part, or much later, or never. A note may be read at any moment after it was sent.
+ * RANKS ranks go through CHECKS checks in turn. A round is an all-reduce: a rank may find it ended at any moment after
+ * all have taken part, or much later, or never. One that leaves sends void ballots in the place of those that are due:
+ * they may reach any rank, or none, whether all have come or not. A note may be read at any moment after it was sent.
  * Notes go to the ranks 1 and 2 behind, and whoever leaves because of one passes it on: with 4 ranks not all hear of
  * it from its author. The checker tries all orders, so a rank that is late, stopped or dead is among them. A rank may give up whenever it
  * waits in the first round, and goes on to the next check: that is a retry. In the first PASSES checks it may refuse.
  *
  * The invariant, asserted where a rank returns: for each check either all ranks that return a result return the right
  * one, or every rank that returns at all returns an error. A result is right if all ranks have joined. No rank waits
- * for ever for a rank that has left; with NEVER also if a second round ends for no rank once a rank has said no.
+ * for ever for a rank that has left; with NEVER also if no void ballot of a second round arrives.
  *
  * tests/model/run.py says which sizes are checked. It also checks that each of these mutations is caught:
  *   ONCE   goes on when the first round has ended;
@@ -28,7 +29,7 @@
 
 byte joined[CHECKS]; /* how many ranks take part in the first round */
 byte yes[CHECKS];    /* and have said so in the second one, */
-byte no[CHECKS];     /* or the contrary */
+byte no[CHECKS];     /* or the contrary: with them go the void ballots */
 bool refused[CHECKS];
 byte told[CHECKS];   /* bits of the ranks that have a note: a rank has given up this check, or refused */
 byte noted[RANKS];   /* the last check from which a rank has sent a note of any kind */
@@ -77,7 +78,7 @@ begin:
 first: /* first_round() */
     if
     :: joined[n - 1] == RANKS -> goto second
-    :: TOLD || AHEAD -> /* follow() */
+    :: TOLD || AHEAD || no[n - 1] > 0 -> /* follow() */
         SAY_NO;
         PASS_ON;
         RETURN_ERROR;
@@ -102,7 +103,7 @@ second: /* conclude() */
     if /* second_round() */
     :: atomic { yes[n - 1] == RANKS -> RETURN_RESULT; goto begin }
 #ifndef NEVER
-    :: yes[n - 1] + no[n - 1] == RANKS && no[n - 1] > 0 -> PASS_ON; RETURN_ERROR; goto begin
+    :: no[n - 1] > 0 -> PASS_ON; RETURN_ERROR; goto begin
 #endif
     :: TOLD -> PASS_ON; RETURN_ERROR; goto begin
 #ifdef FICKLE

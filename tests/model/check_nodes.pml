@@ -107,7 +107,7 @@ first:
     if
     :: joined[n - 1] == NODES && !refused[n - 1] -> goto speak
     :: joined[n - 1] == NODES && refused[n - 1] -> goto leaves
-    :: GIVEN_UP -> goto leaves
+    :: GIVEN_UP || no[n - 1] > 0 -> goto leaves /* a void ballot */
     :: atomic { OPEN -> GIVE_UP; goto leaves } /* or hears that another node has */
     fi;
 

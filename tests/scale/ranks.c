@@ -65,7 +65,7 @@ static int check(double late, int comes, char *text, size_t room)
     hd_job j;
     int code = HD_OK, rc;
     c.node_slot = calloc((size_t)size, sizeof *c.node_slot);
-    if (!c.node_slot || hd_ballots_init() || hd_post_open(&c, &rc))
+    if (!c.node_slot || hd_post_open(&c, &rc))
         return HD_ERR_MEMORY;
     pause_for(late);
     hd_job_init(&j, &c, HD_ALL_REDUCE, "all_reduce");

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENGINE = (
     *("ballot", "base", "carry", "caucus", "check_mpi", "here", "job", "late", "leave", "meet"),
-    *("outbox", "page_pairs", "post", "recorder", "scale"),
+    *("outbox", "page_pairs", "post", "recorder", "rounds", "scale"),
 )
 SOURCES = (
     *("tests/scale/ranks.c", "tests/scale/shim.c", "tests/stress/stub/stub.c"),

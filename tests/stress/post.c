@@ -1,13 +1,12 @@
-/* The entry check of ranks on several nodes (hd_check_mpi.c, hd_ballot.c, hd_post.c, hd_here.c) and the letters that
- * carry its data (hd_carry.c), with ranks that are late, stop anywhere, time out, retry, disagree and refuse.
+/* The entry check of ranks on several nodes (hd_check_mpi.c, hd_rounds.c, hd_post.c, hd_here.c) and the letters that
+ * carry its data (hd_ballot.c, hd_carry.c), with ranks that are late, stop anywhere, time out, retry, disagree and refuse.
  *
  *   post SEED RANKS CHECKS       by chance
  *   post SEED RANKS CHECKS EACH  the same, with so many ranks on each node (hd_caucus.c)
  *   post late RANKS              one call for which rank 1 is late: the messages of one rank
  *   post absent RANKS            one call without rank 1: whom do the others name, at what cost
  *
- * A round is an all-reduce: a rank learns that it has ended some time after all have taken part; or never, if one of
- * them has left it behind. For each check either all ranks that return a result return the right one, or every rank
+ * Messages take a random while, and keep their order between two ranks. For each check either all ranks that return a result return the right one, or every rank
  * returns an error; a rank whose signal handler raised returns neither. The data has moved on all ranks or on none, and
  * a call that fails has moved none. */
 #include <pthread.h>
@@ -38,166 +37,131 @@ static uint8_t outcome[BETWEEN][MOST], must_fail[BETWEEN][MOST];
 static meeting between;
 static int over;
 
-/* ---- rounds ---- */
+/* ---- requests ---- */
 
-/* The operation of first rounds is the engine's, and so is their type. */
-enum { FIRST_WORDS = sizeof(struct hd_first) / 8, FIRST_ROUND = 1000 };
-static MPI_User_function *first_round;
+enum { ALL, SPEAKERS };
 
-typedef struct round {
+/* What all ranks quote when they disagree. */
+typedef struct quotes {
     pthread_mutex_t mu;
     uint64_t number; /* counted from 1 */
     int came, crippled;
-    uint64_t votes[FIRST_WORDS];
     char *texts;
-} round_;
+} quotes;
 
-/* The rounds of a communicator. */
-typedef struct ring {
-    round_ rounds[ROUNDS];
-    int ranks;
-    uint64_t released; /* the rounds up to this one end for all */
-} ring;
-
-struct stub_request {
-    ring *of;
-    uint64_t number;
-    uint64_t *votes;
-    char *texts;
-    int n;
-    int64_t told; /* ns: when its rank learns that all have taken part; 0: they have not */
-};
-
-enum { ALL, SPEAKERS, RINGS };
-static ring rings[RINGS];
-static __thread uint64_t made[RINGS];
-static __thread MPI_Request open_[8 * BETWEEN];
+static quotes quoted[ROUNDS];
+static uint64_t released; /* those up to this one end for all */
+static __thread uint64_t made;
+static __thread MPI_Request open_[8 * BETWEEN]; /* quotes that this rank has begun */
 static __thread int opened;
 
-static round_ *round_of(const struct stub_request *q) { return &q->of->rounds[q->number % ROUNDS]; }
+struct stub_request {
+    uint64_t number; /* of quotes; 0: a receive */
+    char *data;
+    int n, from, tag;
+    int64_t told; /* ns: when its rank learns that all have quoted; 0: they have not */
+};
 
-/* This rank's next round, locked; whatever it has begun and not seen the end of is left behind. */
-static round_ *next_round(MPI_Comm comm, MPI_Request *req)
+/* The ranks that speak are the first ones of their nodes. */
+static int world_rank(MPI_Comm comm, int rank) { return comm == SPEAKERS ? rank * each : rank; }
+int MPI_Comm_rank(MPI_Comm comm, int *rank) { return *rank = comm == SPEAKERS ? me / each : me, MPI_SUCCESS; }
+int MPI_Comm_size(MPI_Comm comm, int *size)
 {
-    const uint64_t number = ++made[comm];
-    round_ *r = &rings[comm].rounds[number % ROUNDS];
-    for (int i = 0; i < opened; i++)
-        __atomic_store_n(&round_of(open_[i])->crippled, 1, __ATOMIC_RELEASE);
-    pthread_mutex_lock(&r->mu);
-    if (r->number != number) {
-        free(r->texts);
-        r->texts = NULL;
-        r->number = number;
-        r->came = 0;
-        __atomic_store_n(&r->crippled, 0, __ATOMIC_RELEASE);
-        memset(r->votes, 0, sizeof r->votes);
-    }
+    *size = comm == SPEAKERS ? (ranks + each - 1) / each : ranks;
+    return MPI_SUCCESS;
+}
+
+int MPI_Irecv(void *data, int n, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *req)
+{
+    (void)type;
     *req = calloc(1, sizeof **req);
-    (*req)->of = &rings[comm];
-    (*req)->number = number;
-    open_[opened++] = *req;
-    return r;
-}
-
-int MPI_Iallreduce(const void *in, void *out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *req)
-{
-    round_ *r = next_round(comm, req);
-    uint64_t *votes = out;
-    const int words = op == FIRST_ROUND ? FIRST_WORDS : n;
-    (void)in;
-    (*req)->votes = votes;
-    (*req)->n = words;
-    if (!r->came)
-        memcpy(r->votes, votes, (size_t)words * sizeof *votes);
-    else if (op == FIRST_ROUND)
-        first_round(votes, r->votes, &n, &type);
-    else
-        for (int i = 0; i < words; i++)
-            r->votes[i] = votes[i] < r->votes[i] ? votes[i] : r->votes[i];
-    r->came++;
-    pthread_mutex_unlock(&r->mu);
+    **req = (struct stub_request){.data = data, .n = n, .from = world_rank(comm, from), .tag = tag};
     return MPI_SUCCESS;
 }
-
-int MPI_Type_contiguous(int n, MPI_Datatype of, MPI_Datatype *type)
-{
-    (void)of;
-    *type = FIRST_ROUND;
-    return n == FIRST_WORDS ? MPI_SUCCESS : MPI_ERR_OTHER;
-}
-
-int MPI_Op_create(MPI_User_function *call, int commute, MPI_Op *op)
-{
-    (void)commute;
-    first_round = call;
-    *op = FIRST_ROUND;
-    return MPI_SUCCESS;
-}
-
-int MPI_Type_commit(MPI_Datatype *type) { return (void)type, MPI_SUCCESS; }
-int MPI_Type_free(MPI_Datatype *type) { return (void)type, MPI_SUCCESS; }
-int MPI_Op_free(MPI_Op *op) { return (void)op, MPI_SUCCESS; }
-int MPI_Finalized(int *flag) { return *flag = 0, MPI_SUCCESS; }
 
 int MPI_Iallgather(const void *in, int n, MPI_Datatype type, void *out, int m, MPI_Datatype of, MPI_Comm comm,
                    MPI_Request *req)
 {
-    round_ *r = next_round(comm, req);
-    (void)type, (void)m, (void)of;
-    (*req)->texts = out;
-    (*req)->n = n;
-    if (!r->texts)
-        r->texts = malloc((size_t)n * (size_t)ranks);
-    memcpy(r->texts + (size_t)me * (size_t)n, in, (size_t)n);
-    r->came++;
-    pthread_mutex_unlock(&r->mu);
+    const uint64_t number = ++made;
+    quotes *q = &quoted[number % ROUNDS];
+    (void)type, (void)m, (void)of, (void)comm;
+    /* Whatever this rank has begun and not seen the end of is left behind. */
+    for (int i = 0; i < opened; i++)
+        __atomic_store_n(&quoted[open_[i]->number % ROUNDS].crippled, 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&q->mu);
+    if (q->number != number) {
+        q->number = number;
+        q->came = 0;
+        __atomic_store_n(&q->crippled, 0, __ATOMIC_RELEASE);
+        q->texts = realloc(q->texts, (size_t)n * (size_t)ranks);
+    }
+    memcpy(q->texts + (size_t)me * (size_t)n, in, (size_t)n);
+    q->came++;
+    pthread_mutex_unlock(&q->mu);
+    *req = calloc(1, sizeof **req);
+    **req = (struct stub_request){.number = number, .data = out, .n = n};
+    open_[opened++] = *req;
     return MPI_SUCCESS;
 }
 
-static int has_ended(struct stub_request *q)
+static int all_quoted(struct stub_request *q)
 {
-    round_ *r = round_of(q);
+    quotes *of = &quoted[q->number % ROUNDS];
     int ended;
-    if (q->number <= __atomic_load_n(&q->of->released, __ATOMIC_ACQUIRE))
+    if (q->number <= __atomic_load_n(&released, __ATOMIC_ACQUIRE))
         return 1;
-    pthread_mutex_lock(&r->mu);
-    ended = r->came == q->of->ranks && !__atomic_load_n(&r->crippled, __ATOMIC_ACQUIRE);
-    pthread_mutex_unlock(&r->mu);
+    pthread_mutex_lock(&of->mu);
+    ended = of->came == ranks && !__atomic_load_n(&of->crippled, __ATOMIC_ACQUIRE);
+    pthread_mutex_unlock(&of->mu);
     if (ended && !q->told)
         q->told = hd_now() + (int64_t)(slow_post && !draw(&luck, 8) ? draw(&luck, 8000000) : 0);
     return ended && hd_now() >= q->told;
 }
 
-static void finish(MPI_Request *req)
+static void read_quotes(struct stub_request *q)
 {
-    struct stub_request *q = *req;
-    round_ *r = round_of(q);
-    pthread_mutex_lock(&r->mu);
-    if (r->number == q->number && q->texts)
-        memcpy(q->texts, r->texts, (size_t)q->n * (size_t)ranks);
-    if (r->number == q->number && q->votes)
-        memcpy(q->votes, r->votes, (size_t)q->n * sizeof *q->votes);
-    pthread_mutex_unlock(&r->mu);
+    quotes *of = &quoted[q->number % ROUNDS];
+    pthread_mutex_lock(&of->mu);
+    if (of->number == q->number)
+        memcpy(q->data, of->texts, (size_t)q->n * (size_t)ranks);
+    pthread_mutex_unlock(&of->mu);
     for (int i = 0; i < opened; i++)
         if (open_[i] == q)
             open_[i] = open_[--opened];
-    free(q);
-    *req = MPI_REQUEST_NULL;
 }
 
+int MPI_Test(MPI_Request *req, int *flag, MPI_Status *st)
+{
+    struct stub_request *q = *req;
+    MPI_Message message;
+    *flag = 1;
+    if (q == MPI_REQUEST_NULL)
+        return MPI_SUCCESS;
+    if (q->number) {
+        if ((*flag = all_quoted(q)))
+            read_quotes(q);
+    } else {
+        MPI_Improbe(q->from, q->tag, ALL, flag, &message, st);
+        if (*flag)
+            MPI_Mrecv(q->data, q->n, MPI_BYTE, &message, st);
+    }
+    if (*flag) {
+        free(q);
+        *req = MPI_REQUEST_NULL;
+    }
+    return MPI_SUCCESS;
+}
+
+/* Of sends, all of which have gone. */
 int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st)
 {
     (void)st;
     *flag = 1;
     for (int i = 0; i < n; i++)
-        *flag &= req[i] == MPI_REQUEST_NULL || has_ended(req[i]);
-    for (int i = 0; i < n && *flag; i++)
-        if (req[i] != MPI_REQUEST_NULL)
-            finish(&req[i]);
+        *flag &= req[i] == MPI_REQUEST_NULL;
     return MPI_SUCCESS;
 }
 
-int MPI_Test(MPI_Request *req, int *flag, MPI_Status *st) { return MPI_Testall(1, req, flag, st); }
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *copy) { return *copy = comm, MPI_SUCCESS; }
 int MPI_Comm_free(MPI_Comm *comm) { return (void)comm, MPI_SUCCESS; }
 int MPI_Comm_set_errhandler(MPI_Comm comm, int handler) { return (void)comm, (void)handler, MPI_SUCCESS; }
@@ -358,6 +322,21 @@ static void leave(hd_comm *c)
     hd_post_close(c, 1);
 }
 
+/* Whether this rank finds all that the others have sent it. */
+static int is_tidy(hd_comm *c)
+{
+    for (int i = 0; i < 2000; i++, nap_us(1000)) {
+        for (int k = opened; k--;) { /* quotes of a call that it has left */
+            MPI_Request q = open_[k];
+            int gone;
+            MPI_Test(&q, &gone, MPI_STATUS_IGNORE);
+        }
+        if (hd_post_tidy(c->post))
+            return !opened;
+    }
+    return 0;
+}
+
 static void *by_chance(void *arg)
 {
     static int slots[MOST];
@@ -377,9 +356,7 @@ static void *by_chance(void *arg)
             outcome[at][me] = (uint8_t)check(&c, op, at, patience, NULL);
         }
         meet(&between, (uint32_t)ranks);
-        for (int i = 0; i < RINGS; i++)
-            if (made[i]) /* the same on all who take part */
-                __atomic_store_n(&rings[i].released, made[i], __ATOMIC_RELEASE);
+        __atomic_store_n(&released, made, __ATOMIC_RELEASE); /* the same on all */
         if (me == 0) {
             compare();
             __atomic_store_n(&done, done + BETWEEN, __ATOMIC_RELAXED);
@@ -388,9 +365,8 @@ static void *by_chance(void *arg)
             __atomic_store_n(&over, done >= wanted || wrong, __ATOMIC_RELEASE);
         }
         meet(&between, (uint32_t)ranks);
-        hd_post_tidy(c.post);
-        if (c.post->left || opened) {
-            fprintf(stderr, "rank %d: requests are left\n", me);
+        if (!is_tidy(&c)) {
+            fprintf(stderr, "rank %d: ballots are left\n", me);
             __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
         }
         meet(&between, (uint32_t)ranks);
@@ -474,17 +450,14 @@ int main(int argc, char **argv)
     open_boxes(ranks);
     if (argc > 4)
         each = atoi(argv[4]);
-    rings[ALL].ranks = ranks;
-    rings[SPEAKERS].ranks = (ranks + each - 1) / each;
-    for (int i = 0; i < RINGS * ROUNDS; i++)
-        pthread_mutex_init(&rings[i / ROUNDS].rounds[i % ROUNDS].mu, NULL);
+    mail_to = world_rank;
+    for (int i = 0; i < ROUNDS; i++)
+        pthread_mutex_init(&quoted[i].mu, NULL);
     for (int i = 0; i * each < ranks; i++)
         halls[i] = aligned_alloc(HD_LINE, (hd_caucus_bytes(each) + HD_LINE - 1) / HD_LINE * HD_LINE);
     for (int i = 0; i * each < ranks; i++)
         memset(halls[i], 0, hd_caucus_bytes(each));
     hd_py.slow = raises;
-    if (hd_ballots_init())
-        return 2;
     if (argc == 3) {
         slow_post = 0;
         late = strcmp(argv[1], "late") == 0;

@@ -70,6 +70,7 @@ POSTED = (
     "check_mpi",
     "leave",
     "ballot",
+    "rounds",
     "caucus",
     "post",
     "here",
@@ -245,17 +246,21 @@ PROGRAMS = (
             variants=("plain",),
             short=("4", "2000"),
             long=("4", "2000"),
-            mutation=("pyx/hpcdist/engine/hd_check_mpi.c", old, new),
+            mutation=(f"pyx/hpcdist/engine/hd_{file}.c", old, new),
         )
-        for name, old, new in (
-            ("once", "if (!b->seen)", "if (0)"),
+        for name, file, old, new in (
+            ("once", "check_mpi", "if (!p->rounds.seen)", "if (0)"),
             # the data is taken although a rank may still have given up
             (
                 "early",
-                "b->seen = b->voted = 1;\n    hd_mpi_lock",
-                "b->seen = b->voted = 1;\nif (b->first.letter.kind)\n"
-                "    hd_letter_read(c, j, &b->first.letter);\n    hd_mpi_lock",
+                "check_mpi",
+                "    if (second_round(c, j, NULL)) {",
+                "    if (p->rounds.first.letter.kind)\n"
+                "        hd_letter_read(c, j, &p->rounds.first.letter);\n"
+                "    if (second_round(c, j, NULL)) {",
             ),
+            # who has left says yes
+            ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
         )
     ),
     Program(

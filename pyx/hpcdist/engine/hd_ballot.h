@@ -1,9 +1,8 @@
-/* The memory of the two rounds of an entry check between nodes, and how MPI combines the first
- * round: the votes, and beside them a *letter*, the data of a short call. See hd_check_mpi.c. */
+/* What the first round of an entry check between nodes combines: the votes, and beside them a
+ * *letter*, the data of a short call. See hd_check_mpi.c. */
 #ifndef HD_BALLOT_H
 #define HD_BALLOT_H
 
-#include <mpi.h>
 #include <stdint.h>
 
 /* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
@@ -30,24 +29,7 @@ typedef struct hd_first {
     hd_letter letter;
 } hd_first;
 
-/* What MPI may still read and write of one check. */
-typedef struct hd_ballot {
-    struct hd_ballot *next;
-    hd_first first;
-    uint64_t seen;      /* this rank has seen the first round end; after the second: all ranks
-                         * have */
-    int begun, voted;   /* this rank's votes in the first and in the second round are with MPI */
-    MPI_Request req[2]; /* of the rounds */
-} hd_ballot;
-
-hd_ballot *hd_ballot_new(void); /* NULL: no memory */
-
-/* Creates and frees what the first round needs of MPI, which must be up. init returns MPI's code;
- * a second call does nothing, and two threads must not call it at once. */
-int hd_ballots_init(void);
-void hd_ballots_free(void);
-
-int hd_ballot_begin(hd_ballot *b, MPI_Comm mpi); /* the first round; returns MPI's code */
+/* Letters of different calls become none. */
 void hd_ballot_combine(const hd_first *in, hd_first *inout);
 
 #endif

@@ -1,6 +1,6 @@
 /* The entry check of a group that spans nodes, on a communicator of its own.
  *
- * A check consists of two nonblocking all-reduces, called rounds. The first compares the
+ * A check consists of two all-reduces, called rounds (hd_rounds.h). The first compares the
  * fingerprints. It ends when all ranks have arrived, and until then a rank may give up: its time is
  * over, a signal handler raised, or a peer has gone. In the second round each rank says whether it
  * has seen the first one end. From here on no rank gives up: each rank is either in this check or
@@ -10,14 +10,14 @@
  *   If a rank goes on, all ranks have said yes, so none has given up, and all will go on.
  *   If a rank has given up, it says no, so no rank goes on.
  *
- * Ranks that give up or arrive too late take part in both rounds, so that the rounds stay in order,
- * but do not wait for their end: they leave the requests and their memory to MPI. (For such a
- * request to end, MPI may need the help of every rank, and ranks that have given up do something
- * else.) So no rank waits for the rounds of an abandoned check. A rank that gives up sends a note
- * to all others, and a note whose author has left this check without an outcome ends the check for
- * its reader. Notes only inform and hasten; the rounds decide which checks succeed. In a large
- * group notes travel from rank to rank (hd_post.h). A rank in the second round can rely on them all
- * the same: all ranks have arrived by then, and each that has left has sent or passed on a note.
+ * Ranks that give up or arrive too late take part in both rounds, but do not wait for their end:
+ * they send void ballots in the place of all that are due. In the first round those of a rank that
+ * has joined before reach some ranks and not others: some leave, and some vote. A rank that gives
+ * up sends a note to all others, and a note whose author has left this check without an outcome
+ * ends the check for its reader. Notes only inform and hasten; the rounds decide which checks
+ * succeed. In a large group notes travel from rank to rank (hd_post.h). A rank in the second round
+ * can rely on them all the same: all ranks have arrived by then, and each that has left has sent or
+ * passed on a note.
  *
  * The data of a short call travels with the first round, as a letter: a rank that goes on after the
  * second one has it already.
@@ -49,14 +49,27 @@
 #include "hd_pairs.h"
 #include "hd_post.h"
 #include "hd_report.h"
+#include "hd_rounds.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 #include "hd_watchdog.h"
 
 #define GONE_S 0.2 /* seconds to wait for a note that a rank that has gone may have sent before */
 
-/* 1: the request has ended; 0: not yet; -1: MPI failed, and the job with it. */
-static int ended(hd_comm *c, hd_job *j, MPI_Request *req)
+/* 1: the round has ended; 0: not yet; -1: MPI failed, and the job with it. */
+static int round_ended(hd_comm *c, hd_job *j, enum hd_round round)
+{
+    hd_post *p = c->post;
+    int done, rc;
+    hd_mpi_lock(c->session);
+    rc = (round == HD_FIRST_ROUND ? hd_rounds_first : hd_rounds_second)(&p->rounds,
+                                                                        hd_post_voters(p), &done);
+    hd_mpi_unlock(c->session);
+    return hd_mpi_failed(j, rc, "a message of the entry check") ? -1 : done;
+}
+
+/* The same of a request. */
+static int request_ended(hd_comm *c, hd_job *j, MPI_Request *req)
 {
     int done = 0, rc;
     hd_mpi_lock(c->session);
@@ -152,26 +165,19 @@ enum { FAILED = -1, ABANDONED = -2, LEFT = -3 };
 static int met(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
-    hd_ballot *b = p->ballot;
-    int rc;
+    hd_rounds *r = &p->rounds;
     if (p->caucus && !hd_post_votes(p)) {
-        const int heard = hd_caucus_listen(p->caucus, p->now, &b->first);
+        const int heard = hd_caucus_listen(p->caucus, p->now, &r->first);
         return heard < 0 ? ABANDONED : heard;
     }
     if (p->caucus && hd_caucus_given_up(p->caucus, p->now))
         return ABANDONED;
-    if (!b->begun) {
-        if (p->caucus && !hd_caucus_complete(p->caucus, p->now))
+    if (p->caucus && !r->begun) {
+        if (!hd_caucus_complete(p->caucus, p->now))
             return 0;
-        if (p->caucus)
-            hd_caucus_gather(p->caucus, &b->first);
-        hd_mpi_lock(c->session);
-        rc = hd_ballot_begin(b, hd_post_rounds(p));
-        hd_mpi_unlock(c->session);
-        if (hd_mpi_failed(j, rc, "MPI_Iallreduce"))
-            return FAILED;
+        hd_caucus_gather(p->caucus, &r->first);
     }
-    return ended(c, j, &b->req[0]);
+    return round_ended(c, j, HD_FIRST_ROUND);
 }
 
 /* Whether another rank of the node has said yes for this one: it waits as in the second round. */
@@ -222,8 +228,8 @@ static int first_round(hd_comm *c, hd_job *j)
     return end > 0 ? HD_OK : j->code;
 }
 
-/* Waits for an operation that ends as soon as all ranks have heard of it. After a vote,
- * c->post->ballot->seen tells whether all ranks said yes. */
+/* Waits for what ends as soon as all ranks have heard of it: the second round, after which
+ * c->post->rounds.seen tells whether all ranks said yes, or the request that is given. */
 static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
 {
     hd_post *p = c->post;
@@ -231,7 +237,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
     int end;
     begin_wait(c, j, &w);
     w.limit = HD_NEVER; /* the watchdog's task, as with data */
-    while (!(end = ended(c, j, req))) {
+    while (!(end = req ? request_ended(c, j, req) : round_ended(c, j, HD_SECOND_ROUND))) {
         if (!(hd_waiter_step(&w) & HD_WAIT_HOOK))
             continue;
         hd_session_note(c->session, j);
@@ -271,45 +277,40 @@ static int quote_all(hd_comm *c, hd_job *j)
 }
 
 /* HD_OK when all ranks have voted yes. */
-static int vote(hd_comm *c, hd_job *j, hd_ballot *b)
+static int vote(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
-    int rc;
     if (p->caucus && !hd_caucus_speak(p->caucus, p->now))
         return hd_leave_following(c, j);
-    b->seen = b->voted = 1;
-    hd_mpi_lock(c->session);
-    rc = MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, hd_post_rounds(p),
-                        &b->req[1]);
-    hd_mpi_unlock(c->session);
-    if (hd_mpi_failed(j, rc, "MPI_Iallreduce") || second_round(c, j, &b->req[1])) {
+    if (second_round(c, j, NULL)) {
         if (p->caucus)
             hd_caucus_conclude(p->caucus, p->now, NULL);
         return j->code;
     }
-    if (!b->seen)
+    if (!p->rounds.seen)
         return hd_leave_following(c, j);
     if (p->caucus)
-        hd_caucus_conclude(p->caucus, p->now, &b->first);
+        hd_caucus_conclude(p->caucus, p->now, &p->rounds.first);
     return HD_OK;
 }
 
 /* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
  * to the watchdog. */
-static int conclude(hd_comm *c, hd_job *j, hd_ballot *b)
+static int conclude(hd_comm *c, hd_job *j)
 {
-    const uint64_t *v = b->first.vote;
+    hd_rounds *r = &c->post->rounds;
+    const uint64_t *v = r->first.vote;
     if (hd_post_votes(c->post)) {
-        if (vote(c, j, b))
+        if (vote(c, j))
             return j->code;
     } else {
-        b->seen = b->voted = 1; /* it has heard that all have */
+        r->seen = r->voted = 1; /* it has heard that all have */
     }
     if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
         j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
         j->polls = v[POLLS] != 0;
-        if (b->first.letter.kind && !j->uneven) {
-            hd_letter_read(c, j, &b->first.letter);
+        if (r->first.letter.kind && !j->uneven) {
+            hd_letter_read(c, j, &r->first.letter);
             j->checked.carried = 1;
         }
         return HD_OK;
@@ -322,39 +323,34 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
     const uint64_t count = j->refusal.why ? 0 : (uint64_t)hd_agreed(j);
     hd_post *p = c->post;
     const int64_t waited = p->waited;
-    hd_ballot *b = p->ballot ? p->ballot : (p->ballot = hd_ballot_new());
+    hd_first *first = &p->rounds.first;
     int code;
 
-    if (!b) {
-        hd_fail(j, HD_ERR_MEMORY, "no memory for the entry check");
-        return j->code;
-    }
     p->now++;
     p->here.announced = 0;
     hd_post_forget(p, p->now);
-    b->seen = 0;
-    b->begun = b->voted = 0;
+    hd_rounds_enter(&p->rounds, p->now);
     /* a maximum over (x, ~x) tells whether all x are the same */
-    memcpy(b->first.vote,
+    memcpy(first->vote,
            (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
                             !!j->refusal.why, lateness(c)},
-           sizeof b->first.vote);
+           sizeof first->vote);
     p->waited = 0;
-    hd_letter_write(c, j, &b->first.letter);
+    hd_letter_write(c, j, &first->letter);
     if (p->caucus)
-        hd_caucus_arrive(p->caucus, p->now, &b->first);
+        hd_caucus_arrive(p->caucus, p->now, first);
     if (j->refusal.why)
         return hd_leave_refusing(c, j);
     if (j->monitored)
         hd_post_tell(c, 1);
     if ((code = first_round(c, j)))
         return code;
-    if (b->first.vote[REFUSES])
+    if (first->vote[REFUSES])
         return hd_leave_following(c, j);
     hd_data_begin(c, j);
-    code = conclude(c, j, b);
+    code = conclude(c, j);
     hd_data_end(c);
     if (code == HD_OK)
-        count_late(c, j, b->first.vote[LATE], waited);
+        count_late(c, j, first->vote[LATE], waited);
     return code;
 }

@@ -1,8 +1,6 @@
 /* How a rank leaves an entry check between nodes without an outcome: see hd_leave.h. */
-#include <stdlib.h>
 #include <time.h>
 
-#include "hd_ballot.h"
 #include "hd_base.h"
 #include "hd_caucus.h"
 #include "hd_comm.h"
@@ -11,6 +9,7 @@
 #include "hd_leave.h"
 #include "hd_post.h"
 #include "hd_report.h"
+#include "hd_rounds.h"
 #include "hd_status.h"
 #include "hd_threads.h"
 
@@ -20,21 +19,11 @@
 void hd_leave_behind(hd_comm *c)
 {
     hd_post *p = c->post;
-    hd_ballot *b = p->ballot, *fresh = hd_ballot_new();
     if (p->caucus)
         hd_caucus_give_up(p->caucus, p->now);
     hd_mpi_lock(c->session);
-    if (!b->begun && hd_post_votes(p)) {
-        b->first.vote[REFUSES] = 1; /* not all of its node may be here: nobody goes on to vote */
-        hd_ballot_begin(b, hd_post_rounds(p));
-    }
-    if (!b->voted && hd_post_votes(p))
-        MPI_Iallreduce(MPI_IN_PLACE, &b->seen, 1, MPI_UINT64_T, MPI_MIN, hd_post_rounds(p),
-                       &b->req[1]);
-    b->voted = 1;
-    b->next = p->left;
-    p->left = b;
-    p->ballot = fresh; /* without memory the next check tries again */
+    if (hd_post_votes(p))
+        hd_rounds_leave(&p->rounds, hd_post_voters(p));
     hd_post_tidy(p);
     hd_mpi_unlock(c->session);
     if (p->caucus && hd_post_votes(p))

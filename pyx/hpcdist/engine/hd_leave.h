@@ -12,8 +12,8 @@
 /* Whether this rank may still give up. Otherwise the speaker of its node has said yes. */
 int hd_leave_allowed(const hd_post *p);
 
-/* Says no in the second round, unless this rank has already voted there, and leaves the requests to
- * MPI. The others below do so, too. */
+/* Says no in the second round, unless this rank has already voted there. The others below do so,
+ * too. */
 void hd_leave_behind(hd_comm *c);
 void hd_leave_early(hd_comm *c, hd_job *j, int what, double after); /* what: of the note */
 /* A rank has gone without coming to this check: ranks of other nodes do not see that. */

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "hd_ballot.h"
 #include "hd_base.h"
 #include "hd_caucus.h"
 #include "hd_caucus_life.h"
@@ -13,6 +12,7 @@
 #include "hd_job.h"
 #include "hd_outbox.h"
 #include "hd_post.h"
+#include "hd_rounds.h"
 #include "hd_threads.h"
 
 #define TAG_NOTE 1
@@ -24,11 +24,10 @@ int hd_post_open(hd_comm *c, int *rc)
     *rc = MPI_SUCCESS;
     if (p) {
         p->mpi = MPI_COMM_NULL;
-        p->ballot = hd_ballot_new();
         p->passes_on = c->size > HD_POST_STAR;
         p->to = malloc((p->passes_on ? 32 : (size_t)c->size) * sizeof *p->to);
     }
-    if (!p || !p->ballot || !p->to || hd_here_open(&p->here, c->size))
+    if (!p || !p->to || hd_here_open(&p->here, c->size))
         return HD_ERR_MEMORY;
     /* From this rank on: not all write to the same one first. */
     for (int64_t i = 1; i < c->size; i = p->passes_on ? 2 * i : i + 1)
@@ -49,17 +48,7 @@ int hd_post_by_nodes(const hd_comm *c) { return c->post && c->post->caucus; }
 
 int hd_post_tidy(hd_post *p)
 {
-    for (hd_ballot **at = &p->left; *at;) {
-        hd_ballot *b = *at;
-        int done = 0;
-        if (!MPI_Testall(2, b->req, &done, MPI_STATUSES_IGNORE) && done) {
-            *at = b->next;
-            free(b);
-        } else {
-            at = &b->next;
-        }
-    }
-    return hd_outbox_tidy(&p->sent) & hd_outbox_tidy(&p->here.sent) && !p->left;
+    return hd_rounds_tidy(&p->rounds) & hd_outbox_tidy(&p->sent) & hd_outbox_tidy(&p->here.sent);
 }
 
 /* ---- notes ---- */
@@ -231,7 +220,7 @@ int hd_post_abandoned(const hd_post *p)
         return 1;
     for (const hd_post_heard *h = p->heard; h; h = h->next)
         later |= h->note.check > p->now;
-    return later && !(p->ballot->voted && p->ballot->seen) &&
+    return later && !(p->rounds.voted && p->rounds.seen) &&
            !(p->caucus && hd_caucus_spoken(p->caucus, p->now));
 }
 
@@ -271,7 +260,7 @@ int hd_post_close(hd_comm *c, int together)
     hd_mpi_unlock(c->session);
     if (clean) {
         hd_post_forget(p, 0);
-        free(p->ballot);
+        hd_rounds_close(&p->rounds);
         hd_here_close(&p->here);
         free(p->to);
         free(p);

@@ -10,11 +10,11 @@
 #include <mpi.h>
 #include <stdint.h>
 
-#include "hd_ballot.h"
 #include "hd_caucus.h"
 #include "hd_here.h"
 #include "hd_job.h"
 #include "hd_outbox.h"
+#include "hd_rounds.h"
 
 #ifndef HD_POST_STAR
 #define HD_POST_STAR 33
@@ -40,10 +40,10 @@ typedef struct hd_post_heard {
 
 typedef struct hd_post {
     MPI_Comm mpi;
-    hd_caucus *caucus;        /* NULL: each rank takes part in the rounds itself */
-    int64_t unread;           /* notes sent, less those received */
-    uint64_t now;             /* the check this rank is in */
-    hd_ballot *ballot, *left; /* the one in use; those left behind */
+    hd_caucus *caucus; /* NULL: each rank takes part in the rounds itself */
+    int64_t unread;    /* notes sent, less those received */
+    uint64_t now;      /* the check this rank is in */
+    hd_rounds rounds;
     hd_outbox sent;
     hd_post_heard *heard;
     hd_here here;
@@ -58,7 +58,7 @@ static inline int hd_post_votes(const hd_post *p)
     return !p->caucus || hd_caucus_speaks(p->caucus);
 }
 
-static inline MPI_Comm hd_post_rounds(const hd_post *p)
+static inline MPI_Comm hd_post_voters(const hd_post *p)
 {
     return p->caucus ? p->caucus->speakers : p->mpi;
 }
@@ -69,7 +69,8 @@ int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no ran
 int hd_post_by_nodes(const hd_comm *c);      /* one rank of each node votes for its node */
 int64_t hd_post_unread(hd_comm *c);          /* messages sent, less those received */
 
-/* Frees what MPI is done with; under hd_mpi_lock. 1: nothing is left. */
+/* Takes what is left of earlier checks, and frees what MPI is done with; under hd_mpi_lock. 1:
+ * nothing is left. */
 int hd_post_tidy(hd_post *p);
 
 void hd_post_send(hd_comm *c, int what, int code, double after, const char *text);

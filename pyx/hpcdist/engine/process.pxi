@@ -90,9 +90,9 @@ def init_mpi():
         if rc != libmpi.MPI_SUCCESS:
             raise DistBackendError(f"MPI_Init_thread failed (error {rc})")
         owned = True
-    rc = hd_mpi_ops_init() or hd_ballots_init()
+    rc = hd_mpi_ops_init()
     if rc:
-        raise DistBackendError(f"MPI_Op_create or MPI_Type_contiguous failed (error {rc})")
+        raise DistBackendError(f"MPI_Op_create failed (error {rc})")
     if not hooked:
         hooked = True
         if thread_level() != "multiple":
@@ -244,7 +244,6 @@ def _leave():
             open_comms.pop(<size_t> comm.c, None)
             with nogil:
                 hd_comm_free(comm.c, 1, HD_KEEP)
-        hd_ballots_free()
         hd_mpi_ops_free()
 
 

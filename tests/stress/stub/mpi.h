@@ -42,6 +42,8 @@ int MPI_Type_contiguous(int n, MPI_Datatype of, MPI_Datatype *type);
 int MPI_Type_commit(MPI_Datatype *type);
 int MPI_Type_free(MPI_Datatype *type);
 int MPI_Finalized(int *flag);
+int MPI_Comm_rank(MPI_Comm comm, int *rank);
+int MPI_Comm_size(MPI_Comm comm, int *size);
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *copy);
 int MPI_Comm_free(MPI_Comm *comm);
 int MPI_Comm_set_errhandler(MPI_Comm comm, int handler);

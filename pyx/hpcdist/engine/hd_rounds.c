@@ -1,0 +1,219 @@
+/* The rounds of an entry check between nodes: see hd_rounds.h. */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hd_ballot.h"
+#include "hd_outbox.h"
+#include "hd_rounds.h"
+
+#define TAG_BALLOT 3
+
+typedef struct ballot {
+    uint64_t number; /* of its round, over all checks */
+    uint64_t seen;
+    hd_first first; /* not in the second round */
+} ballot;
+
+typedef struct hd_partner {
+    int rank;
+    uint64_t taken; /* the number of the last ballot that it sent and this rank has taken */
+    MPI_Request receive, send[HD_ROUNDS];
+    ballot in, out[HD_ROUNDS];
+} partner;
+
+static uint64_t number_of(const hd_rounds *r) { return r->check * HD_ROUNDS + (uint64_t)r->round; }
+
+static void add_partner(hd_rounds *r, int rank)
+{
+    partner *p = &r->partners[r->n++];
+    p->rank = rank;
+    p->receive = p->send[0] = p->send[1] = MPI_REQUEST_NULL;
+    p->taken = (r->check - 1) * HD_ROUNDS + HD_SECOND_ROUND;
+}
+
+/* Before the first ballot, which this rank sends in the same check as all others. */
+static int open_rounds(hd_rounds *r, MPI_Comm mpi)
+{
+    int size, core = 1, rc;
+    if (r->partners)
+        return MPI_SUCCESS;
+    if ((rc = MPI_Comm_rank(mpi, &r->rank)) || (rc = MPI_Comm_size(mpi, &size)))
+        return rc;
+    r->mpi = mpi;
+    while (2 * core <= size)
+        core *= 2;
+    r->is_beyond = r->rank >= core;
+    r->helps = !r->is_beyond && r->rank + core < size;
+    if (!(r->partners = calloc(32, sizeof *r->partners)))
+        return MPI_ERR_NO_MEM;
+    if (r->is_beyond || r->helps)
+        add_partner(r, r->rank ^ core);
+    for (int bit = 1; bit < core && !r->is_beyond; bit *= 2)
+        add_partner(r, r->rank ^ bit);
+    return MPI_SUCCESS;
+}
+
+void hd_rounds_enter(hd_rounds *r, uint64_t check)
+{
+    r->check = check;
+    r->round = HD_FIRST_ROUND;
+    r->heard = r->said = 0;
+    r->begun = r->voted = 0;
+    r->seen = 0;
+}
+
+/* ---- ballots ---- */
+
+static int say(hd_rounds *r, partner *p)
+{
+    const size_t bytes = r->round == HD_FIRST_ROUND ? sizeof(ballot) : offsetof(ballot, first);
+    ballot *out = &p->out[r->round];
+    MPI_Request *req = &p->send[r->round];
+    int gone = *req == MPI_REQUEST_NULL, rc = MPI_SUCCESS;
+
+    if (!gone && (rc = MPI_Test(req, &gone, MPI_STATUS_IGNORE)))
+        return rc;
+    if (!gone) { /* the one of an earlier check, for a partner that is stopped */
+        const ballot more = {number_of(r), r->seen, r->first};
+        hd_outbox_send(&r->late, r->mpi, &more, bytes, &p->rank, 1, TAG_BALLOT, &rc);
+        return rc;
+    }
+    out->number = number_of(r);
+    out->seen = r->seen;
+    if (r->round == HD_FIRST_ROUND)
+        out->first = r->first;
+    if ((rc = MPI_Isend(out, (int)bytes, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi, req)))
+        *req = MPI_REQUEST_NULL;
+    return rc;
+}
+
+/* Whoever helps a partner beyond the power of two hears from it first and writes to it last. */
+static int say_next(hd_rounds *r)
+{
+    return say(r, &r->partners[r->helps ? (r->said++ + 1) % r->n : r->said++]);
+}
+
+static int say_rest(hd_rounds *r)
+{
+    int rc = MPI_SUCCESS, failed = MPI_SUCCESS;
+    while (r->said < r->n)
+        if ((rc = say_next(r)))
+            failed = rc; /* the others are told all the same */
+    return failed;
+}
+
+/* Receives up to the ballot of that number; *there: this rank has it. */
+static int hear(const hd_rounds *r, partner *p, uint64_t number, int *there)
+{
+    int rc;
+    *there = 0;
+    while (p->taken < number) {
+        int done = 0;
+        if (p->receive == MPI_REQUEST_NULL &&
+            (rc = MPI_Irecv(&p->in, (int)sizeof p->in, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi,
+                            &p->receive))) {
+            p->receive = MPI_REQUEST_NULL;
+            return rc;
+        }
+        if ((rc = MPI_Test(&p->receive, &done, MPI_STATUS_IGNORE)) || !done)
+            return rc;
+        if (p->in.number != p->taken + 1)
+            return MPI_ERR_OTHER; /* MPI has lost one */
+        p->taken++;
+    }
+    *there = 1;
+    return MPI_SUCCESS;
+}
+
+/* The lower rank's part comes first on both sides, so that all ranks get the same bits. */
+static void combine(hd_rounds *r, partner *p)
+{
+    if (p->in.seen < r->seen)
+        r->seen = p->in.seen;
+    if (r->round == HD_SECOND_ROUND)
+        return;
+    if (r->is_beyond) {
+        r->first = p->in.first;
+    } else if (p->rank < r->rank) {
+        hd_ballot_combine(&p->in.first, &r->first);
+    } else {
+        hd_ballot_combine(&r->first, &p->in.first);
+        r->first = p->in.first;
+    }
+}
+
+/* ---- rounds ---- */
+
+static int go_on(hd_rounds *r, int *ended)
+{
+    int there, rc;
+    for (*ended = 0; r->heard < r->n; r->heard++) {
+        if (r->said < r->heard + !r->helps && (rc = say_next(r)))
+            return rc;
+        if ((rc = hear(r, &r->partners[r->heard], number_of(r), &there)) || !there)
+            return rc;
+        combine(r, &r->partners[r->heard]);
+    }
+    *ended = 1;
+    return say_rest(r);
+}
+
+int hd_rounds_first(hd_rounds *r, MPI_Comm mpi, int *ended)
+{
+    const int rc = open_rounds(r, mpi);
+    *ended = 0;
+    if (rc)
+        return rc;
+    r->begun = 1;
+    return go_on(r, ended);
+}
+
+static void begin_second(hd_rounds *r, int seen)
+{
+    r->round = HD_SECOND_ROUND;
+    r->heard = r->said = 0;
+    r->seen = (uint64_t)seen;
+    r->voted = 1;
+}
+
+int hd_rounds_second(hd_rounds *r, MPI_Comm mpi, int *ended)
+{
+    (void)mpi;
+    if (!r->voted)
+        begin_second(r, 1);
+    return go_on(r, ended);
+}
+
+int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi)
+{
+    int rc = open_rounds(r, mpi), failed = MPI_SUCCESS;
+    if (rc)
+        return rc;
+    if (!r->voted) {
+        r->first.vote[REFUSES] = 1; /* it may lack what others bring: nobody goes on to vote */
+        failed = say_rest(r);
+        begin_second(r, 0);
+    }
+    r->seen = 0;
+    rc = say_rest(r);
+    return rc ? rc : failed;
+}
+
+int hd_rounds_tidy(hd_rounds *r)
+{
+    const uint64_t last = r->check * HD_ROUNDS + HD_SECOND_ROUND;
+    int clean = hd_outbox_tidy(&r->late);
+    for (partner *p = r->partners; p && p < r->partners + r->n; p++) {
+        int there = 0, gone = 0;
+        clean &= !hear(r, p, last, &there) && there;
+        clean &= !MPI_Testall(HD_ROUNDS, p->send, &gone, MPI_STATUSES_IGNORE) && gone;
+    }
+    return clean;
+}
+
+void hd_rounds_close(hd_rounds *r)
+{
+    free(r->partners);
+    r->partners = NULL;
+}

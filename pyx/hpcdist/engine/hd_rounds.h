@@ -1,0 +1,57 @@
+/* The two rounds of an entry check between nodes, in messages of the engine's own. What they decide
+ * is in hd_check_mpi.c.
+ *
+ * A round is an all-reduce by recursive doubling: in each step a rank and a partner swap what they
+ * know, and the steps double how many ranks that is. Where the ranks are no power of two, those
+ * beyond it give their part to a partner first and get the outcome at the end. MPI's nonblocking
+ * all-reduce would do, but takes longer, and once it has begun every rank must help it to its end.
+ *
+ * Between two partners goes one *ballot* in each round, in order. A rank that leaves a check sends
+ * at once all that it has not sent yet, *void*: a refusal in the first round, a no in the second.
+ * So a round ends for the others as if it had stayed. What it leaves unread it takes in a later
+ * check, or at the end, and knows it by its number. */
+#ifndef HD_ROUNDS_H
+#define HD_ROUNDS_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#include "hd_ballot.h"
+#include "hd_outbox.h"
+
+enum hd_round { HD_FIRST_ROUND, HD_SECOND_ROUND, HD_ROUNDS };
+
+struct hd_partner; /* one of those that a rank exchanges ballots with */
+
+/* All zero at first. */
+typedef struct hd_rounds {
+    MPI_Comm mpi;
+    int rank, n;   /* partners, in the order in which this rank hears from them */
+    int helps;     /* the first of them is beyond the power of two: its part comes first */
+    int is_beyond; /* this rank is, and has one partner */
+    struct hd_partner *partners; /* NULL: not opened yet */
+    uint64_t check;              /* the one that this rank is in, or was in last */
+    enum hd_round round;
+    int heard, said;  /* partners, in this round */
+    int begun, voted; /* this rank takes part in the first round, in the second one */
+    hd_first first;   /* what it contributes, then what all do */
+    uint64_t seen;    /* it has seen the first round end; after the second one: all have */
+    hd_outbox late;   /* ballots for partners that have not taken an earlier one */
+} hd_rounds;
+
+/* A new check; the caller fills in `first` until the round begins. */
+void hd_rounds_enter(hd_rounds *r, uint64_t check);
+
+/* All below are called under hd_mpi_lock and return MPI's code.
+ * Begin and continue a round; *ended: it has. `mpi` is the same in each call. */
+int hd_rounds_first(hd_rounds *r, MPI_Comm mpi, int *ended);
+int hd_rounds_second(hd_rounds *r, MPI_Comm mpi, int *ended); /* votes yes, if it has not begun */
+/* Leaves the check: sends void ballots in the place of all that are due. */
+int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi);
+
+/* Takes what this rank has left unread, up to the present check. 1: all, and MPI is done with what
+ * was sent. */
+int hd_rounds_tidy(hd_rounds *r);
+void hd_rounds_close(hd_rounds *r); /* after it */
+
+#endif
