@@ -6,9 +6,9 @@
     python tests/scale/run.py --plot docs/scale.svg
 
 SimGrid's SMPI runs the engine's C files as they stand (`ranks.c`), with an all-reduce of messages
-(`shim.c`). The models are in `model.py`, the network in `network.py`. Needs `smpicc` and `smpirun`
-(Debian: libsimgrid-dev), for the model of 100,000 ranks 3 GiB, and matplotlib for the plot. Exits
-with 0 only if no rank sent and received more than LIMITS allows, no simulated rank got another
+for new communicators (`shim.c`). The models are in `model.py`, the network in `network.py`. Needs
+`smpicc` and `smpirun` (Debian: libsimgrid-dev), for the model of 100,000 ranks 3 GiB, and
+matplotlib for the plot. Exits with 0 only if no rank sent and received more than LIMITS allows, no simulated rank got another
 outcome than it should, and models and simulation agree.
 """
 

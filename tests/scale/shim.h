@@ -18,6 +18,7 @@ extern shim_counts shim_counted;
 int shim_nap(const struct timespec *t);
 
 int shim_isend(const void *data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *req);
+int shim_irecv(void *data, int n, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *req);
 int shim_improbe(int from, int tag, MPI_Comm comm, int *flag, MPI_Message *message, MPI_Status *st);
 int shim_mrecv(void *data, int n, MPI_Datatype type, MPI_Message *message, MPI_Status *st);
 int shim_test(MPI_Request *req, int *flag, MPI_Status *st);
@@ -31,6 +32,7 @@ int shim_dup(MPI_Comm comm, MPI_Comm *copy);
 #undef nanosleep
 #define nanosleep(t, left) shim_nap(t)
 #define MPI_Isend shim_isend
+#define MPI_Irecv shim_irecv
 #define MPI_Improbe shim_improbe
 #define MPI_Mrecv shim_mrecv
 #define MPI_Test shim_test
