@@ -14,7 +14,7 @@ from forms import MOVES, REDUCTIONS
 from giving_up import give_up_at_random
 from patience import patience
 from resources import held
-from worlds import SHORT, layouts, start_with, true_place, works
+from worlds import LAYOUTS, SHORT, layouts, start_with, true_place, works
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
 THROUGH = "shared memory and MPI"
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["blocks", "in turn", "one alone"])
+@pytest.fixture(params=range(len(LAYOUTS)), ids=LAYOUTS)
 def group(request, no_world, monkeypatch):
     """Start the default group on such nodes; a second group of all ranks, to fail."""
     said = start_with(monkeypatch, HPCDIST_NODES=layouts(true_place()[1])[request.param])

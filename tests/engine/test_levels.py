@@ -17,7 +17,7 @@ from block_calls import (
 )  # fmt: skip
 from cases import MOVED, Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from resources import held
-from worlds import layouts, start_with, true_place, works
+from worlds import LAYOUTS, layouts, start_with, true_place, works
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -25,7 +25,7 @@ from hpcdist.testing import parallel_assert
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
 
 #: Of worlds.layouts().
-each_layout = pytest.mark.parametrize("which", [0, 1, 2], ids=["blocks", "in turn", "one alone"])
+each_layout = pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=LAYOUTS)
 #: Bytes from which tensors go that way, and of a piece.
 LEAST, PIECE = 32 << 10, 256 << 10
 LONG = 100_003  # elements

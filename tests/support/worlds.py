@@ -66,8 +66,14 @@ def between_nodes(timeout: timedelta | None = None) -> dist.ProcessGroup:
         del os.environ["HPCDIST_CHECK_TRANSPORT"]
 
 
+#: Blocks; ranks in turn; a long node and one of a single rank; 0, 1, 1, 0, so that the nodes'
+#: second ranks have another order than their first ones.
+LAYOUTS = ("blocks", "in turn", "one alone", "there and back")
+
+
 def layouts(size: int) -> list[str]:
-    """HPCDIST_NODES of two nodes: blocks, ranks in turn, a long node and one of a single rank."""
+    """HPCDIST_NODES of two nodes: see LAYOUTS."""
     turn = [str(r % 2) for r in range(size)]
     alone = ["0"] * (size - 1) + ["1"]
-    return ["2", ",".join(turn), ",".join(alone)]
+    back = [str((r + 1) // 2 % 2) for r in range(size)]
+    return ["2", ",".join(turn), ",".join(alone), ",".join(back)]

@@ -35,7 +35,9 @@ int hd_split_open(hd_comm *c)
     if (!rc && sides[0] < 0 && sides[1] > 1) {
         s->rails = -sides[0];
         s->even = s->rails == sides[1];
-        rc = MPI_Comm_split(c->mpi, s->place < s->rails ? s->place : MPI_UNDEFINED, c->rank,
+        /* Not by c->rank: with nodes {0, 3} and {1, 2} the second rail would be the other way
+         * round. */
+        rc = MPI_Comm_split(c->mpi, s->place < s->rails ? s->place : MPI_UNDEFINED, s->first,
                             &s->rail);
         if (!rc && s->rail != MPI_COMM_NULL)
             rc = MPI_Comm_set_errhandler(s->rail, MPI_ERRORS_RETURN);
