@@ -223,6 +223,8 @@ static int first_round(hd_comm *c, hd_job *j)
         hd_data_end(c);
     if (end == ABANDONED)
         return hd_leave_following(c, j);
+    if (end == FAILED)
+        hd_leave_behind(c); /* what can still be sent spares the others a timeout */
     if (end > 0 && w.start)
         c->post->waited = hd_now() - w.start;
     return end > 0 ? HD_OK : j->code;

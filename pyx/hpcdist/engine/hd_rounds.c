@@ -29,7 +29,7 @@ static void add_partner(hd_rounds *r, int rank)
     partner *p = &r->partners[r->n++];
     p->rank = rank;
     p->receive = p->send[0] = p->send[1] = MPI_REQUEST_NULL;
-    p->taken = (r->check - 1) * HD_ROUNDS + HD_SECOND_ROUND;
+    p->taken = HD_SECOND_ROUND; /* the number before the first check's */
 }
 
 /* Before the first ballot, which this rank sends in the same check as all others. */
