@@ -148,6 +148,15 @@ STAGES = (
         (*PACKAGE, *TESTS, "examples/*", "jobscripts/*"),
         ("jobs",),
     ),
+    # Every test of ranks, as on two nodes of two.
+    Stage(
+        "nodes",
+        "openmpi",
+        "HPCDIST_NODES=2 HPCDIST_TEST_SEED={seed} python tests/run.py --all --np 4 --kinds ranks",
+        1800,
+        (*PACKAGE, *TESTS),
+        ("ranks",),
+    ),
     Stage(
         "impi",
         "openmpi",

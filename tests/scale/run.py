@@ -8,8 +8,8 @@
 SimGrid's SMPI runs the engine's C files as they stand (`ranks.c`), with an all-reduce of messages
 for new communicators (`shim.c`). The models are in `model.py`, the network in `network.py`. Needs
 `smpicc` and `smpirun` (Debian: libsimgrid-dev), for the model of 100,000 ranks 3 GiB, and
-matplotlib for the plot. Exits with 0 only if no rank sent and received more than LIMITS allows, no simulated rank got another
-outcome than it should, and models and simulation agree.
+matplotlib for the plot. Exits with 0 only if no rank sent and received more than LIMITS allows, no
+simulated rank got another outcome than it should, and models and simulation agree.
 """
 
 from __future__ import annotations

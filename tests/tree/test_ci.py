@@ -75,7 +75,7 @@ def runner():
 def test_the_tests_take_the_arguments_of_the_stages(runner, monkeypatch):
     monkeypatch.chdir(ROOT)
     calls = [stage.command for stage in stages.STAGES if "tests/run.py" in stage.command]
-    assert len(calls) == 3
+    assert len(calls) == 4
     for call in calls:
         monkeypatch.setattr(sys, "argv", shlex.split(call.partition("python ")[2]))
         assert runner.parse().rare
