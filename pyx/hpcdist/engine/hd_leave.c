@@ -164,7 +164,9 @@ int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w)
     char buffer[HD_TEXT];
     hd_text t;
 
-    hd_note_site(j);
+    /* First: its node sees already that it has given up, and waits for the note. To describe the
+     * others takes longer than that on a busy machine. */
+    hd_leave_early(c, j, HD_POST_GAVE_UP, after);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s in ", after);
     hd_say_call(&t, c, j);
@@ -184,7 +186,6 @@ int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w)
     hd_say(&t, "\n");
     hd_say_unharmed(&t, c);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
-    hd_leave_early(c, j, HD_POST_GAVE_UP, after);
     hd_hang_report(c->session, buffer, 0);
     return j->code;
 }
