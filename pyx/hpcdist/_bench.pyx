@@ -42,6 +42,13 @@ cdef extern from * nogil:
 cdef enum Kind:
     ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, BARRIER
 
+cdef struct Call:  # of one collective; count: elements of one rank's part
+    int kind, count, root
+    void* send
+    void* recv
+    MPI_Datatype type
+    MPI_Op op
+
 cdef dict kinds = {
     "all_reduce": ALL_REDUCE,
     "broadcast": BROADCAST,
@@ -114,57 +121,62 @@ cdef class Loop:
 
     cdef int run(self, str name, size_t send, size_t recv, int count, int dtype, int op, int root, long calls,
                  bint begins) except -1:
-        cdef void* s = <void*> send
-        cdef void* r = <void*> recv
-        cdef int kind = kinds[name], rc
-        cdef MPI_Datatype t = hd_mpi_type(dtype)
-        cdef MPI_Op o = hd_mpi_op(op, dtype)
-        if o == MPI_OP_NULL and kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
+        cdef Call call
+        cdef int rc
+        call.kind = kinds[name]
+        call.send, call.recv = <void*> send, <void*> recv
+        call.count, call.root = count, root
+        call.type, call.op = hd_mpi_type(dtype), hd_mpi_op(op, dtype)
+        if call.op == MPI_OP_NULL and call.kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER):
             raise ValueError("MPI has no such operation on this type")
         with nogil:
             if begins:
-                rc = self.begin_and_wait(kind, s, r, count, t, o, root, calls)
+                rc = self.begin_and_wait(&call, calls)
             else:
-                rc = self.call(kind, s, r, count, t, o, root, calls)
+                rc = self.call(&call, calls)
         return well(rc, name)
 
-    cdef int call(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
-                  long calls) noexcept nogil:
+    cdef int call(self, const Call* a, long calls) noexcept nogil:
         cdef MPI_Comm c = self.comm
+        # in locals: MPI could change what `a` points to, as far as the compiler knows
+        cdef void* s = a.send
+        cdef void* r = a.recv
+        cdef int n = a.count, root = a.root, kind = a.kind, rc = MPI_SUCCESS
+        cdef MPI_Datatype t = a.type
+        cdef MPI_Op o = a.op
         cdef bint is_root = self.rank == root
-        cdef int rc = MPI_SUCCESS
         cdef long i = 0
         if kind == ALL_REDUCE:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Allreduce(MPI_IN_PLACE, s, count, t, o, c)
+                rc = MPI_Allreduce(MPI_IN_PLACE, s, n, t, o, c)
                 i += 1
         elif kind == BROADCAST:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Bcast(s, count, t, root, c)
+                rc = MPI_Bcast(s, n, t, root, c)
                 i += 1
         elif kind == REDUCE:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Reduce(MPI_IN_PLACE if is_root else s, s, count, t, o, root, c)
+                rc = MPI_Reduce(MPI_IN_PLACE if is_root else s, s, n, t, o, root, c)
                 i += 1
         elif kind == ALL_GATHER:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Allgather(s, count, t, r, count, t, c)
+                rc = MPI_Allgather(s, n, t, r, n, t, c)
                 i += 1
         elif kind == REDUCE_SCATTER:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Reduce_scatter_block(s, r, count, t, o, c)
+                rc = MPI_Reduce_scatter_block(s, r, n, t, o, c)
                 i += 1
         elif kind == ALL_TO_ALL:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Alltoall(s, count, t, r, count, t, c)
+                rc = MPI_Alltoall(s, n, t, r, n, t, c)
                 i += 1
         elif kind == GATHER:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Gather(s, count, t, r, count, t, root, c)
+                rc = MPI_Gather(s, n, t, r, n, t, root, c)
                 i += 1
         elif kind == SCATTER:
             while i < calls and rc == MPI_SUCCESS:
-                rc = MPI_Scatter(s, count, t, r, count, t, root, c)
+                rc = MPI_Scatter(s, n, t, r, n, t, root, c)
                 i += 1
         else:
             while i < calls and rc == MPI_SUCCESS:
@@ -172,34 +184,36 @@ cdef class Loop:
                 i += 1
         return rc
 
-    cdef int begin(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
-                   MPI_Request* req) noexcept nogil:
+    cdef int begin(self, const Call* a, MPI_Request* req) noexcept nogil:
         cdef MPI_Comm c = self.comm
-        if kind == ALL_REDUCE:
-            return MPI_Iallreduce(MPI_IN_PLACE, s, count, t, o, c, req)
-        if kind == BROADCAST:
-            return MPI_Ibcast(s, count, t, root, c, req)
-        if kind == REDUCE:
-            return MPI_Ireduce(MPI_IN_PLACE if self.rank == root else s, s, count, t, o, root, c, req)
-        if kind == ALL_GATHER:
-            return MPI_Iallgather(s, count, t, r, count, t, c, req)
-        if kind == REDUCE_SCATTER:
-            return MPI_Ireduce_scatter_block(s, r, count, t, o, c, req)
-        if kind == ALL_TO_ALL:
-            return MPI_Ialltoall(s, count, t, r, count, t, c, req)
-        if kind == GATHER:
-            return MPI_Igather(s, count, t, r, count, t, root, c, req)
-        if kind == SCATTER:
-            return MPI_Iscatter(s, count, t, r, count, t, root, c, req)
+        cdef void* s = a.send
+        cdef void* r = a.recv
+        cdef int n = a.count
+        cdef MPI_Datatype t = a.type
+        if a.kind == ALL_REDUCE:
+            return MPI_Iallreduce(MPI_IN_PLACE, s, n, t, a.op, c, req)
+        if a.kind == BROADCAST:
+            return MPI_Ibcast(s, n, t, a.root, c, req)
+        if a.kind == REDUCE:
+            return MPI_Ireduce(MPI_IN_PLACE if self.rank == a.root else s, s, n, t, a.op, a.root, c, req)
+        if a.kind == ALL_GATHER:
+            return MPI_Iallgather(s, n, t, r, n, t, c, req)
+        if a.kind == REDUCE_SCATTER:
+            return MPI_Ireduce_scatter_block(s, r, n, t, a.op, c, req)
+        if a.kind == ALL_TO_ALL:
+            return MPI_Ialltoall(s, n, t, r, n, t, c, req)
+        if a.kind == GATHER:
+            return MPI_Igather(s, n, t, r, n, t, a.root, c, req)
+        if a.kind == SCATTER:
+            return MPI_Iscatter(s, n, t, r, n, t, a.root, c, req)
         return MPI_Ibarrier(c, req)
 
-    cdef int begin_and_wait(self, int kind, void* s, void* r, int count, MPI_Datatype t, MPI_Op o, int root,
-                            long calls) noexcept nogil:
+    cdef int begin_and_wait(self, const Call* a, long calls) noexcept nogil:
         cdef MPI_Request req
         cdef int rc = MPI_SUCCESS
         cdef long i = 0
         while i < calls and rc == MPI_SUCCESS:
-            rc = self.begin(kind, s, r, count, t, o, root, &req)
+            rc = self.begin(a, &req)
             if rc == MPI_SUCCESS:
                 rc = MPI_Wait(&req, MPI_STATUS_IGNORE)
             i += 1

@@ -259,7 +259,7 @@ PROGRAMS = (
                 "        hd_letter_read(c, j, &p->rounds.first.letter);\n"
                 "    if (second_round(c, j, NULL)) {",
             ),
-            # who has left says yes
+            # a rank that has left says yes
             ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
         )
     ),

@@ -62,8 +62,8 @@ static int round_ended(hd_comm *c, hd_job *j, enum hd_round round)
     hd_post *p = c->post;
     int done, rc;
     hd_mpi_lock(c->session);
-    rc = (round == HD_FIRST_ROUND ? hd_rounds_first : hd_rounds_second)(&p->rounds,
-                                                                        hd_post_voters(p), &done);
+    rc = round == HD_FIRST_ROUND ? hd_rounds_first(&p->rounds, hd_post_voters(p), &done)
+                                 : hd_rounds_second(&p->rounds, &done);
     hd_mpi_unlock(c->session);
     return hd_mpi_failed(j, rc, "a message of the entry check") ? -1 : done;
 }

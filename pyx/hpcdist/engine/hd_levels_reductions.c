@@ -244,7 +244,7 @@ static int begin_reduce_scatter(hd_levels_run *r, int64_t k, MPI_Request *rail)
     hd_mpi_lock(r->c->session);
     rc = swap(r, k, sum, rail);
     hd_mpi_unlock(r->c->session);
-    return hd_mpi_failed(r->j, rc, "MPI_Ialltoall");
+    return hd_mpi_failed(r->j, rc, l->even ? "MPI_Ialltoall" : "MPI_Ialltoallv");
 }
 
 /* Adds up what the nodes have sent: the own block into the result, the others where they are. */

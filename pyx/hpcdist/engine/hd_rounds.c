@@ -177,9 +177,8 @@ static void begin_second(hd_rounds *r, int seen)
     r->voted = 1;
 }
 
-int hd_rounds_second(hd_rounds *r, MPI_Comm mpi, int *ended)
+int hd_rounds_second(hd_rounds *r, int *ended)
 {
-    (void)mpi;
     if (!r->voted)
         begin_second(r, 1);
     return go_on(r, ended);

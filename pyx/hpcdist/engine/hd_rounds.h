@@ -42,10 +42,10 @@ typedef struct hd_rounds {
 /* A new check; the caller fills in `first` until the round begins. */
 void hd_rounds_enter(hd_rounds *r, uint64_t check);
 
-/* All below are called under hd_mpi_lock and return MPI's code.
- * Begin and continue a round; *ended: it has. `mpi` is the same in each call. */
+/* All below are called under hd_mpi_lock and return MPI's code; `mpi` is the same in each call.
+ * Begin and continue a round; *ended: it has. */
 int hd_rounds_first(hd_rounds *r, MPI_Comm mpi, int *ended);
-int hd_rounds_second(hd_rounds *r, MPI_Comm mpi, int *ended); /* votes yes, if it has not begun */
+int hd_rounds_second(hd_rounds *r, int *ended); /* votes yes, if it has not begun */
 /* Leaves the check: sends void ballots in the place of all that are due. */
 int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi);
 
