@@ -44,6 +44,25 @@ def right(group) -> bool:
     return total.tolist() == [size] * 3
 
 
+@pytest.mark.parametrize("check", ["off", "on"])
+def test_no_message_reaches_the_next_group(group, check):
+    """MPI gives a freed communicator's number to the next: none may go with messages unread.
+
+    Each rank of a monitored barrier tells all others that it is there, also where nothing else is
+    checked. A rank that listens makes no call of MPI there, and so has not even received it.
+    """
+    for _ in range(4):
+        former = dist.new_group(pg_options=dist.MPIOptions(check=check))
+        for _ in range(3):
+            dist.monitored_barrier(former, timedelta(seconds=20))
+        dist.destroy_process_group(former)
+        after = dist.new_group()
+        if dist.get_rank() == 0:
+            time.sleep(0.12)  # the others look for messages meanwhile
+        dist.barrier(after)
+        dist.destroy_process_group(after)
+
+
 def test_every_form_with_and_without_letters(rng, group):
     check, size = Check(), true_place()[1]
     for n in (1, 8 // size, 16 // size, 17, 3001):

@@ -101,8 +101,6 @@ cdef int together(Comm comm, double seconds) except -1:
         if left < 0:
             propagate()
         return left
-    if not comm.c.check:
-        return HD_TOGETHER
     import numpy
     unread = numpy.array([hd_comm_unread(comm.c)], numpy.int64)
     keep = fill(unread, &b, True, "unread")

@@ -172,7 +172,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     j->checked.carry = hd_carries(c, j, &carry) ? &carry : NULL;
     j->polls = must_poll(c, j);
     j->direct = hd_direct_finds(c, j);
-    if (c->size > 1 && (c->check || j->checked.carry || j->monitored) &&
+    if (c->size > 1 && (c->check || j->checked.carry || j->monitored || j->closing) &&
         hd_check(c, j, fingerprint(j)))
         goto out;
     if (j->checked.carried) {
