@@ -48,6 +48,7 @@ def test_sizes():
     assert arguments.sizes(options("-b", "10", "-e", "30", "-i", "10")) == [10, 20, 30]
     assert arguments.sizes(options("-b", "0", "-e", "2")) == [0, 1]
     assert arguments.sizes(options("-b", "25M", "-e", "25M")) == [25 << 20]
+    assert arguments.sizes(options("--sizes", "1M", "64", "256K", "64")) == [64, 256 << 10, 1 << 20]
 
 
 @pytest.mark.parametrize("words, said", [

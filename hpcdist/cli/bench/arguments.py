@@ -34,7 +34,7 @@ def size(text: str) -> int:
 
 
 def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M") -> None:
-    """Add ``-b -e -f -i``: which sizes to measure."""
+    """Add ``-b -e -f -i --sizes``: which sizes to measure."""
     group = parser.add_argument_group("sizes, in bytes (K, M, G: powers of 1024)")
     group.add_argument(
         "-b", "--begin", type=size, default=begin, metavar="B", help=f"smallest ({begin})"
@@ -46,13 +46,18 @@ def add_sizes(parser: argparse.ArgumentParser, begin: str = "8", end: str = "64M
     group.add_argument(
         "-i", "--step", type=size, metavar="B", help="add this to each instead of multiplying"
     )
+    group.add_argument(
+        "--sizes", nargs="+", type=size, metavar="B", help="these, instead of all of the above"
+    )
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
-    """The sizes that ``-b -e -f -i`` ask for, in bytes, growing.
+    """The sizes that ``-b -e -f -i`` or ``--sizes`` ask for, in bytes, growing.
 
     Every rank finds the same fault, if there is one, and raises BenchError.
     """
+    if options.sizes:
+        return sorted(set(options.sizes))
     begin, end, factor, step = options.begin, options.end, options.factor, options.step
     if begin > end:
         raise BenchError(f"-b {begin} is larger than -e {end}")
