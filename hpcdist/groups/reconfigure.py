@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -21,6 +21,7 @@ __all__ = [
     "ReconfigureOptions",
     "Reconfigured",
     "agree",
+    "followers",
     "handle_of",
     "reconfigure",
     "refuse_abort_hooks",
@@ -33,6 +34,9 @@ _log = log.get_logger("group")
 _HANDLERS = 8
 #: The most seconds that reconfigure waits for operations in flight of one group; all fail at once.
 DRAIN = 5.0
+#: Called with the default group after each reconfiguration of it, on all ranks that live, in order:
+#: what else keeps ranks, and may communicate to renew them.
+followers: list[Callable[[Any], None]] = []
 
 
 @dataclass
@@ -182,7 +186,11 @@ def reconfigure(
     finally:
         if world.renewal:  # also where a signal handler raises
             made, former, lost = world.renewal
-            _adopt(pg, made)
+            try:
+                _adopt(pg, made)
+            finally:  # as the others do
+                for follow in followers:
+                    follow(pg)
     result = Reconfigured(lost, former, time.monotonic() - began)
     say = _log.warning if made.rank == 0 else _log.info
     say(

@@ -24,6 +24,7 @@ with explain():
         join,
         process_group,
         ranges,
+        reconfigure,
         rendezvous,
         work,
     )
@@ -35,6 +36,7 @@ with explain():
     rendezvous.register()
     functional.register()
     join.register()
+    reconfigure.register()
     for _module in (
         base,
         process_group,
@@ -43,6 +45,7 @@ with explain():
         elsewhere,
         functional,
         ranges,
+        reconfigure,
         work,
         flight_recorder,
     ):

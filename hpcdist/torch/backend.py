@@ -78,6 +78,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             rank=options.group_rank,
             world_size=options.group_size,
             pg_options=pg_options,
+            enable_reconfigure=getattr(options, "enable_reconfigure", False),  # torch 2.14
         )
         ours = member(None)
         return _bridge(ours, lambda: _destroy(ours), options)

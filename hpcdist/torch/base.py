@@ -22,8 +22,8 @@ from hpcdist.backends.refusal import refusing_parts
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import state as _group
-from hpcdist.groups.abort_hooks import AbortHooks
 from hpcdist.groups.new_group import new_group
+from hpcdist.groups.world import Absent
 from hpcdist.operations import TRACED_AS
 from hpcdist.torch.arguments import begun
 from hpcdist.torch.compat import recorded_as
@@ -31,7 +31,7 @@ from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
 from hpcdist.torch.ranges import shown
 from hpcdist.torch.timeouts import asks_to_set_it, settable
-from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, limit_of
+from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, ReconfiguredWork, limit_of
 
 #: Name of the backend.
 NAME = "hpcdist"
@@ -63,9 +63,6 @@ _no_growth = _refuse(
     "do not grow",
     "start the job with all its ranks, and make groups of them by torch.distributed.new_group",
 )
-_no_change = _refuse(
-    "cannot be reconfigured", "destroy the group and make another by torch.distributed.new_group"
-)
 _no_window = _refuse("have no windows", "use send and recv, or MPI's own windows through mpi4py")
 _no_hook = _refuse(
     "call no hooks",
@@ -81,21 +78,19 @@ class BridgeBase(ProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_reconfigure = False
     supports_window = False
     supports_completion_hooks = False
 
     def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self.ours = group
-        self._carrier = group.carrier
+        self._place = group.rank(), group.size()
         self._release = release
         self.ended = False  # whether torch has destroyed it
         self._name = group.name
         self._description = group.group_desc
         self._coalesced: list[Work] | None = None
         self._recorder = recorder()
-        self._abort_hooks = AbortHooks()
         self._parts: list[BridgeBase] = []
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
@@ -103,12 +98,13 @@ class BridgeBase(ProcessGroup):
 
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:
         """Set where the members meet for other backends, if the user named some."""
+        if self._elsewhere is not None:
+            self._elsewhere.end("abort")
         self._elsewhere = Elsewhere(self, store, timeout, ranks, NAME)
 
     # --- what it refuses: torch's own errors are about backends in C++ ---------------------------
 
     merge_remote_group = mergeRemoteGroup = _no_growth
-    reconfigure = get_reconfigure_handle = _no_change
     new_window = _no_window
     register_pre_hook = register_post_hook = _no_hook
     _register_on_completion_hook = _no_hook
@@ -123,11 +119,27 @@ class BridgeBase(ProcessGroup):
     def getBackendName(self) -> str:
         return NAME
 
+    @property
+    def _carrier(self) -> Any:
+        # asked each time: a group that is reconfigured gets another one
+        return self.ours.carrier
+
+    @property
+    def _gone(self) -> bool:
+        """Whether hpcdist has destroyed the group, or lost it when the world was reconfigured."""
+        return isinstance(self._carrier, Absent)
+
+    def _where(self) -> tuple[int, int]:
+        """Rank and size; of a group that is gone the last ones, for which torch's C++ asks."""
+        if not self._gone:
+            self._place = int(self._carrier.rank), int(self._carrier.size)
+        return self._place
+
     def getRank(self) -> int:
-        return int(self._carrier.rank)
+        return self._where()[0]
 
     def getSize(self) -> int:
-        return int(self._carrier.size)
+        return self._where()[1]
 
     def getGroupName(self) -> str:
         return self._name
@@ -176,6 +188,38 @@ class BridgeBase(ProcessGroup):
         if self._elsewhere is not None:
             self._elsewhere.set_timeout(timeout)
 
+    # --- after the death of ranks ----------------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether :meth:`reconfigure` works: the default group of a job that goes on."""
+        return bool(self.ours.supports_reconfigure)
+
+    def get_reconfigure_handle(self) -> str:
+        """Return a text that stands for this process in :meth:`reconfigure`."""
+        return str(self.ours.get_reconfigure_handle())
+
+    def reconfigure(self, opts: Any = None, *, timeout: timedelta | None = None) -> Work:
+        """Let the ranks that live go on: see :meth:`hpcdist.ProcessGroup.reconfigure`.
+
+        torch's default group keeps its object; it destroys all others, and opens a new store on
+        rank 0. All ranks that live must call it.
+
+        Parameters
+        ----------
+        opts : torch's ReconfigureOptions, optional
+            No handles mean all ranks that live.
+        timeout : datetime.timedelta, optional
+            Time for the others to call.
+
+        Returns
+        -------
+        Work
+            Finished. Its ``lost`` are the ranks that died, its ``ranks`` the former ranks of the
+            others, by their new ones.
+        """
+        return ReconfiguredWork(self.ours.reconfigure(opts, timeout=timeout))
+
     # --- its end ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -192,10 +236,11 @@ class BridgeBase(ProcessGroup):
         They keep their tensors, and end when their peers call or their timeouts pass. Abort hooks
         run first.
         """
+        if self.ended:
+            return
         self.ended = True
-        if self._release is not None and not self._carrier.freed:
-            hooks, self._abort_hooks = self._abort_hooks, AbortHooks()
-            hooks.call(self._name)
+        if self._release is not None and not self._gone:
+            self.ours.hooks.aborting.call(self._name)
             self._carrier.timeout = _SOON
             self._end_others("abort")
             with contextlib.suppress(DistTimeoutError):
@@ -204,8 +249,9 @@ class BridgeBase(ProcessGroup):
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Call a function when this process aborts the group, before anything is freed.
 
-        Local; ranks may have different hooks. An abort is a call of ``abort()`` in this process.
-        Where a dead rank ends the whole job, native code ends it, without hooks.
+        Local; ranks may have different hooks. An abort is a call of ``abort()`` in this process, or
+        of :meth:`reconfigure`. Where a dead rank ends the whole job, native code ends it, without
+        hooks.
 
         Parameters
         ----------
@@ -214,16 +260,16 @@ class BridgeBase(ProcessGroup):
         hook : callable
             Takes nothing. Its exception is logged, and the abort goes on.
         """
-        self._abort_hooks.add(hook_id, hook)
+        self.ours.hooks.aborting.add(hook_id, hook)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         """Remove a hook; a number that is not in use is ignored, as torch ignores it."""
-        self._abort_hooks.remove(hook_id)
+        self.ours.hooks.aborting.remove(hook_id)
 
     def _end_others(self, how: str) -> None:
         messages, self._messages = self._messages, None
         if messages is not None:
-            messages.free(self._carrier.timeout if not self._carrier.freed else _SOON)
+            messages.free(_SOON if self._gone else self._carrier.timeout)
         if self._elsewhere is not None:
             self._elsewhere.end(how)
 

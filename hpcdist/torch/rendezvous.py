@@ -17,6 +17,8 @@ import torch.distributed as dist
 from hpcdist import _engine, config
 from hpcdist._torch_version import explain
 from hpcdist.backends import mpi
+from hpcdist.backends.carrier import Carrier
+from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.limits import limit_of
 from hpcdist.startup import attendance, steps, variables
@@ -26,6 +28,7 @@ from hpcdist.torch.store import to_torch
 
 #: Bytes of the store's key, and of what rank 0 tells: the key, host and port.
 _KEY, _LENGTH = 32, 320
+_API = "hpcdist.torch mpi://"
 
 
 def register() -> None:
@@ -100,26 +103,12 @@ def meet(
     limit = timeout or limit_of(config.get("timeout"))
     with attendance.Watch(limit.total_seconds()):
         rank, size = mpi.start()
-        comm = _engine.Comm.world("hpcdist.torch mpi://", limit.total_seconds(), 1)
+        comm = _engine.Comm.world(_API, limit.total_seconds(), 1)
     try:
-        one_node = len(comm.node_ranks) == size
-        place = np.zeros(_LENGTH, np.uint8)
-        store = None
-        if rank == 0:
-            host = "127.0.0.1" if one_node else socket.gethostname()
-            key = secrets.token_bytes(_KEY)
-            store = TCPStore(host, 0, size, True, limit, wait_for_workers=False, auth_key=key)
-            text = key + f"{host}:{store.port}".encode()
-            place[: len(text)] = np.frombuffer(text, np.uint8)
-        comm.broadcast(place, 0, api="hpcdist.torch mpi://")
-        variables.export_place(comm, "hpcdist.torch mpi://")
+        store = open_store(comm, limit, _API)
+        variables.export_place(comm, _API)
     finally:
         comm.free()
-    if store is None:
-        received = place.tobytes()
-        key = received[:_KEY]
-        host, port = received[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
-        store = TCPStore(host, int(port), size, False, limit, wait_for_workers=False, auth_key=key)
     if rank == 0 and _served_by_gloo():
         warnings.warn(
             "mpi:// was given and no backend was named, so torch takes gloo for CPU tensors: pass "
@@ -127,6 +116,44 @@ def meet(
             stacklevel=2,
         )
     yield to_torch(store), rank, size
+
+
+def open_store(comm: Carrier, limit: timedelta, api: str) -> TCPStore:
+    """Open a store on rank 0, and tell the others where it is and its key.
+
+    All ranks must call it.
+
+    Parameters
+    ----------
+    comm : hpcdist._engine.Comm
+        Of those that will use the store.
+    limit : datetime.timedelta
+        Timeout of the store.
+    api : str
+        Name of the function that is running, for messages.
+
+    Returns
+    -------
+    TCPStore
+        Connected.
+    """
+    place = np.zeros(_LENGTH, np.uint8)
+    store = None
+    with refusing(comm, api):
+        if comm.rank == 0:
+            host = "127.0.0.1" if len(comm.node_ranks) == comm.size else socket.gethostname()
+            key = secrets.token_bytes(_KEY)
+            store = TCPStore(host, 0, comm.size, True, limit, wait_for_workers=False, auth_key=key)
+            text = key + f"{host}:{store.port}".encode()
+            place[: len(text)] = np.frombuffer(text, np.uint8)
+    comm.broadcast(place, 0, api=api)
+    if store is not None:
+        return store
+    received = place.tobytes()
+    host, port = received[_KEY:].rstrip(b"\0").decode().rsplit(":", 1)
+    return TCPStore(
+        host, int(port), comm.size, False, limit, wait_for_workers=False, auth_key=received[:_KEY]
+    )
 
 
 def _served_by_gloo() -> bool:

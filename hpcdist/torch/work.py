@@ -13,6 +13,7 @@ from torch.distributed import Work
 
 from hpcdist.backends import cuda
 from hpcdist.flight_recorder import Entry
+from hpcdist.groups.reconfigure import Reconfigured
 
 _ZERO = timedelta(0)
 
@@ -206,6 +207,20 @@ class FinishedWork(Work):
         done = _future_for(self._tensors)
         done.set_result(self._tensors)
         return done
+
+
+class ReconfiguredWork(FinishedWork):
+    """A group that was reconfigured.
+
+    Parameters
+    ----------
+    done : hpcdist.groups.reconfigure.Reconfigured
+        What it found. Its ``lost``, ``ranks`` and ``seconds`` are attributes.
+    """
+
+    def __init__(self, done: Reconfigured) -> None:
+        super().__init__([])
+        self.lost, self.ranks, self.seconds = done.lost, done.ranks, done.seconds
 
 
 def _until(end: float) -> timedelta:

@@ -17,6 +17,7 @@ import hpcdist.torch
 from hpcdist._buffer import limit as call_limit
 from hpcdist._torch_version import version
 from hpcdist.groups import sparse
+from hpcdist.groups.hooks import Hooks
 from hpcdist.groups.members import Members
 from hpcdist.torch import compat
 from hpcdist.torch.process_group import BridgeGroup
@@ -59,6 +60,7 @@ class FakeGroup:
 
     def __init__(self) -> None:
         self.carrier = FakeComm()
+        self.hooks = Hooks()
 
     @property
     def timeout(self) -> timedelta:
@@ -158,13 +160,12 @@ def test_names_and_numbers_of_a_group(bridge: BridgeGroup) -> None:
 
 def test_what_a_group_cannot_do_is_refused_in_words(bridge: BridgeGroup) -> None:
     for name, said in (
-        ("reconfigure", "cannot be reconfigured: destroy"),
         ("new_window", "have no windows"),
         ("register_pre_hook", "call no hooks"),
     ):
         with pytest.raises(NotImplementedError, match=f"of the backend 'hpcdist' {said}"):
             getattr(bridge, name)(1, print)
-    assert not (bridge.supports_reconfigure or bridge.supports_window)
+    assert not bridge.supports_window
     assert bridge.unregister_pre_hook(1) is None
 
 
