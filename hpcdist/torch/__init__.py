@@ -21,11 +21,13 @@ with explain():
         elsewhere,
         flight_recorder,
         functional,
+        hooks,
         join,
         process_group,
         ranges,
         reconfigure,
         rendezvous,
+        window,
         work,
     )
     from hpcdist.torch.backend import group, to_torch
@@ -44,8 +46,10 @@ with explain():
         delegate,
         elsewhere,
         functional,
+        hooks,
         ranges,
         reconfigure,
+        window,
         work,
         flight_recorder,
     ):

@@ -29,8 +29,10 @@ from hpcdist.torch.arguments import begun
 from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
+from hpcdist.torch.hooks import after, before
 from hpcdist.torch.ranges import shown
 from hpcdist.torch.timeouts import asks_to_set_it, settable
+from hpcdist.torch.window import BridgeWindow
 from hpcdist.torch.work import AllOf, BridgeWork, FinishedWork, ReconfiguredWork, limit_of
 
 #: Name of the backend.
@@ -63,11 +65,10 @@ _no_growth = _refuse(
     "do not grow",
     "start the job with all its ranks, and make groups of them by torch.distributed.new_group",
 )
-_no_window = _refuse("have no windows", "use send and recv, or MPI's own windows through mpi4py")
-_no_hook = _refuse(
-    "call no hooks",
-    "their operations do not pass through torch's dispatcher, so a hook would never run; "
-    "torch.profiler and hpcdist.torch.dump_flight_recorder show the operations",
+_no_completion_hook = _refuse(
+    "call no hooks when an operation completes",
+    "use the futures of its Work; torch.profiler and hpcdist.torch.dump_flight_recorder show the "
+    "operations",
 )
 
 
@@ -77,8 +78,7 @@ class BridgeBase(ProcessGroup):
     supports_abort_hooks = True
     supports_splitting = False
     supports_coalescing = False
-    supports_time_estimate = False
-    supports_window = False
+    supports_time_estimate = _supports_time_estimate = False  # the second one: torch 2.15
     supports_completion_hooks = False
 
     def __init__(self, group: Any, release: Callable[[], None] | None = None) -> None:
@@ -105,14 +105,7 @@ class BridgeBase(ProcessGroup):
     # --- what it refuses: torch's own errors are about backends in C++ ---------------------------
 
     merge_remote_group = mergeRemoteGroup = _no_growth
-    new_window = _no_window
-    register_pre_hook = register_post_hook = _no_hook
-    _register_on_completion_hook = _no_hook
-
-    def unregister_pre_hook(self, hook_id: int) -> None:
-        """Do nothing: no hook is registered."""
-
-    unregister_post_hook = unregister_pre_hook
+    _register_on_completion_hook = _no_completion_hook
 
     # --- who it is -------------------------------------------------------------------------------
 
@@ -187,6 +180,44 @@ class BridgeBase(ProcessGroup):
         self.ours.timeout = timeout
         if self._elsewhere is not None:
             self._elsewhere.set_timeout(timeout)
+
+    # --- windows and hooks -----------------------------------------------------------------------
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether :meth:`new_window` works: all ranks are on one node."""
+        return not self._gone and bool(self.ours.supports_window)
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> BridgeWindow:
+        """Make a window: see :meth:`hpcdist.ProcessGroup.new_window`. All ranks must call it.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor, optional
+            Registered with the window; from ``hpcdist.empty(..., group=hpcdist.torch.group())``.
+        """
+        window = BridgeWindow(self.ours)
+        if tensor is not None:
+            window.tensor_register(tensor)
+        return window
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call a function before each operation: see hpcdist's method of this name."""
+        self.ours.register_pre_hook(hook_id, before(hook))
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call a function when an operation has begun: see hpcdist's method of this name."""
+        self.ours.register_post_hook(hook_id, after(hook))
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use is ignored, as torch ignores it."""
+        with contextlib.suppress(ValueError):
+            self.ours.unregister_pre_hook(hook_id)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Remove a hook; a number that is not in use is ignored, as torch ignores it."""
+        with contextlib.suppress(ValueError):
+            self.ours.unregister_post_hook(hook_id)
 
     # --- after the death of ranks ----------------------------------------------------------------
 

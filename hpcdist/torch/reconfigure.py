@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcdist.groups import reconfigure
 from hpcdist.startup import variables
-from hpcdist.torch.base import BridgeBase
+from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.rendezvous import open_store
 from hpcdist.torch.store import to_torch
 
@@ -40,11 +40,11 @@ def follow(ours: Any) -> None:
         The default group, reconfigured.
     """
     default = dist.group.WORLD
-    if isinstance(default, BridgeBase) and default.ours is ours:
+    if isinstance(default, BridgeGroup) and default.ours is ours:
         _apart(lambda: _renew(default))
 
 
-def _renew(default: BridgeBase) -> None:
+def _renew(default: BridgeGroup) -> None:
     books: Any = dist.distributed_c10d._world
     for group in reversed(list(books.pg_map)):
         if group is not default:
@@ -60,7 +60,7 @@ def _renew(default: BridgeBase) -> None:
     default.meet_elsewhere(store, ours.timeout, ranks)
 
 
-def _modules_over(group: BridgeBase) -> Iterator[Any]:
+def _modules_over(group: BridgeGroup) -> Iterator[Any]:
     """Find torch's DDP modules over a group; torch has no list of them."""
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel):

@@ -159,14 +159,8 @@ def test_names_and_numbers_of_a_group(bridge: BridgeGroup) -> None:
 
 
 def test_what_a_group_cannot_do_is_refused_in_words(bridge: BridgeGroup) -> None:
-    for name, said in (
-        ("new_window", "have no windows"),
-        ("register_pre_hook", "call no hooks"),
-    ):
-        with pytest.raises(NotImplementedError, match=f"of the backend 'hpcdist' {said}"):
-            getattr(bridge, name)(1, print)
-    assert not bridge.supports_window
-    assert bridge.unregister_pre_hook(1) is None
+    with pytest.raises(NotImplementedError, match="of the backend 'hpcdist' call no hooks when"):
+        bridge._register_on_completion_hook(print)
 
 
 def test_abort_hooks_run_once_before_a_group_is_freed(caplog: pytest.LogCaptureFixture) -> None:

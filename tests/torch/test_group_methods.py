@@ -1,0 +1,127 @@
+"""Windows and hooks of groups of stock torch.distributed over hpcdist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as td
+from cases import Check, ring
+from torch._C import _distributed_c10d as c10d
+
+import hpcdist as dist
+import hpcdist.torch
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = [pytest.mark.ranks, pytest.mark.one_node]
+
+N = 1_003  # elements
+
+
+@contextlib.contextmanager
+def torchs_group() -> Iterator[td.ProcessGroup]:
+    """torch's view of a group of all ranks, which it has beside its default group."""
+    hpcdist.torch.init_process_group()
+    try:
+        yield td.new_group()
+    finally:
+        td.destroy_process_group()
+
+
+def options(name: str):
+    """torch's options of that name, as it makes them; None where it has none (up to 2.13)."""
+    return getattr(c10d, name)() if hasattr(c10d, name) else None
+
+
+def test_windows_with_torchs_options_and_handles(rng):
+    with torchs_group() as group:
+        check, (rank, size, before, after) = Check(), ring()
+        memory = hpcdist.zeros(N, dtype=torch.float64, group=hpcdist.torch.group(group))
+        if hasattr(td, "_new_window"):
+            parallel_assert(td._supports_window(group), "supports_window")
+            window = td._new_window(memory, group)
+        else:
+            parallel_assert(group.supports_window, "supports_window")
+            window = group.new_window(memory)
+        parts = [torch.from_numpy(rng.standard_normal(300)) for _ in range(size)]
+        put, signal, wait = (options(f"{name}Options") for name in ("Put", "Signal", "WaitSignal"))
+        works = [window.put(parts[rank], after, 5, False, put)]
+        works.append(window.signal(after, False, signal))
+        works.append(window.wait_signal(before, True, wait))
+        check.that(all(isinstance(work, td.Work) and work.wait() for work in works), "works")
+        want = torch.zeros(N, dtype=torch.float64)
+        want[5:305] = parts[before]
+        check.equal(memory, want, "put")
+        out = torch.empty(300, dtype=torch.float64)
+        window.get(out, after, 5).wait()
+        check.equal(out, parts[rank], "get")
+        td.barrier(group)
+        for other in range(size):
+            window.accumulate(torch.full((N,), 2.0, dtype=torch.float64), other, op=td.ReduceOp.SUM)
+        td.barrier(group)
+        for _ in range(size):
+            want += 2  # one by one, as they were added
+        check.equal(memory, want, "accumulate")
+        check.equal(window.map_remote_tensor(rank), memory, "map_remote_tensor")
+        window.tensor_deregister()
+        check.done()
+        with parallel_raises(ValueError, match="not symmetric" if size > 1 else "contiguous"):
+            group.new_window(torch.ones(4) if size > 1 else torch.ones(4, 4).t())
+
+
+def test_a_wait_for_a_signal_has_the_timeout_of_torchs_options():
+    with torchs_group() as group:
+        memory = hpcdist.zeros(4, group=hpcdist.torch.group(group))
+        window = group.new_window(memory)
+        opts = options("WaitSignalOptions") or hpcdist.WaitSignalOptions()
+        opts.timeout = timedelta(milliseconds=50)
+        with parallel_raises(dist.DistTimeoutError, match=r"0\.05 s in wait_signal"):
+            window.wait_signal(group.rank(), False, opts)
+
+
+def test_hooks_see_operations_of_both_sides():
+    with torchs_group() as group:
+        begins, begun = [], []
+        group.register_pre_hook(7, begins.append)
+        group.register_post_hook(7, begun.append)
+        tensor, size = torch.ones(3), group.size()
+        td.all_reduce(tensor, group=group)
+        td.broadcast(tensor, group=group, group_src=size - 1, async_op=True).wait()
+        td.all_gather_into_tensor(torch.empty(3 * size), tensor, group=group)
+        dist.all_reduce(tensor, group=hpcdist.torch.group(group))
+        td.barrier(group)
+        names = ["ALLREDUCE", "BROADCAST", "ALLGATHER_BASE", "ALLREDUCE", "BARRIER"]
+        kinds = getattr(c10d, "HookOpName", None)
+        wanted = names if kinds is None else [kinds.__members__[name] for name in names]
+        parallel_assert([seen.name for seen in begins] == wanted, f"{begins}")
+        parallel_assert(
+            [seen.op_id for seen in begins] == [seen.op_id for seen in begun], f"{begun}"
+        )
+        parallel_assert([seen.async_op for seen in begins[:2]] == [False, True], f"{begins}")
+        parallel_assert(begins[1].root == size - 1 and begins[0].input_tensors[0] is tensor, "what")
+        works = [seen.work for seen in begun]
+        parallel_assert(works[0] is None and isinstance(works[1], td.Work), f"{works}")
+        group.unregister_pre_hook(7)
+        group.unregister_post_hook(7)
+        group.unregister_post_hook(8)
+        td.all_reduce(tensor, group=group)
+        parallel_assert(len(begins) == len(begun) == 5, "a hook ran that was removed")
+
+
+def test_a_hook_that_raises_on_one_rank_is_an_error_on_all():
+    with torchs_group() as group:
+
+        def refuse(seen: object) -> None:
+            if group.rank() == 0:
+                raise RuntimeError("no more")
+
+        group.register_pre_hook(1, refuse)
+        with parallel_raises((RuntimeError, dist.DistError), match="no more"):
+            td.all_reduce(torch.ones(2), group=group)
+        group.unregister_pre_hook(1)
+        tensor = torch.ones(2)
+        td.all_reduce(tensor, group=group)
+        parallel_assert(tensor.tolist() == [group.size()] * 2, f"{tensor}")
