@@ -35,7 +35,8 @@ _HANDLERS = 8
 #: The most seconds that reconfigure waits for operations in flight of one group; all fail at once.
 DRAIN = 5.0
 #: Called with the default group after each reconfiguration of it, on all ranks that live, in order:
-#: what else keeps ranks, and may communicate to renew them.
+#: what else keeps ranks, and may communicate to renew them. Called again, and has nothing to do
+#: then, where a signal handler raised.
 followers: list[Callable[[Any], None]] = []
 
 
@@ -167,6 +168,8 @@ def refuse_abort_hooks(pg: Any) -> None:
 def handle_of(pg: Any) -> str:
     """Return the text that stands for this process in :func:`reconfigure`."""
     comm = _native(pg)
+    if world.following and pg is world.pg:
+        return str(world.following[0])
     return f"hpcdist:{comm.uid:x}:{comm.rank}"
 
 
@@ -180,18 +183,20 @@ def reconfigure(
             f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
             "can: its ranks decide what the ranks of all others mean"
         )
+    following = world.following  # a follower's thread may end it
     try:
-        if not world.renewal:  # else the others have the new world: an exception came in between
+        # else the others have the new world: an exception came in between
+        if not (world.renewal or following):
             _recover(pg, opts or ReconfigureOptions(), timeout)
     finally:
         if world.renewal:  # also where a signal handler raises
-            made, former, lost = world.renewal
-            try:
-                _adopt(pg, made)
-            finally:  # as the others do
-                for follow in followers:
-                    follow(pg)
+            _adopt(pg, world.renewal[0])
+    _, former, lost = following or world.following
+    for follow in followers:
+        follow(pg)
+    world.following = ()
     result = Reconfigured(lost, former, time.monotonic() - began)
+    made = pg.carrier
     say = _log.warning if made.rank == 0 else _log.info
     say(
         "the default group goes on with %d of %d ranks after %.3f s; lost: %s",
@@ -248,9 +253,10 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
     backends = renewed(pg._backends, made)
     comm = pg.hooks.carry(backends)
     members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
+    following = (handle_of(pg), *world.renewal[1:])
     # From here on no call: signal handlers run at calls.
     pg._backends, pg.carrier, world.comm = backends, comm, comm
-    pg.members, world.renewal = members, []
+    pg.members, world.following, world.renewal = members, following, []
 
 
 def _lose_groups(pg: Any, old: list[Any]) -> None:

@@ -98,12 +98,15 @@ class _World:
     group or None; ``groups`` all groups in order of creation, until the program drops them;
     ``held`` those that live until they are destroyed; ``dropped`` the communicators of the
     dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
-    created; ``renewal`` what a reconfiguration has made until the default group has adopted it:
-    its communicator, the former ranks of its members, the ranks that died; ``store`` the key-value
-    store the processes met through, or None.
+    created; ``following`` the default group's former handle and what its reconfiguration found,
+    until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made until the
+    default group has adopted it: its communicator, the former ranks of its members, the ranks that
+    died; ``store`` the key-value store the processes met through, or None.
     """
 
-    __slots__ = ("comm", "counts", "dropped", "groups", "held", "pg", "renewal", "store")
+    __slots__ = (
+        *("comm", "counts", "dropped", "following", "groups", "held", "pg", "renewal", "store"),
+    )
 
     def __init__(self) -> None:
         self.forget()
@@ -118,6 +121,7 @@ class _World:
         self.dropped: deque[list[Any]] = deque()
         self.counts: dict[tuple[int, ...], int] = {}
         self.renewal: list[Any] = []
+        self.following: tuple[Any, ...] = ()
         self.store: Any = None
 
     def drop(self, comms: list[Any]) -> None:

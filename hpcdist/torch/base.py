@@ -94,6 +94,7 @@ class BridgeBase(ProcessGroup):
         self._parts: list[BridgeBase] = []
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
+        self.renewal: Any = None  # of what torch keeps of it, after a reconfiguration
         self._delegate = give_delegate(self)
 
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:

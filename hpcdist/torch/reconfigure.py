@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcdist.groups import reconfigure
+from hpcdist.groups.world import world
 from hpcdist.startup import variables
 from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.rendezvous import open_store
@@ -41,7 +42,48 @@ def follow(ours: Any) -> None:
     """
     default = dist.group.WORLD
     if isinstance(default, BridgeGroup) and default.ours is ours:
-        _apart(lambda: _renew(default))
+        if default.renewal is None or default.renewal.generation != ours.members.generation:
+            default.renewal = _Renewal(default, ours.members.generation)
+        default.renewal.wait()
+
+
+class _Renewal:
+    """Renews what torch keeps, once, in a thread: no signal handler raises there.
+
+    The other ranks wait for this one. If a handler raises here, the next call waits for the same.
+
+    Parameters
+    ----------
+    default : BridgeGroup
+        torch's default group.
+    generation : int
+        How often it has been reconfigured.
+    """
+
+    def __init__(self, default: BridgeGroup, generation: int) -> None:
+        self.generation = generation
+        self._default = default
+        self._first = threading.Lock()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Do it, or wait until it is done; raise its error."""
+        if not self._over.is_set():
+            threading.Thread(target=self._run, name="hpcdist-reconfigure", daemon=True).start()
+            self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        if not self._first.acquire(blocking=False):
+            return
+        try:
+            _renew(self._default)
+        except BaseException as error:
+            self._error = error
+        world.following = ()  # with an error, too: the next reconfiguration is another one
+        self._over.set()
 
 
 def _renew(default: BridgeGroup) -> None:
@@ -66,27 +108,3 @@ def _modules_over(group: BridgeGroup) -> Iterator[Any]:
         if issubclass(type(found), DistributedDataParallel):
             if vars(found).get("process_group") is group:
                 yield found
-
-
-def _apart(work: Callable[[], None]) -> None:
-    """Do something in a thread, where no signal handler raises; what one raises here comes after.
-
-    The other ranks have been told that this one goes on, and wait for it.
-    """
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="hpcdist-reconfigure", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join()
-        except BaseException as error:
-            raised.append(error)
-    if raised:
-        raise raised[0]

@@ -12,13 +12,23 @@ from hpcdist.launchers import mpi_family
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
-PROGRAM = str(Path(__file__).with_name("bridge_survivors.py"))
+HERE = Path(__file__).parent
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 
 
-@pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+
+
+@only_ulfm
 @pytest.mark.parametrize("side", ["bridge", "native"])
 def test_ddp_goes_on_without_ranks_that_die_and_ends_as_one_process(side: str) -> None:
-    ended = run_job(4, PROGRAM, side, env={"HPCDIST_FT": "1"}, ft=True)
+    ended = run_job(4, str(HERE / "bridge_survivors.py"), side, env={"HPCDIST_FT": "1"}, ft=True)
     assert ended.code == 0 and not ended.orphans, (ended.orphans, ended.text)
     assert ended.text.count("ended") == 2, ended.text
+
+
+@only_ulfm
+def test_what_torch_keeps_is_renewed_once_whatever_signal_handlers_raise() -> None:
+    program = str(HERE / "bridge_reconfigurations.py")
+    ended = run_job(3, program, env={"HPCDIST_FT": "1"}, ft=True)
+    assert ended.code == 0 and ended.text.count("ended") == 3, ended.text
