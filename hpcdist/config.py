@@ -211,6 +211,15 @@ _GENERAL_OPTIONS = (
         choices=("off", "on", "full"),
     ),
     Option(
+        "nan_check",
+        "bool",
+        False,
+        "Look for NaNs in what this rank gives to the others. A collective then raises "
+        "DistNaNError on all ranks before data moves, with the rank, the element and the line; a "
+        "message raises on each end that looks. It costs one pass over the data. Tensors that NCCL "
+        "moves are not looked at. Ranks may differ in it. Read when the default group is made.",
+    ),
+    Option(
         "timeout",
         "seconds",
         DEFAULT_TIMEOUT,

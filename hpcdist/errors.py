@@ -15,6 +15,7 @@ __all__ = [
     "DistBackendError",
     "DistError",
     "DistMismatchError",
+    "DistNaNError",
     "DistNetworkError",
     "DistStoreError",
     "DistTimeoutError",
@@ -98,6 +99,15 @@ class DistMismatchError(DistError):
     """The ranks of a group called different operations, or one operation with different arguments.
 
     Raised on all ranks of the group before any data has moved: the group stays usable.
+    """
+
+
+class DistNaNError(DistError):
+    """A rank's input contains a NaN, and that rank looks for NaNs: ``HPCDIST_NAN_CHECK``.
+
+    Of a collective it is raised on all ranks of the group before any data has moved: the group
+    stays usable. :attr:`refusal` says on which ranks the NaNs are. Of a message it is raised where
+    the message is sent, if that rank looks, and where it is received, if that one does.
     """
 
 

@@ -114,6 +114,7 @@ def start() -> tuple[int, int]:
             _engine.init_mpi()
     else:
         _engine.init_mpi()
+    _engine.look_for_nans(config.get("nan_check"))
     return _engine.world_rank_size()
 
 

@@ -86,10 +86,14 @@ class Window(WindowMemory):
             If no tensor is registered, or the group was destroyed.
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
+        DistNaNError
+            With ``HPCDIST_NAN_CHECK``, if the tensor contains a NaN. Nothing was written.
         """
         seconds_of(opts)
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "put")
-        there.copy_(elements_of(tensor, there))
+        source = elements_of(tensor, there)
+        self._comm.refuse_nan(source, "put")
+        there.copy_(source)
         self._check_whole(part, dst_rank, "put")
         return self._comm.finished([tensor])
 
@@ -167,12 +171,13 @@ class Window(WindowMemory):
             If another rank held the memory for that long.
         RankFailedError
             If a rank died while it held the memory.
-        ValueError, TypeError, DistError, DistBackendError
+        ValueError, TypeError, DistError, DistBackendError, DistNaNError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
         seconds = seconds_of(opts)
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
+        self._comm.refuse_nan(source, "accumulate")
         self._comm.accumulate(part, there, source, op, seconds)
         self._check_whole(part, dst_rank, "accumulate")
         return self._comm.finished([tensor])

@@ -9,7 +9,7 @@ from hpcdist.libmpi cimport MPI_Comm
 cdef extern from "hd_base.h" nogil:
     enum:
         HD_OK, HD_ERR_BACKEND, HD_ERR_MISMATCH, HD_ERR_TIMEOUT, HD_ERR_FAILED, HD_ERR_MEMORY, HD_ERR_UNDONE
-        HD_ERR_CLOSED, HD_ERR_INTERRUPT
+        HD_ERR_NAN, HD_ERR_CLOSED, HD_ERR_INTERRUPT
         HD_TEXT
     int64_t hd_now()
     uint64_t hd_mix(uint64_t, uint64_t)
@@ -271,6 +271,11 @@ cdef extern from "hd_page_life.h" nogil:
     enum: HD_KEEP, HD_TOGETHER, HD_LATER
     void hd_page_mark(hd_comm*, int64_t)
     int hd_page_leave(hd_comm*, int64_t, double)
+
+cdef extern from "hd_nan.h" nogil:
+    int hd_nan_wanted
+    void hd_nan_wish(int)
+    int hd_nan_fail_alone(hd_job*, const char*)
 
 cdef extern from "hd_lane.h" nogil:
     int hd_lane_try(hd_comm*)

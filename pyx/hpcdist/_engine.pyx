@@ -34,6 +34,7 @@ from hpcdist.errors import (
     DistBackendError,
     DistError,
     DistMismatchError,
+    DistNaNError,
     DistTimeoutError,
     RankFailedError,
     Refusal,

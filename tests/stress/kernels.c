@@ -100,6 +100,26 @@ static void multiply(const char *isa, int dtype, int64_t n)
     compare(isa, "product", dtype, n, at);
 }
 
+/* Zeros with one drawn element among them, which may be a NaN. */
+static void search(const char *isa, int dtype, int64_t n)
+{
+    const int from = (int)draw(&luck, GUARD);
+    const size_t size = hd_itemsize(dtype), at = n ? draw(&luck, (uint64_t)n) * size : 0;
+    int64_t first, here;
+    memset(got, 0, ROOM);
+    memcpy(got + from + at, a + at, n ? size : 0);
+    force("scalar");
+    first = hd_find_nan(got + from, n, dtype);
+    force(isa);
+    here = hd_find_nan(got + from, n, dtype);
+    compared++;
+    if (here == first)
+        return;
+    printf("first NaN of %lld of %s: %lld with %s, %lld in plain C\n", (long long)n, hd_dtype_name(dtype),
+           (long long)here, isa, (long long)first);
+    exit(1);
+}
+
 static void round_of(const char *isa)
 {
     fill(a);
@@ -113,6 +133,7 @@ static void round_of(const char *isa)
             divide(isa, dtype, n);
         if (hd_op_supported(HD_PREMUL_SUM, dtype))
             multiply(isa, dtype, n);
+        search(isa, dtype, n);
     }
 }
 

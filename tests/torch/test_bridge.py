@@ -48,6 +48,12 @@ def test_both_sides_see_one_world_whichever_is_started_first(first: str) -> None
     assert ended.code == 0 and ended.text.count("well") == 2, ended.text
 
 
+def test_a_nan_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCDIST_NAN_CHECK", "1")
+    ended = run_job(2, str(HERE / "bridge_nans.py"))
+    assert ended.code == 0 and ended.text.count("well") == 2, ended.text
+
+
 def test_tensors_on_a_gpu_go_to_the_backend_of_their_device() -> None:
     ended = run_job(3, str(HERE / "bridge_cuda.py"))
     assert ended.code == 0 and ended.text.count("well") == 3, ended.text

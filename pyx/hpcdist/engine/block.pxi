@@ -122,3 +122,24 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
         code = hd_block_accumulate(comm.c, &j, block, rank, from_.ptr, to.ptr, from_.n)
         hd_comm_exit(comm.c)
     return 0 if code == HD_OK else raise_error_of(&j, code)
+
+
+cdef int refuse_nan_in(Comm comm, object tensor, object api) except -1:
+    """See Comm.refuse_nan."""
+    cdef hd_job j
+    cdef hd_buf b
+    if not hd_nan_wanted:
+        return 0
+    check_alive(comm)
+    begin(&j, comm, HD_BARRIER, api_named(api, ACCUMULATE))
+    try:
+        keep = fill(tensor, &b, False, "tensor")
+    except TypeError:  # a dtype that only windows move
+        return 0
+    subject(&j, &b, False)
+    reads(&j, &b)
+    j.inline_ = 1
+    j.site_id = site_here()
+    if hd_nan_fail_alone(&j, b"nothing was written"):
+        raise_error_of(&j, j.code)
+    return 0

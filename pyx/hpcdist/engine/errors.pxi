@@ -6,6 +6,7 @@ cdef dict EXCEPTIONS = {
     HD_ERR_TIMEOUT: DistTimeoutError,
     HD_ERR_FAILED: RankFailedError,
     HD_ERR_MEMORY: MemoryError,
+    HD_ERR_NAN: DistNaNError,
 }
 
 

@@ -24,6 +24,7 @@
     X(ERR_FAILED, "rank failed")    /* a peer has left the job              */                     \
     X(ERR_MEMORY, "no memory")      /* no memory for a staging buffer       */                     \
     X(ERR_UNDONE, "undone")         /* a rank stopped between the parts     */                     \
+    X(ERR_NAN, "NaN")               /* a rank's input contains a NaN        */                     \
     X(ERR_CLOSED, "closed")         /* the group was destroyed meanwhile    */                     \
     X(ERR_INTERRUPT, "interrupted") /* a Python signal handler raised: the exception is set */
 

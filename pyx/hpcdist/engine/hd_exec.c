@@ -14,6 +14,7 @@
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_moves.h"
+#include "hd_nan.h"
 #include "hd_pairs.h"
 #include "hd_recorder.h"
 #include "hd_reductions.h"
@@ -156,6 +157,7 @@ void hd_exec(hd_comm *c, hd_job *j)
 {
     /* Sums must not depend on which thread of which rank adds: see hd_float_mode.h. */
     const hd_float_mode mode = j->redop >= 0 ? hd_float_mode_plain() : 0;
+    hd_nan nan = {.of = 0};
     hd_carry carry;
 
     hd_session_enter(c->session, j);
@@ -164,6 +166,9 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_fail_broken(c, j);
         goto out;
     }
+    /* Here, not where it was submitted: an operation before this one may make its input. */
+    if (hd_nan_wanted && !j->refusal.why && hd_nan_find(j, &nan) && (c->check || c->size == 1))
+        hd_nan_refuse(c, j, &nan);
     if (j->refusal.why) {
         if (c->size > 1 && c->check && !(j->refusal.if_agreed && c->agreed != j->refusal.after))
             hd_check(c, j, 0);
@@ -195,6 +200,8 @@ void hd_exec(hd_comm *c, hd_job *j)
     if (c->check >= 2 && c->size > 1 && !c->on_device && !check_result(c, j))
         goto out;
     __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
+    if (nan.of && j->code == HD_OK)
+        hd_nan_fail_after(c, j, &nan);
 out:
     j->checked.carry = NULL;
     hd_rec_end(j);

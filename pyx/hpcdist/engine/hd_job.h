@@ -83,7 +83,8 @@ typedef struct hd_message {
     int recalled;   /* MPI was asked to cancel the receive; 2: it has */
     int64_t got;    /* bytes received */
     int source;     /* the sender */
-    int64_t posted; /* ns, atomic; 0: it was done too soon to look at a clock */
+    int64_t nan; /* of a send: 1 + the index of its first NaN; 0: none was looked for, or found */
+    int64_t posted;     /* ns, atomic; 0: it was done too soon to look at a clock */
     pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
 } hd_message;
 

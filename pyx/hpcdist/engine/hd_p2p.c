@@ -15,6 +15,7 @@
 #include "hd_ft.h"
 #include "hd_hang.h"
 #include "hd_job.h"
+#include "hd_nan.h"
 #include "hd_p2p.h"
 #include "hd_recorder.h"
 #include "hd_report.h"
@@ -79,6 +80,8 @@ static void complete(hd_job *j, const MPI_Status *st, int rc)
     } else {
         j->message.source = j->comm->rank;
     }
+    if (hd_nan_wanted && j->code == HD_OK)
+        hd_nan_fail_message(j);
 }
 
 /* With MPICH a message to oneself ends with its receive, which may never come. This one is empty:
@@ -193,6 +196,8 @@ int hd_p2p_start(hd_comm *c, hd_job *j)
         finish(j);
         return j->code;
     }
+    if (hd_nan_wanted && j->kind == HD_SEND)
+        hd_nan_look_at_send(j);
     hd_mpi_lock(c->session);
     rc = hd_message_begin(c, j);
     hd_mpi_unlock(c->session);

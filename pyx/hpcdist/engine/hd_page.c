@@ -99,17 +99,30 @@ int hd_page_veto(hd_comm *c, uint32_t n, hd_text *missing)
  * writes it last, and the reader checks it before and after. */
 
 /* How a slow rank learns that a check was refused whose note has been overwritten. */
-static void count_refusal(hd_words *own, uint32_t n)
+static void count_refusal(hd_words *own, uint32_t n, int code)
 {
     const uint64_t old = __atomic_load_n(&own->refused, __ATOMIC_RELAXED);
-    const uint32_t first = old && (uint32_t)old == n - 1 ? (uint32_t)(old >> 32) : n;
+    const int goes_on = old && (uint32_t)old == n - 1;
+    const uint32_t first = goes_on ? (uint32_t)(old >> 32) : n;
+    if (goes_on && own->refused_code != code)
+        code = HD_ERR_MISMATCH;
+    if (!goes_on)
+        __atomic_store_n(&own->refused, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&own->refused_code, code, __ATOMIC_RELEASE);
     __atomic_store_n(&own->refused, (uint64_t)first << 32 | n, __ATOMIC_RELEASE);
 }
 
+/* The code of a refusal; HD_OK: it is not in the last run. */
 static int has_refused(const hd_words *of, uint32_t n)
 {
     const uint64_t range = __atomic_load_n(&of->refused, __ATOMIC_ACQUIRE);
-    return range && hd_reached(n, (uint32_t)(range >> 32)) && hd_reached((uint32_t)range, n);
+    const int code = __atomic_load_n(&of->refused_code, __ATOMIC_ACQUIRE);
+    const uint64_t now = __atomic_load_n(&of->refused, __ATOMIC_RELAXED);
+    const int there =
+        range && hd_reached(n, (uint32_t)(range >> 32)) && hd_reached((uint32_t)range, n);
+    if (!there)
+        return HD_OK;
+    return range >> 32 == now >> 32 ? code : HD_ERR_MISMATCH; /* another run has begun since */
 }
 
 void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after, const char *text)
@@ -125,8 +138,8 @@ void hd_page_leave_note(hd_comm *c, uint32_t n, int why, int code, double after,
     __atomic_store(&note->after, &after, __ATOMIC_RELEASE);
     hd_put_words(note->text, padded, sizeof padded);
     __atomic_store_n(&note->check, n, __ATOMIC_RELEASE);
-    if (why == HD_REFUSED && code == HD_ERR_MISMATCH) /* its own arguments */
-        count_refusal(&hd_words_of(c)[c->rank], n);
+    if (why == HD_REFUSED && (code == HD_ERR_MISMATCH || code == HD_ERR_NAN)) /* what it gives */
+        count_refusal(&hd_words_of(c)[c->rank], n, code);
 }
 
 static int read_note(const hd_note *note, uint32_t n, hd_note *out)
@@ -146,7 +159,7 @@ static int read_note(const hd_note *note, uint32_t n, hd_note *out)
 int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
 {
     hd_note next;
-    int found = 0;
+    int found = 0, code;
     for (int r = 0; r < c->size; r++)
         if (read_note(&hd_words_of(c)[r].notes[n % HD_NOTES], n, &next) &&
             (!found || next.why > out->why)) {
@@ -155,10 +168,10 @@ int hd_page_find_note(const hd_comm *c, uint32_t n, int *rank, hd_note *out)
             found = 1;
         }
     for (int r = 0; r < c->size && !(found && out->why == HD_REFUSED); r++)
-        if (has_refused(&hd_words_of(c)[r], n)) {
+        if ((code = has_refused(&hd_words_of(c)[r], n))) {
             *out = (hd_note){.check = n,
                              .why = HD_REFUSED,
-                             .code = HD_ERR_MISMATCH,
+                             .code = code,
                              .text = "its reason is not kept, it has gone on to later calls"};
             *rank = r;
             found = 1;

@@ -88,10 +88,11 @@ typedef struct hd_words {
     uint32_t seq[2]; /* the check that text[] belongs to */
     char text[2][HD_DESC];
     hd_note notes[HD_NOTES];
-    uint64_t refused; /* the last run of checks that this rank refused one after the other: the
-                       * first (high half) and the last */
-    int64_t unread;   /* once closed: see hd_comm.unread */
-    int32_t closed;   /* this rank is freeing the group */
+    uint64_t refused;     /* the last run of checks that this rank refused one after the other: the
+                           * first (high half) and the last */
+    int64_t unread;       /* once closed: see hd_comm.unread */
+    int32_t refused_code; /* of all of that run; HD_ERR_MISMATCH if they differ */
+    int32_t closed;       /* this rank is freeing the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {

@@ -33,6 +33,8 @@ void hd_say_refused(hd_text *t, hd_job *j, int code, const hd_refused *by)
         hd_say(t, " and %d more", by->n - HD_REFUSED_RANKS);
     if (code == HD_ERR_MISMATCH)
         hd_say(t, " refused %s arguments: %s", many ? "their" : "its", by->text);
+    else if (code == HD_ERR_NAN)
+        hd_say(t, " refused %s input: %s", many ? "their" : "its", by->text);
     else
         hd_say(t, " could not take part: %s", by->text);
 }

@@ -114,6 +114,17 @@ def init_mpi():
             sys.exit = _exit
 
 
+def look_for_nans(bint wanted):
+    """From now on this rank looks for NaNs in what it gives to the others, or does not.
+
+    Parameters
+    ----------
+    wanted : bool
+        The setting ``HPCDIST_NAN_CHECK``.
+    """
+    hd_nan_wish(wanted)
+
+
 def pmi_answer(int fd):
     """From now on a native thread answers MPI's requests to its process manager, for a job without one.
 

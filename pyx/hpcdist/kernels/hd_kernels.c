@@ -6,6 +6,10 @@
 #include "hd_kernels_impl.h"
 #include "hd_types.h"
 
+#define NAN_BLOCK                                                                                  \
+    4096 /* elements that are looked at together, before it is asked which is a NaN                \
+          */
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 
@@ -111,6 +115,25 @@ int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, double factor
         return -1;
     table_in_use()->mul[dtype](dst, src, n, factor);
     return 0;
+}
+
+int64_t hd_find_nan(const void *in, int64_t n, int dtype)
+{
+    const hd_nan_fn has_nan =
+        dtype >= 0 && dtype < HD_NDTYPES ? table_in_use()->has_nan[dtype] : NULL;
+    const int64_t size = (int64_t)hd_itemsize(dtype);
+    const char *at = in;
+    if (!has_nan)
+        return -1;
+    for (int64_t i = 0, step; i < n; i += step) {
+        step = n - i < NAN_BLOCK ? n - i : NAN_BLOCK;
+        if (!has_nan(at + i * size, step))
+            continue;
+        while (!has_nan(at + i * size, 1))
+            i++;
+        return i;
+    }
+    return -1;
 }
 
 const char *hd_kernels_isa(void) { return table_in_use()->isa; }

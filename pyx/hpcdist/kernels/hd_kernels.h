@@ -32,6 +32,10 @@ HD_LOCAL int hd_scale_div(void *buf, int64_t n, int dtype, int64_t divisor);
  * and touches nothing for a dtype without PREMUL_SUM. */
 HD_LOCAL int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, double factor);
 
+/* Index of the first NaN among n elements; -1: there is none, as in every dtype without NaNs. A
+ * complex number is one if either of its components is. */
+HD_LOCAL int64_t hd_find_nan(const void *in, int64_t n, int dtype);
+
 /* "avx512", "avx2", "neon" or "scalar": what is in use. The first use of any kernel chooses:
  * HPCDIST_SIMD if it names an instruction set this machine has, else the best one. */
 HD_LOCAL const char *hd_kernels_isa(void);

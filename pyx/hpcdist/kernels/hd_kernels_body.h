@@ -129,6 +129,33 @@ static void sum_c64(const void *in, void *inout, int64_t n) { sum_f32(in, inout,
 
 static void sum_c128(const void *in, void *inout, int64_t n) { sum_f64(in, inout, 2 * n); }
 
+/* Looks at bits, not values: flush-to-zero modes do not matter, and the same loop does for every
+ * float. Without a branch it vectorises. */
+#define HD_HAS_NAN(SUFFIX, T, NAN_BITS)                                                            \
+    static int has_nan_##SUFFIX(const void *in, int64_t n)                                         \
+    {                                                                                              \
+        const T *src = in;                                                                         \
+        T any = 0;                                                                                 \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            const T a = src[i];                                                                    \
+            any |= (T)(NAN_BITS);                                                                  \
+        }                                                                                          \
+        return any != 0;                                                                           \
+    }
+
+HD_HAS_NAN(f16, hd_i16, (a & 0x7FFF) > 0x7C00)
+HD_HAS_NAN(bf16, hd_i16, (a & 0x7FFF) > 0x7F80)
+HD_HAS_NAN(f32, hd_i32, (a & 0x7FFFFFFF) > 0x7F800000)
+HD_HAS_NAN(f64, hd_i64, (a & 0x7FFFFFFFFFFFFFFF) > 0x7FF0000000000000)
+HD_HAS_NAN(e4m3fn, hd_u8, (a & 0x7F) == 0x7F)
+HD_HAS_NAN(e5m2, hd_u8, (a & 0x7F) > 0x7C)
+HD_HAS_NAN(fnuz, hd_u8, a == 0x80)
+HD_HAS_NAN(e8m0fnu, hd_u8, a == 0xFF)
+
+static int has_nan_c64(const void *in, int64_t n) { return has_nan_f32(in, 2 * n); }
+
+static int has_nan_c128(const void *in, int64_t n) { return has_nan_f64(in, 2 * n); }
+
 /* MIN and MAX compare bits, not values: that orders -0 below +0, and flush-to-zero modes of the
  * calling thread cannot make denormals equal. Flipping the magnitude bits of negative numbers (its
  * own inverse) makes signed integer order the order of the numbers; NaNs come out beyond both
@@ -274,7 +301,7 @@ HD_HALF_SCALE(bf16, hd_load_bf16, hd_store_bf16)
 #define HD_ROW_SUMS(CODE, SUFFIX)                                                                  \
     .reduce[HD_SUM][CODE] = sum_##SUFFIX, .reduce[HD_AVG][CODE] = sum_##SUFFIX,                    \
     .reduce[HD_PREMUL_SUM][CODE] = sum_##SUFFIX, .div[CODE] = div_##SUFFIX,                        \
-    .mul[CODE] = mul_##SUFFIX
+    .mul[CODE] = mul_##SUFFIX, .has_nan[CODE] = has_nan_##SUFFIX
 
 #define HD_ROW_FLOAT(CODE, SUFFIX)                                                                 \
     HD_ROW_SUMS(CODE, SUFFIX), .reduce[HD_PRODUCT][CODE] = product_##SUFFIX,                       \
@@ -304,6 +331,11 @@ static const hd_kernel_table TABLE = {
     HD_ROW_FLOAT(HD_FLOAT64, f64),
     HD_ROW_SUMS(HD_COMPLEX64, c64),
     HD_ROW_SUMS(HD_COMPLEX128, c128),
+    .has_nan[HD_FLOAT8_E4M3FN] = has_nan_e4m3fn,
+    .has_nan[HD_FLOAT8_E5M2] = has_nan_e5m2,
+    .has_nan[HD_FLOAT8_E4M3FNUZ] = has_nan_fnuz,
+    .has_nan[HD_FLOAT8_E5M2FNUZ] = has_nan_fnuz,
+    .has_nan[HD_FLOAT8_E8M0FNU] = has_nan_e8m0fnu,
 };
 
 const hd_kernel_table *HD_TABLE(void) { return &TABLE; }

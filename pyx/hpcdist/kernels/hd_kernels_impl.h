@@ -13,6 +13,7 @@
 
 typedef void (*hd_div_fn)(void *buf, int64_t n, int64_t divisor);
 typedef void (*hd_mul_fn)(void *dst, const void *src, int64_t n, double factor);
+typedef int (*hd_nan_fn)(const void *in, int64_t n);
 
 /* Everything that one instruction set offers; NULL where a combination is not supported. */
 typedef struct {
@@ -20,6 +21,7 @@ typedef struct {
     hd_reduce_fn reduce[HD_NOPS][HD_NDTYPES];
     hd_div_fn div[HD_NDTYPES];
     hd_mul_fn mul[HD_NDTYPES];
+    hd_nan_fn has_nan[HD_NDTYPES];
 } hd_kernel_table;
 
 /* NULL when this build has no such instruction set: a source file compiled without the flags it
