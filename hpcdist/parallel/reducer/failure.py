@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hpcdist.backends.dispatch import serving
-from hpcdist.errors import DistError, DistMismatchError, RankFailedError
+from hpcdist.errors import DistError, DistMismatchError, DistNaNError, RankFailedError
+from hpcdist.parallel.reducer import texts
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.stats import Stats
 from hpcdist.parallel.reducer.transfer import Transfer
@@ -54,21 +55,30 @@ class Failure:
         self.error = None
 
     def settle(self, call: Callable[[], Any]) -> None:
-        """Make a blocking call and keep its error, if it is the first."""
+        """Make a blocking call and keep its error, if it is the first after which no rank goes on.
+
+        A reduction that was refused because of a NaN failed on all ranks before data moved. Each
+        bucket has the same outcome on all of them, and the next pass averages all gradients.
+        """
         try:
             call()
+        except DistNaNError as error:
+            self._stats.failed(error)
         except DistError as error:
             if self.error is None:
                 self.note(error)
 
     def of_finish(self, error: BaseException, buckets: Sequence[Any], more: int) -> None:
         """Record an error raised while this rank waited for its averages."""
-        self.note(error)
+        hook = self._transfer.has_hook
+        if isinstance(error, DistNaNError) and not hook:
+            self._stats.failed(error)  # as in settle()
+        else:
+            self.note(error)
         # Operations in flight end soon, in one way or another, and their errors do not matter.
         # After other errors each bucket could take a timeout; but what a hook returns may fail
         # alone, and then the other ranks wait for this one behind them.
-        ends_soon = isinstance(error, (DistMismatchError, RankFailedError))
-        hook = self._transfer.has_hook
+        ends_soon = isinstance(error, (DistMismatchError, DistNaNError, RankFailedError))
         try:
             for bucket in buckets if ends_soon or (hook and isinstance(error, Exception)) else ():
                 if bucket.work is not None:
@@ -157,6 +167,33 @@ class Failure:
                 if not isinstance(error, DistError):
                     raise
         self._barriers = None
+
+
+def name_nans(
+    error: BaseException, names: Sequence[str], parameters: Sequence[torch.Tensor]
+) -> None:
+    """Add to the error of a refused reduction which gradients contain NaNs on this rank.
+
+    Parameters
+    ----------
+    error : BaseException
+        Any other error than a DistNaNError stays as it is.
+    names : sequence of str
+        Of the parameters.
+    parameters : sequence of torch.Tensor
+        With the gradients that this rank has given, or their averages.
+    """
+    if not isinstance(error, DistNaNError):
+        return
+    found = []
+    for name, parameter in zip(names, parameters, strict=True):
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient._values()
+        if gradient is not None and bool(torch.isnan(gradient).any()):
+            found.append(name)
+    if found:
+        error.args = (f"{error}{texts.nans(found)}",)
 
 
 def watch(reducer: Any) -> None:

@@ -28,7 +28,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer import graph, texts
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
-from hpcdist.parallel.reducer.failure import Failure, current_backward, watch
+from hpcdist.parallel.reducer.failure import Failure, current_backward, name_nans, watch
 from hpcdist.parallel.reducer.pipeline import Pipeline
 from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.parallel.reducer.stats import Stats
@@ -449,6 +449,7 @@ class Reducer:
                     call()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
+            name_nans(error, self._names, self._parameters)
             raise
         else:
             self.transfer.end()

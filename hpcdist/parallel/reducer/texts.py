@@ -64,6 +64,11 @@ def changed(name: str, before: int, now: str) -> str:
     )
 
 
+def nans(names: Sequence[str]) -> str:
+    """Gradients that contain NaNs, after the text of the reduction that was refused for them."""
+    return f" On this rank these parameters' gradients contain NaNs: {_list(names)}."
+
+
 def create_graph() -> str:
     """A backward whose gradients would have to be differentiated."""
     return (
