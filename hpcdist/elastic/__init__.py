@@ -16,5 +16,25 @@ from __future__ import annotations
 from hpcdist.elastic.loop import Step, elastic
 from hpcdist.elastic.shards import StateLostError
 from hpcdist.elastic.state import State
+from hpcdist.groups.world import world
 
-__all__ = ["State", "StateLostError", "Step", "elastic"]
+__all__ = ["State", "StateLostError", "Step", "elastic", "joining"]
+
+
+def joining() -> bool:
+    """Whether this process was a spare and has not got the state of its place yet.
+
+    Between ``init_process_group`` and :meth:`State.resume`, or :func:`elastic`, other ranks answer
+    no call of it: collectives, messages and new groups raise :class:`~hpcdist.DistError`. A
+    program leaves them out then.
+
+    Returns
+    -------
+    bool
+        False on all ranks of a job without spares (``HPCDIST_SPARES``).
+
+    Notes
+    -----
+    Local to this process. torch has no counterpart.
+    """
+    return world.joining is not None

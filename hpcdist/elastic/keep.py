@@ -89,6 +89,15 @@ class Keeper:
         except OSError as error:
             self._warn(f"this rank keeps no commit in the node's memory: {error}")
 
+    @property
+    def progress(self) -> tuple[int, str]:
+        """What a rank that joins the others must know to keep commits with them."""
+        return self._serial, self._nonce
+
+    def follow(self, progress: tuple[int, str]) -> None:
+        """Go on with the commits of the others, whose :attr:`progress` this is; local."""
+        self._serial, self._nonce = progress
+
     def close(self) -> None:
         """End; local to this process."""
         if self._memory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,37 @@ class Part(Protocol):
     def restore(self, taken: Any) -> None:
         """Put a copy back, and leave the copy as it is."""
 
+    def divide(self, taken: Any) -> tuple[Any, Any]:
+        """Return of a copy what all ranks have, and what this rank alone has."""
+
+    def join(self, shared: Any, own: Any) -> Any:
+        """Return the copy of which :meth:`divide` has made these."""
+
+    def layout(self) -> str:
+        """Describe it, so that two of the same text can have each other's copy."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that it changes in place."""
+
+
+def _shapes(tensors: list[torch.Tensor]) -> str:
+    described = repr([(tuple(t.shape), str(t.dtype)) for t in tensors])
+    digest = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+    return f"{len(tensors)} tensors of {sum(t.numel() for t in tensors)} elements ({digest})"
+
+
+class _Shared:
+    """A part of which all ranks have the same copy."""
+
+    def divide(self, taken: Any) -> tuple[Any, Any]:
+        return taken, None
+
+    def join(self, shared: Any, own: Any) -> Any:
+        return shared
+
+    def tensors(self) -> list[torch.Tensor]:
+        return []
+
 
 class _Module:
     """Parameters and buffers, in place: whoever refers to them sees what was put back."""
@@ -26,22 +58,33 @@ class _Module:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         module = self._module
         return [*module.parameters(), *(b for b in module.buffers())]
 
+    def divide(self, taken: list[torch.Tensor]) -> tuple[Any, Any]:
+        # Buffers differ: each rank's running means are of its own data.
+        number = len(list(self._module.parameters()))
+        return taken[:number], taken[number:]
+
+    def join(self, shared: Any, own: Any) -> list[torch.Tensor]:
+        return [*shared, *own]
+
+    def layout(self) -> str:
+        return f"a module with {_shapes(self.tensors())}"
+
     @torch.no_grad()
     def take(self) -> list[torch.Tensor]:
-        return [tensor.detach().clone() for tensor in self._tensors()]
+        return [tensor.detach().clone() for tensor in self.tensors()]
 
     @torch.no_grad()
     def restore(self, taken: list[torch.Tensor]) -> None:
-        for tensor, saved in zip(self._tensors(), taken, strict=True):
+        for tensor, saved in zip(self.tensors(), taken, strict=True):
             tensor.copy_(saved)
         self._module.zero_grad(set_to_none=True)
 
 
-class _WithState:
+class _WithState(_Shared):
     """Anything with ``state_dict`` and ``load_state_dict``, such as an optimizer."""
 
     def __init__(self, thing: Any) -> None:
@@ -53,8 +96,11 @@ class _WithState:
     def restore(self, taken: Any) -> None:
         self._thing.load_state_dict(copy.deepcopy(taken))
 
+    def layout(self) -> str:
+        return f"a {type(self._thing).__name__}"
 
-class _Tensor:
+
+class _Tensor(_Shared):
     """A tensor, in place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -66,6 +112,12 @@ class _Tensor:
     @torch.no_grad()
     def restore(self, taken: torch.Tensor) -> None:
         self._tensor.copy_(taken)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self._tensor]
+
+    def layout(self) -> str:
+        return f"a tensor: {_shapes([self._tensor])}"
 
 
 class RandomNumbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -56,18 +57,27 @@ class Shards:
         alone : bool
             Return this rank's only.
         """
-        rank, size = world.comm.rank, world.comm.size
         mine = copy.deepcopy(self._zero.shard_state())
-        held = {rank: mine}
-        packed = _pack(mine)
-        for distance in range(1, 1 if alone else min(self._copies, size - 1) + 1):
-            to, source = (rank + distance) % size, (rank - distance) % size
-            held[source] = _unpack(swap(packed, to, [source])[source])
+        received = {} if alone else spread(_pack(mine), self._copies)
         return {
-            "held": held,
-            "size": size,
+            "held": {world.comm.rank: mine} | {r: _unpack(each) for r, each in received.items()},
+            "size": world.comm.size,
             "groups": copy.deepcopy(self._zero.shard_options()),
         }
+
+    def layout(self) -> str:
+        """Describe it, so that two of the same text can have each other's shards."""
+        groups = [
+            [(tuple(p.shape), str(p.dtype)) for p in group["params"]]
+            for group in self._zero.param_groups
+        ]
+        digest = hashlib.blake2b(repr(groups).encode(), digest_size=8).hexdigest()
+        number = sum(map(len, groups))
+        return f"a ZeroRedundancyOptimizer of {number} parameters ({digest}), copies={self._copies}"
+
+    def is_of(self, zero: ZeroRedundancyOptimizer) -> bool:
+        """Whether these are the shards of an optimizer."""
+        return self._zero is zero
 
     @staticmethod
     def own(taken: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +143,29 @@ class Shards:
         for shard in found.values():
             state.update(shard)
         self._zero.reshard(state, copy.deepcopy(taken["groups"]))
+
+
+def spread(packed: torch.Tensor, copies: int) -> dict[int, torch.Tensor]:
+    """Send bytes to the next ranks, and return what those before have sent; all must call it.
+
+    Parameters
+    ----------
+    packed : torch.Tensor
+        This rank's bytes.
+    copies : int
+        To how many ranks.
+
+    Returns
+    -------
+    dict
+        Of bytes, by the rank that sent them.
+    """
+    rank, size = world.comm.rank, world.comm.size
+    received = {}
+    for distance in range(1, min(copies, size - 1) + 1):
+        to, source = (rank + distance) % size, (rank - distance) % size
+        received[source] = swap(packed, to, [source])[source]
+    return received
 
 
 def swap(

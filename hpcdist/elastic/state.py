@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcdist import _engine, log
+from hpcdist.elastic import handover
+from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.disk import Disk
 from hpcdist.elastic.keep import Found, Keeper, gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
+from hpcdist.groups import joining
 from hpcdist.groups.reconfigure import agree
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
@@ -31,6 +34,10 @@ _NO_RETURN = (
 STATE, ALIVE = 1, 2
 #: A State's number, in the order in which they resume: the same in every start of the job.
 _numbers = itertools.count()
+#: The number of each State of the program, in the order in which it makes them.
+_made = itertools.count()
+#: The one that a job with spares has.
+_only: int | None = None
 
 
 def _comm() -> Any:
@@ -84,7 +91,9 @@ class State:
     lost : list of tuple of int
         For each recovery, the ranks that died, as they were numbered then.
     repeated : int
-        Steps that were begun and rolled back.
+        Steps that were begun and rolled back on this rank.
+    number : int
+        How many States the program had made before this one.
     seconds : float
         Time that recoveries took on this rank.
 
@@ -116,19 +125,29 @@ class State:
         self.lost: list[tuple[int, ...]] = []
         self.repeated = 0
         self.seconds = 0.0
-        self._parts: dict[str, Part] = {
+        self.number = next(_made)
+        self.parts: dict[str, Part | Shards] = {
             name: Shards(thing, copies)
             if isinstance(thing, ZeroRedundancyOptimizer)
             else part_of(thing, name)
             for name, thing in parts.items()
         }
         self._random = RandomNumbers()
-        self._committed: Any = None
-        self._ready: Any = None
+        #: The last commit, and the next one until all ranks have voted for it.
+        self.committed: Commit | None = None
+        self._ready: Commit | None = None
+        self._copies = copies
+        #: By rank, the one whose part of the last commit it has: its own number then.
+        self._places: list[int] = []
+        #: Whether the commit is to be kept for the next start once the ranks have recovered.
+        self._keeps = False
+        #: This rank has just joined the others, which have made their first commit.
+        self._entered = False
         self._keeper: Keeper | None = None
         self.looked = False
         self._disk = Disk(folder, self._agreed) if folder is not None else None
         self._commits, self._every, self._folder_every = 0, memory_every, folder_every
+        self._size = 0
 
     @property
     def survives(self) -> bool:
@@ -162,6 +181,8 @@ class State:
         RuntimeError
             If `yes` is false where the job ends when a rank dies: it has nothing to return to.
         """
+        if self._is_in_step() and not steps and yes:
+            return True
         if not self.survives:
             if not yes:
                 raise RuntimeError(f"the steps of this rank have failed, and {_NO_RETURN}")
@@ -174,17 +195,39 @@ class State:
             self._accept()
         else:
             self.repeated += steps + (not yes)
+        self._keeps = bool(vote & STATE)
         if vote != STATE | ALIVE:
             self._recover()
-        if vote & STATE:
+        if self._keeps:
             self._keep()
         return bool(vote & STATE)
+
+    def _is_in_step(self) -> bool:
+        """Whether this process was a spare and has now the others' last commit."""
+        if world.joining is not None:
+            self._join()
+        entered, self._entered = self._entered, False
+        return entered
+
+    def _join(self) -> None:
+        """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
+        job = job_of_this_process()
+        if self._disk is not None:
+            self._disk.claim()
+        if job:
+            self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
+        with joining.opened():
+            self._recover(joins=True)
+        self.looked = self._entered = True
+        if self._keeps:
+            self._keep()
 
     def resume(self) -> bool:
         """Go on from the newest commit that an earlier start of this job has left.
 
         All ranks must call it; :func:`elastic` does. The number of ranks may differ from then.
-        Commits are kept for the next start from then on.
+        Commits are kept for the next start from then on. A former spare gets the last commit of the
+        others, which wait for that.
 
         Returns
         -------
@@ -199,6 +242,9 @@ class State:
             The commit has other parts; the ranks resume different States; or another State of this
             program has the folder.
         """
+        if world.joining is not None:
+            self._join()
+            return True
         job = job_of_this_process()
         if not job and self._disk is None:
             self.looked = True
@@ -232,15 +278,15 @@ class State:
     def _put(self, found: Found) -> None:
         """Put a commit of an earlier start in place."""
         own = found.own
-        sharded = {name for name, part in self._parts.items() if isinstance(part, Shards)}
-        if (set(own["parts"]), set(own["shards"])) != (set(self._parts) - sharded, sharded):
-            there, here = sorted([*own["parts"], *own["shards"]]), sorted(self._parts)
+        sharded = {name for name, part in self.parts.items() if isinstance(part, Shards)}
+        if (set(own["parts"]), set(own["shards"])) != (set(self.parts) - sharded, sharded):
+            there, here = sorted([*own["parts"], *own["shards"]]), sorted(self.parts)
             raise ValueError(
                 f"the commit of step {found.step} is of a State with the parts {', '.join(there)}, "
                 f"and this one has {', '.join(here)}, or others of them are sharded: every start "
                 "of a job must resume the same States in the same order"
             )
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             if isinstance(part, Shards):
                 shards = {rank: each[name] for rank, each in found.shards.items()}
                 part.resume(found.size, shards, found.same)
@@ -260,18 +306,16 @@ class State:
         to_disk = self._disk is not None and number and number % self._folder_every == 0
         if not (to_memory or to_disk):
             return
-        if self._committed is None:
-            self._take(alone=True)
-            parts, values, random = self._ready
-            self._ready = None
-        else:
-            parts, values, random, _ = self._committed
-        shards = {n: p.own(parts[n]) for n, p in self._parts.items() if isinstance(p, Shards)}
+        commit = self.committed
+        if commit is None:
+            commit = self._take(alone=True)
+        parts = commit.parts
+        shards = {n: p.own(parts[n]) for n, p in self.parts.items() if isinstance(p, Shards)}
         own = {
             "parts": {name: parts[name] for name in parts if name not in shards},
             "shards": sorted(shards),
-            "values": values,
-            "random": random,
+            "values": commit.values,
+            "random": commit.random,
             "lost": self.lost,
             "repeated": self.repeated,
         }
@@ -292,34 +336,90 @@ class State:
         RuntimeError
             If there was none, as where the job ends when a rank dies.
         """
-        if self._committed is None:
+        if self.committed is None:
             raise RuntimeError(
                 "there is no commit to return to: call commit() first"
                 if self.survives
                 else _NO_RETURN
             )
-        parts, values, random, self.step = self._committed
-        for name, part in self._parts.items():
-            part.restore(parts[name])
-        self.values.__dict__.clear()
-        self.values.__dict__.update(copy.deepcopy(values))
-        self._random.restore(random)
+        self.put_back()
 
-    def _take(self, alone: bool = False) -> None:
+    def put_back(self, sharded: bool = True) -> None:
+        """Put the last commit in place; with `sharded` all ranks must call it."""
+        commit = self.committed
+        assert commit is not None
+        self.step = commit.step
+        for name, part in self.parts.items():
+            if sharded or not isinstance(part, Shards):
+                part.restore(commit.parts[name])
+        self.values.__dict__.clear()
+        self.values.__dict__.update(copy.deepcopy(commit.values))
+        self._random.restore(commit.random)
+
+    def put_back_shards(self) -> None:
+        """Divide the shards anew, also among ranks that have none yet; all ranks must call it."""
+        assert self.committed is not None
+        for name, part in self.parts.items():
+            if isinstance(part, Shards):
+                part.restore(self.committed.parts[name], whole=True)
+
+    def head(self) -> dict[str, Any]:
+        """Return what a rank that joins must know beside the commit; local."""
+        assert self.committed is not None
+        return {
+            "places": self._places,
+            "size": self._size,
+            "step": self.committed.step,
+            "began": self.began,
+            "lost": self.lost,
+            "repeated": self.repeated,
+            "commits": self._commits,
+            "keeps": self._keeps,
+            "kept": self._keeper.progress if self._keeper is not None else None,
+        }
+
+    def take_over(self, commit: Commit, head: dict[str, Any]) -> None:
+        """Put a commit of the others in place on a rank that joins them, and their :meth:`head`."""
+        self.committed = commit
+        self.put_back(sharded=False)
+        self.began, self.repeated, self._commits = head["began"], head["repeated"], head["commits"]
+        self.lost, self._keeps = [tuple(ranks) for ranks in head["lost"]], head["keeps"]
+        if self._keeper is not None and head["kept"] is not None:
+            self._keeper.follow(head["kept"])
+
+    def _take(self, alone: bool = False) -> Commit:
         parts = {
             name: part.take(alone) if isinstance(part, Shards) else part.take()
-            for name, part in self._parts.items()
+            for name, part in self.parts.items()
         }
-        self._ready = parts, copy.deepcopy(self.values.__dict__), self._random.take()
+        return Commit(parts, copy.deepcopy(self.values.__dict__), self._random.take())
 
     def _accept(self) -> None:
-        self._committed, self._ready = (*self._ready, self.step), None
+        assert self._ready is not None
+        self._ready.step = self.step
+        self.committed, self._ready = self._ready, None
+        self._size = world.comm.size
+        self._places = list(range(self._size))
+
+    def _refuse_second(self) -> None:
+        """Raise in a job with spares if another State has commits: a spare could not get them."""
+        global _only
+        if world.spares and _only is None:
+            _only = self.number
+        if world.spares and _only != self.number:
+            raise ValueError(
+                "a program with spares (HPCDIST_SPARES) has one State, and another one has been "
+                "committed or resumed: put all parts into one"
+            )
 
     def _vote(self, yes: bool) -> int:
         """Copy the state, unless this rank has failed, and decide together what holds."""
+        self._refuse_second()
         if yes:
             try:
-                self._take()
+                self._ready = self._take()
+                if world.spares and _engine.world_place(_comm())[2]:
+                    self._ready.copy_to_neighbours(self.parts, self._copies)
             except DistError as error:
                 if not is_death(error):
                     raise
@@ -327,17 +427,20 @@ class State:
         # That a rank has died is decided together, too: ranks hear of it at different times.
         return agree(STATE * yes | ALIVE * (not _engine.is_broken(_comm())))
 
-    def _recover(self) -> None:
-        """Go on without the dead: from the last commit, which the neighbours then copy again."""
+    def _recover(self, joins: bool = False) -> None:
+        """Go on without the dead: from the last commit, which the neighbours then copy again.
+
+        A former spare that `joins` has recovered already when it got its place.
+        """
         began = time.monotonic()
         vote = 0
         while vote != STATE | ALIVE:
-            pg = world.pg
-            assert pg is not None
-            self.lost.append(pg.reconfigure().lost)
+            if not joins:
+                self._reconfigure()
+            joins = False
             yes = True
             try:
-                self.rollback()
+                self._return()
             except DistError as error:
                 if not is_death(error):
                     raise
@@ -345,4 +448,25 @@ class State:
             vote = self._vote(yes)
             if vote & STATE:
                 self._accept()
+                joining.joined()
         self.seconds += time.monotonic() - began
+
+    def _reconfigure(self) -> None:
+        pg = world.pg
+        assert pg is not None
+        renewed = pg.reconfigure()
+        self.lost.append(renewed.lost)
+        if self._places:
+            self._places = [self._places[former] for former in renewed.ranks]
+
+    def _return(self) -> None:
+        """Return to the last commit, together with the ranks that have none yet."""
+        if not world.spares:
+            self.rollback()
+            return
+        if self.committed is None and world.joining is None:
+            raise RuntimeError(
+                "a rank died before the first commit: there is no state that the spare in its "
+                "place could get. Start the job again"
+            )
+        handover.restore(self)

@@ -16,6 +16,7 @@ from hpcdist.backends import cuda, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
+from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped
 from hpcdist.groups.limits import seconds_of
@@ -132,6 +133,7 @@ def make(
 
     With `divides` all ranks of the parent make their groups in this very call.
     """
+    joining.refuse(parent, "new_group")
     asked = Backend(backend or parent._backend)
     kind = registry.substitute(asked)
     registry.log_substitute(asked, kind, parent.members.ranks[parent.carrier.rank])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hpcdist.backends import dispatch
 from hpcdist.backends.carrier import Carrier
-from hpcdist.groups import reconfigure
+from hpcdist.groups import joining, reconfigure
 from hpcdist.groups.c10d import C10d
 from hpcdist.groups.hooks import Hooks, PostHookArgs, PreHookArgs
 from hpcdist.groups.limits import limit_of, seconds_of
@@ -99,6 +99,8 @@ class ProcessGroup(C10d):
 
     def _use(self, comm: Carrier) -> None:
         """Let the group's operations go through another object."""
+        if joining.is_closed(self):
+            return  # it gets its hooks when this process has joined the others
         self.carrier = comm
         if world.pg is self:
             world.comm = comm

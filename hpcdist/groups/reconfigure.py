@@ -12,6 +12,7 @@ from hpcdist import _engine, log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.create import renewed
 from hpcdist.errors import DistBackendError, DistError
+from hpcdist.groups import joining
 from hpcdist.groups.dropped import take_dropped
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.members import Members
@@ -70,16 +71,20 @@ class Reconfigured:
     Attributes
     ----------
     lost : tuple of int
-        Ranks of the former world that died.
+        Ranks of the former world that died. Numbers from its size on are spares.
     ranks : tuple of int
-        Former ranks of those that live, by their new ranks.
+        Former ranks of those that live, by their new ranks; for a former spare, the rank whose
+        place it has taken.
     seconds : float
         How long it took on this rank.
+    joined : tuple of int
+        New ranks that were spares.
     """
 
     lost: tuple[int, ...]
     ranks: tuple[int, ...]
     seconds: float
+    joined: tuple[int, ...] = ()
 
     def wait(self, timeout: Any = None) -> bool:
         """Return True."""
@@ -99,6 +104,7 @@ class Reconfigured:
 
 def _native(pg: Any) -> _engine.Comm:
     """Return the group's communicator of MPI, or raise."""
+    joining.refuse(pg, "an agreement or reconfiguration")
     comm: _engine.Comm | None = pg.carrier.native
     if comm is None:
         raise DistBackendError(
@@ -152,7 +158,9 @@ def agree(flag: int, group: Any = None, timeout: timedelta | None = None) -> int
 def tolerates_failures(pg: Any) -> bool:
     """Whether a group's job goes on without a rank that dies."""
     comm = pg.carrier.native
-    return comm is not None and _engine.tolerates_failures(comm)
+    if comm is None:
+        return joining.is_closed(pg)  # only such a job has spares
+    return _engine.tolerates_failures(comm)
 
 
 def refuse_abort_hooks(pg: Any) -> None:
@@ -177,7 +185,7 @@ def reconfigure(
     pg: Any, opts: ReconfigureOptions | None, timeout: timedelta | None
 ) -> Reconfigured:
     """Let the ranks that live go on: :meth:`hpcdist.ProcessGroup.reconfigure`."""
-    began = time.monotonic()
+    began, before = time.monotonic(), pg.carrier.size
     if world.pg is not pg:
         raise ValueError(
             f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
@@ -191,21 +199,29 @@ def reconfigure(
     finally:
         if world.renewal:  # also where a signal handler raises
             _adopt(pg, world.renewal[0])
-    _, former, lost = following or world.following
+    _, former, lost, joined = following or world.following
     for follow in followers:
         follow(pg)
     world.following = ()
-    result = Reconfigured(lost, former, time.monotonic() - began)
+    result = Reconfigured(lost, former, time.monotonic() - began, joined)
     made = pg.carrier
     say = _log.warning if made.rank == 0 else _log.info
     say(
-        "the default group goes on with %d of %d ranks after %.3f s; lost: %s",
+        "the default group goes on with %d of %d ranks after %.3f s; lost: %s%s",
         made.size,
-        len(former) + len(lost),
+        before,
         result.seconds,
         ", ".join(map(str, lost)) or "none",
+        _with_spares(pg, joined),
     )
     return result
+
+
+def _with_spares(pg: Any, joined: tuple[int, ...]) -> str:
+    if not world.spares:
+        return ""
+    taken = f"; taken by spares: {', '.join(map(str, joined))}" if joined else ""
+    return f"{taken}; spares left: {_engine.world_place(_native(pg))[2]}"
 
 
 def _recover(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> None:

@@ -100,12 +100,15 @@ class _World:
     dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
     created; ``following`` the default group's former handle and what its reconfiguration found,
     until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made until the
-    default group has adopted it: its communicator, the former ranks of its members, the ranks that
-    died; ``store`` the key-value store the processes met through, or None.
+    default group has adopted it: its communicator, whose places its ranks have, the ranks that
+    died, the former spares among its ranks; ``store`` the key-value store the processes met
+    through, or None; ``spares`` how many spares the job began with; ``joining`` what this process,
+    a former spare, has to catch up with before it can use the default group, or None.
     """
 
     __slots__ = (
-        *("comm", "counts", "dropped", "following", "groups", "held", "pg", "renewal", "store"),
+        *("comm", "counts", "dropped", "following", "groups", "held", "joining", "pg"),
+        *("renewal", "spares", "store"),
     )
 
     def __init__(self) -> None:
@@ -123,6 +126,9 @@ class _World:
         self.renewal: list[Any] = []
         self.following: tuple[Any, ...] = ()
         self.store: Any = None
+        self.spares = 0
+        # Any: Joining, which stands above this module
+        self.joining: Any = None
 
     def drop(self, comms: list[Any]) -> None:
         """Note the communicators of a group that the program has dropped; any thread may call."""

@@ -11,6 +11,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing, refusing_batches, refusing_parts
 from hpcdist.collectives.objects import gather_object
 from hpcdist.errors import DistError
+from hpcdist.groups import joining
 from hpcdist.groups.comparison import naming
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
@@ -110,7 +111,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             # Show the class's defaults, as any optimizer does.
             for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
                 group.update({k: v for k, v in local.items() if k != "params"})
-            compare(self.process_group, optimizer_class, self.param_groups)
+            if not joining.defers(self.process_group, self):
+                compare(self.process_group, optimizer_class, self.param_groups)
         self._lay_out()
 
     # -- shares --------------------------------------------------------------------------------
@@ -139,7 +141,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 self._assign(group)
                 if self.optim is not None:
                     self.optim.add_param_group(self._share(group))
-                    compare(self.process_group, type(self.optim), [group])
+                    if not joining.defers(self.process_group, self):
+                        compare(self.process_group, type(self.optim), [group])
         except BaseException:
             self._remove(before, loads)
             raise
@@ -424,6 +427,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
         Local to this process.
         """
+        self._generation = self.process_group.members.generation
         index = self._indices()
         mine = self._of_rank(self.rank)
         local: dict[str, Any] = self.optim.state_dict()

@@ -9,6 +9,7 @@ from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped, take_dropped
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import GroupMember, ProcessGroup
+from hpcdist.startup import spares
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -49,6 +50,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     for each in _group.world.groups:
         _group.leave_handler(each)
     free_dropped()
+    spares.dismiss(pg)
     problem: BaseException | None = None
     end = time.monotonic() + min(pg.carrier.timeout, _group.DRAIN)
     # the youngest first: members made their groups in the same order, so they free them in the same

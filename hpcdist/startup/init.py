@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from hpcdist import _engine, config, debug_level, log
 from hpcdist.backends import cuda, mpi, registry
 from hpcdist.backends.base import BackendOptions
+from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.create import create
 from hpcdist.backends.dispatch import combine
 from hpcdist.backends.registry import Backend, BackendConfig
@@ -22,7 +23,7 @@ from hpcdist.groups import state as _group
 from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.queries import get_default_backend_for_device, is_backend_available
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.startup import attendance, checks, commits, steps, variables
+from hpcdist.startup import attendance, checks, commits, spares, steps, variables
 from hpcdist.startup.rendezvous import rendezvous
 from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store.prefix import prefixed
@@ -120,6 +121,7 @@ def init_process_group(
     tolerant = bool(enable_reconfigure or config.get("ft"))
     with _first_and_alone():
         log.configure(debug_level.log_level())
+        aside = spares.wanted()
         request = _checked_request(
             backend,
             init_method,
@@ -130,15 +132,16 @@ def init_process_group(
             group_name,
             pg_options,
             device_id,
+            aside,
         )
         place = _meet(request)
         with contextlib.ExitStack() as starting:
             place = _start_mpi(request, place, starting)
             _engine.want_fault_tolerance(tolerant)
             backends = _make(request, place)
-        _open(request, place, backends)
+        _open(request, place, backends, tolerant)
         commits.expect_end(_group.world.comm.native)
-        if tolerant:
+        if tolerant and not aside:
             checks.report_fault_tolerance(_group.world.comm)
 
 
@@ -188,6 +191,8 @@ class _Request:
     needs_mpi: bool
     #: Whether MPI would start here as a world of one.
     alone: bool
+    #: How many of the processes are to be spares.
+    spares: int
 
     @property
     def meets_over_mpi(self) -> bool:
@@ -222,6 +227,7 @@ def _checked_request(
     name: str,
     options: Any,
     device_id: Any,
+    aside: int,
 ) -> _Request:
     """Check the arguments, and fill in the defaults."""
     if not isinstance(name, str):
@@ -262,6 +268,7 @@ def _checked_request(
         backend is not None,
         needs_mpi,
         alone,
+        aside,
     )
 
 
@@ -301,8 +308,14 @@ def _start_mpi(request: _Request, place: _Place, starting: contextlib.ExitStack)
     # without an MPI launcher a caller may ask for a world of one beside other processes
     if server is None and not (request.alone and claimed[1] == size):
         checks.check_launcher(size)
-    problem = checks.contradiction(*claimed, rank, size)
+    problem = _contradiction(request, claimed, rank, size)
     return replace(place, rank=rank, size=size, problem=problem)
+
+
+def _contradiction(request: _Request, claimed: tuple[int, int], rank: int, size: int) -> str:
+    """Return how MPI contradicts the caller. The world has no spares, nor spares ranks."""
+    active = size - request.spares if request.spares < size else size
+    return checks.contradiction(claimed[0] if rank < active else -1, claimed[1], rank, active)
 
 
 def _make(request: _Request, place: _Place) -> dict[str, Any]:
@@ -319,27 +332,27 @@ def _make(request: _Request, place: _Place) -> dict[str, Any]:
     return create(request.config, options, request.options)
 
 
-def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
+def _open(request: _Request, place: _Place, backends: dict[str, Any], tolerant: bool) -> None:
     """Make the default group from the backends, unless a rank has found a problem."""
     comm = combine(backends)
     problem = place.problem
     if request.own_world:
-        problem = checks.contradiction(place.rank, place.size, comm.rank, comm.size)
+        problem = _contradiction(request, (place.rank, place.size), comm.rank, comm.size)
     try:
-        steps.raise_together(comm, problem)
+        steps.raise_together(comm, problem or spares.problem(backends, request.spares, tolerant))
     except (ValueError, DistError):
         comm.free()
         raise
-    ours = comm.native
-    if ours is not None and not request.own_world:
-        variables.export_place(ours, "init_process_group")
-    if ours is not None:
-        ours.count_from_here()  # errors tell the program's own collectives by their number
-    wanted = repr(request.config)
-    pg = ProcessGroup(backends, range(comm.size), request.name, "default_pg", request.kind, wanted)
-    log.set_rank(comm.rank, comm.size)
-    _group.add(pg)
-    _group.world.store = place.store
+    if comm.native is not None and not request.own_world:
+        variables.export_place(comm.native, "init_process_group", request.spares)
+    taken = None
+    if request.spares:
+        backends, taken = spares.divide(backends, request.spares, request.name)
+        comm = combine(backends)
+    _register(request, place, backends, comm)
+    if taken is not None and _group.world.pg is not None:
+        spares.admit(_group.world.pg)
+        return
     checks.log_start(comm)
     registry.log_substitute(request.asked, request.kind, comm.rank)
     if not request.named and request.kind == Backend.MPI and cuda.present():
@@ -348,6 +361,20 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any]) -> None:
         checks.check_binding()
     if comm.size == 1:
         checks.warn_of_missing_launcher()
+
+
+def _register(
+    request: _Request, place: _Place, backends: dict[str, Any], comm: Carrier
+) -> None:
+    """Register the default group."""
+    if comm.native is not None:
+        comm.native.count_from_here()  # errors tell the program's own collectives by their number
+    wanted = repr(request.config)
+    pg = ProcessGroup(backends, range(comm.size), request.name, "default_pg", request.kind, wanted)
+    log.set_rank(comm.rank, comm.size)
+    _group.add(pg)
+    _group.world.store = place.store
+    _group.world.spares = request.spares
 
 
 def _default_backend(device_id: Any) -> str:

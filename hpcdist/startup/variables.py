@@ -6,17 +6,19 @@ import os
 import socket
 from array import array
 
-from hpcdist import launchers, log
+from hpcdist import _engine, launchers, log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.launchers.variables import MASTER, PLACE, export, exported
 
 _log = log.get_logger("world")
 
+#: The variable of a place that a spare has from the start.
+_NODE = "NODE_RANK"
 #: Bytes of rank 0's "host:port"; a host's name has at most 253.
 _LENGTH = 272
 
 
-def export_place(comm: Carrier, api: str) -> None:
+def export_place(comm: Carrier, api: str, spares: int = 0) -> None:
     """Set torchrun's variables from what MPI says.
 
     All ranks must call it. A world of one that no launcher started is left out: what it starts
@@ -28,6 +30,9 @@ def export_place(comm: Carrier, api: str) -> None:
         Of all processes of the job.
     api : str
         Name of the function that is running, for messages.
+    spares : int
+        How many of them, the last ones, are spares: those get the variables of a place when they
+        take one, by :func:`export_taken_place`.
     """
     if comm.size == 1 and launchers.find() is None:
         return
@@ -47,8 +52,23 @@ def export_place(comm: Carrier, api: str) -> None:
         address[: len(text)] = text
     comm.broadcast(address, 0, api=api)
     host, port = address.rstrip(b"\0").decode().split("|")
-    place = (comm.rank, comm.size, comm.local_rank, len(comm.node_ranks), node)
+    size = comm.size - spares
+    here = sum(rank < size for rank in comm.node_ranks)
+    place = (comm.rank, size, comm.local_rank, here, node)
     values = dict(zip((*PLACE, *MASTER), (*map(str, place), host, port), strict=True))
+    if comm.rank >= size:
+        values = {name: values[name] for name in (_NODE, *MASTER)}
+    _export(values)
+
+
+def export_taken_place(comm: _engine.Comm) -> None:
+    """Set the variables of the place that this process, a spare until now, has taken; local."""
+    if _NODE in exported(os.environ):
+        place = (comm.rank, comm.size, comm.local_rank, len(comm.node_ranks))
+        _export(dict(zip(PLACE, map(str, place), strict=False)))
+
+
+def _export(values: dict[str, str]) -> None:
     for name, former in export(values, os.environ).items():
         _log.warning("%s=%s was set and is wrong here: it is now %s", name, former, values[name])
 

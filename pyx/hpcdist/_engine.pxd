@@ -250,6 +250,8 @@ cdef extern from "hd_session_life.h" nogil:
     void hd_session_opened()
     void hd_session_unref(hd_session*)
     int hd_session_size(const hd_session*)
+    int hd_session_active(const hd_session*)
+    int hd_session_rank(const hd_session*)
     int hd_session_machine(const hd_session*)
     void hd_session_cpus(const hd_session*, int*, int*)
 
@@ -265,7 +267,14 @@ cdef extern from "hd_status.h" nogil:
 
 cdef extern from "hd_recover.h" nogil:
     int hd_comm_agree(hd_comm*, int*, double, char*, size_t)
-    int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, char*, size_t)
+    int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, int*, char*, size_t)
+    int hd_comm_set_aside(hd_comm*, int, const char*, hd_comm**, char*, size_t)
+
+cdef extern from "hd_spares.h" nogil:
+    void hd_spares_want(int)
+    int hd_spares_has(const hd_session*)
+    int hd_spares_is(const hd_session*)
+    void hd_spares_farewell(hd_session*, double)
 
 cdef extern from "hd_page_life.h" nogil:
     enum: HD_KEEP, HD_TOGETHER, HD_LATER

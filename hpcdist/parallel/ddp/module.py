@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
-from hpcdist.groups import comparison
+from hpcdist.groups import comparison, joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
@@ -195,7 +195,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._delay_trigger = param_to_hook_all_reduce
         self._divide_by_initial_world_size = True
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        if init_sync:
+        if init_sync and not joining.defers(self.process_group, self):
             self._init_sync(init_buffers)
         else:
             arguments.check_tensors(self._synced(init_buffers))

@@ -27,6 +27,7 @@
 #include "hd_roll_words.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
+#include "hd_spares.h"
 #include "hd_split.h"
 #include "hd_status.h"
 #include "hd_threads.h"
@@ -115,7 +116,7 @@ static const struct {
 static int meet(hd_comm *c, char *text, size_t room)
 {
     struct {
-        uint64_t node, slot, uid, check, world;
+        uint64_t node, slot, uid, check, world, spares;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
     const enum hd_levels_setting wanted = hd_levels_wanted();
     int slot, rc, wrong = -1;
@@ -132,7 +133,8 @@ static int meet(hd_comm *c, char *text, size_t room)
                  (uint64_t)(wanted == HD_LEVELS_ON) << settings[2].bit |
                  (uint64_t)(wanted == HD_LEVELS_AUTO) << settings[3].bit;
     mine.world = (uint64_t)hd_session_rank(c->session);
-    rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
+    mine.spares = (uint64_t)hd_spares_wanted();
+    rc = MPI_Allgather(&mine, 6, MPI_UINT64_T, all, 6, MPI_UINT64_T, c->mpi);
     if (rc) {
         free(all);
         return failed(NULL, "MPI_Allgather", c->name, rc, text, room);
@@ -154,6 +156,15 @@ static int meet(hd_comm *c, char *text, size_t room)
         free(all);
         return HD_ERR_MISMATCH;
     }
+    for (int r = 0; r < c->size; r++)
+        if (all[r].spares != all[0].spares) {
+            snprintf(text, room,
+                     "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give all ranks "
+                     "the same",
+                     c->name, (int)all[0].spares, (int)all[r].spares, r);
+            free(all);
+            return HD_ERR_MISMATCH;
+        }
     if (wrong >= 0) {
         snprintf(text, room,
                  "group '%s': rank 0 has entry check level %d, rank %d has %d; give "

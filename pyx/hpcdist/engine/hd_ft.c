@@ -181,7 +181,7 @@ int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int 
 #ifdef HAS_ULFM
 
 /* With `mu` held. */
-#define GUARDED 4
+#define GUARDED 6
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static MPI_Comm guarded[GUARDED];
 static int guards;

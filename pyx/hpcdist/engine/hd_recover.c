@@ -8,9 +8,11 @@
  *      that expect all ranks to be there. If another rank dies meanwhile, the old session's
  *      watchdog, which still watches the node, revokes the communicators that they use, so none of
  *      these calls waits for it.
- *   4. An agreement on whether all ranks have made it; else again from 2. */
+ *   4. An agreement on whether all ranks have made it; else again from 2.
+ * Spares take part in all four: see hd_spares.h. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "hd_base.h"
 #include "hd_comm.h"
@@ -22,6 +24,7 @@
 #include "hd_recover.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
+#include "hd_spares.h"
 #include "hd_status.h"
 
 #define ATTEMPTS 64 /* one more after each in which another rank has died */
@@ -29,6 +32,11 @@
  * done its part of it, and the last one to return from new_group would find its new group revoked.
  */
 #define PATIENCE_NS 250000000
+
+/* ns from one look of a spare to the next: it uses no core, and the others recover in milliseconds.
+ * Once it knows of a death it looks more often. */
+#define SPARE_NAP 10000000
+#define SPARE_NAP_BROKEN 500000
 
 static void break_now(hd_session *s)
 {
@@ -43,8 +51,17 @@ static int is_time_to_break(hd_session *s, int64_t patient)
            (now >= patient && (!hd_making_goes_on(s) || now >= hd_later(patient, HD_MAKING_NS)));
 }
 
-/* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. */
-static int await(MPI_Request *request, int64_t until, hd_session *breaks)
+/* One step of a spare that waits. */
+static int nap(const hd_session *s)
+{
+    const struct timespec ts = {0, hd_session_broken(s) ? SPARE_NAP_BROKEN : SPARE_NAP};
+    nanosleep(&ts, NULL);
+    return HD_WAIT_HOOK;
+}
+
+/* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. spare: of
+ * this process, which is one, or NULL. */
+static int await(MPI_Request *request, int64_t until, hd_session *breaks, const hd_session *spare)
 {
     const int64_t patient = hd_later(hd_now(), PATIENCE_NS);
     hd_waiter w;
@@ -58,7 +75,7 @@ static int await(MPI_Request *request, int64_t until, hd_session *breaks)
         }
         if (done)
             return HD_OK;
-        ev = hd_waiter_step(&w);
+        ev = spare ? nap(spare) : hd_waiter_step(&w);
         if (breaks && (ev & HD_WAIT_CLOCK) && is_time_to_break(breaks, patient)) {
             break_now(breaks);
             breaks = NULL;
@@ -72,11 +89,11 @@ static int await(MPI_Request *request, int64_t until, hd_session *breaks)
 
 /* going: it has begun, in an earlier call that gave up. */
 static int agree(MPI_Comm comm, int *flag, MPI_Request *request, int *going, int64_t until,
-                 hd_session *breaks)
+                 hd_session *breaks, const hd_session *spare)
 {
     int code = *going ? HD_OK : hd_ft_iagree(comm, flag, request);
     if (code == HD_OK)
-        code = await(request, until, breaks);
+        code = await(request, until, breaks, spare);
     *going = code == HD_ERR_TIMEOUT || code == HD_ERR_INTERRUPT;
     return code;
 }
@@ -86,7 +103,8 @@ static void say_absent(const hd_session *s, hd_text *t, int recovers)
 {
     const char *before = " (";
     for (int i = 0; s->page && i < s->node_n; i++)
-        if (i != s->slot && !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
+        if (i != s->slot && (int)s->page[i].world_rank < s->active &&
+            !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE) &&
             !(recovers && __atomic_load_n(&s->page[i].recovers, __ATOMIC_ACQUIRE) &&
               !hd_session_silent(s, i, HD_STARVED))) {
             hd_say(t, "%srank %u ", before, s->page[i].world_rank);
@@ -110,7 +128,8 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
     }
     if (!c->vote.going)
         c->vote.flag = *flag;
-    code = agree(c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going, hd_until(timeout), NULL);
+    code = agree(c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going, hd_until(timeout), NULL,
+                 NULL);
     *flag = c->vote.flag;
     if (code == HD_ERR_TIMEOUT) {
         hd_say(&t, "timeout after %.3g s in an agreement of group '%s' (this is rank %d of %d)",
@@ -124,14 +143,23 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
 
 /* ---- recovery ---- */
 
+/* A spare says that it recovers when all are here, because it always is. */
 static int meet(hd_session *s, double timeout, hd_text *t)
 {
-    const int broken = hd_session_broken(s);
+    const int spare = hd_spares_is(s);
     int code;
     if (!s->meeting)
-        s->met_flag = 1;
-    hd_making_stop(s, broken ? HD_DEATH : HD_NO_DEATH);
-    code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, hd_until(timeout), s);
+        s->met_flag = HD_GOES_ON;
+    if (!spare)
+        hd_making_stop(s, hd_session_broken(s) ? HD_DEATH : HD_NO_DEATH);
+    code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, spare ? HD_NEVER : hd_until(timeout),
+                 spare ? NULL : s, spare ? s : NULL);
+    if (code == HD_OK && s->met_flag == HD_ENDS) {
+        hd_say(t, "the other ranks have destroyed the default group");
+        return HD_ERR_CLOSED;
+    }
+    if (spare && code)
+        return code;
     break_now(s);
     if (code == HD_ERR_TIMEOUT) {
         hd_say(t, "timeout after %.3g s: not all ranks that are left have called reconfigure",
@@ -163,20 +191,72 @@ static int former_ranks(hd_session *s, MPI_Comm now, int *out)
     return rc;
 }
 
-/* A session of the ranks of `left`, which then owns that, and a communicator. */
-static int build(hd_comm *old, MPI_Comm left, const char *name, hd_quota quota, hd_session **s,
-                 hd_comm **out, char *text, size_t room)
+/* The processes that are left, by new rank. Gives the number of active ranks; 0: none. */
+static int regroup(const hd_session *s, MPI_Comm left, MPI_Comm *now, int *active, int *came_from,
+                   int *place)
 {
-    int code = hd_session_reopen(left, quota, s, text, room);
-    if (!code)
-        code = hd_comm_open(left, *s, name, old->timeout, old->check, out, text, room);
+    int n = 0, mine = 0, key = 0, rc, *who, *former;
+    MPI_Comm_size(left, &n);
+    MPI_Comm_rank(left, &mine);
+    if (!(who = calloc(2 * (size_t)n, sizeof *who)))
+        return MPI_ERR_OTHER;
+    former = who + n;
+    for (int i = 0; i < n; i++)
+        former[i] = came_from[i];
+    *active = hd_spares_assign(former, n, s->active, who, place);
+    for (int i = 0; i < n && *active; i++) {
+        came_from[i] = former[who[i]];
+        key = who[i] == mine ? i : key;
+    }
+    rc = *active ? MPI_Comm_split(left, 0, key, now) : MPI_SUCCESS;
+    if (!rc && *active) {
+        MPI_Comm_set_errhandler(*now, MPI_ERRORS_RETURN);
+        hd_ft_guard(*now);
+    }
+    free(who);
+    return rc;
+}
+
+/* The default group, or on a spare one of the spares. Collective over `from`, whose ranks are the
+ * session's. */
+static int open_group(const hd_comm *old, MPI_Comm from, hd_session *s, const char *name,
+                      hd_comm **out, char *text, size_t room)
+{
+    MPI_Comm part = from;
+    int code;
+    if (hd_spares_has(s)) {
+        if (MPI_Comm_split(from, hd_spares_is(s), s->rank, &part)) {
+            snprintf(text, room, "MPI_Comm_split failed");
+            return HD_ERR_BACKEND;
+        }
+        MPI_Comm_set_errhandler(part, MPI_ERRORS_RETURN);
+        hd_ft_guard(part);
+    }
+    code = hd_comm_open(part, s, hd_spares_is(s) ? "spares" : name, old->timeout, old->check, out,
+                        text, room);
     if (code == HD_OK)
         (*out)->node_limit = old->node_limit;
+    if (part != from) {
+        hd_ft_unguard(part);
+        MPI_Comm_free(&part);
+    }
     return code;
 }
 
+/* A session of the ranks of `ctl`, which then owns that, and a communicator. */
+static int build(const hd_comm *old, MPI_Comm ctl, int active, const char *name, hd_quota quota,
+                 hd_session **s, hd_comm **out, char *text, size_t room)
+{
+    int code = hd_session_reopen(ctl, quota, s, text, room);
+    if (code)
+        return code;
+    if (active)
+        (*s)->active = active;
+    return open_group(old, ctl, *s, name, out, text, room);
+}
+
 /* Some rank could not make its part. */
-static void demolish(hd_session *s, MPI_Comm left, hd_comm **out)
+static void demolish(hd_session *s, MPI_Comm ctl, hd_comm **out)
 {
     hd_comm *failed = *out;
     *out = NULL;
@@ -188,39 +268,64 @@ static void demolish(hd_session *s, MPI_Comm left, hd_comm **out)
     }
     if (s)
         hd_session_unref(s);
+    else if (ctl != MPI_COMM_NULL)
+        MPI_Comm_free(&ctl);
+}
+
+/* One attempt. *again: another rank has died meanwhile. */
+static int try_rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **out, int *came_from,
+                       int *place, int *again, char *why, size_t room)
+{
+    hd_session *s = c->session, *made = NULL;
+    const int spares = hd_spares_has(s);
+    MPI_Comm left = MPI_COMM_NULL, ctl = MPI_COMM_NULL;
+    int all, code, active = 0;
+
+    *again = 0;
+    if (hd_ft_shrink(s->ctl, &left)) {
+        snprintf(why, room, "MPIX_Comm_shrink failed");
+        return HD_ERR_BACKEND;
+    }
+    MPI_Comm_set_errhandler(left, MPI_ERRORS_RETURN);
+    hd_ft_guard(left);
+    all = !former_ranks(s, left, came_from);
+    if (spares)
+        all &= !regroup(s, left, &ctl, &active, came_from, place);
     else
+        ctl = left;
+    if (spares && all && !active) {
+        hd_ft_unguard(left);
         MPI_Comm_free(&left);
+        snprintf(why, room, "all ranks of the default group have died, and spares alone are left");
+        return HD_ERR_FAILED;
+    }
+    if (all)
+        all = build(c, ctl, active, name, quota, &made, out, why, room) == HD_OK;
+    if (spares && ctl != MPI_COMM_NULL)
+        hd_ft_unguard(ctl);
+    hd_ft_unguard(left);
+    code = hd_ft_shrunk(left, &all);
+    *again = code == HD_OK && !all;
+    if (code || !all)
+        demolish(made, ctl, out);
+    else
+        hd_session_unref(made); /* the communicator owns it now */
+    if (spares)
+        MPI_Comm_free(&left);
+    return code || !all ? HD_ERR_BACKEND : HD_OK;
 }
 
 /* Of the ranks that are left, all of which are here. */
 static int rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **out, int *came_from,
-                   hd_text *t)
+                   int *place, hd_text *t)
 {
     char why[256] = "";
-    for (int i = 0; i < ATTEMPTS; i++) {
-        MPI_Comm left = MPI_COMM_NULL;
-        hd_session *made = NULL;
-        int all, code;
-        if (hd_ft_shrink(c->session->ctl, &left)) {
-            hd_say(t, "MPIX_Comm_shrink failed");
-            return HD_ERR_BACKEND;
-        }
-        MPI_Comm_set_errhandler(left, MPI_ERRORS_RETURN);
-        hd_ft_guard(left);
-        all = !former_ranks(c->session, left, came_from);
-        all &= build(c, left, name, quota, &made, out, why, sizeof why) == HD_OK;
-        hd_ft_unguard(left);
-        code = hd_ft_shrunk(left, &all);
-        if (code == HD_OK && all) {
-            hd_session_unref(made); /* the communicator owns it now */
-            return HD_OK;
-        }
-        demolish(made, left, out);
-        if (code)
-            break;
-    }
-    hd_say(t, "the ranks that are left made no new group%s%s", why[0] ? ": " : "", why);
-    return HD_ERR_BACKEND;
+    int code = HD_ERR_BACKEND, again = 1;
+    for (int i = 0; i < ATTEMPTS && again; i++)
+        code = try_rebuild(c, name, quota, out, came_from, place, &again, why, sizeof why);
+    if (code)
+        hd_say(t, "the ranks that are left made no new group%s%s", why[0] ? ": " : "", why);
+    return code;
 }
 
 static void replace(hd_session *s)
@@ -233,7 +338,7 @@ static void replace(hd_session *s)
 }
 
 int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, hd_comm **out,
-                    int *came_from, char *text, size_t room)
+                    int *came_from, int *place, char *text, size_t room)
 {
     hd_session *s = c->session;
     hd_text t;
@@ -249,8 +354,19 @@ int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota
     if ((code = meet(s, timeout, &t)))
         return code;
     __atomic_store_n(&s->rebuilt_by, hd_until(timeout), __ATOMIC_RELEASE);
-    if ((code = rebuild(c, name, quota, out, came_from, &t)) == HD_OK)
+    if ((code = rebuild(c, name, quota, out, came_from, place, &t)) == HD_OK)
         replace(s);
+    for (int r = 0; code == HD_OK && !hd_spares_has(s) && r < (*out)->size; r++)
+        place[r] = came_from[r];
     __atomic_store_n(&s->rebuilt_by, code ? 0 : -1, __ATOMIC_RELEASE);
     return code;
+}
+
+int hd_comm_set_aside(hd_comm *all, int spares, const char *name, hd_comm **out, char *text,
+                      size_t room)
+{
+    hd_session *s = all->session;
+    *out = NULL;
+    s->active = s->size - spares;
+    return open_group(all, all->mpi, s, name, out, text, room);
 }

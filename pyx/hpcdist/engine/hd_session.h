@@ -45,6 +45,7 @@ typedef struct entry {
 struct hd_session {
     MPI_Comm ctl;
     int rank, size;
+    int active;    /* the first so many ranks are the default group's; the others are spares */
     int machine_n; /* more than node_n where HPCDIST_NODES divides a machine */
     int node_n, slot;
     uint64_t node;
@@ -72,7 +73,8 @@ struct hd_session {
                          * is made; 0: they do not */
     int settled;        /* atomic: all ranks that are left have met; `lost` is complete */
     entry alone;        /* in place of this rank's in the page, where there is none */
-    int meeting;        /* 1: in the agreement `met`, which timed out */
+    int meeting;        /* 1: in the agreement `met`, which timed out, or is a farewell */
+    int parted;         /* this rank has begun its farewell: see hd_spares.h */
     int met_flag;
     MPI_Request met;
 };

@@ -37,6 +37,7 @@ uint64_t hd_session_node(const hd_session *s, int *slot)
     *slot = s->page ? s->slot : -1;
     return s->node;
 }
+int hd_session_active(const hd_session *s) { return s->active; }
 int hd_session_machine(const hd_session *s) { return s->machine_n; }
 void hd_session_cpus(const hd_session *s, int *own, int *node)
 {
@@ -170,6 +171,7 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
 
     MPI_Comm_rank(s->ctl, &s->rank);
     MPI_Comm_size(s->ctl, &s->size);
+    s->active = s->size;
     hd_ft_begin(s);
     if ((rc = divide(s, &machine, &node, t))) {
         if (machine != MPI_COMM_NULL)
@@ -270,7 +272,7 @@ void hd_session_unref(hd_session *s)
         if (s->held[i] >= 0)
             close(s->held[i]);
     MPI_Finalized(&down);
-    if (!down && s->ctl != MPI_COMM_NULL)
+    if (!down && s->ctl != MPI_COMM_NULL && !s->meeting)
         MPI_Comm_free(&s->ctl);
     hd_exit_unfollow(s);
     free(s->pidfd);

@@ -23,6 +23,7 @@ void hd_session_unref(hd_session *s);
 int hd_session_is_last(const hd_session *s); /* the next hd_session_unref closes it */
 int hd_session_rank(const hd_session *s);
 int hd_session_size(const hd_session *s);
+int hd_session_active(const hd_session *s); /* ranks of the default group; the others are spares */
 /* Identity of this node, and this rank's slot. */
 uint64_t hd_session_node(const hd_session *s, int *slot);
 int hd_session_machine(const hd_session *s); /* ranks on this machine */

@@ -118,7 +118,7 @@ def agree(Comm comm, int flag, double timeout):
 def recover(Comm comm, str name, double timeout, list found):
     """Make a new world of the ranks that live; every group of the old one is of no use then.
 
-    All ranks of the world that live must call it.
+    All ranks of the world that live must call it, spares too: they wait in it, asleep, until the others do.
 
     Parameters
     ----------
@@ -127,11 +127,13 @@ def recover(Comm comm, str name, double timeout, list found):
     name : str
         Name of the new group in messages.
     timeout : float
-        Seconds for the others to call it.
+        Seconds for the others to call it; a spare waits without limit.
     found : list
-        Gets three items: the new communicator, whose ranks are those that live, in their former order; a tuple of these
-        ranks in the old world; and a tuple of the ranks that died. It gets them also if a signal handler raises once
-        the communicator is made, because the other ranks have it then.
+        Gets four items: the new communicator, of the ranks that go on, or on a spare of the spares; a tuple of their
+        places in the old world, in order: a rank keeps its own, and a former spare has a dead rank's; a tuple of
+        the ranks that died, those of the old world's spares behind the others; and a tuple of the former spares
+        among the new ranks. It gets none on a spare if the other ranks have ended. It gets them also if a signal handler raises once the communicator is made, because the
+        other ranks have it then.
 
     Raises
     ------
@@ -139,12 +141,17 @@ def recover(Comm comm, str name, double timeout, list found):
         Not all called in time. It may be called again.
     DistBackendError
         The job does not go on without a rank that dies.
+    DistError
+        The other ranks have destroyed the default group.
+    RankFailedError
+        On spares: all other ranks are dead.
     """
     cdef char text[512]
     text[0] = 0
     cdef hd_comm* made = NULL
-    cdef int code, i
+    cdef int code, i, size, active
     cdef int* former = NULL
+    cdef int* place
     cdef hd_quota quota
     cdef Comm new
     encoded = name.encode()
@@ -154,11 +161,16 @@ def recover(Comm comm, str name, double timeout, list found):
     refuse_in_handler(comm, b"reconfigure")
     enter(comm.c, True)
     try:
-        former = <int*> calloc(hd_session_size(comm.c.session), sizeof(int))
+        size = hd_session_size(comm.c.session)
+        active = hd_session_active(comm.c.session)
+        former = <int*> calloc(2 * size, sizeof(int))
         if former == NULL:
             raise MemoryError
+        place = former + size
         with nogil:
-            code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, text, sizeof(text))
+            code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, place, text, sizeof(text))
+        if code == HD_ERR_CLOSED and hd_spares_is(comm.c.session):
+            return
         if code:
             propagate()
             raise error_of(code, text)
@@ -166,9 +178,10 @@ def recover(Comm comm, str name, double timeout, list found):
         new.c = made
         open_comms[<size_t> made] = new
         hd_session_poisoned(comm.c.session)  # MPI_Finalize may wait for what was in flight then
-        lived = tuple([former[i] for i in range(made.size)])
-        died = set(range(hd_session_size(comm.c.session))).difference(lived)
-        found += [new, lived, tuple(sorted(died))]
+        died = set(range(size)).difference([former[i] for i in range(hd_session_size(made.session))])
+        left = range(hd_session_active(made.session))
+        joined = tuple([i for i in left if former[i] >= active])
+        found += [new, tuple([place[i] for i in left]), tuple(sorted(died)), joined]
         propagate()
     finally:
         hd_comm_exit(comm.c)

@@ -1,0 +1,67 @@
+"""One commit of a State, in the memory of its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hpcdist import codec
+from hpcdist.elastic.parts import Part
+from hpcdist.elastic.shards import Shards, spread
+from hpcdist.parallel.host import on_cpu
+
+
+@dataclass
+class Commit:
+    """What a rank has committed, or is about to.
+
+    Attributes
+    ----------
+    parts : dict
+        By name, the copy of each part.
+    values : dict
+        The State's ``values``.
+    random : Any
+        torch's random numbers.
+    copies : dict
+        By rank, what ranks before this one alone had, as bytes of :meth:`own`; only in jobs with
+        spares, of which one may take such a rank's place.
+    step : int
+        Steps committed.
+    """
+
+    parts: dict[str, Any]
+    values: dict[str, Any]
+    random: Any
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    step: int = -1
+
+    def own(self, parts: Mapping[str, Part | Shards]) -> torch.Tensor:
+        """Return as bytes what this rank alone has; shards have copies of their own."""
+        own = {
+            "parts": {
+                name: part.divide(self.parts[name])[1]
+                for name, part in parts.items()
+                if not isinstance(part, Shards)
+            },
+            "values": self.values,
+            "random": self.random,
+        }
+        return packed(own)
+
+    def copy_to_neighbours(self, parts: Mapping[str, Part | Shards], copies: int) -> None:
+        """Give the next ranks what this one alone has; all ranks must call it."""
+        self.copies = spread(self.own(parts), copies)
+
+
+def packed(thing: Any) -> torch.Tensor:
+    """Return an object as bytes, as the codec makes them."""
+    return torch.frombuffer(codec.encode(on_cpu(thing)), dtype=torch.uint8)
+
+
+def unpacked(received: torch.Tensor) -> Any:
+    """Return the object that :func:`packed` got."""
+    return codec.decode(received.numpy())

@@ -1,0 +1,192 @@
+"""What a former spare gets from the other ranks: the last commit of the rank whose place it has.
+
+All ranks come here once after each recovery of a job with spares. They first tell each other who is
+still to join and what each State consists of, so that all take the same way from there, and raise
+the same errors. What all ranks have, parameters for example, comes from the lowest rank that has
+it; what the dead rank alone had, from the neighbour with its copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpcdist import log
+from hpcdist.collectives.objects import broadcast_object_list
+from hpcdist.elastic.commit import Commit, packed, unpacked
+from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.shards import Shards, StateLostError, swap
+from hpcdist.groups.world import world
+from hpcdist.parallel.ddp.module import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from hpcdist.elastic.state import State
+
+_log = log.get_logger("elastic")
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank tells the others.
+
+    Attributes
+    ----------
+    joins : bool
+        It was a spare and has no commit yet.
+    number : int
+        Which State of its program recovers.
+    parts : dict
+        By name, what each part is.
+    held : list of int
+        Ranks, as numbered at the last commit, of which it has what they alone had.
+    problem : str
+        Why it cannot join.
+    """
+
+    joins: bool
+    number: int
+    parts: dict[str, str]
+    held: list[int]
+    problem: str
+
+
+def restore(state: State) -> None:
+    """Return to the last commit, and give it to the ranks that are still to join.
+
+    All ranks must call it, after each recovery and when a former spare's State resumes.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if a former spare's State is another one, or does not contain what it has
+        built without the others.
+    StateLostError
+        On all ranks, if what a dead rank alone had is lost with all its copies.
+    """
+    reports = [_Report(**each) for each in gathered(_report(state))]
+    joining = [rank for rank, each in enumerate(reports) if each.joins]
+    if not joining:
+        state.rollback()
+        return
+    source = next((rank for rank, each in enumerate(reports) if not each.joins), None)
+    if source is None:
+        raise StateLostError("all ranks that had the State died, and former spares alone are left")
+    _check(reports, source)
+    head: list[Any] = [state.head() if world.comm.rank == source else None]
+    broadcast_object_list(head, src=source)
+    holders = _holders(reports, joining, head[0]["places"])
+    rank = world.comm.rank
+    if reports[rank].joins:
+        _receive(state, head[0], source, holders[rank])
+    else:
+        state.put_back(sharded=False)
+        for other in joining:
+            _send(state, head[0]["places"][other], other, rank == source, rank == holders[other])
+    state.put_back_shards()
+    if rank == source:
+        _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
+
+
+def _report(state: State) -> dict[str, Any]:
+    commit = state.committed
+    return {
+        "joins": world.joining is not None,
+        "number": state.number,
+        "parts": {name: part.layout() for name, part in state.parts.items()},
+        "held": sorted(commit.copies) if commit is not None else [],
+        "problem": _uncovered(state) if world.joining is not None else "",
+    }
+
+
+def _uncovered(state: State) -> str:
+    """Return what this former spare has built without the others, and does not get from them."""
+    covered: set[int] = set()
+    shards = [part for part in state.parts.values() if isinstance(part, Shards)]
+    for part in state.parts.values():
+        if not isinstance(part, Shards):
+            covered |= {id(tensor) for tensor in part.tensors()}
+    for thing in world.joining.deferred:
+        if not isinstance(thing, DistributedDataParallel):
+            if not any(part.is_of(thing) for part in shards):
+                return "a ZeroRedundancyOptimizer is not in the State: pass it to State"
+            continue
+        missing = [name for name, p in thing.module.named_parameters() if id(p) not in covered]
+        if missing:
+            return (
+                f"parameter {missing[0]!r} of a DistributedDataParallel is not in the State: pass "
+                "the model to State"
+            )
+    return ""
+
+
+def _check(reports: list[_Report], source: int) -> None:
+    """Raise the same error on all ranks if a former spare cannot have the others' state."""
+    for rank, each in enumerate(reports):
+        who = f"rank {rank}, a former spare, cannot join the others: "
+        if each.problem:
+            raise ValueError(who + each.problem)
+        if each.number != reports[source].number:
+            raise ValueError(
+                f"{who}it resumes State {each.number} of its program, and the others are in State "
+                f"{reports[source].number}: a program with spares has one State"
+            )
+        theirs = reports[source].parts
+        for name in [*theirs, *each.parts]:
+            here, there = each.parts.get(name, "nothing"), theirs.get(name, "nothing")
+            if here != there:
+                raise ValueError(
+                    f"{who}its State has as {name!r} {here}, and rank {source} has {there}: every "
+                    "process must build the same State"
+                )
+
+
+def _holders(reports: list[_Report], joining: list[int], places: list[int]) -> dict[int, int]:
+    """Return for each rank that joins the lowest one with what it alone had."""
+    holders = {}
+    for rank in joining:
+        have = [
+            other
+            for other, each in enumerate(reports)
+            if not each.joins and places[rank] in each.held
+        ]
+        if not have:
+            raise StateLostError(
+                f"what the former rank {places[rank]} alone had, its random numbers, buffers and "
+                "values, is lost: all ranks that had a copy died. Load a checkpoint from disk, or "
+                "give State more copies"
+            )
+        holders[rank] = have[0]
+    return holders
+
+
+def _send(state: State, place: int, to: int, shared: bool, own: bool) -> None:
+    """Send a rank that joins what all ranks have, or what it alone had, or both."""
+    commit = state.committed
+    assert commit is not None
+    if shared:
+        parts = {
+            name: part.divide(commit.parts[name])[0]
+            for name, part in state.parts.items()
+            if not isinstance(part, Shards)
+        }
+        groups = {
+            name: commit.parts[name]["groups"]
+            for name, part in state.parts.items()
+            if isinstance(part, Shards)
+        }
+        swap(packed({"parts": parts, "groups": groups}), to, [])
+    if own:
+        swap(commit.copies[place], to, [])
+
+
+def _receive(state: State, head: dict[str, Any], source: int, holder: int) -> None:
+    """Receive both on the rank that joins, and put them in place."""
+    shared = unpacked(swap(None, None, [source])[source])
+    own = unpacked(swap(None, None, [holder])[holder])
+    parts = {
+        name: {"held": {}, "size": head["size"], "groups": shared["groups"][name]}
+        if isinstance(part, Shards)
+        else part.join(shared["parts"][name], own["parts"][name])
+        for name, part in state.parts.items()
+    }
+    state.take_over(Commit(parts, own["values"], own["random"], step=head["step"]), head)

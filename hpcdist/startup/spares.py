@@ -1,0 +1,138 @@
+"""Spares: the last processes of a job wait in init_process_group until a rank dies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from hpcdist import _engine, config, log
+from hpcdist.backends.create import renewed
+from hpcdist.errors import DistError
+from hpcdist.groups import joining
+from hpcdist.groups.world import world
+from hpcdist.startup import commits, variables
+
+_log = log.get_logger("world")
+#: The most seconds that the end of the default group waits for the other ranks to end it.
+_FAREWELL = 1.0
+#: Whether the spares of this job have ended.
+_dismissed = False
+
+
+def wanted() -> int:
+    """Return how many spares this start is to have.
+
+    Raises
+    ------
+    ValueError
+        If this job has had some, and they have ended.
+    """
+    if _dismissed:
+        raise ValueError(
+            "the spares of this job (HPCDIST_SPARES) have ended with its first default group: a "
+            "second init_process_group cannot reach them, nor do without them"
+        )
+    number = int(config.get("spares"))
+    _engine.want_spares(number)
+    return number
+
+
+def problem(backends: Mapping[str, Any], number: int, tolerant: bool) -> str:
+    """Return why the job cannot have so many spares; "" if it can. The same on all ranks."""
+    if not number:
+        return ""
+    wants = f"HPCDIST_SPARES={number}"
+    native = next((each.native for each in backends.values() if each.native is not None), None)
+    if not tolerant:
+        return f"{wants} needs HPCDIST_FT=1: without it the job ends when a rank dies"
+    if native is None:
+        return f"{wants} needs a default group over MPI"
+    if not _engine.tolerates_failures(native):
+        return f"{wants} cannot be had: {_engine.missing_fault_tolerance()}"
+    if number >= native.size:
+        return (
+            f"{wants} leaves no rank of the {native.size} that were started: start "
+            f"{number} more than are to train, or set HPCDIST_SPARES lower"
+        )
+    try:
+        renewed(backends, native)
+    except DistError as error:
+        return f"{wants} cannot be had: {error}"
+    return ""
+
+
+def divide(
+    backends: Mapping[str, Any], number: int, name: str
+) -> tuple[dict[str, Any], _engine.Comm | None]:
+    """Set the last ranks aside; a spare returns when it has taken the place of a rank that died.
+
+    All ranks must call it.
+
+    Returns
+    -------
+    tuple
+        The backends of the default group; its communicator if this process was a spare.
+
+    Raises
+    ------
+    SystemExit
+        On a spare, with status 0, when the other ranks have ended.
+    RankFailedError
+        On a spare, if all other ranks have died.
+    """
+    whole = next(each.native for each in backends.values() if each.native is not None)
+    half = _engine.set_aside(whole, number, name)
+    for backend in dict.fromkeys(reversed(backends.values())):
+        backend.free()
+    rank, active, _ = _engine.world_place(half)
+    if rank < active:
+        return renewed(backends, half), None
+    taken = _wait(half, name)
+    return renewed(backends, taken), taken
+
+
+def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
+    """Wait in recoveries until one of them makes this process a rank."""
+    while True:
+        rank, active, others = _engine.world_place(comm)
+        if rank < active:
+            variables.export_taken_place(comm)
+            commits.expect_end(comm)
+            return comm
+        log.set_rank(rank, active + others)
+        commits.expect_end(comm, rank)
+        _log.info("this process is one of %d spares, and waits until a rank dies", others)
+        found: list[Any] = []
+        _engine.recover(comm, name, comm.timeout, found)
+        if not found:
+            _end(comm)
+        comm.free(0.0, agree=False)
+        comm = found[0]
+
+
+def _end(comm: _engine.Comm) -> NoReturn:
+    """End this process: the other ranks have no more use for it."""
+    comm.free(0.0, agree=False)
+    _engine.part_alone()
+    log.set_rank(None)
+    raise SystemExit(0)
+
+
+def dismiss(pg: Any) -> None:
+    """Let the spares end with the default group; local, and all its ranks call it."""
+    global _dismissed
+    if not world.spares:
+        return
+    _dismissed = True
+    native = next(each.native for each in pg._backends.values() if each.native is not None)
+    _engine.farewell(native, min(native.timeout, _FAREWELL))
+
+
+def admit(pg: Any) -> None:
+    """Close the default group of a former spare until its State has joined the others; local."""
+    joining.begin(pg)
+    _log.warning(
+        "this process was a spare and has taken the place of rank %d: its State gets that rank's "
+        "last commit from the others",
+        pg.carrier.rank,
+    )
