@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -87,8 +88,19 @@ def divide(
     rank, active, _ = _engine.world_place(half)
     if rank < active:
         return renewed(backends, half), None
+    _warm()
     taken = _wait(half, name)
     return renewed(backends, taken), taken
+
+
+def _warm() -> None:
+    """Load what torch loads with its first optimizer: that takes a second, and the others wait."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        weight = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        weight.sum().backward()
+        optimizer.step()
 
 
 def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:

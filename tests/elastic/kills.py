@@ -3,9 +3,12 @@
 
     python tests/elastic/kills.py                   50 jobs of four ranks that lose one
     python tests/elastic/kills.py --victims 2       ... that lose two
+    python tests/elastic/kills.py --spares 2        ... that have two spares, and so lose none
 
 Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
-dead never began the step that they died in. Also shown: the seconds from a death until the others
+dead never began the step that they died in. With spares it is the run without any death, in which
+nothing differs on any rank; a spare, and a former one that is about to join, may be among the
+victims. Also shown: the seconds from a death until the others
 have made their next step. Needs an MPI with fault tolerance. Exits with 0 only if all jobs passed.
 """
 
@@ -20,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from kill_jobs import differing, draw, train  # noqa: E402
+from kill_jobs import differing, differing_with_spares, draw, draw_with_spares, train  # noqa: E402
 
 KINDS = ("sgd", "zero", "adam")
 
@@ -35,7 +38,9 @@ def main() -> int:
         "--minutes", type=float, default=60, help="begin no job later than that (60)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--spares", type=int, default=0, help="spares beside the four ranks (0)")
     options = parser.parse_args()
+    kinds = (*KINDS, "norm") if options.spares else KINDS
     rng = random.Random(f"{options.seed} {options.victims}")
     endings, bad, jobs = [], 0, 0
     until = time.monotonic() + 60 * options.minutes
@@ -43,14 +48,19 @@ def main() -> int:
         if time.monotonic() > until:
             break
         jobs += 1
-        kind, deaths = KINDS[number % len(KINDS)], draw(rng, options.victims)
+        kind = kinds[number % len(kinds)]
+        if options.spares:
+            deaths = draw_with_spares(rng, options.victims, options.spares)
+        else:
+            deaths = draw(rng, options.victims)
         try:
-            endings.append(train(kind, deaths))
+            endings.append(train(kind, deaths, spares=options.spares))
             print(f"{number}: {kind} {deaths}: {endings[-1].again:.3f} s", flush=True)
         except AssertionError as error:
             bad += 1
             print(f"{number}: {kind} {deaths}: FAILED: {error}", flush=True)
-    for each in differing(endings, 600) if endings else []:
+    compare = differing_with_spares if options.spares else differing
+    for each in compare(endings, 600) if endings else []:
         bad += 1
         print(f"{each.kind} {each.sizes}: DIFFERS\n{each.text}", flush=True)
     print(f"{jobs - bad} of {jobs} ended as the runs without the lost steps")

@@ -1,8 +1,10 @@
 """A training run in which ranks kill themselves; prints what the survivors have at the end.
 
-training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam or zero. Each victim, a rank
-of the first world, dies DELAY seconds after it begins step WHEN, or, if that is "recovery", after
-its first recovery begins.
+training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero or norm (with buffers and
+random numbers that differ per rank). Each victim, a rank of the first world, dies DELAY seconds
+after it begins step WHEN, or, if that is "recovery", after its first recovery begins. A spare, by
+its number in MPI, dies after the others have begun step WHEN; with "joined" the former spare that
+has the place of that rank, after it has got it.
 training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
 four ranks and then two with three, the same training in groups of so many ranks, without a death.
 """
@@ -18,30 +20,33 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 import hpcdist as dist
-from hpcdist.elastic import State, elastic
+from hpcdist.elastic import State, elastic, joining
 from hpcdist.optim import ZeroRedundancyOptimizer
 
 BATCH, WIDTH, SEED = 24, 48, 1
 
 
-def bare() -> torch.nn.Sequential:
+def bare(norm: bool = False) -> torch.nn.Sequential:
     torch.manual_seed(SEED)
+    between = [torch.nn.BatchNorm1d(200), torch.nn.Dropout(0.2)] if norm else [torch.nn.Tanh()]
     return torch.nn.Sequential(
         torch.nn.Linear(WIDTH, 200),
-        torch.nn.Tanh(),
+        *between,
         torch.nn.Linear(200, 90),
         torch.nn.Linear(90, 5),
     )
 
 
 def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = bare()
+    model = bare(kind == "norm")
     parallel = dist.DistributedDataParallel(model)
-    if kind == "sgd":
+    torch.manual_seed(100 * SEED + dist.get_rank())
+    if kind in ("sgd", "norm"):
         return parallel, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if kind == "adam":
         return parallel, torch.optim.Adam(model.parameters(), lr=0.01)
@@ -118,11 +123,31 @@ def die_after(delay: float) -> None:
     threading.Thread(target=die, daemon=True).start()
 
 
+def die_as_spare(deaths: dict[int, tuple[str, float]]) -> None:
+    """Let this process die while it waits in init_process_group, if it is a victim."""
+    when, delay = deaths.get(int(os.environ.get("OMPI_COMM_WORLD_RANK", -1)), ("", 0.0))
+    sign = Path(os.environ.get("HPCDIST_TEST_FOLDER", ""), when)
+
+    def die() -> None:
+        while not sign.exists():
+            time.sleep(0.002)
+        if not dist.is_initialized():  # else it has taken a place meanwhile
+            die_after(delay)
+
+    if when and os.environ.get("HPCDIST_TEST_FOLDER"):
+        threading.Thread(target=die, daemon=True).start()
+
+
 def with_deaths(kind: str, steps: int, copies: int, deaths: dict[int, tuple[str, float]]) -> None:
     """Train, die if this rank is a victim, and print what rank 0 has."""
     when, delay = deaths.pop(dist.get_rank(), ("never", 0.0))
+    if joining() != (when == "joined"):
+        when = "never"
+    folder = os.environ.get("HPCDIST_TEST_FOLDER")
     if when == "recovery":
         dist.group.WORLD.register_abort_hook(1, lambda: die_after(delay))
+    elif when == "joined":
+        die_after(delay)
     model, optimizer = build(kind)
     state = State(model=model, optimizer=optimizer, copies=copies)
     state.values.sizes = {}
@@ -133,6 +158,8 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: dict[int, tuple[str,
             if str(step.index) == when:
                 when = "now"
                 die_after(delay)
+            if folder and dist.get_rank() == dist.get_world_size() - 1:
+                Path(folder, str(step.index)).touch()
             one_step(model, optimizer, step.index)
             state.values.sizes[step.index] = dist.get_world_size()
         if len(state.lost) > lost:
@@ -143,26 +170,29 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: dict[int, tuple[str,
     sizes = "".join(str(state.values.sizes[i]) for i in range(steps))
     found = report(sizes, model, optimizer)
     everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found.partition(" optimizer")[0])
-    assert len(set(everyone)) == 1, everyone
+    own = digest(list(model.buffers()), torch.get_rng_state())
+    dist.all_gather_object(everyone, (found.partition(" optimizer")[0], own))
+    assert len({same for same, _ in everyone}) == 1, everyone
     if dist.get_rank() == 0:
-        print(f"{kind} {found} lost {state.lost} repeated {state.repeated}", flush=True)
+        owns = hashlib.sha256("".join(own for _, own in everyone).encode()).hexdigest()[:16]
+        print(f"{kind} {found} own {owns} lost {state.lost} repeated {state.repeated}", flush=True)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(100, exit=True)
-    dist.init_process_group(timeout=timedelta(seconds=40))
     kind, steps, *rest = sys.argv[1:]
+    deaths = {}
+    for death in rest[1:] if kind != "reference" else []:
+        rank, when, delay = re.fullmatch(r"(\d)=(\w+)\+(\S+)", death).groups()
+        deaths[int(rank)] = when, float(delay)
+    die_as_spare(deaths)
+    dist.init_process_group(timeout=timedelta(seconds=40))
     if kind == "reference":
         for wanted in rest:
             faulthandler.dump_traceback_later(100, exit=True)
             without_a_death(*wanted.split(":"))
     else:
-        deaths = {}
-        for death in rest[1:]:
-            rank, when, delay = re.fullmatch(r"(\d)=(\w+)\+(\S+)", death).groups()
-            deaths[int(rank)] = when, float(delay)
         with_deaths(kind, int(steps), int(rest[0]), deaths)
     dist.destroy_process_group()
 

@@ -6,12 +6,15 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jobs import run_job
 
 PROGRAM = str(Path(__file__).parents[1] / "elastic" / "training.py")
 RANKS, STEPS = 4, 40
-END = re.compile(r"^(\w+) end sizes (\d+) parameters (\w+) optimizer (\w+)", re.MULTILINE)
+END = re.compile(
+    r"^(\w+) end sizes (\d+) parameters (\w+) optimizer (\w+)(?: own (\w+))?", re.MULTILINE
+)
 
 
 @dataclass
@@ -20,8 +23,9 @@ class Ending:
 
     Attributes
     ----------
-    kind, sizes, parameters, optimizer : str
-        What was trained, with how many ranks in each step, and hashes of the result.
+    kind, sizes, parameters, optimizer, own : str
+        What was trained, with how many ranks in each step, and hashes of the result; `own` is of
+        what differs per rank.
     again : float
         The most seconds from a death to the next step of the others.
     died : int
@@ -35,6 +39,7 @@ class Ending:
     sizes: str
     parameters: str
     optimizer: str
+    own: str
     again: float
     died: int
     text: str
@@ -56,22 +61,40 @@ def draw(rng: random.Random, victims: int) -> list[str]:
     return deaths
 
 
-def train(kind: str, deaths: list[str], limit: float = 120) -> Ending:
-    """Run one job.
+def draw_with_spares(rng: random.Random, victims: int, spares: int) -> list[str]:
+    """Draw who dies when in a job with spares, among which a victim may be; or who joins."""
+    ranks = rng.sample(range(RANKS + spares), victims)
+    step, deaths = rng.randrange(2, STEPS - 15), []
+    for number, rank in enumerate(ranks):
+        near = step if rng.randrange(2) else rng.randrange(2, STEPS - 15)
+        when = str(near) if number else str(step)
+        if number and rank < RANKS and rng.randrange(3) == 0:
+            when = "recovery"
+        elif number and ranks[0] < RANKS and rng.randrange(3) == 0:
+            rank, when = ranks[0], "joined"  # the spare in the place of the first victim
+        deaths.append(f"{rank}={when}+{rng.random() * (0.1 if when == 'joined' else 0.02):.5f}")
+    return deaths
+
+
+def train(kind: str, deaths: list[str], limit: float = 120, spares: int = 0) -> Ending:
+    """Run one job, with `spares` ranks more than it trains with.
 
     Raises
     ------
     AssertionError
         If it did not end in time, or without a result.
     """
-    command = [PROGRAM, kind, str(STEPS), str(len(deaths)), *deaths]
-    ended = run_job(RANKS, *command, limit=limit, env={"HPCDIST_FT": "1"}, ft=True)
+    command = [PROGRAM, kind, str(STEPS), str(max(len(deaths), 1)), *deaths]
+    with TemporaryDirectory() as folder:
+        env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": str(spares), "HPCDIST_TEST_FOLDER": folder}
+        ended = run_job(RANKS + spares, *command, limit=limit, env=env, ft=True)
     found = END.search(ended.text)
     assert found and not ended.orphans, (deaths, ended.orphans, ended.text)
     moments = {name: [float(t) for t in re.findall(rf"^{name} (\S+)", ended.text, re.MULTILINE)]
                for name in ("dies", "again")}  # fmt: skip
-    assert moments["again"], (deaths, ended.text)
-    again = max(t - max(d for d in moments["dies"] if d <= t) for t in moments["again"])
+    assert moments["again"] or not moments["dies"], (deaths, ended.text)
+    after = [t - max(d for d in moments["dies"] if d <= t) for t in moments["again"]]
+    again = max(after, default=0.0)
     return Ending(*found.groups(), again, len(moments["dies"]), ended.text)
 
 
@@ -81,10 +104,24 @@ def differing(endings: list[Ending], limit: float = 120) -> list[Ending]:
     plain = {"sgd": "sgd", "adam": "adam", "zero": "adam"}
     wanted = sorted({f"{plain[each.kind]}:{each.sizes}" for each in endings})
     ended = run_job(RANKS, PROGRAM, "reference", str(STEPS), *wanted, limit=limit)
-    found = {(kind, sizes): rest for kind, sizes, *rest in END.findall(ended.text)}
+    found = {(kind, sizes): rest[:2] for kind, sizes, *rest in END.findall(ended.text)}
     assert len(found) == len(wanted), ended.text
     return [
         each
         for each in endings
         if found[plain[each.kind], each.sizes] != [each.parameters, each.optimizer]
+    ]
+
+
+def differing_with_spares(endings: list[Ending], limit: float = 120) -> list[Ending]:
+    """Return those that differ from a run without deaths and without spares."""
+    kinds = sorted({each.kind for each in endings})
+    wanted = {kind: train(kind, [], limit) for kind in kinds}
+    return [
+        each
+        for each in endings
+        if any(
+            getattr(each, name) != getattr(wanted[each.kind], name)
+            for name in ("sizes", "parameters", "optimizer", "own")
+        )
     ]
