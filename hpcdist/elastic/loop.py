@@ -85,9 +85,7 @@ def elastic(state: State, steps: int, *, every: int = 1) -> Iterator[Step]:
     """
     if every < 1:
         raise ValueError(f"every must be at least 1, not {every}")
-    if not state.looked:
-        state.resume()
-    state.commit()
+    state.begin()
     index = state.step
     while state.step < steps:
         before = len(state.lost)

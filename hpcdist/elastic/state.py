@@ -141,8 +141,10 @@ class State:
         self._places: list[int] = []
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
-        #: This rank has just joined the others, which have made their first commit.
-        self._entered = False
+        #: This rank has joined the others, and committed nothing since.
+        self._fresh = False
+        #: The others have made the commit that this rank's program makes next, before its steps.
+        self._skips = False
         self._keeper: Keeper | None = None
         self.looked = False
         self._disk = Disk(folder, self._agreed) if folder is not None else None
@@ -181,8 +183,13 @@ class State:
         RuntimeError
             If `yes` is false where the job ends when a rank dies: it has nothing to return to.
         """
-        if self._is_in_step() and not steps and yes:
+        if world.joining is not None:
+            self._join()
             return True
+        skips, self._skips = self._skips, False
+        if skips and not steps and yes:
+            return True
+        self._fresh = False
         if not self.survives:
             if not yes:
                 raise RuntimeError(f"the steps of this rank have failed, and {_NO_RETURN}")
@@ -202,12 +209,14 @@ class State:
             self._keep()
         return bool(vote & STATE)
 
-    def _is_in_step(self) -> bool:
-        """Whether this process was a spare and has now the others' last commit."""
-        if world.joining is not None:
-            self._join()
-        entered, self._entered = self._entered, False
-        return entered
+    def begin(self) -> None:
+        """Resume, unless that was done, and commit; all ranks must call it before their steps."""
+        if not self.looked:
+            self.resume()
+        if self._fresh:
+            self._skips = False
+        else:
+            self.commit()
 
     def _join(self) -> None:
         """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
@@ -218,7 +227,7 @@ class State:
             self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
         with joining.opened():
             self._recover(joins=True)
-        self.looked = self._entered = True
+        self.looked = self._fresh = True
         if self._keeps:
             self._keep()
 
@@ -244,6 +253,7 @@ class State:
         """
         if world.joining is not None:
             self._join()
+            self._skips = True
             return True
         job = job_of_this_process()
         if not job and self._disk is None:

@@ -1,0 +1,116 @@
+"""Jobs with spares: where one joins, what it cannot call, and what such a job refuses.
+
+How training ends after deaths is compared with a run without any, bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from jobs import Ended, run_job
+from kill_jobs import differing_with_spares, draw_with_spares, train
+from long_form import LONG, deadline, size
+
+from hpcdist import _engine
+
+OPEN_MPI = "Open MPI" in _engine.library_version()
+PROGRAM = str(Path(__file__).with_name("spares.py"))
+pytestmark = [pytest.mark.jobs, pytest.mark.rare]
+only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
+
+
+def run(case: str, spares: str = "2", np: int = 6, ft: str = "1") -> Ended:
+    env = {"HPCDIST_FT": ft, "HPCDIST_SPARES": spares}
+    ended = run_job(np, PROGRAM, case, env=env, ft=True, limit=80)
+    assert not ended.orphans, (ended.orphans, ended.text)
+    return ended
+
+
+def ends(text: str) -> list[str]:
+    return sorted(re.findall(r"^end (.*)", text, re.MULTILINE))
+
+
+@only_ulfm
+@pytest.mark.slow
+@deadline(300, long=3600)
+def test_it_ends_as_without_deaths(count):
+    rng = random.Random()
+    endings = [
+        train(kind, draw_with_spares(rng, victims, 2), limit=80, spares=2)
+        for kind, victims in [("norm", 2), ("zero", 1)] * size(1, 25)
+    ]
+    for ending in endings:
+        assert ending.sizes == "4" * len(ending.sizes), ending.text
+        assert ending.again < (2.0 if LONG else 10.0), ending.text
+        count(1, ending.again)
+    assert not differing_with_spares(endings, size(60, 600))
+
+
+@only_ulfm
+@pytest.mark.slow
+@deadline(240)
+def test_a_former_spare_enters_the_loop_where_the_others_are():
+    wanted = ends(run("none").text)
+    assert len(wanted) == 4, wanted
+    for case in ("calls", "commit first", "resume first", "every", "exit"):
+        ended = run(case)
+        assert ends(ended.text) == wanted, ended.text
+        if case == "calls":
+            assert ended.text.count("refused") == ended.text.count(" True") == 7, ended.text
+            assert "place 1 4 1" in ended.text, ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+@deadline(240)
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("uncovered", "of a DistributedDataParallel is not in the State"),
+        ("layout", "its State has as 'optimizer' nothing, and rank 0 has a SGD"),
+        ("shapes", "its State has as 'model' a module with 2 tensors"),
+        ("neighbours", "StateLostError: what the former rank 1 alone had"),
+        ("second", "a program with spares (HPCDIST_SPARES) has one State"),
+    ],
+)
+def test_what_cannot_go_on_is_an_error_on_all_ranks(case, says):
+    ended = run(case)
+    assert ended.text.count(says) >= 4, ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+@deadline(240)
+def test_a_job_whose_ranks_cannot_be_replaced_ends():
+    ended = run("early")
+    assert "rank 1 of the job died" in ended.text and not ends(ended.text), ended.text
+    ended = run("raises")
+    assert "RuntimeError: of the program" in ended.text and not ends(ended.text), ended.text
+    ended = run("all")
+    assert "spares alone are left" in ended.text and not ends(ended.text), ended.text
+
+
+@only_ulfm
+@pytest.mark.parametrize(
+    ("spares", "np", "ft", "case", "says"),
+    [
+        ("2", 2, "1", "none", "leaves no rank of the 2 that were started"),
+        ("1", 3, "", "none", "needs HPCDIST_FT=1"),
+        ("-1", 2, "1", "none", "HPCDIST_SPARES='-1' is not valid"),
+        ("1", 3, "1", "different", "HPCDIST_SPARES is 0 on rank 0, and 1 on rank 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_errors_on_all_ranks(spares, np, ft, case, says):
+    ended = run(case, spares, np, ft)
+    assert ended.text.count(says) >= np and not ends(ended.text), ended.text
+
+
+def test_a_job_without_fault_tolerance_has_no_spares():
+    env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "1"}
+    ended = run_job(3, PROGRAM, "none", env=env, limit=60)
+    why = "started without it" if OPEN_MPI else "this MPI has no fault tolerance"
+    assert ended.text.count("HPCDIST_SPARES=1 cannot be had") >= 3, ended.text
+    assert why in ended.text, ended.text
