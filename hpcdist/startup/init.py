@@ -363,9 +363,7 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any], tolerant: 
         checks.warn_of_missing_launcher()
 
 
-def _register(
-    request: _Request, place: _Place, backends: dict[str, Any], comm: Carrier
-) -> None:
+def _register(request: _Request, place: _Place, backends: dict[str, Any], comm: Carrier) -> None:
     """Register the default group."""
     if comm.native is not None:
         comm.native.count_from_here()  # errors tell the program's own collectives by their number

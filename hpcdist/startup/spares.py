@@ -83,7 +83,7 @@ def divide(
     """
     whole = next(each.native for each in backends.values() if each.native is not None)
     half = _engine.set_aside(whole, number, name)
-    for backend in dict.fromkeys(reversed(backends.values())):
+    for backend in dict.fromkeys(reversed([*backends.values()])):
         backend.free()
     rank, active, _ = _engine.world_place(half)
     if rank < active:

@@ -51,7 +51,7 @@ def test_it_ends_as_without_deaths(count):
 
 @only_ulfm
 @pytest.mark.slow
-@deadline(240)
+@pytest.mark.deadline(280)
 def test_a_former_spare_enters_the_loop_where_the_others_are():
     wanted = ends(run("none").text)
     assert len(wanted) == 4, wanted
@@ -65,7 +65,7 @@ def test_a_former_spare_enters_the_loop_where_the_others_are():
 
 @only_ulfm
 @pytest.mark.slow
-@deadline(240)
+@pytest.mark.deadline(280)
 @pytest.mark.parametrize(
     ("case", "says"),
     [
@@ -83,7 +83,7 @@ def test_what_cannot_go_on_is_an_error_on_all_ranks(case, says):
 
 @only_ulfm
 @pytest.mark.slow
-@deadline(240)
+@pytest.mark.deadline(280)
 def test_a_job_whose_ranks_cannot_be_replaced_ends():
     ended = run("early")
     assert "rank 1 of the job died" in ended.text and not ends(ended.text), ended.text

@@ -159,7 +159,8 @@ static int meet(hd_comm *c, char *text, size_t room)
     for (int r = 0; r < c->size; r++)
         if (all[r].spares != all[0].spares) {
             snprintf(text, room,
-                     "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give all ranks "
+                     "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give all "
+                     "ranks "
                      "the same",
                      c->name, (int)all[0].spares, (int)all[r].spares, r);
             free(all);

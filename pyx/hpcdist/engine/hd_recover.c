@@ -59,8 +59,8 @@ static int nap(const hd_session *s)
     return HD_WAIT_HOOK;
 }
 
-/* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. spare: of
- * this process, which is one, or NULL. */
+/* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. spare:
+ * of this process, which is one, or NULL. */
 static int await(MPI_Request *request, int64_t until, hd_session *breaks, const hd_session *spare)
 {
     const int64_t patient = hd_later(hd_now(), PATIENCE_NS);

@@ -15,9 +15,9 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
  * new one, with one communicator of all active ones. came_from: by new rank, the former one of the
  * session; place: whose number it has, see hd_spares_assign(). Both have room for all former ranks.
  *
- * A spare calls it, too, and waits in it, asleep, until the others do. It gets a communicator of the
- * active ranks if it is one of them now, else one of the spares. HD_ERR_CLOSED: the active ranks
- * have ended. HD_ERR_FAILED: none of them is left. */
+ * A spare calls it, too, and waits in it, asleep, until the others do. It gets a communicator of
+ * the active ranks if it is one of them now, else one of the spares. HD_ERR_CLOSED: the active
+ * ranks have ended. HD_ERR_FAILED: none of them is left. */
 int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, hd_comm **out,
                     int *came_from, int *place, char *text, size_t room);
 
