@@ -132,8 +132,8 @@ def recover(Comm comm, str name, double timeout, list found):
         Gets four items: the new communicator, of the ranks that go on, or on a spare of the spares; a tuple of their
         places in the old world, in order: a rank keeps its own, and a former spare has a dead rank's; a tuple of
         the ranks that died, those of the old world's spares behind the others; and a tuple of the former spares
-        among the new ranks. It gets none on a spare if the other ranks have ended. It gets them also if a signal handler raises once the communicator is made, because the
-        other ranks have it then.
+        among the new ranks. It gets none on a spare if the other ranks have ended. It gets them also if a signal
+        handler raises once the communicator is made, because the other ranks have it then.
 
     Raises
     ------
