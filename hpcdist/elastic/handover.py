@@ -9,7 +9,7 @@ it; what the dead rank alone had, from the neighbour with its copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
@@ -18,9 +18,6 @@ from hpcdist.elastic.keep import gathered
 from hpcdist.elastic.shards import Shards, StateLostError, swap
 from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
-
-if TYPE_CHECKING:
-    from hpcdist.elastic.state import State
 
 _log = log.get_logger("elastic")
 
@@ -50,10 +47,15 @@ class _Report:
     problem: str
 
 
-def restore(state: State) -> None:
+def restore(state: Any) -> None:
     """Return to the last commit, and give it to the ranks that are still to join.
 
     All ranks must call it, after each recovery and when a former spare's State resumes.
+
+    Parameters
+    ----------
+    state : State
+        Of this rank; on one that joins it gets the others' last commit.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def restore(state: State) -> None:
     if source is None:
         raise StateLostError("all ranks that had the State died, and former spares alone are left")
     _check(reports, source)
-    head: list[Any] = [state.head() if world.comm.rank == source else None]
+    head: list[Any] = [_head(state) if world.comm.rank == source else None]
     broadcast_object_list(head, src=source)
     holders = _holders(reports, joining, head[0]["places"])
     rank = world.comm.rank
@@ -82,12 +84,27 @@ def restore(state: State) -> None:
         state.put_back(sharded=False)
         for other in joining:
             _send(state, head[0]["places"][other], other, rank == source, rank == holders[other])
-    state.put_back_shards()
+    _put_back_shards(state)
     if rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
 
 
-def _report(state: State) -> dict[str, Any]:
+def _head(state: Any) -> dict[str, Any]:
+    """Return what a rank that joins must know beside the commit."""
+    return {
+        "places": state._places,
+        "size": state._size,
+        "step": state.committed.step,
+        "began": state.began,
+        "lost": state.lost,
+        "repeated": state.repeated,
+        "commits": state._commits,
+        "keeps": state._keeps,
+        "kept": state._keeper.progress if state._keeper is not None else None,
+    }
+
+
+def _report(state: Any) -> dict[str, Any]:
     commit = state.committed
     return {
         "joins": world.joining is not None,
@@ -98,7 +115,7 @@ def _report(state: State) -> dict[str, Any]:
     }
 
 
-def _uncovered(state: State) -> str:
+def _uncovered(state: Any) -> str:
     """Return what this former spare has built without the others, and does not get from them."""
     covered: set[int] = set()
     shards = [part for part in state.parts.values() if isinstance(part, Shards)]
@@ -159,7 +176,7 @@ def _holders(reports: list[_Report], joining: list[int], places: list[int]) -> d
     return holders
 
 
-def _send(state: State, place: int, to: int, shared: bool, own: bool) -> None:
+def _send(state: Any, place: int, to: int, shared: bool, own: bool) -> None:
     """Send a rank that joins what all ranks have, or what it alone had, or both."""
     commit = state.committed
     assert commit is not None
@@ -179,7 +196,7 @@ def _send(state: State, place: int, to: int, shared: bool, own: bool) -> None:
         swap(commit.copies[place], to, [])
 
 
-def _receive(state: State, head: dict[str, Any], source: int, holder: int) -> None:
+def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None:
     """Receive both on the rank that joins, and put them in place."""
     shared = unpacked(swap(None, None, [source])[source])
     own = unpacked(swap(None, None, [holder])[holder])
@@ -189,4 +206,17 @@ def _receive(state: State, head: dict[str, Any], source: int, holder: int) -> No
         else part.join(shared["parts"][name], own["parts"][name])
         for name, part in state.parts.items()
     }
-    state.take_over(Commit(parts, own["values"], own["random"], step=head["step"]), head)
+    state.committed = Commit(parts, own["values"], own["random"], step=head["step"])
+    state.put_back(sharded=False)
+    state.began, state.repeated = head["began"], head["repeated"]
+    state.lost = [tuple(ranks) for ranks in head["lost"]]
+    state._commits, state._keeps = head["commits"], head["keeps"]
+    if state._keeper is not None and head["kept"] is not None:
+        state._keeper.follow(head["kept"])
+
+
+def _put_back_shards(state: Any) -> None:
+    """Divide the shards anew, also among ranks that have none yet."""
+    for name, part in state.parts.items():
+        if isinstance(part, Shards):
+            part.restore(state.committed.parts[name], whole=True)

@@ -366,37 +366,6 @@ class State:
         self.values.__dict__.update(copy.deepcopy(commit.values))
         self._random.restore(commit.random)
 
-    def put_back_shards(self) -> None:
-        """Divide the shards anew, also among ranks that have none yet; all ranks must call it."""
-        assert self.committed is not None
-        for name, part in self.parts.items():
-            if isinstance(part, Shards):
-                part.restore(self.committed.parts[name], whole=True)
-
-    def head(self) -> dict[str, Any]:
-        """Return what a rank that joins must know beside the commit; local."""
-        assert self.committed is not None
-        return {
-            "places": self._places,
-            "size": self._size,
-            "step": self.committed.step,
-            "began": self.began,
-            "lost": self.lost,
-            "repeated": self.repeated,
-            "commits": self._commits,
-            "keeps": self._keeps,
-            "kept": self._keeper.progress if self._keeper is not None else None,
-        }
-
-    def take_over(self, commit: Commit, head: dict[str, Any]) -> None:
-        """Put a commit of the others in place on a rank that joins them, and their :meth:`head`."""
-        self.committed = commit
-        self.put_back(sharded=False)
-        self.began, self.repeated, self._commits = head["began"], head["repeated"], head["commits"]
-        self.lost, self._keeps = [tuple(ranks) for ranks in head["lost"]], head["keeps"]
-        if self._keeper is not None and head["kept"] is not None:
-            self._keeper.follow(head["kept"])
-
     def _take(self, alone: bool = False) -> Commit:
         parts = {
             name: part.take(alone) if isinstance(part, Shards) else part.take()

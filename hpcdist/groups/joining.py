@@ -59,8 +59,8 @@ def _refusal(call: str, rank: int) -> Callable[..., Any]:
         raise DistError(
             f"{name}: this process was a spare and has taken the place of rank {rank}, but has not "
             "got its state yet. The other ranks wait for its State and make no other call, so none "
-            "can be answered before State.resume() or hpcdist.elastic.elastic(). Call it after that, "
-            "or leave it out while hpcdist.elastic.joining()"
+            "can be answered before State.resume() or hpcdist.elastic.elastic(). Call it after "
+            "that, or leave it out while hpcdist.elastic.joining()"
         )
 
     return refused

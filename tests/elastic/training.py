@@ -3,8 +3,8 @@
 training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero or norm (with
 buffers and random numbers that differ per rank). Each victim, a rank of the first world, dies DELAY
 seconds after it begins step WHEN, or, if that is "recovery", after its first recovery begins. A
-spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the former spare that
-has the place of that rank, after it has got it.
+spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the former
+spare that has the place of that rank, after it has got it.
 training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
 four ranks and then two with three, the same training in groups of so many ranks, without a death.
 """

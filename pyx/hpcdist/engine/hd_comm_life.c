@@ -110,13 +110,38 @@ static const struct {
     {11, "HPCDIST_TWO_LEVEL is 'auto'"},
 };
 #define SETTINGS (int)(sizeof settings / sizeof *settings)
+#define SPARES_BIT 32 /* above them: how many HPCDIST_SPARES says */
+
+/* Says in which setting a rank differs from rank 0. */
+static void disagree(const hd_comm *c, uint64_t first, int wrong, uint64_t other, char *text,
+                     size_t room)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        const int set = first >> settings[i].bit & 1;
+        if (set == (int)(other >> settings[i].bit & 1))
+            continue;
+        snprintf(text, room, "group '%s': %s on rank %d, and not on rank %d", c->name,
+                 settings[i].is, set ? 0 : wrong, set ? wrong : 0);
+        return;
+    }
+    if (first >> SPARES_BIT != other >> SPARES_BIT)
+        snprintf(text, room,
+                 "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give it the same "
+                 "value on all ranks",
+                 c->name, (int)(first >> SPARES_BIT), (int)(other >> SPARES_BIT), wrong);
+    else
+        snprintf(text, room,
+                 "group '%s': rank 0 has entry check level %d, rank %d has %d; give HPCDIST_CHECK "
+                 "the same value on all ranks",
+                 c->name, (int)first & 255, wrong, (int)other & 255);
+}
 
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
  * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
 {
     struct {
-        uint64_t node, slot, uid, check, world, spares;
+        uint64_t node, slot, uid, check, world;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
     const enum hd_levels_setting wanted = hd_levels_wanted();
     int slot, rc, wrong = -1;
@@ -131,10 +156,10 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << settings[0].bit |
                  (uint64_t)checks_by_mpi() << settings[1].bit |
                  (uint64_t)(wanted == HD_LEVELS_ON) << settings[2].bit |
-                 (uint64_t)(wanted == HD_LEVELS_AUTO) << settings[3].bit;
+                 (uint64_t)(wanted == HD_LEVELS_AUTO) << settings[3].bit |
+                 (uint64_t)hd_spares_wanted() << SPARES_BIT;
     mine.world = (uint64_t)hd_session_rank(c->session);
-    mine.spares = (uint64_t)hd_spares_wanted();
-    rc = MPI_Allgather(&mine, 6, MPI_UINT64_T, all, 6, MPI_UINT64_T, c->mpi);
+    rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
         free(all);
         return failed(NULL, "MPI_Allgather", c->name, rc, text, room);
@@ -147,30 +172,8 @@ static int meet(hd_comm *c, char *text, size_t room)
         if (all[r].check != all[0].check && wrong < 0)
             wrong = r;
     }
-    for (int i = 0; wrong >= 0 && i < SETTINGS; i++) {
-        const int first = all[0].check >> settings[i].bit & 1;
-        if (first == (int)(all[wrong].check >> settings[i].bit & 1))
-            continue;
-        snprintf(text, room, "group '%s': %s on rank %d, and not on rank %d", c->name,
-                 settings[i].is, first ? 0 : wrong, first ? wrong : 0);
-        free(all);
-        return HD_ERR_MISMATCH;
-    }
-    for (int r = 0; r < c->size; r++)
-        if (all[r].spares != all[0].spares) {
-            snprintf(text, room,
-                     "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give all "
-                     "ranks "
-                     "the same",
-                     c->name, (int)all[0].spares, (int)all[r].spares, r);
-            free(all);
-            return HD_ERR_MISMATCH;
-        }
     if (wrong >= 0) {
-        snprintf(text, room,
-                 "group '%s': rank 0 has entry check level %d, rank %d has %d; give "
-                 "HPCDIST_CHECK the same value on all ranks",
-                 c->name, (int)all[0].check & 255, wrong, (int)all[wrong].check & 255);
+        disagree(c, all[0].check, wrong, all[wrong].check, text, room);
         free(all);
         return HD_ERR_MISMATCH;
     }
