@@ -17,6 +17,7 @@ from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
 from hpcdist.torch.process_group import NAME, BridgeGroup
+from hpcdist.torch.rendezvous import refuse_spares
 from hpcdist.torch.store import from_torch
 
 #: Name of one of our groups -> the group that torch has for it.
@@ -46,13 +47,14 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
     ------
     ValueError
         If torch's ranks are not those of hpcdist's default group, or there is none yet and torch
-        asks for a part of the ranks.
+        asks for a part of the ranks; if the job has spares.
     """
     ranks = list(options.global_ranks_in_group)
     warning = untested()
     if warning and options.group_rank == 0:
         warnings.warn(warning, stacklevel=2)
     with explain():
+        refuse_spares()
         return _create(options, pg_options, ranks)
 
 

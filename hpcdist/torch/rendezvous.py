@@ -97,7 +97,10 @@ def meet(
     ------
     DistBackendError
         If several processes were started and no MPI launcher made them one job.
+    ValueError
+        If the job is to have spares.
     """
+    refuse_spares()
     if steps.alone():
         _refuse(steps.expected_size("env://", -1))
     limit = timeout or limit_of(config.get("timeout"))
@@ -168,6 +171,20 @@ def _served_by_gloo() -> bool:
         return False
     served = dist.distributed_c10d.BackendConfig(dist.Backend(dist.Backend.UNDEFINED))
     return dist.Backend.GLOO in served.get_device_backend_map().values()
+
+
+def refuse_spares() -> None:
+    """Raise ValueError in a job with spares, on all its ranks.
+
+    A former spare would have to make torch's groups while the other ranks, which have theirs, wait
+    for its State.
+    """
+    spares = config.get("spares")
+    if spares:
+        raise ValueError(
+            f"HPCDIST_SPARES={spares}: groups of stock torch have no spares. Unset it, or use "
+            "hpcdist's own groups and DistributedDataParallel"
+        )
 
 
 def _refuse(size: int) -> None:

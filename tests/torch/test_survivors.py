@@ -28,6 +28,23 @@ def test_ddp_goes_on_without_ranks_that_die_and_ends_as_one_process(side: str) -
 
 
 @only_ulfm
+@pytest.mark.parametrize("first", ["hpcdist.torch", "hpcdist"])
+def test_spares_are_refused_on_all_ranks(first: str) -> None:
+    """Also where hpcdist has its default group already."""
+    program = (
+        "import torch.distributed as td, hpcdist, hpcdist.torch\n"
+        f"if {first!r} == 'hpcdist': hpcdist.init_process_group()\n"
+        "try: td.init_process_group('hpcdist')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "1"}
+    ended = run_job(3, "-c", program, env=env, ft=True)
+    refused = 3 if first == "hpcdist.torch" else 2  # a spare ends in the first call
+    assert ended.code == 0 and not ended.orphans, (ended.orphans, ended.text)
+    assert ended.text.count("groups of stock torch have no spares") == refused, ended.text
+
+
+@only_ulfm
 def test_what_torch_keeps_is_renewed_once_whatever_signal_handlers_raise() -> None:
     program = str(HERE / "bridge_reconfigurations.py")
     ended = run_job(3, program, env={"HPCDIST_FT": "1"}, ft=True)
