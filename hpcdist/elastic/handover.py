@@ -100,6 +100,7 @@ def _head(state: Any) -> dict[str, Any]:
         "repeated": state.repeated,
         "commits": state._commits,
         "keeps": state._keeps,
+        "begun": state._begun,
         "kept": state._keeper.progress if state._keeper is not None else None,
     }
 
@@ -211,7 +212,10 @@ def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None
     state.began, state.repeated = head["began"], head["repeated"]
     state.lost = [tuple(ranks) for ranks in head["lost"]]
     state._commits, state._keeps = head["commits"], head["keeps"]
-    if state._keeper is not None and head["kept"] is not None:
+    state._begun_before = head["begun"]
+    if head["kept"] is None:
+        state._keeper = None  # the others have not resumed: they keep none
+    elif state._keeper is not None:
         state._keeper.follow(head["kept"])
 
 

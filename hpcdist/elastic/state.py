@@ -18,7 +18,7 @@ from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
 from hpcdist.groups import joining
-from hpcdist.groups.reconfigure import agree
+from hpcdist.groups.reconfigure import agree, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 from hpcdist.startup.commits import job_of_this_process
@@ -141,10 +141,11 @@ class State:
         self._places: list[int] = []
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
-        #: This rank has joined the others, and committed nothing since.
-        self._fresh = False
-        #: The others have made the commit that this rank's program makes next, before its steps.
-        self._skips = False
+        #: Loops that this State has begun, and those of the others when this rank joined them.
+        self._begun = self._begun_before = 0
+        #: The group's collectives when resume() joined the others: if its program makes none before
+        #: its next commit, the others have made that one, before their steps.
+        self._resumed_at: int | None = None
         self._keeper: Keeper | None = None
         self.looked = False
         self._disk = Disk(folder, self._agreed) if folder is not None else None
@@ -186,10 +187,8 @@ class State:
         if world.joining is not None:
             self._join()
             return True
-        skips, self._skips = self._skips, False
-        if skips and not steps and yes:
+        if self._skips_this(steps, yes):
             return True
-        self._fresh = False
         if not self.survives:
             if not yes:
                 raise RuntimeError(f"the steps of this rank have failed, and {_NO_RETURN}")
@@ -209,25 +208,30 @@ class State:
             self._keep()
         return bool(vote & STATE)
 
+    def _skips_this(self, steps: int, yes: bool) -> bool:
+        """Whether the others have made this commit before this rank joined them."""
+        resumed_at, self._resumed_at = self._resumed_at, None
+        return resumed_at is not None and yes and not steps and _comm().seq == resumed_at
+
     def begin(self) -> None:
         """Resume, unless that was done, and commit; all ranks must call it before their steps."""
+        self._begun += 1
         if not self.looked:
             self.resume()
-        if self._fresh:
-            self._skips = False
-        else:
+        if self._begun > self._begun_before:
             self.commit()
+        self._resumed_at = None
 
     def _join(self) -> None:
         """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
         job = job_of_this_process()
-        if self._disk is not None:
+        if self._disk is not None and not self.looked:
             self._disk.claim()
-        if job:
+        if job and self._keeper is None:
             self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
+        self.looked = True
         with joining.opened():
             self._recover(joins=True)
-        self.looked = self._fresh = True
         if self._keeps:
             self._keep()
 
@@ -253,7 +257,7 @@ class State:
         """
         if world.joining is not None:
             self._join()
-            self._skips = True
+            self._resumed_at = _comm().seq
             return True
         job = job_of_this_process()
         if not job and self._disk is None:
@@ -433,7 +437,7 @@ class State:
     def _reconfigure(self) -> None:
         pg = world.pg
         assert pg is not None
-        renewed = pg.reconfigure()
+        renewed = reconfigure(pg, None, None)
         self.lost.append(renewed.lost)
         if self._places:
             self._places = [self._places[former] for former in renewed.ranks]

@@ -83,6 +83,17 @@ def refuse(pg: Any, call: str) -> None:
         _refusal(call, pg.carrier.rank)()
 
 
+def refuse_by_hand() -> None:
+    """Raise ValueError in a job with spares: a former spare waits for the others' State."""
+    refuse(world.pg, "reconfigure")
+    if world.spares:
+        raise ValueError(
+            "a job with spares (HPCDIST_SPARES) recovers in its State: use "
+            "hpcdist.elastic.elastic(), or call commit(yes=False) of the State on all ranks that "
+            "live"
+        )
+
+
 def defers(pg: Any, thing: Any) -> bool:
     """Whether a model or an optimizer is made without the other ranks, which have theirs.
 

@@ -266,7 +266,8 @@ class ProcessGroup(C10d):
         Raises
         ------
         ValueError
-            If it is not the default group, or the handles are not those of the ranks that live.
+            If it is not the default group, or the handles are not those of the ranks that live; in
+            a job with spares, whose :class:`~hpcdist.elastic.State` does it.
         DistTimeoutError
             If a rank that lives does not call in time; it is named, if it is on this node. All may
             call again.
@@ -280,6 +281,7 @@ class ProcessGroup(C10d):
         Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
         here MPI knows who lives (``MPIX_Comm_shrink``).
         """
+        joining.refuse_by_hand()
         return reconfigure.reconfigure(self, opts, timeout)
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:

@@ -185,7 +185,7 @@ def reconfigure(
     pg: Any, opts: ReconfigureOptions | None, timeout: timedelta | None
 ) -> Reconfigured:
     """Let the ranks that live go on: :meth:`hpcdist.ProcessGroup.reconfigure`."""
-    began, before = time.monotonic(), pg.carrier.size
+    began = time.monotonic()
     if world.pg is not pg:
         raise ValueError(
             f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
@@ -199,7 +199,7 @@ def reconfigure(
     finally:
         if world.renewal:  # also where a signal handler raises
             _adopt(pg, world.renewal[0])
-    _, former, lost, joined = following or world.following
+    _, before, former, lost, joined = following or world.following
     for follow in followers:
         follow(pg)
     world.following = ()
@@ -269,7 +269,7 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
     backends = renewed(pg._backends, made)
     comm = pg.hooks.carry(backends)
     members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
-    following = (handle_of(pg), *world.renewal[1:])
+    following = (handle_of(pg), len(pg.members.ranks), *world.renewal[1:])
     # From here on no call: signal handlers run at calls.
     pg._backends, pg.carrier, world.comm = backends, comm, comm
     pg.members, world.following, world.renewal = members, following, []

@@ -98,10 +98,10 @@ class _World:
     group or None; ``groups`` all groups in order of creation, until the program drops them;
     ``held`` those that live until they are destroyed; ``dropped`` the communicators of the
     dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
-    created; ``following`` the default group's former handle and what its reconfiguration found,
-    until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made until the
-    default group has adopted it: its communicator, whose places its ranks have, the ranks that
-    died, the former spares among its ranks; ``store`` the key-value store the processes met
+    created; ``following`` the default group's former handle and size, and what its reconfiguration
+    found, until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made
+    until the default group has adopted it: its communicator, whose places its ranks have, the ranks
+    that died, the former spares among its ranks; ``store`` the key-value store the processes met
     through, or None; ``spares`` how many spares the job began with; ``joining`` what this process,
     a former spare, has to catch up with before it can use the default group, or None.
     """

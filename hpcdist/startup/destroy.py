@@ -41,7 +41,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     -----
     Source: ``torch.distributed.destroy_process_group``.
     """
-    if group is GroupMember.NON_GROUP_MEMBER:
+    if group is GroupMember.NON_GROUP_MEMBER or (group is None and spares.was_unused()):
         return
     pg = member(group)
     if pg is not _group.world.pg:

@@ -16,8 +16,8 @@ from hpcdist.startup import commits, variables
 _log = log.get_logger("world")
 #: The most seconds that the end of the default group waits for the other ranks to end it.
 _FAREWELL = 1.0
-#: Whether the spares of this job have ended.
-_dismissed = False
+#: Whether the spares of this job have ended; whether this process has, as one of them.
+_dismissed = _unused = False
 
 
 def wanted() -> int:
@@ -124,10 +124,17 @@ def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
 
 def _end(comm: _engine.Comm) -> NoReturn:
     """End this process: the other ranks have no more use for it."""
+    global _unused
+    _unused = True
     comm.free(0.0, agree=False)
     _engine.part_alone()
     log.set_rank(None)
     raise SystemExit(0)
+
+
+def was_unused() -> bool:
+    """Whether this process is a spare that ends: its program may clean up, and has no group."""
+    return _unused
 
 
 def dismiss(pg: Any) -> None:

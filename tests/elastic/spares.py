@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -76,20 +77,55 @@ def main() -> None:
     if case == "resume first":
         state.resume()
         state.commit()
-    for step in elastic(state, STEPS, every=3 if case == "every" else 1):
-        with step:
-            if dist.get_rank() in victims and step.index == FATAL and not spare:
-                die()
-            optimizer.zero_grad()
-            parallel(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
-            optimizer.step()
+
+    def step(index: int) -> None:
+        if dist.get_rank() in victims and index == FATAL and not spare:
+            die()
+        optimizer.zero_grad()
+        parallel(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
+        optimizer.step()
+
+    if case.startswith("own"):
+        own_loop(case, state, step)
+    else:
+        loops(case, state, step)
     total = float(model.weight.detach().double().sum())
     print(f"end {dist.get_rank()}/{dist.get_world_size()} {state.step} {total:.9f}", flush=True)
     if case == "second":
         State(**parts).commit()
-    if case != "exit":
+    if case not in ("exit", "finally"):
         dist.destroy_process_group()
 
 
+def loops(case: str, state: State, step: Callable[[int], None]) -> None:
+    """One loop, or two on one State, of which the second has the death."""
+    for steps in (FATAL, STEPS) if case == "two loops" else (STEPS,):
+        for each in elastic(state, steps, every=3 if case == "every" else 1):
+            with each:
+                step(each.index)
+
+
+def own_loop(case: str, state: State, step: Callable[[int], None]) -> None:
+    """A loop of the program's own, which counts its steps itself."""
+    state.values.done = 0
+    if case == "own, resumed":
+        state.resume()
+    else:
+        state.commit()
+    while state.values.done < STEPS:
+        well = True
+        try:
+            step(state.values.done)
+            state.values.done += 1
+        except dist.RankFailedError:
+            well = False
+        state.commit(yes=well)
+    state.step = state.values.done
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        if sys.argv[1] == "finally":
+            dist.destroy_process_group()

@@ -22,8 +22,10 @@ pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
 
 
-def run(case: str, spares: str = "2", np: int = 6, ft: str = "1") -> Ended:
-    env = {"HPCDIST_FT": ft, "HPCDIST_SPARES": spares}
+def run(
+    case: str, spares: str = "2", np: int = 6, ft: str = "1", env: dict[str, str] | None = None
+) -> Ended:
+    env = {"HPCDIST_FT": ft, "HPCDIST_SPARES": spares} | (env or {})
     ended = run_job(np, PROGRAM, case, env=env, ft=True, limit=80)
     assert not ended.orphans, (ended.orphans, ended.text)
     return ended
@@ -55,12 +57,23 @@ def test_it_ends_as_without_deaths(count):
 def test_a_former_spare_enters_the_loop_where_the_others_are():
     wanted = ends(run("none").text)
     assert len(wanted) == 4, wanted
-    for case in ("calls", "commit first", "resume first", "every", "exit"):
+    for case in ("calls", "commit first", "resume first", "every", "exit", "two loops"):
         ended = run(case)
         assert ends(ended.text) == wanted, ended.text
         if case == "calls":
             assert ended.text.count("refused") == ended.text.count(" True") == 7, ended.text
             assert "place 1 4 1" in ended.text, ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+@pytest.mark.deadline(280)
+def test_a_former_spare_enters_a_loop_of_the_programs_own():
+    """Where the others have resumed or not, and where they keep commits for the next start."""
+    wanted = ends(run("none").text)
+    for case, job in (("own, resumed", ""), ("own", ""), ("own", "test-spares"), ("finally", "")):
+        ended = run(case, env={"HPCDIST_COMMIT_JOB": job} if job else {})
+        assert ended.code == 0 and ends(ended.text) == wanted, ended.text
 
 
 @only_ulfm

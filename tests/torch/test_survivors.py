@@ -34,7 +34,7 @@ def test_spares_are_refused_on_all_ranks(first: str) -> None:
     program = (
         "import torch.distributed as td, hpcdist, hpcdist.torch\n"
         f"if {first!r} == 'hpcdist': hpcdist.init_process_group()\n"
-        "try: td.init_process_group('hpcdist')\n"
+        "try: td.init_process_group('hpcdist', 'mpi://')\n"
         "except ValueError as error: print(error)\n"
     )
     env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "1"}

@@ -299,8 +299,8 @@ static int try_rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **o
         snprintf(why, room, "all ranks of the default group have died, and spares alone are left");
         return HD_ERR_FAILED;
     }
-    if (all)
-        all = build(c, ctl, active, name, quota, &made, out, why, room) == HD_OK;
+    if (ctl != MPI_COMM_NULL) /* also if something is missing: the others are in its calls */
+        all &= build(c, ctl, active, name, quota, &made, out, why, room) == HD_OK;
     if (spares && ctl != MPI_COMM_NULL)
         hd_ft_unguard(ctl);
     hd_ft_unguard(left);

@@ -237,9 +237,9 @@ def _leave():
         why = f"[hpcdist rank {comms[0].rank} of {comms[0].size}] exits with an error: aborting the job".encode()
         hd_abort(exit_status if isinstance(exit_status, int) else 1, <const char*> why)
     finish_callbacks(patience)
-    if failed is None:
-        for c in comms:
-            farewell(c, patience)  # at once where there are no spares, or they know
+    if failed is None and not exit_status:
+        for c in comms[:1]:  # of the session, which all have; at once where there are no spares, or they know
+            farewell(c, patience)
     for c in comms:
         hd_session_set_leaving((<Comm> c).c.session)
     p2p = 1
