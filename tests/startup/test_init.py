@@ -384,4 +384,4 @@ def test_collectives_from_another_thread():
 @pytest.mark.parametrize(("wrong", "error"), ((3, TypeError), ("a\udcff", ValueError)), ids=ascii)
 def test_what_is_no_group_name_is_refused_by_name(wrong, error):
     with parallel_raises(error, match="group_name must be"):
-        _checked_request(None, None, None, -1, -1, None, wrong, None, None)
+        _checked_request(None, None, None, -1, -1, None, wrong, None, None, 0)
