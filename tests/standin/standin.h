@@ -80,6 +80,7 @@ typedef struct {
 
 typedef struct ncclComm {
     _Atomic int refs, stop, async, busy; /* busy: operations on streams */
+    _Atomic int inside;                  /* operations that read and write their tensors */
     _Atomic int calls, freed;            /* calls that are inside; whether it has been destroyed or aborted */
     int rank, size, blocking, children;
     uint64_t control, number, launched;
@@ -109,6 +110,9 @@ int comm_join(comm *c); /* waits for all */
 int comm_control(comm *c, int color, int key); /* publishes, waits for all; call comm_control_done after reading */
 int comm_control_done(comm *c);
 void comm_put(comm *c);
+int comm_hold(comm *c); /* before an operation touches tensors: -1 where it must not any more */
+void comm_release(comm *c);
+void comm_stop(comm *c); /* from now on none does */
 void comm_fail(comm *c, int code, const char *text, ...);
 int comm_lost(comm *c);           /* aborted or failed on this rank: nothing more will come of it */
 int comm_gone(comm *c, int rank); /* another rank has left or died */

@@ -269,6 +269,7 @@ PUBLIC int ncclCommDestroy(comm *c)
         return rc;
     while (atomic_load(&c->busy) && !atomic_load(&c->async))
         nap(50000);
+    comm_stop(c);
     leave(c);
     return OK;
 }
@@ -278,7 +279,7 @@ PUBLIC int ncclCommAbort(comm *c)
     int rc = freed(c, __func__);
     if (rc != OK)
         return rc;
-    atomic_store(&c->stop, 1);
+    comm_stop(c);
     leave(c);
     return OK;
 }
@@ -293,7 +294,7 @@ static int shrink(comm *c, int *gone, int n, comm **to, const config *cfg, int f
     if (!(flags & 1) && (rc = usable(c)) != OK)
         return rc;
     if (flags & 1)
-        atomic_store(&c->stop, 1);
+        comm_stop(c);
     for (int i = 0; i < n; i++) {
         if (gone[i] == c->rank)
             return refuse(ARGUMENT, "a rank that is left out must not call ncclCommShrink");

@@ -49,6 +49,25 @@ void comm_put(comm *c)
     c->mem = NULL; /* the rest stays, so that a later use is found out and breaks nothing */
 }
 
+int comm_hold(comm *c)
+{
+    atomic_fetch_add(&c->inside, 1);
+    if (!atomic_load(&c->stop))
+        return 0;
+    comm_release(c);
+    return -1;
+}
+
+void comm_release(comm *c) { atomic_fetch_sub(&c->inside, 1); }
+
+/* The caller may free the tensors next, which are the process's own memory here: what is inside has to come out. */
+void comm_stop(comm *c)
+{
+    atomic_store(&c->stop, 1);
+    while (atomic_load(&c->inside))
+        nap(50000);
+}
+
 /* Whether a rank is alive; a process that has ended and not been waited for is not. */
 static int alive(int pid)
 {

@@ -116,7 +116,7 @@ static int collective(op *o)
 }
 
 /* A bit of a message: 1 done, 0 moved or waits, -1 lost. */
-static int message(op *o, int *moved)
+static int some_of_message(op *o, int *moved)
 {
     comm *c = o->comm;
     int sends = o->call.kind == SEND, own = c->rank;
@@ -148,6 +148,15 @@ static int message(op *o, int *moved)
         return o->done == bytes;
     }
     return 0;
+}
+
+static int message(op *o, int *moved)
+{
+    if (comm_hold(o->comm) < 0)
+        return -1;
+    int got = some_of_message(o, moved);
+    comm_release(o->comm);
+    return got;
 }
 
 /* The messages of a group at once; of two between the same ranks in one direction the first goes first. */
@@ -230,10 +239,12 @@ void run_ops(op *list)
         int lost = (o->fault && faulty(o) < 0) || atomic_load(&o->comm->stop);
         if (lost)
             continue;
-        if (o->call.kind == SEND || o->call.kind == RECV)
+        if (o->call.kind == SEND || o->call.kind == RECV) {
             waiting[n++] = o;
-        else
+        } else if (comm_hold(o->comm) == 0) {
             collective(o);
+            comm_release(o->comm);
+        }
     }
     messages(waiting, n);
     free(waiting);
