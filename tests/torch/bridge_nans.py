@@ -10,7 +10,10 @@ import hpcdist.torch
 
 
 def raises(call, kind: type[Exception] = hpcdist.DistNaNError) -> None:
-    """Make a call that has to raise that error, at once or when it is waited for."""
+    """Make a call that has to raise that error, at once or when it is waited for.
+
+    Rank 1 refuses without waiting, and the others know its last reasons only: so it waits for them.
+    """
     try:
         work = call()
         if work is not None:
@@ -20,6 +23,7 @@ def raises(call, kind: type[Exception] = hpcdist.DistNaNError) -> None:
         assert "NaN at element" in str(error) and "bridge_nans.py:" in str(error), error
     else:
         raise AssertionError("no error")
+    td.barrier()
 
 
 def main() -> None:
