@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
-from hpcdist.recordings.rows import SeveralJobsError
+from hpcdist.recordings.rows import SeveralJobsError, survival
 
 #: Seconds that another node has to answer.
 _PATIENCE = 30.0
@@ -139,16 +139,14 @@ def _nodes_of_slurm_job(job: str) -> int:
 
 def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
     missing = None
-    rows = {}
+    found: list[dict[str, Any]] = []
     try:
         found = rows_of(options.job, options.stacks, pids=not options.elsewhere)
-        rows = {row["rank"]: row for row in found}
     except SeveralJobsError:
         raise
     except ValueError as error:
         missing = error
-    jobs = {row["job"]: row for row in rows.values()}
-    commands = remote_commands(options, next(iter(jobs), None))
+    commands = remote_commands(options, found[0]["job"] if found else None)
     started = [
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -157,14 +155,15 @@ def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
         for command in commands
     ]  # fmt: skip
     for command, process in zip(commands, started, strict=True):
-        for row in _answer(command, process):
-            rows[row["rank"]] = row
-            jobs[row["job"]] = row
-    if not rows:
+        found += _answer(command, process)
+    if not found:
         raise missing or ValueError("no rank was found")
+    jobs = {row["job"]: row for row in found}
     if len(jobs) > 1:
         listed = [f"  {job}: {row['size']} ranks, {row['program']}" for job, row in jobs.items()]
         raise SeveralJobsError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
+    # a rank that died on one node may live on another, as a former spare
+    rows = {row["rank"]: row for row in sorted(found, key=lambda row: bool(row["alive"]))}
     return [rows[rank] for rank in sorted(rows)]
 
 
@@ -201,15 +200,22 @@ def _by_task(out: str) -> list[str]:
 
 
 def _lines(rows: list[dict[str, Any]], before: list[dict[str, Any]], stacks: bool) -> Iterator[str]:
-    first = rows[0]
-    yield f"job {first['job']}, {len(rows)} of {first['size']} ranks: {first['program']}"
-    if len(rows) < first["size"]:
+    first, ranks = rows[0], sum(not row["waits"] for row in rows)
+    spares = f", {first['spares']} spare{'s' if first['spares'] != 1 else ''}"
+    yield (
+        f"job {first['job']}, {ranks} of {first['size']} ranks{spares if first['spares'] else ''}: "
+        f"{first['program']}"
+    )
+    if len(rows) < first["size"] + first["spares"]:
         yield "(the others are on other nodes: --hosts)"
+    if text := survival(rows):
+        yield f"({text})"
     earlier = {row["rank"]: row for row in before}
     width = max(len(row["host"]) for row in rows)
     for row in rows:
         rate = _rate(row, earlier.get(row["rank"]))
-        yield f"rank {row['rank']:>4} {row['host']:<{width}} {row['pid']:>7}{rate}  {_doing(row)}"
+        name = f"spare {row['rank'] - row['size']:>3}" if row["waits"] else f"rank {row['rank']:>4}"
+        yield f"{name} {row['host']:<{width}} {row['pid']:>7}{rate}  {_doing(row)}"
         for call in row["others"][:3]:
             yield f"{'':>12}also in {call}"
         if stacks and row["stacks"]:
@@ -219,7 +225,9 @@ def _lines(rows: list[dict[str, Any]], before: list[dict[str, Any]], stacks: boo
 def _doing(row: dict[str, Any]) -> str:
     if not row["alive"]:
         return f"has ended; last: {row['operation']}: {row['state']}"
-    if not row["operation"]:
+    if row["waits"]:
+        text = "waits for a death"
+    elif not row["operation"]:
         text = "has called no operation yet"
     elif row["inside"]:
         text = f"is in {row['operation']} for {row['seconds']:.1f} s"

@@ -141,6 +141,32 @@ class Operation:
 
 
 @dataclass
+class Survival:
+    """What has become of a job that goes on when a rank dies.
+
+    Attributes
+    ----------
+    waits : int
+        1 if the process is a spare.
+    spares : int
+        How many spares the job has.
+    deaths, recoveries : int
+        How many processes have died, and how often the others went on.
+    took : int
+        Nanoseconds of all recoveries.
+    last : int
+        Nanoseconds since 1970: when the last one ended.
+    """
+
+    waits: int = 0
+    spares: int = 0
+    deaths: int = 0
+    recoveries: int = 0
+    took: int = 0
+    last: int = 0
+
+
+@dataclass
 class Recording:
     """What one process's flight recorder has.
 
@@ -168,6 +194,8 @@ class Recording:
         The oldest first.
     stacks, stacks_at : str, int
         The stacks of its threads as last asked for, and when; empty and 0 if nobody has.
+    survival : Survival
+        What the process knows of deaths.
     """
 
     path: str
@@ -185,3 +213,4 @@ class Recording:
     operations: list[Operation] = field(default_factory=list)
     stacks: str = ""
     stacks_at: int = 0
+    survival: Survival = field(default_factory=Survival)

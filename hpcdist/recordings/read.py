@@ -14,15 +14,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from .model import Group, Operation, Recording, Site
+from .model import Group, Operation, Recording, Site, Survival
 
 _MAGIC = b"hpcdrec\n"
-_VERSION = 2
+_VERSION = 3
 _PAGE = 4096
 #: magic, version and sizes, pid and uid, rank and size, job, three clocks of three numbers each
 _HEAD = struct.Struct("<8s 8I 2i Q 9q")
 #: turn, log_used, left, ask, answered, native, stack_used; then stack_real and the texts
 _MORE = struct.Struct("<7I 4x q 64s 64s 192s")
+_SURVIVAL = struct.Struct("<4I 2q")
 _RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
 #: Where a record has its state, and which of them are of an operation that goes on.
 _STATE, _GOES_ON = 56, (1, 2)
@@ -91,7 +92,7 @@ def read(path: str | os.PathLike[str], newest: int | None = None) -> Recording:
     with open(path, "rb") as file:
         data = file.read(_PAGE)
         alive = _is_held(file)
-        if len(data) < _HEAD.size + _MORE.size or not data.startswith(_MAGIC):
+        if len(data) < _HEAD.size + _MORE.size + _SURVIVAL.size or not data.startswith(_MAGIC):
             raise ValueError(f"{path} is not a file of hpcdist's flight recorder")
         head = _HEAD.unpack_from(data)
         if head[1] != _VERSION or head[3] != _RECORD.size:
@@ -121,6 +122,7 @@ def read(path: str | os.PathLike[str], newest: int | None = None) -> Recording:
     made.groups = list(names.groups.values())
     made.stacks = data[stacks : stacks + min(stack_used, stack_bytes)].decode(errors="replace")
     made.stacks_at = stacks_at if stack_used else 0
+    made.survival = Survival(*_SURVIVAL.unpack_from(data, _HEAD.size + _MORE.size))
     made.operations += (_operation(_RECORD.unpack(one), names, clock) for one in raw)
     made.operations.sort(key=lambda operation: operation.number)
     return made

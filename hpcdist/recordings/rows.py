@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -111,7 +112,25 @@ def _choose(recordings: list[Recording], job: str | None, pids: bool) -> list[Re
             for one in {one.job: one for one in recordings if one.job in named}.values()
         ]
         raise SeveralJobsError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
-    return [one for one in recordings if one.job in named]
+    return current(one for one in recordings if one.job in named)
+
+
+def current(recordings: Iterable[Recording]) -> list[Recording]:
+    """Leave out the processes that died before their job went on without them.
+
+    Parameters
+    ----------
+    recordings : iterable of Recording
+        Of one job.
+
+    Returns
+    -------
+    list of Recording
+        The ranks and spares that it has now; also those that died when it last had all of them.
+    """
+    found = list(recordings)
+    newest = max((one.survival.recoveries for one in found), default=0)
+    return [one for one in found if one.alive or one.survival.recoveries == newest]
 
 
 def row_of(one: Recording, now: int) -> dict[str, Any]:
@@ -129,7 +148,8 @@ def row_of(one: Recording, now: int) -> dict[str, Any]:
     dict
         Times in seconds. `groups` has the name of each group by both its series of numbers,
         `calls` the series, the number and the time of recent collectives, `reached` the last
-        collective of each series, `open` the operations that have not ended.
+        collective of each series, `open` the operations that have not ended. `recovering` are the
+        seconds of all recoveries, `recovered` those since the last one, or None.
     """
     open_ = [operation for operation in one.operations if not operation.finished]
     last = one.operations[-1] if one.operations else None
@@ -159,7 +179,39 @@ def row_of(one: Recording, now: int) -> dict[str, Any]:
         "stacks": one.stacks[:_LONGEST],
         "stacks_age": (now - one.stacks_at) / 1e9 if one.stacks_at else None,
         "where": where(one.stacks),
+        "waits": bool(one.survival.waits),
+        "spares": one.survival.spares,
+        "deaths": one.survival.deaths,
+        "recoveries": one.survival.recoveries,
+        "recovering": one.survival.took / 1e9,
+        "recovered": (now - one.survival.last) / 1e9 if one.survival.recoveries else None,
     }
+
+
+def survival(rows: list[dict[str, Any]]) -> str:
+    """Return what a job has survived, as a sentence.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Of :func:`row_of`, of the ranks that are known.
+
+    Returns
+    -------
+    str
+        Empty if it has had no recovery.
+    """
+    newest = max(rows, key=lambda row: row["recoveries"], default=None)
+    if newest is None or not newest["recoveries"]:
+        return ""
+    times, dead = newest["recoveries"], newest["deaths"]
+    # a former spare has waited in those before it
+    seconds = max(row["recovering"] for row in rows)
+    return (
+        f"{dead} process{'es have' if dead != 1 else ' has'} died; {times} "
+        f"recover{'ies' if times != 1 else 'y'} of {seconds:.3f} s in all, the last "
+        f"{newest['recovered']:.0f} s ago"
+    )
 
 
 def _open(operation: Operation, now: int) -> dict[str, Any]:

@@ -29,10 +29,10 @@ class Container(Node):
     def look(self):
         row = {
             "rank": self.rank, "operations": 0, "bytes": {}, "names": {}, "inside": False,
-            "size": 3, "alive": True, "job": "0a0b0c0d", "program": "p", "host": self.name,
-            "calls": [],
-            "groups": {}, "reached": {}, "open": [], "silent": 0.0, "operation": "", "seconds": 0.0,
-            "state": "", "pid": 1, "resident": 0, "resident_most": 0,
+            "size": 3, "waits": False, "spares": 0, "deaths": 0, "recoveries": 0, "recovering": 0.0,
+            "recovered": None, "alive": True, "job": "0a0b0c0d", "program": "p", "host": self.name,
+            "calls": [], "groups": {}, "reached": {}, "open": [], "silent": 0.0, "operation": "",
+            "seconds": 0.0, "state": "", "pid": 1, "resident": 0, "resident_most": 0,
         }  # fmt: skip
         return {**super().look(), "rows": [row]}
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from jobs import run_job
 from recorded_jobs import SLEEPER, pids_of, start
 
+from hpcdist import _engine
 from hpcdist.cli import top as command
 from hpcdist.cli.top import remote_commands
 from hpcdist.recordings import find, folder_of_user, read
 from hpcdist.recordings.analysis.match import divergences
 from hpcdist.recordings.hangs import hangs
-from hpcdist.recordings.rows import rows_of
+from hpcdist.recordings.model import Recording, Survival
+from hpcdist.recordings.rows import current, row_of, rows_of, survival
 
 pytestmark = pytest.mark.jobs
+SURVIVORS = str(Path(__file__).with_name("survivors.py"))
 
 
 @pytest.fixture
@@ -59,6 +65,7 @@ def test_names_do_not_command_the_terminal(monkeypatch, capsys):
     row = {
         "job": "0a0b0c0d", "program": named, "size": 1, "rank": 0, "host": named, "pid": 1,
         "alive": False, "operation": named, "state": named, "others": [named], "stacks": named,
+        "waits": False, "spares": 0, "recoveries": 0,
     }  # fmt: skip
     options = argparse.Namespace(encoded=False, json=False, once=True, stacks=True)
     monkeypatch.setattr(command, "_everywhere", lambda _: [row])
@@ -180,6 +187,53 @@ def test_two_jobs_are_not_shown_as_one(monkeypatch, capsys):
     assert command.run(options) == 0
     assert [row["rank"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     assert all("top 22222222 --json --elsewhere" in each[2] for each in asked), asked
+
+
+@pytest.mark.skipif(
+    "Open MPI" not in _engine.library_version(), reason="this MPI has no fault tolerance"
+)
+def test_spares_and_a_death():
+    env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "2"}
+    ended = run_job(4, SURVIVORS, env=env, ft=True, limit=80)
+    before, after = (
+        [line for line in ended.text.splitlines() if line.startswith(f"{when}: ")]
+        for when in ("before", "after")
+    )
+    assert "2 of 2 ranks, 2 spares: " in before[0], ended.text
+    assert [line.split()[1] for line in before[1:]] == ["rank", "rank", "spare", "spare"]
+    assert all(line.endswith("waits for a death") for line in before[3:])
+    assert "2 of 2 ranks, 1 spare: " in after[0], ended.text
+    told = r"after: \(1 process has died; 1 recovery of [0-9.]+ s in all, the last \d+ s ago\)"
+    assert re.fullmatch(told, after[1]), after
+    assert [line.split()[1:3] for line in after[2:]] == [
+        ["rank", "0"],
+        ["rank", "1"],
+        ["spare", "0"],
+    ]
+    pids = [[line.split()[4] for line in lines] for lines in (before[1:], after[2:])]
+    assert pids[1] == [pids[0][0], *pids[0][2:]], "the first spare is rank 1 now"
+    assert before[0].split()[2] == after[0].split()[2], "the job keeps its digits"
+
+
+def recording(rank: int, alive: bool, *known: int) -> Recording:
+    made = Recording("", rank, 3, rank, "h", "0a0b0c0d", "", "train.py", 0, False, alive)
+    made.survival = Survival(*known)
+    return made
+
+
+def test_what_a_job_has_survived():
+    second = 1_000_000_000
+    ranks = [
+        recording(0, True, 0, 0, 3, 2, second // 4, 5 * second),
+        recording(1, True, 0, 0, 3, 2, second // 8, 5 * second),  # a spare in the first recovery
+        recording(1, False, 0, 1, 1, 1, 0, 3 * second),  # has died between the two
+        recording(2, False, 0, 0, 3, 2, second // 4, 5 * second),  # since
+    ]
+    left = current(ranks)
+    assert left == [ranks[0], ranks[1], ranks[3]]
+    said = survival([row_of(one, 8 * second) for one in left])
+    assert said == "3 processes have died; 2 recoveries of 0.250 s in all, the last 3 s ago"
+    assert survival([row_of(recording(0, True), second)]) == "" == survival([])
 
 
 def test_a_pid_counts_on_its_own_node_only(hung):

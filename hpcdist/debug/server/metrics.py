@@ -39,6 +39,21 @@ def exposition(state: dict[str, Any]) -> bytes:
     return bytes(generate_latest(registry))
 
 
+def _survival(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+    """What has become of a job that goes on when a rank dies; each rank knows it."""
+
+    def most(field: str) -> float:
+        return max((float(row[field]) for row in rows), default=0.0)
+
+    yield GaugeMetricFamily("hpcdist_spares", "Spares that wait.", value=most("spares"))
+    for name, field, meaning in (
+        ("deaths", "deaths", "Processes that have died."),
+        ("recoveries", "recoveries", "How often the others went on."),
+        ("recovery_seconds", "recovering", "Seconds that recoveries took."),
+    ):
+        yield CounterMetricFamily(f"hpcdist_{name}", meaning, value=most(field))
+
+
 class _State:
     """What generate_latest asks."""
 
@@ -71,6 +86,7 @@ class _State:
             value=len({rank for one in state["hangs"] for rank in one["missing"]}),
         )
         yield GaugeMetricFamily("hpcdist_ranks", "Ranks of the job.", value=state["size"])
+        yield from _survival(state["rows"])
         silent = GaugeMetricFamily(
             "hpcdist_node_report_age_seconds", "Age of the node's last report.", labels=["node"]
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdist.recordings import Recording, ask
 from hpcdist.recordings.hangs import arrivals, hangs
-from hpcdist.recordings.rows import NEWEST, readable, row_of
+from hpcdist.recordings.rows import NEWEST, current, readable, row_of, survival
 
 #: Samples of the history.
 _KEPT = 300
@@ -52,7 +52,7 @@ class Node:
         list of Recording
             In the order of ranks.
         """
-        return sorted(readable(self._paths, newest), key=lambda one: one.rank)
+        return sorted(current(readable(self._paths, newest)), key=lambda one: one.rank)
 
     def ranks(self) -> list[int]:
         """Return the ranks of this node."""
@@ -147,12 +147,14 @@ class State:
         now = time.time()
         looks = [(now, self.node.look()), *self.reports.values()]
         names = _distinct([look["node"] for _, look in looks])
-        rows = {row["rank"]: row for _, look in looks for row in look["rows"]}
+        found = [row for _, look in looks for row in look["rows"]]
+        # a rank that died on one node may live on another, as a former spare
+        rows = {row["rank"]: row for row in sorted(found, key=lambda row: bool(row["alive"]))}
         ordered = [rows[rank] for rank in sorted(rows)]
         for row in ordered:
             self._rate(row, now)
-        found = hangs(ordered)
-        self._find_out(found)
+        waits = hangs(ordered)
+        self._find_out(waits)
         self._history.append(
             {
                 "time": now,
@@ -167,6 +169,7 @@ class State:
             "job": self.job,
             "program": first["program"],
             "size": first["size"],
+            "survival": survival(ordered),
             "time": now,
             "nodes": [
                 {
@@ -178,7 +181,7 @@ class State:
                 }
                 for name, (at, look) in zip(names, looks, strict=True)
             ],
-            "hangs": found,
+            "hangs": waits,
             "slowest": self._slowest(ordered),
             "sizes": _sizes(ordered),
             "history": list(self._history),

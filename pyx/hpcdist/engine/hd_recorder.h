@@ -18,7 +18,7 @@
 #include <x86intrin.h>
 #endif
 
-#define HD_REC_VERSION 2
+#define HD_REC_VERSION 3
 #define HD_REC_LOG (256 << 10)   /* bytes for tables, names, groups and lines */
 #define HD_REC_LINES (192 << 10) /* of these at most for lines: groups have the rest */
 #define HD_REC_STACKS (32 << 10) /* bytes for the stacks of this process */
@@ -64,13 +64,22 @@ typedef struct hd_rec_clock {
     int64_t ticks, mono, real; /* ns of CLOCK_MONOTONIC, ns since 1970 */
 } hd_rec_clock;
 
+/* What has become of a job that goes on when a rank dies. */
+typedef struct hd_rec_survival {
+    uint32_t waits;  /* this process is a spare: its rank is the number of ranks or more */
+    uint32_t spares; /* how many there are */
+    uint32_t deaths, recoveries;
+    int64_t took; /* ns: all recoveries, where this process was a rank */
+    int64_t last; /* ns since 1970: when the last one ended */
+} hd_rec_survival;
+
 /* The first page of the file. */
 typedef struct hd_rec_head {
     char magic[8];
     uint32_t version, head_bytes, record_bytes, records;
     uint32_t log_bytes, stack_bytes, pid, uid;
-    int32_t rank, size;          /* of the job, as the last init_process_group has them */
-    uint64_t job;                /* the same on all ranks */
+    int32_t rank, size;          /* of the job, as it has them now */
+    uint64_t job;                /* the same on all ranks; that of its first groups */
     hd_rec_clock first, last[2]; /* last[turn & 1] is complete: the watchdog writes the other one */
     uint32_t turn;
     uint32_t log_used;
@@ -81,6 +90,7 @@ typedef struct hd_rec_head {
     uint32_t stack_used;
     int64_t stack_real; /* ns since 1970 */
     char host[64], launch[64], program[192];
+    hd_rec_survival survival;
 } hd_rec_head;
 
 struct hd_recorder {

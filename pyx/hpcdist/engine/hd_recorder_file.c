@@ -230,10 +230,33 @@ void hd_rec_open(int rank, int size, uint64_t job, int tidy)
     if (!hd_rec.head && wish > 0)
         make(rank, job, tidy);
     if (hd_rec.head) {
-        hd_rec.head->rank = rank;
-        hd_rec.head->size = size;
-        hd_rec.head->job = job;
+        hd_rec_place(rank, size, 0);
+        if (!hd_rec.head->job)
+            hd_rec.head->job = job;
     }
+}
+
+void hd_rec_place(int rank, int active, int spares)
+{
+    hd_rec_head *h = hd_rec.head;
+    if (!h)
+        return;
+    h->rank = rank;
+    h->size = active;
+    h->survival.waits = rank >= active;
+    h->survival.spares = (uint32_t)spares;
+}
+
+void hd_rec_recovered(int deaths, int64_t ns)
+{
+    hd_rec_clock now;
+    if (!hd_rec.head)
+        return;
+    hd_rec_clock_now(&now);
+    hd_rec.head->survival.deaths += (uint32_t)deaths;
+    hd_rec.head->survival.recoveries++;
+    hd_rec.head->survival.took += ns;
+    hd_rec.head->survival.last = now.real;
 }
 
 void hd_rec_leave(void)

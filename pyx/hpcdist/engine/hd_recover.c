@@ -21,6 +21,7 @@
 #include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_making.h"
+#include "hd_recorder_file.h"
 #include "hd_recover.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
@@ -243,6 +244,13 @@ static int open_group(const hd_comm *old, MPI_Comm from, hd_session *s, const ch
     return code;
 }
 
+/* The first `active` ranks are the default group's, the others are spares. */
+static void divide(hd_session *s, int active)
+{
+    s->active = active;
+    hd_rec_place(s->rank, active, s->size - active);
+}
+
 /* A session of the ranks of `ctl`, which then owns that, and a communicator. */
 static int build(const hd_comm *old, MPI_Comm ctl, int active, const char *name, hd_quota quota,
                  hd_session **s, hd_comm **out, char *text, size_t room)
@@ -251,7 +259,7 @@ static int build(const hd_comm *old, MPI_Comm ctl, int active, const char *name,
     if (code)
         return code;
     if (active)
-        (*s)->active = active;
+        divide(*s, active);
     return open_group(old, ctl, *s, name, out, text, room);
 }
 
@@ -367,6 +375,6 @@ int hd_comm_set_aside(hd_comm *all, int spares, const char *name, hd_comm **out,
 {
     hd_session *s = all->session;
     *out = NULL;
-    s->active = s->size - spares;
+    divide(s, s->size - spares);
     return open_group(all, all->mpi, s, name, out, text, room);
 }

@@ -150,6 +150,8 @@ def recover(Comm comm, str name, double timeout, list found):
     text[0] = 0
     cdef hd_comm* made = NULL
     cdef int code, i, size, active
+    cdef bint waited
+    cdef int64_t began = hd_now()
     cdef int* former = NULL
     cdef int* place
     cdef hd_quota quota
@@ -163,13 +165,14 @@ def recover(Comm comm, str name, double timeout, list found):
     try:
         size = hd_session_size(comm.c.session)
         active = hd_session_active(comm.c.session)
+        waited = hd_spares_is(comm.c.session)
         former = <int*> calloc(2 * size, sizeof(int))
         if former == NULL:
             raise MemoryError
         place = former + size
         with nogil:
             code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, place, text, sizeof(text))
-        if code == HD_ERR_CLOSED and hd_spares_is(comm.c.session):
+        if code == HD_ERR_CLOSED and waited:
             return
         if code:
             propagate()
@@ -179,6 +182,7 @@ def recover(Comm comm, str name, double timeout, list found):
         open_comms[<size_t> made] = new
         hd_session_poisoned(comm.c.session)  # MPI_Finalize may wait for what was in flight then
         died = set(range(size)).difference([former[i] for i in range(hd_session_size(made.session))])
+        hd_rec_recovered(<int> len(died), 0 if waited else hd_now() - began)
         left = range(hd_session_active(made.session))
         joined = tuple([i for i in left if former[i] >= active])
         found += [new, tuple([place[i] for i in left]), tuple(sorted(died)), joined]
