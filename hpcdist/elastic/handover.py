@@ -98,10 +98,9 @@ def _head(state: Any) -> dict[str, Any]:
         "began": state.began,
         "lost": state.lost,
         "repeated": state.repeated,
-        "commits": state._commits,
         "keeps": state._keeps,
         "begun": state._begun,
-        "kept": state._keeper.progress if state._keeper is not None else None,
+        "archive": state.archive.progress,
     }
 
 
@@ -211,12 +210,9 @@ def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None
     state.put_back(sharded=False)
     state.began, state.repeated = head["began"], head["repeated"]
     state.lost = [tuple(ranks) for ranks in head["lost"]]
-    state._commits, state._keeps = head["commits"], head["keeps"]
+    state._keeps = head["keeps"]
     state._begun_before = head["begun"]
-    if head["kept"] is None:
-        state._keeper = None  # the others have not resumed: they keep none
-    elif state._keeper is not None:
-        state._keeper.follow(head["kept"])
+    state.archive.follow(head["archive"])
 
 
 def _put_back_shards(state: Any) -> None:

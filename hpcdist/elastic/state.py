@@ -11,9 +11,9 @@ from typing import Any
 
 from hpcdist import _engine, log
 from hpcdist.elastic import handover
+from hpcdist.elastic.archive import Archive
 from hpcdist.elastic.commit import Commit
-from hpcdist.elastic.disk import Disk
-from hpcdist.elastic.keep import Found, Keeper, gathered
+from hpcdist.elastic.keep import Found, gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
@@ -21,7 +21,6 @@ from hpcdist.groups import joining
 from hpcdist.groups.reconfigure import agree, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
-from hpcdist.startup.commits import job_of_this_process
 
 _log = log.get_logger("elastic")
 #: Why a failed step cannot be taken back where State.survives is False.
@@ -32,8 +31,6 @@ _NO_RETURN = (
 
 #: Bits of a vote: the state may be committed; no rank is known to have died.
 STATE, ALIVE = 1, 2
-#: A State's number, in the order in which they resume: the same in every start of the job.
-_numbers = itertools.count()
 #: The number of each State of the program, in the order in which it makes them.
 _made = itertools.count()
 #: The one that a job with spares has.
@@ -146,10 +143,9 @@ class State:
         #: The group's collectives when resume() joined the others: if its program makes none before
         #: its next commit, the others have made that one, before their steps.
         self._resumed_at: int | None = None
-        self._keeper: Keeper | None = None
         self.looked = False
-        self._disk = Disk(folder, self._agreed) if folder is not None else None
-        self._commits, self._every, self._folder_every = 0, memory_every, folder_every
+        #: Where commits are kept for the next start.
+        self.archive = Archive(folder, folder_every, memory_every, self._agreed, is_death)
         self._size = 0
 
     @property
@@ -224,11 +220,7 @@ class State:
 
     def _join(self) -> None:
         """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
-        job = job_of_this_process()
-        if self._disk is not None and not self.looked:
-            self._disk.claim()
-        if job and self._keeper is None:
-            self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
+        self.archive.open()
         self.looked = True
         with joining.opened():
             self._recover(joins=True)
@@ -259,24 +251,12 @@ class State:
             self._join()
             self._resumed_at = _comm().seq
             return True
-        job = job_of_this_process()
-        if not job and self._disk is None:
-            self.looked = True
-            return False
-        if world.pg is None:
-            raise ValueError(NOT_INITIALIZED)
-        if self._disk is not None and not self.looked:
-            self._disk.claim()
+        keeps = self.archive.open()
         self.looked = True
+        if not keeps:
+            return False
         began = time.monotonic()
-        found, where = None, "the nodes' memory"
-        if job:
-            if self._keeper is None:
-                self._keeper = Keeper(job, next(_numbers), self._agreed, is_death)
-            found = self._keeper.find()
-        if self._disk is not None:
-            newer = self._disk.find(-1 if found is None else found.step)
-            found, where = (newer, "disk") if newer is not None else (found, where)
+        found, where = self.archive.find()
         if found is None:
             return False
         self._put(found)
@@ -315,10 +295,8 @@ class State:
 
     def _keep(self) -> None:
         """Keep this commit for the next start of the job, if it is its turn."""
-        number, self._commits = self._commits, self._commits + 1
-        to_memory = self._keeper is not None and number % self._every == 0
-        to_disk = self._disk is not None and number and number % self._folder_every == 0
-        if not (to_memory or to_disk):
+        turns = self.archive.turns()
+        if not turns:
             return
         commit = self.committed
         if commit is None:
@@ -333,10 +311,8 @@ class State:
             "lost": self.lost,
             "repeated": self.repeated,
         }
-        if self._keeper is not None and to_memory:
-            self._keeper.keep(self.step, own, shards)
-        if self._disk is not None and to_disk:
-            self._disk.keep(self.step, own, shards)
+        for each in turns:
+            each.keep(self.step, own, shards)
 
     def _agreed(self, flag: bool) -> bool:
         """Whether all ranks gave a true flag."""
