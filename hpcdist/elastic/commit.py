@@ -26,6 +26,10 @@ class Commit:
         The State's ``values``.
     random : Any
         torch's random numbers.
+    size : int
+        Ranks that committed.
+    places : list of int
+        By rank, the one of whose part of this commit it has: its own number then.
     copies : dict
         By rank, what ranks before this one alone had, as bytes of :meth:`own`; only in jobs with
         spares, of which one may take such a rank's place.
@@ -36,6 +40,8 @@ class Commit:
     parts: dict[str, Any]
     values: dict[str, Any]
     random: Any
+    size: int
+    places: list[int]
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
     step: int = -1
 

@@ -76,32 +76,25 @@ def restore(state: Any) -> None:
     _check(reports, source)
     head: list[Any] = [_head(state) if world.comm.rank == source else None]
     broadcast_object_list(head, src=source)
-    holders = _holders(reports, joining, head[0]["places"])
+    places = head[0]["commit"]["places"]
+    holders = _holders(reports, joining, places)
     rank = world.comm.rank
     if reports[rank].joins:
         _receive(state, head[0], source, holders[rank])
     else:
         state.put_back(sharded=False)
         for other in joining:
-            _send(state, head[0]["places"][other], other, rank == source, rank == holders[other])
+            _send(state, places[other], other, rank == source, rank == holders[other])
     _put_back_shards(state)
     if rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
 
 
 def _head(state: Any) -> dict[str, Any]:
-    """Return what a rank that joins must know beside the commit."""
-    return {
-        "places": state._places,
-        "size": state._size,
-        "step": state.committed.step,
-        "began": state.began,
-        "lost": state.lost,
-        "repeated": state.repeated,
-        "keeps": state._keeps,
-        "begun": state._begun,
-        "archive": state.archive.progress,
-    }
+    """Return what a rank that joins must know beside the parts of the commit."""
+    commit = state.committed
+    about = {"size": commit.size, "places": commit.places, "step": commit.step}
+    return {"commit": about, "progress": state.progress}
 
 
 def _report(state: Any) -> dict[str, Any]:
@@ -201,18 +194,14 @@ def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None
     shared = unpacked(swap(None, None, [source])[source])
     own = unpacked(swap(None, None, [holder])[holder])
     parts = {
-        name: {"held": {}, "size": head["size"], "groups": shared["groups"][name]}
+        name: {"held": {}, "size": head["commit"]["size"], "groups": shared["groups"][name]}
         if isinstance(part, Shards)
         else part.join(shared["parts"][name], own["parts"][name])
         for name, part in state.parts.items()
     }
-    state.committed = Commit(parts, own["values"], own["random"], step=head["step"])
+    state.committed = Commit(parts, own["values"], own["random"], **head["commit"])
     state.put_back(sharded=False)
-    state.began, state.repeated = head["began"], head["repeated"]
-    state.lost = [tuple(ranks) for ranks in head["lost"]]
-    state._keeps = head["keeps"]
-    state._begun_before = head["begun"]
-    state.archive.follow(head["archive"])
+    state.follow(head["progress"])
 
 
 def _put_back_shards(state: Any) -> None:

@@ -134,8 +134,6 @@ class State:
         self.committed: Commit | None = None
         self._ready: Commit | None = None
         self._copies = copies
-        #: By rank, the one whose part of the last commit it has: its own number then.
-        self._places: list[int] = []
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
         #: Loops that this State has begun, and those of the others when this rank joined them.
@@ -146,12 +144,30 @@ class State:
         self.looked = False
         #: Where commits are kept for the next start.
         self.archive = Archive(folder, folder_every, memory_every, self._agreed, is_death)
-        self._size = 0
 
     @property
     def survives(self) -> bool:
         """Whether this job goes on when a rank dies."""
         return world.pg is not None and world.pg.supports_reconfigure
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What a rank that joins the others must know beside their commit."""
+        return {
+            "began": self.began,
+            "lost": self.lost,
+            "repeated": self.repeated,
+            "keeps": self._keeps,
+            "begun": self._begun,
+            "archive": self.archive.progress,
+        }
+
+    def follow(self, progress: dict[str, Any]) -> None:
+        """Go on with the commits of the others, whose :attr:`progress` this is; local."""
+        self.began, self.repeated = progress["began"], progress["repeated"]
+        self.lost = [tuple(ranks) for ranks in progress["lost"]]
+        self._keeps, self._begun_before = progress["keeps"], progress["begun"]
+        self.archive.follow(progress["archive"])
 
     def commit(self, steps: int = 0, yes: bool = True) -> bool:
         """Make the present state the one to which ranks return, if all ranks can.
@@ -351,14 +367,13 @@ class State:
             name: part.take(alone) if isinstance(part, Shards) else part.take()
             for name, part in self.parts.items()
         }
-        return Commit(parts, copy.deepcopy(self.values.__dict__), self._random.take())
+        values, size = copy.deepcopy(self.values.__dict__), world.comm.size
+        return Commit(parts, values, self._random.take(), size, list(range(size)))
 
     def _accept(self) -> None:
         assert self._ready is not None
         self._ready.step = self.step
         self.committed, self._ready = self._ready, None
-        self._size = world.comm.size
-        self._places = list(range(self._size))
 
     def _refuse_second(self) -> None:
         """Raise in a job with spares if another State has commits: a spare could not get them."""
@@ -415,8 +430,9 @@ class State:
         assert pg is not None
         renewed = reconfigure(pg, None, None)
         self.lost.append(renewed.lost)
-        if self._places:
-            self._places = [self._places[former] for former in renewed.ranks]
+        if self.committed is not None:
+            places = self.committed.places
+            self.committed.places = [places[former] for former in renewed.ranks]
 
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
