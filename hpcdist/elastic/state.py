@@ -136,11 +136,11 @@ class State:
         self._copies = copies
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
-        #: Loops that this State has begun, and those of the others when this rank joined them.
-        self._begun = self._begun_before = 0
-        #: The group's collectives when resume() joined the others: if its program makes none before
-        #: its next commit, the others have made that one, before their steps.
-        self._resumed_at: int | None = None
+        #: Commits before any step that this rank has made: begin()'s, and those after resume().
+        #: And those of the others when this rank joined them, which it skips.
+        self._openings = self._openings_before = 0
+        #: The group's collectives since which a commit is one of these.
+        self._opens_at: int | None = None
         self.looked = False
         #: Where commits are kept for the next start.
         self.archive = Archive(folder, folder_every, memory_every, self._agreed, is_death)
@@ -158,7 +158,8 @@ class State:
             "lost": self.lost,
             "repeated": self.repeated,
             "keeps": self._keeps,
-            "begun": self._begun,
+            # those that this rank itself has not come to yet, as a former spare, count too
+            "openings": max(self._openings, self._openings_before),
             "archive": self.archive.progress,
         }
 
@@ -166,7 +167,7 @@ class State:
         """Go on with the commits of the others, whose :attr:`progress` this is; local."""
         self.began, self.repeated = progress["began"], progress["repeated"]
         self.lost = [tuple(ranks) for ranks in progress["lost"]]
-        self._keeps, self._begun_before = progress["keeps"], progress["begun"]
+        self._keeps, self._openings_before = progress["keeps"], progress["openings"]
         self.archive.follow(progress["archive"])
 
     def commit(self, steps: int = 0, yes: bool = True) -> bool:
@@ -222,17 +223,23 @@ class State:
 
     def _skips_this(self, steps: int, yes: bool) -> bool:
         """Whether the others have made this commit before this rank joined them."""
-        resumed_at, self._resumed_at = self._resumed_at, None
-        return resumed_at is not None and yes and not steps and _comm().seq == resumed_at
+        opens_at, self._opens_at = self._opens_at, None
+        if opens_at is None or steps or not yes:
+            return False
+        self._openings += 1
+        # A former spare that has made a collective since is in its first step.
+        return self._openings <= self._openings_before and _comm().seq == opens_at
 
     def begin(self) -> None:
         """Resume, unless that was done, and commit; all ranks must call it before their steps."""
-        self._begun += 1
         if not self.looked:
             self.resume()
-        if self._begun > self._begun_before:
-            self.commit()
-        self._resumed_at = None
+        self._open()
+        self.commit()
+
+    def _open(self) -> None:
+        """Take the next commit for one before any step; local."""
+        self._opens_at = _comm().seq if world.spares else None
 
     def _join(self) -> None:
         """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
@@ -265,8 +272,9 @@ class State:
         """
         if world.joining is not None:
             self._join()
-            self._resumed_at = _comm().seq
+            self._open()
             return True
+        self._open()
         keeps = self.archive.open()
         self.looked = True
         if not keeps:
