@@ -33,7 +33,8 @@ class Part(Protocol):
         """Return the tensors that it changes in place."""
 
 
-def _shapes(tensors: list[torch.Tensor]) -> str:
+def shapes(tensors: list[torch.Tensor]) -> str:
+    """Describe tensors, so that those of the same shapes and dtypes have the same text."""
     described = repr([(tuple(t.shape), str(t.dtype)) for t in tensors])
     digest = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
     return f"{len(tensors)} tensors of {sum(t.numel() for t in tensors)} elements ({digest})"
@@ -71,7 +72,7 @@ class _Module:
         return [*shared, *own]
 
     def layout(self) -> str:
-        return f"a module with {_shapes(self.tensors())}"
+        return f"a module with {shapes(self.tensors())}"
 
     @torch.no_grad()
     def take(self) -> list[torch.Tensor]:
@@ -117,7 +118,7 @@ class _Tensor(_Shared):
         return [self._tensor]
 
     def layout(self) -> str:
-        return f"a tensor: {_shapes([self._tensor])}"
+        return f"a tensor: {shapes([self._tensor])}"
 
 
 class RandomNumbers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from hpcdist.collectives.objects import all_gather_object
+from hpcdist.elastic.parts import shapes
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
@@ -67,13 +67,8 @@ class Shards:
 
     def layout(self) -> str:
         """Describe it, so that two of the same text can have each other's shards."""
-        groups = [
-            [(tuple(p.shape), str(p.dtype)) for p in group["params"]]
-            for group in self._zero.param_groups
-        ]
-        digest = hashlib.blake2b(repr(groups).encode(), digest_size=8).hexdigest()
-        number = sum(map(len, groups))
-        return f"a ZeroRedundancyOptimizer of {number} parameters ({digest}), copies={self._copies}"
+        groups = "; ".join(shapes(group["params"]) for group in self._zero.param_groups)
+        return f"a ZeroRedundancyOptimizer of {groups}, copies={self._copies}"
 
     def is_of(self, zero: ZeroRedundancyOptimizer) -> bool:
         """Whether these are the shards of an optimizer."""
