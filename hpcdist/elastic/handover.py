@@ -205,7 +205,7 @@ def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None
 
 
 def _put_back_shards(state: Any) -> None:
-    """Divide the shards anew, also among ranks that have none yet."""
+    """Divide the shards again, also among ranks that have none yet."""
     for name, part in state.parts.items():
         if isinstance(part, Shards):
             part.restore(state.committed.parts[name], whole=True)

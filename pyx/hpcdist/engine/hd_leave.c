@@ -85,7 +85,7 @@ const hd_post_heard *hd_leave_reason(hd_comm *c, double seconds)
 static int fail_if_lost(hd_comm *c, hd_job *j, const hd_post_heard *h)
 {
     const enum hd_gone how = h ? hd_session_gone(c->session, c->node_slot[h->note.by]) : HD_HERE;
-    if (hd_session_broken(c->session)) /* who has a new session has left this one */
+    if (hd_session_broken(c->session)) /* a rank with a new session has left this one */
         return hd_fail_broken(c, j);
     if (how && h->note.what == HD_POST_INTERRUPTED)
         return hd_fail_gone(c, j, h->note.by, how); /* not a late rank ended the check */
