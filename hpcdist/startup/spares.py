@@ -38,12 +38,17 @@ def wanted() -> int:
     return number
 
 
+def _native(backends: Mapping[str, Any]) -> Any:
+    """Return MPI's communicator of a group's backends, or None."""
+    return next((each.native for each in backends.values() if each.native is not None), None)
+
+
 def problem(backends: Mapping[str, Any], number: int, tolerant: bool) -> str:
     """Return why the job cannot have so many spares; "" if it can. The same on all ranks."""
     if not number:
         return ""
     wants = f"HPCDIST_SPARES={number}"
-    native = next((each.native for each in backends.values() if each.native is not None), None)
+    native = _native(backends)
     if not tolerant:
         return f"{wants} needs HPCDIST_FT=1: without it the job ends when a rank dies"
     if native is None:
@@ -81,8 +86,7 @@ def divide(
     RankFailedError
         On a spare, if all other ranks have died.
     """
-    whole = next(each.native for each in backends.values() if each.native is not None)
-    half = _engine.set_aside(whole, number, name)
+    half = _engine.set_aside(_native(backends), number, name)
     for backend in dict.fromkeys(reversed([*backends.values()])):
         backend.free()
     rank, active, _ = _engine.world_place(half)
@@ -143,7 +147,7 @@ def dismiss(pg: Any) -> None:
     if not world.spares:
         return
     _dismissed = True
-    native = next(each.native for each in pg._backends.values() if each.native is not None)
+    native = _native(pg._backends)
     _engine.farewell(native, min(native.timeout, _FAREWELL))
 
 
