@@ -41,10 +41,10 @@ def folder_of_job(job: str) -> Path:
     return folder_of_user() / f"commits-{job}"
 
 
-def expect_end(comm: _engine.Comm | None, rank: int = -1) -> None:
+def expect_end(comm: _engine.Comm | None, rank: int) -> None:
     """Let the last rank of the node that ends well remove the job's folder; local.
 
-    `rank` is this process's among all that end, -1 if it is that of the communicator.
+    `rank` is this process's among all that end.
 
     A job that this process starts is another one: it does not inherit the name.
     """
@@ -53,4 +53,4 @@ def expect_end(comm: _engine.Comm | None, rank: int = -1) -> None:
     job = job_of_this_process()
     if job and comm is not None:
         here = _engine.ranks_of_machine(comm)
-        _engine.mark_end(str(folder_of_job(job)), rank if rank >= 0 else comm.rank, here)
+        _engine.mark_end(str(folder_of_job(job)), rank, here)

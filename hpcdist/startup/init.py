@@ -140,9 +140,10 @@ def init_process_group(
             _engine.want_fault_tolerance(tolerant)
             backends = _make(request, place)
         _open(request, place, backends, tolerant)
-        commits.expect_end(_group.world.comm.native)
+        comm = _group.world.comm
+        commits.expect_end(comm.native, comm.rank)
         if tolerant and not aside:
-            checks.report_fault_tolerance(_group.world.comm)
+            checks.report_fault_tolerance(comm)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
         rank, active, others = _engine.world_place(comm)
         if rank < active:
             variables.export_taken_place(comm)
-            commits.expect_end(comm)
+            commits.expect_end(comm, rank)
             return comm
         log.set_rank(rank, active + others)
         commits.expect_end(comm, rank)
