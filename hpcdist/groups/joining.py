@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakSet
 
+from hpcdist import config
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
@@ -91,6 +92,20 @@ def refuse_by_hand() -> None:
             "a job with spares (HPCDIST_SPARES) recovers in its State: use "
             "hpcdist.elastic.elastic(), or call commit(yes=False) of the State on all ranks that "
             "live"
+        )
+
+
+def refuse_stock_torch() -> None:
+    """Raise ValueError in a job that is to have spares, on all its ranks.
+
+    A former spare would have to make torch's groups while the other ranks, which have theirs, wait
+    for its State.
+    """
+    spares = config.get("spares")
+    if spares:
+        raise ValueError(
+            f"HPCDIST_SPARES={spares}: groups of stock torch have no spares. Unset it, or use "
+            "hpcdist's own groups and DistributedDataParallel"
         )
 
 

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from hpcdist._torch_version import explain, untested
 from hpcdist.backends.mpi import MPIOptions
+from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
 from hpcdist.torch.process_group import NAME, BridgeGroup
-from hpcdist.torch.rendezvous import refuse_spares
 from hpcdist.torch.store import from_torch
 
 #: Name of one of our groups -> the group that torch has for it.
@@ -54,7 +54,7 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
     if warning and options.group_rank == 0:
         warnings.warn(warning, stacklevel=2)
     with explain():
-        refuse_spares()
+        joining.refuse_stock_torch()
         return _create(options, pg_options, ranks)
 
 

@@ -20,6 +20,7 @@ from hpcdist.backends import mpi
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError
+from hpcdist.groups import joining
 from hpcdist.groups.limits import limit_of
 from hpcdist.startup import attendance, steps, variables
 from hpcdist.store import TCPStore
@@ -100,7 +101,7 @@ def meet(
     ValueError
         If the job is to have spares.
     """
-    refuse_spares()
+    joining.refuse_stock_torch()
     if steps.alone():
         _refuse(steps.expected_size("env://", -1))
     limit = timeout or limit_of(config.get("timeout"))
@@ -171,20 +172,6 @@ def _served_by_gloo() -> bool:
         return False
     served = dist.distributed_c10d.BackendConfig(dist.Backend(dist.Backend.UNDEFINED))
     return dist.Backend.GLOO in served.get_device_backend_map().values()
-
-
-def refuse_spares() -> None:
-    """Raise ValueError in a job with spares, on all its ranks.
-
-    A former spare would have to make torch's groups while the other ranks, which have theirs, wait
-    for its State.
-    """
-    spares = config.get("spares")
-    if spares:
-        raise ValueError(
-            f"HPCDIST_SPARES={spares}: groups of stock torch have no spares. Unset it, or use "
-            "hpcdist's own groups and DistributedDataParallel"
-        )
 
 
 def _refuse(size: int) -> None:
