@@ -58,9 +58,13 @@ class DistError(RuntimeError):
     ----------
     refusal : Refusal or None
         Which ranks could not make the operation, and why, if it failed because of that.
+    in_step : bool
+        Of a collective: whether all ranks have made the same one, and it failed on all of them
+        before data moved. They can go on together.
     """
 
     refusal: Refusal | None = None
+    in_step = False
 
 
 class DistBackendError(DistError):
@@ -109,6 +113,8 @@ class DistNaNError(DistError):
     stays usable. :attr:`refusal` says on which ranks the NaNs are. Of a message it is raised where
     the message is sent, if that rank looks, and where it is received, if that one does.
     """
+
+    in_step = True
 
 
 class RankFailedError(DistError):

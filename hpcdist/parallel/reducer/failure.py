@@ -57,22 +57,22 @@ class Failure:
     def settle(self, call: Callable[[], Any]) -> None:
         """Make a blocking call and keep its error, if it is the first after which no rank goes on.
 
-        A reduction that was refused because of a NaN failed on all ranks before data moved. Each
-        bucket has the same outcome on all of them, and the next pass averages all gradients.
+        After an error that left the ranks in step, a NaN for instance, each bucket has the same
+        outcome on all of them, and the next pass averages all gradients.
         """
         try:
             call()
-        except DistNaNError as error:
-            self._stats.failed(error)
         except DistError as error:
-            if self.error is None:
+            if error.in_step:
+                self._stats.failed(error)
+            elif self.error is None:
                 self.note(error)
 
     def of_finish(self, error: BaseException, buckets: Sequence[Any], more: int) -> None:
         """Record an error raised while this rank waited for its averages."""
         hook = self._transfer.has_hook
-        if isinstance(error, DistNaNError) and not hook:
-            self._stats.failed(error)  # as in settle()
+        if isinstance(error, DistError) and error.in_step and not hook:
+            self._stats.failed(error)
         else:
             self.note(error)
         # Operations in flight end soon, in one way or another, and their errors do not matter.
