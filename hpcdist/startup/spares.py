@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hpcdist import _engine, config, log
 from hpcdist.backends.create import renewed
-from hpcdist.errors import DistError
+from hpcdist.errors import DistError, RankFailedError
 from hpcdist.groups import joining
 from hpcdist.groups.world import world
 from hpcdist.startup import commits, variables
@@ -92,8 +95,13 @@ def divide(
     rank, active, _ = _engine.world_place(half)
     if rank < active:
         return renewed(backends, half), None
-    _warm()
-    taken = _wait(half, name)
+    try:
+        _warm()
+        taken = _wait(half, name)
+    except RankFailedError:
+        raise
+    except Exception:  # of a signal handler, for example
+        _die()
     return renewed(backends, taken), taken
 
 
@@ -124,6 +132,16 @@ def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
             _end(comm)
         comm.free(0.0, agree=False)
         comm = found[0]
+
+
+def _die() -> NoReturn:
+    """Leave a job that goes on: as a dead spare does, because the others watch for that."""
+    _log.warning("this spare cannot wait any more and ends; the job goes on without it")
+    traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError  # not reached
 
 
 def _end(comm: _engine.Comm) -> NoReturn:

@@ -159,9 +159,8 @@ static int meet(hd_session *s, double timeout, hd_text *t)
         hd_say(t, "the other ranks have destroyed the default group");
         return HD_ERR_CLOSED;
     }
-    if (spare && code)
-        return code;
-    break_now(s);
+    if (!spare || !code)
+        break_now(s);
     if (code == HD_ERR_TIMEOUT) {
         hd_say(t, "timeout after %.3g s: not all ranks that are left have called reconfigure",
                timeout);
