@@ -29,7 +29,9 @@ class _Report:
     Attributes
     ----------
     joins : bool
-        It was a spare and has no commit yet.
+        It was a spare, and the ranks have not committed together with it yet.
+    has : bool
+        It has the last commit. So has one that joins if it got it before another rank died.
     number : int
         Which State of its program recovers.
     parts : dict
@@ -41,6 +43,7 @@ class _Report:
     """
 
     joins: bool
+    has: bool
     number: int
     parts: dict[str, str]
     held: list[int]
@@ -66,11 +69,11 @@ def restore(state: Any) -> None:
         On all ranks, if what a dead rank alone had is lost with all its copies.
     """
     reports = [_Report(**each) for each in gathered(_report(state))]
-    joining = [rank for rank, each in enumerate(reports) if each.joins]
-    if not joining:
+    if not any(each.joins for each in reports):
         state.rollback()
         return
-    source = next((rank for rank, each in enumerate(reports) if not each.joins), None)
+    joining = [rank for rank, each in enumerate(reports) if not each.has]
+    source = next((rank for rank, each in enumerate(reports) if each.has), None)
     if source is None:
         raise StateLostError("all ranks that had the State died, and former spares alone are left")
     _check(reports, source)
@@ -79,14 +82,14 @@ def restore(state: Any) -> None:
     places = head[0]["commit"]["places"]
     holders = _holders(reports, joining, places)
     rank = world.comm.rank
-    if reports[rank].joins:
+    if rank in joining:
         _receive(state, head[0], source, holders[rank])
     else:
         state.put_back(sharded=False)
         for other in joining:
             _send(state, places[other], other, rank == source, rank == holders[other])
     _put_back_shards(state)
-    if rank == source:
+    if joining and rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
 
 
@@ -101,6 +104,7 @@ def _report(state: Any) -> dict[str, Any]:
     commit = state.committed
     return {
         "joins": world.joining is not None,
+        "has": commit is not None,
         "number": state.number,
         "parts": {name: part.layout() for name, part in state.parts.items()},
         "held": sorted(commit.copies) if commit is not None else [],
@@ -154,11 +158,7 @@ def _holders(reports: list[_Report], joining: list[int], places: list[int]) -> d
     """Return for each rank that joins the lowest one with what it alone had."""
     holders = {}
     for rank in joining:
-        have = [
-            other
-            for other, each in enumerate(reports)
-            if not each.joins and places[rank] in each.held
-        ]
+        have = [other for other, each in enumerate(reports) if places[rank] in each.held]
         if not have:
             raise StateLostError(
                 f"what the former rank {places[rank]} alone had, its random numbers, buffers and "
