@@ -1,23 +1,28 @@
-"""A job with two spares, for one case of test_spares.py: spares.py CASE."""
+"""A job of three ranks and spares, for cases of test_spares.py: spares.py CASE,CASE..."""
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 import hpcdist as dist
-from hpcdist.elastic import State, elastic, joining
+from hpcdist import _engine
+from hpcdist.elastic import State, elastic, handover, joining
 
 STEPS, FATAL = 8, 4
 #: The ranks that die in step FATAL, by case; rank 1 in all others.
-VICTIMS = {"neighbours": (1, 2), "more": (1, 2, 3), "none": (), "all": (0, 1, 2, 3)}
+VICTIMS = {"neighbours": (1, 2), "none": (), "all": (0, 1, 2)}
+CASES = sys.argv[1].split(",")
+FATAL_BEGUN = Path(os.environ.get("HPCDIST_TEST_FOLDER", ""), "fatal")
 
 
 def die() -> None:
@@ -46,69 +51,102 @@ def calls() -> None:
     print(f"place {dist.get_rank()} {dist.get_world_size()} {os.environ['RANK']}", flush=True)
 
 
+def raise_while_waiting() -> None:
+    """Let the first spare's wait fail, and the second one's after the recovery from that."""
+    recover, number = _engine.recover, int(os.environ["OMPI_COMM_WORLD_RANK"]) - 3
+    calls = itertools.count()
+
+    def fails(*args: object) -> None:
+        if next(calls) == number:
+            while not FATAL_BEGUN.exists():
+                time.sleep(0.01)
+            raise RuntimeError("of the wait")
+        recover(*args)
+
+    if number >= 0:
+        _engine.recover = fails
+
+
+def die_as_holder() -> None:
+    """Let rank 2 die when rank 1 has got from it what the former rank 1 alone had."""
+    put_back = handover._put_back_shards
+
+    def then_die(state: State) -> None:
+        put_back(state)
+        time.sleep(0.5)
+        die()
+
+    handover._put_back_shards = then_die
+
+
 def main() -> None:
-    case = sys.argv[1]
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(100, exit=True)
-    if case == "different":
+    if "different" in CASES:
         os.environ["HPCDIST_SPARES"] = os.environ["OMPI_COMM_WORLD_RANK"]
+    if "wait" in CASES:
+        raise_while_waiting()
     dist.init_process_group(timeout=timedelta(seconds=30))
-    spare, victims = joining(), VICTIMS.get(case, (1,))
-    if case == "early" and dist.get_rank() == 1 and not spare:
+    spare, mine = joining(), dist.get_rank()
+    victims = next((VICTIMS[case] for case in CASES if case in VICTIMS), (1,))
+    if "early" in CASES and dist.get_rank() == 1 and not spare:
         die()
     torch.manual_seed(3)
-    model = torch.nn.Linear(4, 5 if spare and case == "shapes" else 4)
-    if spare and case == "calls":
+    model = torch.nn.Linear(4, 4)
+    if spare and "calls" in CASES:
         calls()
-    if spare and case == "raises":
+    if spare and "raises" in CASES:
         raise RuntimeError("of the program")
+    if "holder" in CASES and dist.get_rank() == 2 and not spare:
+        die_as_holder()
     parallel = dist.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = {"model": parallel, "optimizer": optimizer}
-    if spare and case == "uncovered":
+    if spare and "uncovered" in CASES:
         dist.DistributedDataParallel(model)  # gone at once: it does not count
         other = dist.DistributedDataParallel(torch.nn.Linear(2, 2))
         assert other.module is not None
-    if spare and case == "layout":
-        del parts["optimizer"]
     state = State(**parts)
-    if case == "commit first":
+    if "commit first" in CASES:
         state.commit()
-    if case == "resume first":
+    if "resume first" in CASES:
         state.resume()
         state.commit()
 
     def step(index: int) -> None:
-        if dist.get_rank() in victims and index == FATAL and not spare:
+        while "wait" in CASES and index == FATAL and sum(map(len, state.lost)) < 2:
+            FATAL_BEGUN.touch()
+            dist.barrier()
+        if mine in victims and index == FATAL and not spare:
             die()
         optimizer.zero_grad()
         parallel(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
         optimizer.step()
 
-    if case.startswith("own"):
-        own_loop(case, state, step)
+    if "own" in CASES:
+        own_loop(state, step)
     else:
-        loops(case, state, step)
+        loops(state, step)
     total = float(model.weight.detach().double().sum())
     print(f"end {dist.get_rank()}/{dist.get_world_size()} {state.step} {total:.9f}", flush=True)
-    if case == "second":
+    if "second" in CASES:
         State(**parts).commit()
-    if case not in ("exit", "finally"):
+    if not {"exit", "finally"} & set(CASES):
         dist.destroy_process_group()
 
 
-def loops(case: str, state: State, step: Callable[[int], None]) -> None:
+def loops(state: State, step: Callable[[int], None]) -> None:
     """One loop, or two on one State, of which the second has the death."""
-    for steps in (FATAL, STEPS) if case == "two loops" else (STEPS,):
-        for each in elastic(state, steps, every=3 if case == "every" else 1):
+    for steps in (FATAL, STEPS) if "two loops" in CASES else (STEPS,):
+        for each in elastic(state, steps, every=3 if "every" in CASES else 1):
             with each:
                 step(each.index)
 
 
-def own_loop(case: str, state: State, step: Callable[[int], None]) -> None:
+def own_loop(state: State, step: Callable[[int], None]) -> None:
     """A loop of the program's own, which counts its steps itself."""
     state.values.done = 0
-    if case == "own, resumed":
+    if "resumed" in CASES:
         state.resume()
     else:
         state.commit()
@@ -127,5 +165,5 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        if sys.argv[1] == "finally":
+        if "finally" in CASES:
             dist.destroy_process_group()

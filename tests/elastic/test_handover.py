@@ -1,0 +1,33 @@
+"""When a former spare may have the others' commit: its State must be theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcdist.elastic import handover
+from hpcdist.elastic.parts import part_of
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+def report(number: int = 0, **parts: object) -> handover._Report:
+    described = {name: part_of(thing, name).layout() for name, thing in parts.items()}
+    return handover._Report(False, True, number, described, [], "")
+
+
+def test_another_state_is_refused():
+    model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters())
+    theirs = report(model=model, optimizer=optimizer)
+    handover._check([theirs, report(model=model, optimizer=optimizer)], 0)
+    for says, mine in {
+        "its State has as 'optimizer' nothing, and rank 0 has a SGD": report(model=model),
+        "its State has as 'model' a module with 2 tensors": report(
+            model=other, optimizer=optimizer
+        ),
+        "it resumes State 1 of its program, and the others are in State 0": report(1),
+    }.items():
+        with pytest.raises(ValueError, match="rank 1, a former spare, cannot join") as error:
+            handover._check([theirs, mine], 0)
+        assert says in str(error.value)
