@@ -29,6 +29,8 @@ from hpcdist.elastic import State, elastic, joining
 from hpcdist.optim import ZeroRedundancyOptimizer
 
 BATCH, WIDTH, SEED = 24, 48, 1
+#: When victims die, by rank and whether it is the former spare that has got that rank's place.
+Deaths = dict[tuple[int, bool], tuple[str, float]]
 
 
 def bare(norm: bool = False) -> torch.nn.Sequential:
@@ -123,9 +125,10 @@ def die_after(delay: float) -> None:
     threading.Thread(target=die, daemon=True).start()
 
 
-def die_as_spare(deaths: dict[int, tuple[str, float]]) -> None:
+def die_as_spare(deaths: Deaths) -> None:
     """Let this process die while it waits in init_process_group, if it is a victim."""
-    when, delay = deaths.get(int(os.environ.get("OMPI_COMM_WORLD_RANK", -1)), ("", 0.0))
+    number = int(os.environ.get("OMPI_COMM_WORLD_RANK", -1))
+    when, delay = deaths.get((number, False), ("", 0.0))
     sign = Path(os.environ.get("HPCDIST_TEST_FOLDER", ""), when)
 
     def die() -> None:
@@ -138,15 +141,14 @@ def die_as_spare(deaths: dict[int, tuple[str, float]]) -> None:
         threading.Thread(target=die, daemon=True).start()
 
 
-def with_deaths(kind: str, steps: int, copies: int, deaths: dict[int, tuple[str, float]]) -> None:
+def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
     """Train, die if this rank is a victim, and print what rank 0 has."""
-    when, delay = deaths.pop(dist.get_rank(), ("never", 0.0))
-    if joining() != (when == "joined"):
-        when = "never"
+    when, delay = deaths.get((dist.get_rank(), joining()), ("never", 0.0))
     folder = os.environ.get("HPCDIST_TEST_FOLDER")
     if when == "recovery":
         dist.group.WORLD.register_abort_hook(1, lambda: die_after(delay))
-    elif when == "joined":
+    elif when == "joined" and folder and not Path(folder, when).exists():
+        Path(folder, when).touch()  # the next spare in that place lives
         die_after(delay)
     model, optimizer = build(kind)
     state = State(model=model, optimizer=optimizer, copies=copies)
@@ -185,7 +187,7 @@ def main() -> None:
     deaths = {}
     for death in rest[1:] if kind != "reference" else []:
         rank, when, delay = re.fullmatch(r"(\d)=(\w+)\+(\S+)", death).groups()
-        deaths[int(rank)] = when, float(delay)
+        deaths[int(rank), when == "joined"] = when, float(delay)
     die_as_spare(deaths)
     dist.init_process_group(timeout=timedelta(seconds=40))
     if kind == "reference":
