@@ -45,6 +45,16 @@ class Window(WindowMemory):
     ``accumulate``.
     """
 
+    # ---- forms of options and handles ----
+
+    def _seconds(self, opts: PutOptions | None) -> float | None:
+        """Return the limit that options give, or None; raise where they are none."""
+        return seconds_of(opts)
+
+    def _handle(self, work: Work, tensors: list[torch.Tensor]) -> Work:
+        """Return what the caller gets for an operation on these tensors."""
+        return work
+
     # ---- data ----
 
     def put(
@@ -89,13 +99,13 @@ class Window(WindowMemory):
         DistNaNError
             With ``HPCDIST_NAN_CHECK``, if the tensor contains a NaN. Nothing was written.
         """
-        seconds_of(opts)
+        self._seconds(opts)
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "put")
         source = elements_of(tensor, there)
         self._comm.refuse_nan(source, "put")
         there.copy_(source)
         self._check_whole(part, dst_rank, "put")
-        return self._comm.finished([tensor])
+        return self._handle(self._comm.finished([tensor]), [tensor])
 
     def get(
         self,
@@ -129,11 +139,11 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
-        seconds_of(opts)
+        self._seconds(opts)
         there, part = self._range(tensor, src_rank, target_offset_nelems, "get")
         fill_from(tensor, there, "get")
         self._check_whole(part, src_rank, "get")
-        return self._comm.finished([tensor])
+        return self._handle(self._comm.finished([tensor]), [tensor])
 
     def accumulate(
         self,
@@ -174,13 +184,13 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistBackendError, DistNaNError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
-        seconds = seconds_of(opts)
+        seconds = self._seconds(opts)
         there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
         source = elements_of(tensor, there)
         self._comm.refuse_nan(source, "accumulate")
         self._comm.accumulate(part, there, source, op, seconds)
         self._check_whole(part, dst_rank, "accumulate")
-        return self._comm.finished([tensor])
+        return self._handle(self._comm.finished([tensor]), [tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         """A rank's window memory as a tensor of this process. Local to this process.
@@ -236,12 +246,12 @@ class Window(WindowMemory):
         RankFailedError
             If the peer has left the job.
         """
-        comm, seconds = self._live(), seconds_of(opts)
+        comm, seconds = self._live(), self._seconds(opts)
         self._part(peer_rank, "signal")
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
         if not async_op:
             work.wait(seconds)
-        return work
+        return self._handle(work, [])
 
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
@@ -276,7 +286,7 @@ class Window(WindowMemory):
         comm = self._live()
         self._part(peer_rank, "wait_signal")
         peer_rank = int(peer_rank)  # of a tensor without dimensions, too
-        seconds = seconds_of(opts)
+        seconds = self._seconds(opts)
         receive = partial(comm.irecv, tag_kind=_engine.SIGNAL)
         kept = self._kept[peer_rank]
         works: list[Work] = []
@@ -294,7 +304,7 @@ class Window(WindowMemory):
                     works.extend(map(receive, (_nothing(),), (peer_rank,), (self._tag,)))
             if not async_op:
                 self._wait_or_cancel(works[0], seconds, peer_rank)
-            return works[0]
+            return self._handle(works[0], [])
         except BaseException:
             # First and in one instruction: a second handler may raise at the next one. The next
             # wait takes a signal that has come.

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 from hpcdist.groups.window import Window
-from hpcdist.groups.window_options import PutOptions
-from hpcdist.torch.arguments import op_of
+from hpcdist.groups.window_options import PutOptions, seconds_of
 from hpcdist.torch.work import BridgeWork, limit_of
 
 
@@ -30,60 +29,11 @@ class BridgeWindow(Window):
     instance of it: torch's class has no constructor in Python.
     """
 
-    # What they do and raise, the methods that they call say.
+    def _seconds(self, opts: Any) -> float | None:
+        """Return the limit that options give: torch writes "no timeout" as a negative one."""
+        if isinstance(opts, PutOptions) or not hasattr(opts, "timeout"):
+            return seconds_of(opts)
+        return seconds_of(PutOptions(limit_of(opts.timeout)))
 
-    def put(
-        self,
-        tensor: torch.Tensor,
-        dst_rank: int,
-        target_offset_nelems: int = 0,
-        async_op: bool = False,
-        opts: Any = None,
-    ) -> Work:
-        """Write a tensor into a rank's window memory."""
-        return BridgeWork(
-            super().put(tensor, dst_rank, target_offset_nelems, async_op, _plain(opts)), [tensor]
-        )
-
-    def get(
-        self,
-        tensor: torch.Tensor,
-        src_rank: int,
-        target_offset_nelems: int = 0,
-        async_op: bool = False,
-        opts: Any = None,
-    ) -> Work:
-        """Read from a rank's window memory into a tensor."""
-        return BridgeWork(
-            super().get(tensor, src_rank, target_offset_nelems, async_op, _plain(opts)), [tensor]
-        )
-
-    def accumulate(
-        self,
-        tensor: torch.Tensor,
-        dst_rank: int,
-        target_offset_nelems: int = 0,
-        async_op: bool = False,
-        op: Any = ReduceOp.SUM,
-        opts: Any = None,
-    ) -> Work:
-        """Combine a tensor with a rank's window memory, in place there."""
-        work = super().accumulate(
-            tensor, dst_rank, target_offset_nelems, async_op, op_of(op), _plain(opts)
-        )
-        return BridgeWork(work, [tensor])
-
-    def signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Work:
-        """Signal a rank."""
-        return BridgeWork(super().signal(peer_rank, async_op, _plain(opts)), [])
-
-    def wait_signal(self, peer_rank: int, async_op: bool = False, opts: Any = None) -> Work:
-        """Wait for one signal of a rank."""
-        return BridgeWork(super().wait_signal(peer_rank, async_op, _plain(opts)), [])
-
-
-def _plain(opts: Any) -> Any:
-    """Return torch's options as hpcdist's: torch writes "no timeout" as a negative one."""
-    if opts is None or isinstance(opts, PutOptions) or not hasattr(opts, "timeout"):
-        return opts
-    return PutOptions(limit_of(opts.timeout))
+    def _handle(self, work: Any, tensors: list[torch.Tensor]) -> Work:
+        return BridgeWork(work, tensors)
