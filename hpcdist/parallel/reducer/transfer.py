@@ -195,10 +195,11 @@ class Transfer:
         )
         self._given = True
         work = hook(state, given)
-        if not callable(getattr(work, "wait", None)):
+        is_work = callable(getattr(work, "get_future", None))  # its wait() returns no tensor
+        if is_work or not callable(getattr(work, "wait", None)):
             raise TypeError(
-                f"the communication hook must return a torch.futures.Future of a tensor, not "
-                f"{type(work).__name__}"
+                "the communication hook must return a torch.futures.Future of a tensor, not "
+                f"{type(work).__name__}{': return its get_future()' if is_work else ''}"
             )
         return given._bounded(work)
 

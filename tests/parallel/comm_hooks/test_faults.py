@@ -13,7 +13,7 @@ from torch import nn
 
 import hpcdist as dist
 from hpcdist.parallel import comm_hooks
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -222,6 +222,21 @@ def test_a_future_that_fails_on_a_rank_that_is_done_is_an_error_on_all() -> None
     except Exception as error:
         heard = f"{type(error).__name__}: {error}"
     all_hear(group, heard)
+
+
+def test_a_hook_that_returns_a_work_is_told_to_return_its_future() -> None:
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, bucket_cap_mb=0)
+    model.register_comm_hook(
+        None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True)
+    )
+    loss = model(torch.ones(2, 30)).sum()
+    with parallel_raises(TypeError, match=r"not Work: return its get_future\(\)"):
+        loss.backward()
+    for _ in range(len(SIZES)):  # what follows is in step
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
 
 
 @pytest.mark.mpi(min_size=2)
