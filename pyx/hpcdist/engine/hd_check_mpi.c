@@ -56,26 +56,18 @@
 
 #define GONE_S 0.2 /* seconds to wait for a note that a rank that has gone may have sent before */
 
-/* 1: the round has ended; 0: not yet; -1: MPI failed, and the job with it. */
-static int round_ended(hd_comm *c, hd_job *j, enum hd_round round)
+/* 1: the request has ended, or, where there is none, the round; 0: not yet; -1: MPI failed, and the
+ * job with it. */
+static int has_ended(hd_comm *c, hd_job *j, enum hd_round round, MPI_Request *req)
 {
     hd_post *p = c->post;
-    int done, rc;
-    hd_mpi_lock(c->session);
-    rc = round == HD_FIRST_ROUND ? hd_rounds_first(&p->rounds, hd_post_voters(p), &done)
-                                 : hd_rounds_second(&p->rounds, &done);
-    hd_mpi_unlock(c->session);
-    return hd_mpi_failed(j, rc, "a message of the entry check") ? -1 : done;
-}
-
-/* The same of a request. */
-static int request_ended(hd_comm *c, hd_job *j, MPI_Request *req)
-{
     int done = 0, rc;
     hd_mpi_lock(c->session);
-    rc = MPI_Test(req, &done, MPI_STATUS_IGNORE);
+    rc = req                       ? MPI_Test(req, &done, MPI_STATUS_IGNORE)
+         : round == HD_FIRST_ROUND ? hd_rounds_first(&p->rounds, hd_post_voters(p), &done)
+                                   : hd_rounds_second(&p->rounds, &done);
     hd_mpi_unlock(c->session);
-    return hd_mpi_failed(j, rc, "MPI_Test") ? -1 : done;
+    return hd_mpi_failed(j, rc, req ? "MPI_Test" : "a message of the entry check") ? -1 : done;
 }
 
 /* Whether a signal handler has raised in this call. */
@@ -177,7 +169,7 @@ static int met(hd_comm *c, hd_job *j)
             return 0;
         hd_caucus_gather(p->caucus, &r->first);
     }
-    return round_ended(c, j, HD_FIRST_ROUND);
+    return has_ended(c, j, HD_FIRST_ROUND, NULL);
 }
 
 /* Whether another rank of the node has said yes for this one: it waits as in the second round. */
@@ -239,7 +231,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
     int end;
     begin_wait(c, j, &w);
     w.limit = HD_NEVER; /* the watchdog's task, as with data */
-    while (!(end = req ? request_ended(c, j, req) : round_ended(c, j, HD_SECOND_ROUND))) {
+    while (!(end = has_ended(c, j, HD_SECOND_ROUND, req))) {
         if (!(hd_waiter_step(&w) & HD_WAIT_HOOK))
             continue;
         hd_session_note(c->session, j);
