@@ -264,6 +264,15 @@ PROGRAMS = (
         )
     ),
     Program(
+        name="post-left",
+        sources=POST,
+        variants=("plain",),
+        short=("4", "50"),
+        long=("4", "50"),
+        # at its end a rank takes no ballots of checks that it has not begun
+        mutation=("pyx/hpcdist/engine/hd_rounds.c", "r->over ? UINT64_MAX : ", ""),
+    ),
+    Program(
         name="lane",
         sources=(
             "tests/stress/threads.c",

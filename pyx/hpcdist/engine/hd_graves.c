@@ -30,7 +30,8 @@ static hd_comm *graves; /* of all sessions */
 static void agree(hd_comm *c)
 {
     int rc;
-    c->grave.unread = __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + c->post->unread;
+    c->grave.unread =
+        __atomic_load_n(&c->unread, __ATOMIC_ACQUIRE) + c->post->unread + c->post->rounds.unread;
     rc = c->grave.step++ ? MPI_Iallreduce(MPI_IN_PLACE, &c->grave.unread, 1, MPI_INT64_T, MPI_SUM,
                                           c->mpi, &c->grave.parting)
                          : MPI_Ibarrier(c->mpi, &c->grave.parting);
@@ -41,13 +42,14 @@ static void agree(hd_comm *c)
 /* 1: all have left, and nothing is lost; 0: a message is; -1: not all have left. */
 static int settle_post(hd_comm *c)
 {
-    int done = 0, outcome = -1;
+    int done = 0, outcome = -1, tidy;
     hd_post_read(c);
     hd_mpi_lock(c->session);
+    tidy = hd_post_tidy(c->post);
     if (c->grave.step >= 0 && !MPI_Test(&c->grave.parting, &done, MPI_STATUS_IGNORE) && done) {
         if (c->grave.step == 1 || (c->grave.unread && c->grave.step <= AGREEMENTS))
-            agree(c); /* the notes have been read up to here */
-        else if (hd_post_tidy(c->post))
+            agree(c); /* what is there has been read */
+        else if (tidy)
             outcome = !c->grave.unread;
     }
     hd_mpi_unlock(c->session);
@@ -77,6 +79,7 @@ void hd_grave_dig(hd_comm *c)
     if (c->post) {
         hd_post_read(c);
         hd_mpi_lock(s);
+        hd_post_end(c->post);
         agree(c);
         hd_mpi_unlock(s);
     }

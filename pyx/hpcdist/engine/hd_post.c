@@ -236,6 +236,13 @@ void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *ou
 
 /* ---- the end ---- */
 
+void hd_post_end(hd_post *p)
+{
+    /* Without memory its ballots stay unread, and all keep the communicator. */
+    if (hd_post_votes(p))
+        (void)hd_rounds_end(&p->rounds, hd_post_voters(p));
+}
+
 int64_t hd_post_unread(hd_comm *c)
 {
     if (!c->post)
@@ -253,6 +260,8 @@ int hd_post_close(hd_comm *c, int together)
     hd_mpi_lock(c->session);
     for (int k = 0; k < 1000 && !clean; k++)
         clean = hd_post_tidy(p);
+    if (clean)
+        hd_rounds_close(&p->rounds);
     if (clean && together && p->mpi != MPI_COMM_NULL)
         MPI_Comm_free(&p->mpi);
     if (clean && p->caucus)
@@ -260,7 +269,6 @@ int hd_post_close(hd_comm *c, int together)
     hd_mpi_unlock(c->session);
     if (clean) {
         hd_post_forget(p, 0);
-        hd_rounds_close(&p->rounds);
         hd_here_close(&p->here);
         free(p->to);
         free(p);

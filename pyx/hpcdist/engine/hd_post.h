@@ -66,8 +66,13 @@ static inline MPI_Comm hd_post_voters(const hd_post *p)
 /* Collective over the group. Returns an hd_code; *rc: of MPI, if that failed. */
 int hd_post_open(hd_comm *c, int *rc);
 int hd_post_close(hd_comm *c, int together); /* 0: requests are left that no rank matched */
-int hd_post_by_nodes(const hd_comm *c);      /* one rank of each node votes for its node */
-int64_t hd_post_unread(hd_comm *c);          /* messages sent, less those received */
+/* This rank begins no check any more, and is to take what others have sent for later ones; under
+ * hd_mpi_lock. */
+void hd_post_end(hd_post *p);
+int hd_post_by_nodes(const hd_comm *c); /* one rank of each node votes for its node */
+/* Notes and lists sent, less those received. Ballots are not among them: in a check that ends well
+ * each rank takes all that were sent before. */
+int64_t hd_post_unread(hd_comm *c);
 
 /* Takes what is left of earlier checks, and frees what MPI is done with; under hd_mpi_lock. 1:
  * nothing is left. */

@@ -76,7 +76,7 @@ static int say(hd_rounds *r, partner *p)
         return rc;
     if (!gone) { /* the one of an earlier check, for a partner that is stopped */
         const ballot more = {number_of(r), r->seen, r->first};
-        hd_outbox_send(&r->late, r->mpi, &more, bytes, &p->rank, 1, TAG_BALLOT, &rc);
+        r->unread += hd_outbox_send(&r->late, r->mpi, &more, bytes, &p->rank, 1, TAG_BALLOT, &rc);
         return rc;
     }
     out->number = number_of(r);
@@ -85,6 +85,7 @@ static int say(hd_rounds *r, partner *p)
         out->first = r->first;
     if ((rc = MPI_Isend(out, (int)bytes, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi, req)))
         *req = MPI_REQUEST_NULL;
+    r->unread += !rc;
     return rc;
 }
 
@@ -104,7 +105,7 @@ static int say_rest(hd_rounds *r)
 }
 
 /* Receives up to the ballot of that number; *there: this rank has it. */
-static int hear(const hd_rounds *r, partner *p, uint64_t number, int *there)
+static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
 {
     int rc;
     *there = 0;
@@ -118,6 +119,7 @@ static int hear(const hd_rounds *r, partner *p, uint64_t number, int *there)
         }
         if ((rc = MPI_Test(&p->receive, &done, MPI_STATUS_IGNORE)) || !done)
             return rc;
+        r->unread--;
         if (p->in.number != p->taken + 1)
             return MPI_ERR_OTHER; /* MPI has lost one */
         p->taken++;
@@ -201,18 +203,28 @@ int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi)
 
 int hd_rounds_tidy(hd_rounds *r)
 {
-    const uint64_t last = r->check * HD_ROUNDS + HD_SECOND_ROUND;
+    const uint64_t last = r->over ? UINT64_MAX : r->check * HD_ROUNDS + HD_SECOND_ROUND;
     int clean = hd_outbox_tidy(&r->late);
     for (partner *p = r->partners; p && p < r->partners + r->n; p++) {
         int there = 0, gone = 0;
-        clean &= !hear(r, p, last, &there) && there;
+        clean &= !hear(r, p, last, &there) && (there || r->over);
         clean &= !MPI_Testall(HD_ROUNDS, p->send, &gone, MPI_STATUSES_IGNORE) && gone;
     }
     return clean;
 }
 
+int hd_rounds_end(hd_rounds *r, MPI_Comm mpi)
+{
+    r->over = 1;
+    return open_rounds(r, mpi); /* the others may have begun a check, and this rank none */
+}
+
+/* A receive may wait for a ballot that nobody sends. */
 void hd_rounds_close(hd_rounds *r)
 {
+    for (partner *p = r->partners; p && p < r->partners + r->n; p++)
+        if (p->receive != MPI_REQUEST_NULL && !MPI_Cancel(&p->receive))
+            MPI_Wait(&p->receive, MPI_STATUS_IGNORE);
     free(r->partners);
     r->partners = NULL;
 }

@@ -9,7 +9,9 @@
  * Between two partners goes one *ballot* in each round, in order. A rank that leaves a check sends
  * at once all that it has not sent yet, *void*: a refusal in the first round, a no in the second.
  * So a round ends for the others as if it had stayed. What it leaves unread it takes in a later
- * check, or at the end, and knows it by its number. */
+ * check, or at the end, and knows it by its number. At the end also those of checks that it has
+ * never begun: MPI gives a freed communicator's number, and what is unread there, to the next one.
+ */
 #ifndef HD_ROUNDS_H
 #define HD_ROUNDS_H
 
@@ -37,6 +39,8 @@ typedef struct hd_rounds {
     hd_first first;   /* what it contributes, then what all do */
     uint64_t seen;    /* it has seen the first round end; after the second one: all have */
     hd_outbox late;   /* ballots for partners that have not taken an earlier one */
+    int64_t unread;   /* ballots sent, less those taken; the sum over all ranks is what is unread */
+    int over;         /* this rank begins no check any more */
 } hd_rounds;
 
 /* A new check; the caller fills in `first` until the round begins. */
@@ -52,6 +56,9 @@ int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi);
 /* Takes what this rank has left unread, up to the present check. 1: all, and MPI is done with what
  * was sent. */
 int hd_rounds_tidy(hd_rounds *r);
+/* From now on hd_rounds_tidy takes what is there of any check, and returns 1 if MPI is done with
+ * what was sent; `unread` of all ranks tells whether that is all. */
+int hd_rounds_end(hd_rounds *r, MPI_Comm mpi);
 void hd_rounds_close(hd_rounds *r); /* after it */
 
 #endif

@@ -55,6 +55,7 @@ int MPI_Mrecv(void *data, int n, MPI_Datatype type, MPI_Message *message, MPI_St
 int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st);
 int MPI_Test(MPI_Request *req, int *done, MPI_Status *st);
 int MPI_Cancel(MPI_Request *req);
+int MPI_Wait(MPI_Request *req, MPI_Status *st);
 int MPI_Request_free(MPI_Request *req);
 int MPI_Test_cancelled(const MPI_Status *st, int *flag);
 int MPI_Get_count(const MPI_Status *st, MPI_Datatype type, int *n);
