@@ -100,8 +100,10 @@ def divide(
         taken = _wait(half, name)
     except RankFailedError:
         raise
-    except Exception:  # of a signal handler, for example
+    except BaseException:  # of a signal handler, for example, which may well exit
         _die()
+    if taken is None:
+        _end()
     return renewed(backends, taken), taken
 
 
@@ -115,8 +117,8 @@ def _warm() -> None:
         optimizer.step()
 
 
-def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
-    """Wait in recoveries until one of them makes this process a rank."""
+def _wait(comm: _engine.Comm, name: str) -> _engine.Comm | None:
+    """Wait in recoveries until one of them makes this process a rank; None if all ranks end."""
     while True:
         rank, active, others = _engine.world_place(comm)
         if rank < active:
@@ -128,15 +130,15 @@ def _wait(comm: _engine.Comm, name: str) -> _engine.Comm:
         _log.info("this process is one of %d spares, and waits until a rank dies", others)
         found: list[Any] = []
         _engine.recover(comm, name, comm.timeout, found)
-        if not found:
-            _end(comm)
         comm.free(0.0, agree=False)
+        if not found:
+            return None
         comm = found[0]
 
 
 def _die() -> NoReturn:
     """Leave a job that goes on: as a dead spare does, because the others watch for that."""
-    _log.warning("this spare cannot wait any more and ends; the job goes on without it")
+    _log.warning("this spare cannot wait any more, and ends as if it had died")
     traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,11 +146,10 @@ def _die() -> NoReturn:
     raise AssertionError  # not reached
 
 
-def _end(comm: _engine.Comm) -> NoReturn:
+def _end() -> NoReturn:
     """End this process: the other ranks have no more use for it."""
     global _unused
     _unused = True
-    comm.free(0.0, agree=False)
     _engine.part_alone()
     log.set_rank(None)
     raise SystemExit(0)

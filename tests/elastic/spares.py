@@ -60,7 +60,7 @@ def raise_while_waiting() -> None:
         if next(calls) == number:
             while not FATAL_BEGUN.exists():
                 time.sleep(0.01)
-            raise RuntimeError("of the wait")
+            raise (SystemExit if number else RuntimeError)("of the wait")
         recover(*args)
 
     if number >= 0:
