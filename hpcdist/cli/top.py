@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
-from hpcdist.recordings.rows import SeveralJobsError, survival
+from hpcdist.recordings.rows import SeveralJobsError, merged, survival
 
 #: Seconds that another node has to answer.
 _PATIENCE = 30.0
@@ -162,9 +162,7 @@ def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
     if len(jobs) > 1:
         listed = [f"  {job}: {row['size']} ranks, {row['program']}" for job, row in jobs.items()]
         raise SeveralJobsError("several jobs fit; choose one by its digits:\n" + "\n".join(listed))
-    # a rank that died on one node may live on another, as a former spare
-    rows = {row["rank"]: row for row in sorted(found, key=lambda row: bool(row["alive"]))}
-    return [rows[rank] for rank in sorted(rows)]
+    return merged(found)
 
 
 def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -224,7 +222,8 @@ def _lines(rows: list[dict[str, Any]], before: list[dict[str, Any]], stacks: boo
 
 def _doing(row: dict[str, Any]) -> str:
     if not row["alive"]:
-        return f"has ended; last: {row['operation']}: {row['state']}"
+        last = f"; last: {row['operation']}: {row['state']}" if row["operation"] else ""
+        return f"has ended{last}"
     if row["waits"]:
         text = "waits for a death"
     elif not row["operation"]:

@@ -133,6 +133,26 @@ def current(recordings: Iterable[Recording]) -> list[Recording]:
     return [one for one in found if one.alive or one.survival.recoveries == newest]
 
 
+def merged(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the rows of several nodes in the order of ranks, each rank once.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+        Of :func:`row_of`, of one job.
+
+    Returns
+    -------
+    list of dict
+        As :func:`current` leaves them. Where a former spare has a dead rank's number, the spare's.
+    """
+    found = list(rows)
+    newest = max((row["recoveries"] for row in found), default=0)
+    left = [row for row in found if row["alive"] or row["recoveries"] == newest]
+    by_rank = {row["rank"]: row for row in sorted(left, key=lambda row: bool(row["alive"]))}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
 def row_of(one: Recording, now: int) -> dict[str, Any]:
     """Return what a rank does, as plain values.
 

@@ -24,7 +24,7 @@ from hpcdist.recordings import find, folder_of_user, read
 from hpcdist.recordings.analysis.match import divergences
 from hpcdist.recordings.hangs import hangs
 from hpcdist.recordings.model import Recording, Survival
-from hpcdist.recordings.rows import current, row_of, rows_of, survival
+from hpcdist.recordings.rows import current, merged, row_of, rows_of, survival
 
 pytestmark = pytest.mark.jobs
 SURVIVORS = str(Path(__file__).with_name("survivors.py"))
@@ -149,7 +149,9 @@ def test_what_is_started_elsewhere():
 
 
 def rows(job, *ranks, **more):
-    fixed = {"size": 2, "program": f"{job}.py", "host": "h", "pid": 1, "alive": True}
+    fixed = {
+        "size": 2, "program": f"{job}.py", "host": "h", "pid": 1, "alive": True, "recoveries": 0,
+    }  # fmt: skip
     return [{"job": job, "rank": rank, **fixed, **more} for rank in ranks]
 
 
@@ -201,7 +203,7 @@ def test_spares_and_a_death():
     )
     assert "2 of 2 ranks, 2 spares: " in before[0], ended.text
     assert [line.split()[1] for line in before[1:]] == ["rank", "rank", "spare", "spare"]
-    assert all(line.endswith("waits for a death") for line in before[3:])
+    assert all("  waits for a death" in line for line in before[3:])
     assert "2 of 2 ranks, 1 spare: " in after[0], ended.text
     told = r"after: \(1 process has died; 1 recovery of [0-9.]+ s in all, the last \d+ s ago\)"
     assert re.fullmatch(told, after[1]), after
@@ -231,7 +233,9 @@ def test_what_a_job_has_survived():
     ]
     left = current(ranks)
     assert left == [ranks[0], ranks[1], ranks[3]]
-    said = survival([row_of(one, 8 * second) for one in left])
+    seen = merged(row_of(one, 8 * second) for one in ranks)  # each on a node of its own
+    assert [row["pid"] for row in seen] == [0, 1, 2] and seen[1]["alive"]
+    said = survival(seen)
     assert said == "3 processes have died; 2 recoveries of 0.250 s in all, the last 3 s ago"
     assert survival([row_of(recording(0, True), second)]) == "" == survival([])
 

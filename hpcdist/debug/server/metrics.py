@@ -49,9 +49,12 @@ def _survival(rows: list[dict[str, Any]]) -> Iterator[Metric]:
     for name, field, meaning in (
         ("deaths", "deaths", "Processes that have died."),
         ("recoveries", "recoveries", "How often the others went on."),
-        ("recovery_seconds", "recovering", "Seconds that recoveries took."),
     ):
         yield CounterMetricFamily(f"hpcdist_{name}", meaning, value=most(field))
+    # No counter: a former spare does not know it of those before it.
+    yield GaugeMetricFamily(
+        "hpcdist_recovery_seconds", "Seconds that recoveries took.", value=most("recovering")
+    )
 
 
 class _State:

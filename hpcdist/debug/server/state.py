@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdist.recordings import Recording, ask
 from hpcdist.recordings.hangs import arrivals, hangs
-from hpcdist.recordings.rows import NEWEST, current, readable, row_of, survival
+from hpcdist.recordings.rows import NEWEST, current, merged, readable, row_of, survival
 
 #: Samples of the history.
 _KEPT = 300
@@ -147,10 +147,7 @@ class State:
         now = time.time()
         looks = [(now, self.node.look()), *self.reports.values()]
         names = _distinct([look["node"] for _, look in looks])
-        found = [row for _, look in looks for row in look["rows"]]
-        # a rank that died on one node may live on another, as a former spare
-        rows = {row["rank"]: row for row in sorted(found, key=lambda row: bool(row["alive"]))}
-        ordered = [rows[rank] for rank in sorted(rows)]
+        ordered = merged(row for _, look in looks for row in look["rows"])
         for row in ordered:
             self._rate(row, now)
         waits = hangs(ordered)
