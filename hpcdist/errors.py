@@ -59,8 +59,8 @@ class DistError(RuntimeError):
     refusal : Refusal or None
         Which ranks could not make the operation, and why, if it failed because of that.
     in_step : bool
-        Of a collective: whether all ranks have made the same one, and it failed on all of them
-        before data moved. They can go on together.
+        Of an error of a collective: whether all ranks have made the same one, and it failed on
+        all of them before data moved. They can go on together. Says nothing of a message.
     """
 
     refusal: Refusal | None = None

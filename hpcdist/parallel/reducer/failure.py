@@ -71,14 +71,15 @@ class Failure:
     def of_finish(self, error: BaseException, buckets: Sequence[Any], more: int) -> None:
         """Record an error raised while this rank waited for its averages."""
         hook = self._transfer.has_hook
-        if isinstance(error, DistError) and error.in_step and not hook:
+        in_step = isinstance(error, DistError) and error.in_step
+        if in_step and not hook:
             self._stats.failed(error)
         else:
             self.note(error)
         # Operations in flight end soon, in one way or another, and their errors do not matter.
         # After other errors each bucket could take a timeout; but what a hook returns may fail
         # alone, and then the other ranks wait for this one behind them.
-        ends_soon = isinstance(error, (DistMismatchError, DistNaNError, RankFailedError))
+        ends_soon = in_step or isinstance(error, (DistMismatchError, RankFailedError))
         try:
             for bucket in buckets if ends_soon or (hook and isinstance(error, Exception)) else ():
                 if bucket.work is not None:
