@@ -264,6 +264,8 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
     c->mpi = from;
     if (!b)
         rc = MPI_Comm_dup(from, &c->mpi);
+    if (s->remade && !b)
+        rc = hd_ft_made(from, rc);
     if (rc) {
         free(c);
         return failed(NULL, "MPI_Comm_dup", name, rc, text, room);

@@ -311,18 +311,26 @@ int hd_ft_agreed(int error)
     return class == MPIX_ERR_PROC_FAILED;
 }
 
+int hd_ft_agree(MPI_Comm comm, int *flag)
+{
+    const int rc = MPIX_Comm_agree(comm, flag);
+    return rc && !hd_ft_agreed(rc) ? HD_ERR_BACKEND : HD_OK;
+}
+
+int hd_ft_made(MPI_Comm from, int error)
+{
+    int all = error == MPI_SUCCESS;
+    if (hd_ft_agree(from, &all))
+        all = 0;
+    return all ? MPI_SUCCESS : error ? error : MPI_ERR_OTHER;
+}
+
 int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
 {
     pthread_mutex_lock(&mu);
     deaths_shrunk = deaths;
     pthread_mutex_unlock(&mu);
-    return MPIX_Comm_shrink(comm, left) ? HD_ERR_BACKEND : HD_OK;
-}
-
-int hd_ft_shrunk(MPI_Comm left, int *all)
-{
-    const int rc = MPIX_Comm_agree(left, all);
-    return rc && !hd_ft_agreed(rc) ? HD_ERR_BACKEND : HD_OK;
+    return hd_ft_made(comm, MPIX_Comm_shrink(comm, left)) ? HD_ERR_BACKEND : HD_OK;
 }
 
 void hd_ft_guard(MPI_Comm comm)
@@ -377,10 +385,15 @@ int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
     (void)comm, (void)left;
     return HD_ERR_BACKEND;
 }
-int hd_ft_shrunk(MPI_Comm left, int *all)
+int hd_ft_agree(MPI_Comm comm, int *flag)
 {
-    (void)left, (void)all;
+    (void)comm, (void)flag;
     return HD_ERR_BACKEND;
+}
+int hd_ft_made(MPI_Comm from, int error)
+{
+    (void)from;
+    return error;
 }
 void hd_ft_guard(MPI_Comm comm) { (void)comm; }
 void hd_ft_unguard(MPI_Comm comm) { (void)comm; }

@@ -52,18 +52,24 @@ int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request);
 /* Of its request: a rank died that it had not been told of, and the flag is agreed on
  * nevertheless. */
 int hd_ft_agreed(int error);
-/* Blocks until all ranks that are left have called it; a new communicator of them. */
+/* *flag becomes the bitwise and of the flags of all ranks that are left: blocks until they have
+ * called it. */
+int hd_ft_agree(MPI_Comm comm, int *flag);
+/* Blocks until all ranks that are left have called it; a new communicator of them, on all of them
+ * or on none. */
 int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left);
+/* After a collective call over `from` that makes a communicator, on all its ranks: MPI_SUCCESS on
+ * all that live, or an error on all, this rank's own or another one's. Until then no rank may
+ * revoke what it has made: Open MPI 5.0.11 crashes on a rank that is still in the call. */
+int hd_ft_made(MPI_Comm from, int error);
 
 /* MPI_Comm_create_group; but it ends with an error if a rank dies meanwhile. */
 int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int tag,
                        MPI_Comm *made);
 
-/* Whether all ranks of the new communicator give 1: blocks, and decides the same on all of them. */
-int hd_ft_shrunk(MPI_Comm left, int *all);
-
 /* While the ranks that are left make a new session: a communicator on which they wait for each
- * other. It is revoked if a rank has died since they began to shrink the old one. */
+ * other, and that all of them have: hd_ft_made(). It is revoked if a rank has died since they began
+ * to shrink the old one. */
 void hd_ft_guard(MPI_Comm comm);
 void hd_ft_unguard(MPI_Comm comm);
 

@@ -7,7 +7,7 @@
  *   3. A new session on the result, with its page and a communicator. Its parts are made by calls
  *      that expect all ranks to be there. If another rank dies meanwhile, the old session's
  *      watchdog, which still watches the node, revokes the communicators that they use, so none of
- *      these calls waits for it.
+ *      these calls waits for it. After each that makes one, the ranks agree whether all have it.
  *   4. An agreement on whether all ranks have made it; else again from 2.
  * Spares take part in all four: see hd_spares.h. */
 #include <stdio.h>
@@ -144,7 +144,8 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
 
 /* ---- recovery ---- */
 
-/* A spare says that it recovers when all are here, because it always is. */
+/* A spare says that it recovers when all are here, because it always is; if its agreement fails,
+ * the ranks that need it may still be training. */
 static int meet(hd_session *s, double timeout, hd_text *t)
 {
     const int spare = hd_spares_is(s);
@@ -191,7 +192,8 @@ static int former_ranks(hd_session *s, MPI_Comm now, int *out)
     return rc;
 }
 
-/* The processes that are left, by new rank. Gives the number of active ranks; 0: none. */
+/* The processes that are left, by new rank. Gives the number of active ranks; 0: none, and *now is
+ * not made. */
 static int regroup(const hd_session *s, MPI_Comm left, MPI_Comm *now, int *active, int *came_from,
                    int *place)
 {
@@ -209,10 +211,6 @@ static int regroup(const hd_session *s, MPI_Comm left, MPI_Comm *now, int *activ
         key = who[i] == mine ? i : key;
     }
     rc = *active ? MPI_Comm_split(left, 0, key, now) : MPI_SUCCESS;
-    if (!rc && *active) {
-        MPI_Comm_set_errhandler(*now, MPI_ERRORS_RETURN);
-        hd_ft_guard(*now);
-    }
     free(who);
     return rc;
 }
@@ -225,7 +223,10 @@ static int open_group(const hd_comm *old, MPI_Comm from, hd_session *s, const ch
     MPI_Comm part = from;
     int code;
     if (hd_spares_has(s)) {
-        if (MPI_Comm_split(from, hd_spares_is(s), s->rank, &part)) {
+        int rc = MPI_Comm_split(from, hd_spares_is(s), s->rank, &part);
+        if (s->remade)
+            rc = hd_ft_made(from, rc);
+        if (rc) {
             snprintf(text, room, "MPI_Comm_split failed");
             return HD_ERR_BACKEND;
         }
@@ -286,32 +287,37 @@ static int try_rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **o
     hd_session *s = c->session, *made = NULL;
     const int spares = hd_spares_has(s);
     MPI_Comm left = MPI_COMM_NULL, ctl = MPI_COMM_NULL;
-    int all, code, active = 0;
+    int rc, all, code, active = 0;
 
     *again = 0;
     if (hd_ft_shrink(s->ctl, &left)) {
         snprintf(why, room, "MPIX_Comm_shrink failed");
+        *again = 1;
         return HD_ERR_BACKEND;
     }
     MPI_Comm_set_errhandler(left, MPI_ERRORS_RETURN);
     hd_ft_guard(left);
-    all = !former_ranks(s, left, came_from);
-    if (spares)
-        all &= !regroup(s, left, &ctl, &active, came_from, place);
-    else
+    rc = former_ranks(s, left, came_from);
+    if (!spares)
         ctl = left;
-    if (spares && all && !active) {
+    else if (!rc)
+        rc = regroup(s, left, &ctl, &active, came_from, place);
+    rc = hd_ft_made(left, rc);
+    if (spares && !rc && !active) {
         hd_ft_unguard(left);
         MPI_Comm_free(&left);
         snprintf(why, room, "all ranks of the default group have died, and spares alone are left");
         return HD_ERR_FAILED;
     }
-    if (ctl != MPI_COMM_NULL) /* also if something is missing: the others are in its calls */
-        all &= build(c, ctl, active, name, quota, &made, out, why, room) == HD_OK;
-    if (spares && ctl != MPI_COMM_NULL)
+    if (spares && !rc) {
+        MPI_Comm_set_errhandler(ctl, MPI_ERRORS_RETURN);
+        hd_ft_guard(ctl);
+    }
+    all = !rc && build(c, ctl, active, name, quota, &made, out, why, room) == HD_OK;
+    if (spares && !rc)
         hd_ft_unguard(ctl);
     hd_ft_unguard(left);
-    code = hd_ft_shrunk(left, &all);
+    code = hd_ft_agree(left, &all);
     *again = code == HD_OK && !all;
     if (code || !all)
         demolish(made, ctl, out);

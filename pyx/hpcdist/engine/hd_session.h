@@ -71,6 +71,7 @@ struct hd_session {
     uint8_t *lost;      /* atomic, by rank */
     int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
                          * is made; 0: they do not */
+    int remade;         /* of the ranks that a death has left */
     int settled;        /* atomic: all ranks that are left have met; `lost` is complete */
     entry alone;        /* in place of this rank's in the page, where there is none */
     int meeting;        /* 1: in the agreement `met`, which timed out, or is a farewell */

@@ -110,12 +110,18 @@ static hd_session *new_session(hd_text *t)
     return s;
 }
 
+/* Agreed on where the ranks make their session again: another one may die meanwhile. */
+static int made(const hd_session *s, int error)
+{
+    return s->remade ? hd_ft_made(s->ctl, error) : error;
+}
+
 /* Starts the watchdog. Nothing would end a call for a rank without one, nor show that it lives: so
  * all fail if one rank cannot start it. Collective. */
 static int watch(hd_session *s, hd_text *t)
 {
     int without = hd_watchdog_start(s) ? s->size : s->rank;
-    const int rc = MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MIN, s->ctl);
+    const int rc = made(s, MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MIN, s->ctl));
     if (rc == MPI_SUCCESS && without == s->size)
         return HD_OK;
     if (rc)
@@ -131,11 +137,14 @@ static int watch(hd_session *s, hd_text *t)
 /* The ranks of this machine, and those of them that share a node. */
 static int divide(hd_session *s, MPI_Comm *machine, MPI_Comm *node, hd_text *t)
 {
-    int place, rc = hd_place(s->ctl, &place, t);
-    if (rc)
-        return rc;
-    rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, machine);
-    if (rc != MPI_SUCCESS) {
+    int place, rc = MPI_ERR_OTHER;
+    const int code = hd_place(s->ctl, &place, t);
+    if (!code)
+        rc = MPI_Comm_split_type(s->ctl, MPI_COMM_TYPE_SHARED, s->rank, MPI_INFO_NULL, machine);
+    rc = made(s, rc);
+    if (code)
+        return code;
+    if (rc) {
         hd_say(t, "MPI_Comm_split_type failed (error %d)", rc);
         return HD_ERR_BACKEND;
     }
@@ -144,8 +153,7 @@ static int divide(hd_session *s, MPI_Comm *machine, MPI_Comm *node, hd_text *t)
     *node = *machine;
     if (place < 0)
         return HD_OK;
-    rc = MPI_Comm_split(*machine, place, s->rank, node);
-    if (rc != MPI_SUCCESS) {
+    if ((rc = made(s, MPI_Comm_split(*machine, place, s->rank, node)))) {
         hd_say(t, "MPI_Comm_split failed (error %d)", rc);
         return HD_ERR_BACKEND;
     }
@@ -242,6 +250,7 @@ int hd_session_reopen(MPI_Comm ctl, hd_quota quota, hd_session **out, char *text
     if (!(s = new_session(&t)))
         return HD_ERR_MEMORY;
     s->ctl = ctl;
+    s->remade = 1;
     if ((rc = furnish(s, quota, &t))) {
         s->ctl = MPI_COMM_NULL; /* the caller keeps it: the ranks have to agree over it */
         hd_session_unref(s);
