@@ -291,6 +291,7 @@ PROGRAMS = (
             "tests/stress/p2p.c",
             *BASE,
             "pyx/hpcdist/engine/hd_p2p.c",
+            "pyx/hpcdist/engine/hd_peer.c",
             "pyx/hpcdist/engine/hd_poller.c",
         ),
         variants=("plain", "tsan", "asan", "aarch64"),

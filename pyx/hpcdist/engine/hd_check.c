@@ -107,6 +107,16 @@ static void say_note(hd_text *t, const visit *v, int by, const hd_note *note, in
         hd_say(t, late ? "; this rank enters with " : "; this rank is in ");
 }
 
+/* The first member that has left the group without arriving, or -1. The order of the two reads
+ * matters. */
+static int find_closed(const visit *v)
+{
+    for (int r = 0; r < v->c->size; r++)
+        if (r != v->c->rank && hd_page_closed(v->c, r) && !hd_page_arrived(v->c, r, v->n))
+            return r;
+    return -1;
+}
+
 /* Other ranks have abandoned the check; late: because this rank arrived too late, among others. */
 static int fail_abandoned(visit *v, int late)
 {
@@ -117,7 +127,7 @@ static int fail_abandoned(visit *v, int late)
     hd_note note = {.code = HD_ERR_TIMEOUT};
     hd_refused refused;
     enum hd_gone how;
-    int by = -1;
+    int by = -1, closed;
     const int noted = hd_page_find_note(c, v->n, &by, &note);
 
     if (noted && note.why == HD_GAVE_UP && note.code == HD_ERR_FAILED)
@@ -128,6 +138,8 @@ static int fail_abandoned(visit *v, int late)
     if (noted && note.why == HD_INTERRUPTED &&
         (how = hd_session_gone(c->session, c->node_slot[by])))
         return hd_fail_gone(c, j, by, how); /* it was not a late rank that ended it */
+    if (!(noted && note.why == HD_REFUSED) && (closed = find_closed(v)) >= 0)
+        return hd_fail_closed(c, j, closed);
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (noted && note.why == HD_REFUSED) {
@@ -214,6 +226,17 @@ static int lose(visit *v, int r, enum hd_gone how)
                                                             : HD_OK;
 }
 
+/* Rank r has left the group without coming to this check. */
+static int lose_member(visit *v, int r)
+{
+    char names[256];
+    hd_text missing;
+
+    hd_text_init(&missing, names, sizeof names);
+    return abandon(v, HD_GAVE_UP, HD_ERR_MISMATCH, &missing) ? hd_fail_closed(v->c, v->j, r)
+                                                             : HD_OK;
+}
+
 /* A rank of the session has died, which may be in other groups only. */
 static int lose_any(visit *v)
 {
@@ -285,6 +308,8 @@ static int look_around(visit *v, int r)
     /* Gone, and truly not here: the order of these two reads matters. */
     if (how && hd_page_look(c, r, v->n) == HD_NOT_YET)
         return lose(v, r, how);
+    if (hd_page_closed(c, r) && hd_page_look(c, r, v->n) == HD_NOT_YET)
+        return lose_member(v, r);
     if (!j->inline_ || j->code != HD_OK)
         return HD_OK;
     hd_session_blocked(c->session, c, v->n,

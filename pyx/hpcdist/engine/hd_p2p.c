@@ -17,6 +17,7 @@
 #include "hd_job.h"
 #include "hd_nan.h"
 #include "hd_p2p.h"
+#include "hd_peer.h"
 #include "hd_recorder.h"
 #include "hd_report.h"
 #include "hd_status.h"
@@ -313,34 +314,6 @@ static int other_dtype(hd_job *j)
     return 0;
 }
 
-static int peer_gone(hd_job *j)
-{
-    hd_comm *c = j->comm;
-    char way[HD_DESC];
-    hd_text t;
-    enum hd_gone how;
-    int all = 1;
-    if (j->message.peer >= 0) {
-        how = hd_session_gone(c->session, c->node_slot[j->message.peer]);
-        if (!how)
-            return 0;
-        hd_text_init(&t, way, sizeof way);
-        hd_say_gone(&t, c, j->message.peer, how);
-        hd_fail(j, HD_ERR_FAILED,
-                "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                j->message.peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank,
-                j->message.tag, j->site[0] ? ", called at " : "", j->site);
-        return 1;
-    }
-    for (int r = 0; r < c->size; r++)
-        all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != HD_HERE;
-    if (all)
-        hd_fail(j, HD_ERR_FAILED,
-                "all other ranks of group '%s' have failed or left the job: %s cannot complete",
-                c->name, j->api);
-    return all;
-}
-
 static int closed(const hd_comm *c)
 {
     return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) == HD_COMM_CLOSED;
@@ -379,6 +352,7 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 {
     hd_comm *c = j->comm;
     hd_waiter w;
+    int64_t since = 0;
 
     if (hd_p2p_test(j))
         return j->code;
@@ -404,7 +378,8 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                 if (test_locked(j)) {
                 } else if (closed(c)) {
                     end_closed(j);
-                } else if ((j->kind == HD_RECV && other_dtype(j)) || peer_gone(j)) {
+                } else if ((j->kind == HD_RECV && other_dtype(j)) || hd_peer_gone(j) ||
+                           hd_peer_closed(j, &since)) {
                     end_request(j, PATIENCE);
                     finish(j);
                 } else if (expired(j)) {
@@ -440,7 +415,7 @@ int hd_p2p_take_back(hd_job *j, double seconds)
             time_out(j);
         } else if (closed(j->comm)) {
             end_closed(j);
-        } else if (peer_gone(j)) {
+        } else if (hd_peer_gone(j)) {
             finish(j);
         } else {
             taken = -1;

@@ -92,7 +92,7 @@ typedef struct hd_words {
                            * first (high half) and the last */
     int64_t unread;       /* once closed: see hd_comm.unread */
     int32_t refused_code; /* of all of that run; HD_ERR_MISMATCH if they differ */
-    int32_t closed;       /* this rank is freeing the group */
+    int32_t closed;       /* this rank has left the group */
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {
@@ -126,6 +126,12 @@ static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
     return hd_reached((uint32_t)(__atomic_load_n(&c->page->slots[rank].word, __ATOMIC_ACQUIRE) >>
                                  32),
                       n);
+}
+
+/* Whether `rank` has left the group for good: it has ended all its calls, and makes no other. */
+static inline int hd_page_closed(const hd_comm *c, int rank)
+{
+    return __atomic_load_n(&hd_words_of(c)[rank].closed, __ATOMIC_ACQUIRE);
 }
 
 /* What a rank that has published its fields of n, or is about to, sees of another rank. */

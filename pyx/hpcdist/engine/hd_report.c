@@ -178,3 +178,18 @@ int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how)
     hd_fail(j, HD_ERR_FAILED, "%s", buffer);
     return j->code;
 }
+
+int hd_fail_closed(hd_comm *c, hd_job *j, int rank)
+{
+    char buffer[HD_TEXT];
+    hd_text t;
+    hd_note_site(j);
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "rank %d of group '%s' has destroyed it and will not join ", rank, c->name);
+    hd_say_call(&t, c, j);
+    hd_say(&t, ". ");
+    hd_say_last(&t, "Nothing was transferred. The group cannot be used any more: destroy it on all "
+                    "its ranks.");
+    hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
+    return j->code;
+}

@@ -1,0 +1,104 @@
+"""A group that one rank has destroyed while others still use it: they learn of it at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2), pytest.mark.one_node]
+
+#: Seconds: timeout of the groups; the most that a rank may wait.
+LONG, SOON = 20, 5
+
+
+def ones(count: int = 3) -> torch.Tensor:
+    return torch.ones(count)
+
+
+CALLS: dict[str, Callable[[dist.ProcessGroup, int], object]] = {
+    "all_reduce": lambda group, _: dist.all_reduce(ones(), group=group),
+    "a long one": lambda group, _: dist.all_reduce(ones(1 << 18), group=group),
+    "barrier": lambda group, _: dist.barrier(group),
+    "monitored_barrier": lambda group, _: dist.monitored_barrier(group),
+    "broadcast": lambda group, last: dist.broadcast(ones(), 0, group=group),
+    "its broadcast": lambda group, last: dist.broadcast(ones(), last, group=group),
+    "objects": lambda group, last: dist.all_gather_object([None] * group.size(), 1, group=group),
+    "async": lambda group, _: dist.all_reduce(ones(), group=group, async_op=True).wait(),
+    "recv": lambda group, last: dist.recv(ones(), last, group=group),
+    "irecv": lambda group, last: dist.irecv(ones(), last, group=group).wait(),
+    "a long send": lambda group, last: dist.send(ones(1 << 20), last, group=group),
+}
+
+
+def ended(call: Callable[[], object]) -> tuple[str, float]:
+    """What a call ends with, and after how many seconds."""
+    began = time.monotonic()
+    try:
+        call()
+    except dist.DistError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - began
+    return "", time.monotonic() - began
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["waiting", "late"])
+@pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
+def test_a_rank_that_destroys_a_group_ends_the_calls_of_the_others(used: bool, late: bool) -> None:
+    """Whether they wait already, or come when it has long left; and so each later call."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    said = []
+    for name, call in CALLS.items():
+        group = dist.new_group(timeout=timedelta(seconds=LONG))
+        if used:
+            dist.all_reduce(ones(), group=group)
+        dist.barrier()
+        if rank == last:
+            time.sleep(0 if late else 0.1)
+            dist.destroy_process_group(group)
+        else:
+            time.sleep(0.1 if late else 0)
+            for again in range(2):
+                text, took = ended(lambda group=group, call=call: call(group, last))
+                good = text.startswith("DistMismatchError: ") and took < SOON
+                if not good or f"rank {last}" not in text or "destroyed" not in text:
+                    said.append(f"{name} {again}: {text!r} after {took:.1f} s")
+            dist.destroy_process_group(group)
+    parallel_assert(not said, lambda: f"{said}")
+    total = ones()
+    dist.all_reduce(total)
+    parallel_assert(total.tolist() == [last + 1] * 3)
+
+
+def test_what_a_rank_has_begun_before_it_destroys_a_group_completes() -> None:
+    """Its works are those of the others too; what only they have begun is an error."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    for _ in range(2):
+        group = dist.new_group(timeout=timedelta(seconds=LONG))
+        sums = [torch.full((5,), rank + 1.0) for _ in range(4)]
+        works = [dist.all_reduce(each, group=group, async_op=True) for each in sums[:3]]
+        if rank == last:
+            dist.send(ones(), 0, group=group)
+            dist.destroy_process_group(group)
+        else:
+            if rank == 0:
+                time.sleep(0.05)
+            works.append(dist.all_reduce(sums[3], group=group, async_op=True))
+        texts = [ended(work.wait)[0] for work in works]
+        parallel_assert(texts[:3] == [""] * 3, lambda texts=texts: f"{texts}")
+        right = (last + 1) * (last + 2) / 2
+        parallel_assert(all(bool((each == right).all()) for each in sums[:3]), str(sums))
+        parallel_assert(rank == last or "destroyed" in texts[3], lambda texts=texts: f"{texts}")
+        if rank == 0:
+            time.sleep(1)  # long after it was sent, and its sender has left
+            got = torch.zeros(3)
+            dist.recv(got, last, group=group)
+            assert got.tolist() == [1.0] * 3
+        if rank != last:
+            dist.destroy_process_group(group)
+        dist.barrier()
