@@ -168,6 +168,10 @@ class Failure:
                 if not isinstance(error, DistError):
                     raise
         self._barriers = None
+        # The peer that caused it goes no further. Only now: what this rank calls above depends on
+        # what its own calls ended with.
+        if self.error is None and self._transfer.broken is not None:
+            self.note(self._transfer.broken)
 
 
 def name_nans(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
-from hpcdist.errors import DistError
+from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
@@ -38,6 +38,8 @@ class Transfer:
         Divisor of the sums; None means the number of ranks.
     after_pass : list of callable
         Called when the averages of this pass are in place; a hook puts them there.
+    broken : DistMismatchError or None
+        What the hook raised in this pass because a peer made other calls than this rank.
     unused : callable
         Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
@@ -47,6 +49,7 @@ class Transfer:
         self.passes = 0
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
+        self.broken: DistMismatchError | None = None
         self.unused: Callable[[Any], Sequence[int] | None] = lambda _bucket: ()
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
@@ -84,6 +87,7 @@ class Transfer:
     def begin(self) -> None:
         """A backward pass begins."""
         self._first, self._ended = getattr(self.comm, "seq", 0), False
+        self.broken = None
         self._generation = self.group.members.generation
 
     def end(self) -> None:
@@ -194,7 +198,11 @@ class Transfer:
             unused=partial(self.unused, bucket),
         )
         self._given = True
-        work = hook(state, given)
+        try:
+            work = hook(state, given)
+        except DistMismatchError as error:  # of a call that it waited for
+            self.broken = error
+            raise
         is_work = callable(getattr(work, "get_future", None))  # its wait() returns no tensor
         if is_work or not callable(getattr(work, "wait", None)):
             raise TypeError(

@@ -336,3 +336,43 @@ def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None
     except Exception as error:
         heard = str(error)
     parallel_assert(rank == size - 1 or f"rank {size - 1}" in heard, heard)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("before", [False, True], ids=["after its average", "before it"])
+def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: bool) -> None:
+    """The others learn of it in their own calls of the hook; the program catches all errors."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    last, fails = group.rank() == group.size() - 1, []
+
+    def hook(state, bucket):
+        raises = last and bucket.index() in fails
+        if raises and before:
+            raise Boom
+        dist.all_reduce(bucket.buffer().div_(group.size()), group=group)
+        if raises:
+            raise Boom
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, hook)
+    x = torch.ones(2, 30)
+    model(x).sum().backward()
+    fails.append(at)
+    began, errors = time.monotonic(), []
+    for _ in range(2):
+        try:
+            model(x).sum().backward()
+        except (Boom, dist.DistError) as error:
+            errors.append(str(error))
+        fails.clear()
+    took = time.monotonic() - began
+    parallel_assert(len(errors) == 2 and took < 10, lambda: f"{errors} after {took:.1f} s")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
