@@ -1,7 +1,8 @@
-"""Whole numbers among the arguments: ranks, offsets, and the splits of a tensor."""
+"""Numbers among the arguments: ranks, offsets, steps, rates, and the splits of a tensor."""
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -28,6 +29,36 @@ def whole(value: Any, name: str) -> int:
         raise TypeError(
             f"{name} must be a whole number, not {type(value).__name__}: {value!r}"
         ) from None
+
+
+def steps(value: Any, name: str) -> int:
+    """Return a number of steps; a float may be one that is whole, such as 1e3.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    return whole(int(value) if isinstance(value, float) and value.is_integer() else value, name)
+
+
+def real(value: Any, name: str) -> float:
+    """Return a real argument, also of NumPy or a tensor of one element.
+
+    Raises
+    ------
+    TypeError
+        If it is none, a text for example.
+    ValueError
+        If it is not a number (NaN).
+    """
+    try:
+        number = float("no number" if isinstance(value, (str, bytes, bytearray)) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}: {value!r}") from None
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, not {number}")
+    return number
 
 
 def split_sizes(comm: Carrier, input: Any, outs: Any, ins: Any) -> tuple[Any, Any]:

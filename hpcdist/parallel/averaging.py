@@ -14,6 +14,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups.comparison import digest, naming, same_arguments
+from hpcdist.groups.numbers import steps, whole
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
@@ -224,9 +225,11 @@ class ModelAverager(ABC):
         """
 
 
-def _check_warmup(warmup_steps: int) -> None:
+def _checked_warmup(warmup_steps: int) -> int:
+    warmup_steps = steps(warmup_steps, "warmup_steps")
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must be 0 or more, not {warmup_steps}")
+    return warmup_steps
 
 
 def _warn_of_one(what: str) -> None:
@@ -253,8 +256,8 @@ class PeriodicModelAverager(ModelAverager):
 
     Raises
     ------
-    ValueError
-        If `period` or `warmup_steps` is out of range.
+    TypeError, ValueError
+        If `period` or `warmup_steps` is not a whole number, or out of range.
     DistMismatchError
         On all ranks, if they give different ones.
 
@@ -267,7 +270,8 @@ class PeriodicModelAverager(ModelAverager):
         self, period: int, warmup_steps: int = 0, process_group: ProcessGroup | None = None
     ) -> None:
         super().__init__(process_group)
-        _check_warmup(warmup_steps)
+        warmup_steps = _checked_warmup(warmup_steps)
+        period = steps(period, "period")
         if period < 1:
             raise ValueError(f"period must be 1 or more, not {period}")
         if period == 1:
@@ -300,6 +304,8 @@ class HierarchicalModelAverager(ModelAverager):
 
     Raises
     ------
+    TypeError
+        If a number is not a whole one.
     ValueError
         If the mapping is empty, its periods do not grow from 1 or more, its last size is not the
         group's, or `warmup_steps` is negative.
@@ -322,18 +328,21 @@ class HierarchicalModelAverager(ModelAverager):
         super().__init__(process_group)
         if not period_group_size_dict:
             raise ValueError("period_group_size_dict must not be empty")
-        _check_warmup(warmup_steps)
-        self.warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps = _checked_warmup(warmup_steps)
+        period_group_size_dict = {
+            steps(period, "a period"): whole(size, f"the size of period {period}")
+            for period, size in period_group_size_dict.items()
+        }
         periods, sizes = list(period_group_size_dict), list(period_group_size_dict.values())
         if periods[0] < 1 or periods != sorted(periods):
             raise ValueError(f"periods must grow from 1 or more, not {periods}")
         if periods[-1] == 1:
             _warn_of_one("a longest period")
-        whole = self.process_group.size()
-        if sizes[-1] != whole:
+        everyone = self.process_group.size()
+        if sizes[-1] != everyone:
             raise ValueError(
                 f"the last value of period_group_size_dict is {sizes[-1]}, but the group has "
-                f"{whole} ranks"
+                f"{everyone} ranks"
             )
         facts = {"period_group_size_dict": period_group_size_dict, "warmup_steps": warmup_steps}
         same_arguments(self.process_group, "HierarchicalModelAverager", facts)
@@ -342,7 +351,7 @@ class HierarchicalModelAverager(ModelAverager):
             _log.info("%d ranks average parameters every %d steps", size, period)
             self.period_process_group_dict[period] = (
                 self.process_group
-                if size == whole
+                if size == everyone
                 else new_subgroups(group_size=size, group=self.process_group)[0]
             )
 

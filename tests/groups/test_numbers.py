@@ -1,4 +1,4 @@
-"""Ranks, tags and splits: what counts as a whole number, and errors that name the argument."""
+"""Ranks, tags, splits, options of hooks: what counts as a number, and errors that name them."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 
 import hpcdist as dist
 from hpcdist.nn import functional
+from hpcdist.parallel import comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -87,3 +88,22 @@ def test_one_rank_alone_with_wrong_splits():
 def test_an_array_of_times_is_refused_by_its_dtype():
     with parallel_raises(TypeError, match="has dtype datetime64.*arrays of numbers and booleans"):
         dist.all_reduce(np.array(["2026-01-01"], "datetime64[D]"))
+
+
+def test_what_is_no_number_among_a_hooks_options_is_refused_by_name():
+    state = comm_hooks.PowerSGDState
+    whole = ("matrix_approximation_rank", "start_powerSGD_iter", "random_seed")
+    whole += ("compression_stats_logging_frequency",)
+    for name in (*whole, "min_compression_rate", "orthogonalization_epsilon"):
+        for wrong in (None, "1", [3], *((2.5,) if name in whole else ())):
+            with parallel_raises(TypeError, match=f"^{name} must be a"):
+                state(None, **{name: wrong})
+    with parallel_raises(ValueError, match="^min_compression_rate must be a number, not nan"):
+        state(None, min_compression_rate=float("nan"))
+    for wrong in (None, "1", 1.5):
+        with parallel_raises(TypeError, match="^start_localSGD_iter must be a whole number"):
+            comm_hooks.PostLocalSGDState(None, None, wrong)
+        with parallel_raises(TypeError, match="^bucket_size must be a whole number"):
+            comm_hooks.quantization_perchannel_hook(None, None, wrong)
+    made = state(None, matrix_approximation_rank=np.int64(2), start_powerSGD_iter=1e3)
+    parallel_assert((made.matrix_approximation_rank, made.start_powerSGD_iter) == (2, 1000))

@@ -140,6 +140,15 @@ def test_wrong_use():
         averaging.HierarchicalModelAverager({2: size + 1})
     with parallel_raises(ValueError, match="must grow"):
         averaging.HierarchicalModelAverager({4: 1, 2: size})
+    for wrong in (None, "1", 1.5):
+        with parallel_raises(TypeError, match="^period must be a whole number"):
+            averaging.PeriodicModelAverager(wrong)
+        with parallel_raises(TypeError, match="^warmup_steps must be a whole number"):
+            averaging.PeriodicModelAverager(2, wrong)
+        with parallel_raises(TypeError, match="^a period must be a whole number"):
+            averaging.HierarchicalModelAverager({wrong: size})
+        with parallel_raises(TypeError, match="^the size of period 2 must be a whole number"):
+            averaging.HierarchicalModelAverager({2: wrong})
     with parallel_raises(TypeError, match="not int"):
         averaging.get_params_to_average([1])
     if size > 1:

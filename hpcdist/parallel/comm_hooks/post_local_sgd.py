@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hpcdist.groups.numbers import steps
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
@@ -31,6 +32,11 @@ class PostLocalSGDState(Counting):
     post_local_gradient_allreduce : bool
         False: afterwards gradients are not averaged at all.
 
+    Raises
+    ------
+    TypeError
+        If `start_localSGD_iter` is not a whole number.
+
     Notes
     -----
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook.PostLocalSGDState``,
@@ -44,11 +50,11 @@ class PostLocalSGDState(Counting):
         start_localSGD_iter: int,
         post_local_gradient_allreduce: bool = True,
     ) -> None:
+        self.start_localSGD_iter = steps(start_localSGD_iter, "start_localSGD_iter")
         self.process_group = process_group
         if subgroup is None and post_local_gradient_allreduce:
             subgroup = new_subgroups(group=process_group)[0]
         self.subgroup = subgroup
-        self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
 

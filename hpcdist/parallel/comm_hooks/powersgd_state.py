@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcdist.groups.numbers import real, steps, whole
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks._future import Counting, Pipeline
@@ -70,6 +71,8 @@ class PowerSGDState(Counting):
 
     Raises
     ------
+    TypeError
+        If an option is no number, or no whole one where that is needed.
     ValueError
         If `start_powerSGD_iter` is too small, or the approximation's rank is below 1.
 
@@ -94,6 +97,11 @@ class PowerSGDState(Counting):
         compression_stats_logging_frequency: int = 10_000,
         batch_tensors_with_same_shape: bool = False,
     ) -> None:
+        matrix_approximation_rank = whole(matrix_approximation_rank, "matrix_approximation_rank")
+        start_powerSGD_iter = steps(start_powerSGD_iter, "start_powerSGD_iter")
+        logging_frequency = steps(
+            compression_stats_logging_frequency, "compression_stats_logging_frequency"
+        )
         if matrix_approximation_rank < 1:
             raise ValueError(
                 f"matrix_approximation_rank must be 1 or more, not {matrix_approximation_rank}"
@@ -107,13 +115,15 @@ class PowerSGDState(Counting):
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
         self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = min_compression_rate
+        self.min_compression_rate = real(min_compression_rate, "min_compression_rate")
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
-        self.orthogonalization_epsilon = orthogonalization_epsilon
-        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
+        self.orthogonalization_epsilon = real(
+            orthogonalization_epsilon, "orthogonalization_epsilon"
+        )
+        self.compression_stats_logging_frequency = max(1, logging_frequency)
         self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
-        self.rng = np.random.RandomState(random_seed)
+        self.rng = np.random.RandomState(whole(random_seed, "random_seed"))
         self.error_dict: dict[int, torch.Tensor] = {}
         self.p_memory_dict: dict[int, torch.Tensor] = {}
         self.q_memory_dict: dict[int, torch.Tensor] = {}

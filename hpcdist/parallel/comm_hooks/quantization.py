@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -60,13 +61,14 @@ def quantization_perchannel_hook(
 
     Raises
     ------
-    ValueError
-        If `bucket_size` is below 1.
+    TypeError, ValueError
+        If `bucket_size` is not a whole number, or below 1.
 
     Notes
     -----
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks``.
     """
+    bucket_size = whole(bucket_size, "bucket_size")
     if bucket_size < 1:
         raise ValueError(f"bucket_size must be at least 1, not {bucket_size}")
     buffer = dense_buffer(bucket, "quantization_perchannel_hook")
