@@ -244,9 +244,9 @@ class State:
     def _join(self) -> None:
         """Join the others, which are in :meth:`_recover`: this process has a dead rank's place."""
         self.archive.open()
-        self.looked = True
         with joining.opened():
             self._recover(joins=True)
+        self.looked = True  # not if it has failed: begin() then joins again
         if self._keeps:
             self._keep()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from hpcdist.elastic import handover
+from hpcdist.elastic import State, handover
 from hpcdist.elastic.parts import part_of
+from hpcdist.groups import joining
+from hpcdist.groups.world import world
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -31,3 +36,19 @@ def test_another_state_is_refused():
         with pytest.raises(ValueError, match="rank 1, a former spare, cannot join") as error:
             handover._check([theirs, mine], 0)
         assert says in str(error.value)
+
+
+def test_a_loop_after_a_join_that_failed_says_why_again(monkeypatch):
+    def fail(joins):
+        raise ValueError("a former spare, cannot join")
+
+    state = State(model=torch.nn.Linear(2, 2))
+    closed = SimpleNamespace(native=None)
+    monkeypatch.setattr(world, "pg", SimpleNamespace(carrier=closed))
+    monkeypatch.setattr(world, "spares", 1)
+    monkeypatch.setattr(world, "joining", closed)
+    monkeypatch.setattr(joining, "opened", nullcontext)
+    monkeypatch.setattr(state, "_recover", fail)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot join"):
+            state.begin()
