@@ -186,20 +186,27 @@ def _send(state: Any, place: int, to: int, shared: bool, own: bool) -> None:
         }
         swap(packed({"parts": parts, "groups": groups}), to, [])
     if own:
-        swap(commit.copies[place], to, [])
+        copies = {
+            name: part.copy_of(place, commit.parts[name])
+            for name, part in state.parts.items()
+            if isinstance(part, Shards)
+        }
+        swap(packed({"own": commit.copies[place], "copies": copies}), to, [])
 
 
 def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None:
     """Receive both on the rank that joins, and put them in place."""
     shared = unpacked(swap(None, None, [source])[source])
-    own = unpacked(swap(None, None, [holder])[holder])
+    alone = unpacked(swap(None, None, [holder])[holder])
+    own, about = unpacked(alone["own"]), head["commit"]
+    place = about["places"][world.comm.rank]
     parts = {
-        name: {"held": {}, "size": head["commit"]["size"], "groups": shared["groups"][name]}
+        name: part.join(place, alone["copies"][name], about["size"], shared["groups"][name])
         if isinstance(part, Shards)
         else part.join(shared["parts"][name], own["parts"][name])
         for name, part in state.parts.items()
     }
-    state.committed = Commit(parts, own["values"], own["random"], **head["commit"])
+    state.committed = Commit(parts, own["values"], own["random"], **about)
     state.put_back(sharded=False)
     state.follow(head["progress"])
 

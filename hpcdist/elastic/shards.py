@@ -79,6 +79,18 @@ class Shards:
         """Return what this rank alone has of what :meth:`take` returned."""
         return {"shard": taken["held"][world.comm.rank], "groups": taken["groups"]}
 
+    @staticmethod
+    def copy_of(place: int, taken: dict[str, Any]) -> torch.Tensor:
+        """Return as bytes the copy of a rank's shard in what :meth:`take` returned."""
+        return _pack(taken["held"][place])
+
+    @staticmethod
+    def join(
+        place: int, packed: torch.Tensor, size: int, groups: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what :meth:`take` would have on the rank whose shard it is, without copies."""
+        return {"held": {place: _unpack(packed)}, "size": size, "groups": groups}
+
     def resume(self, size: int, shards: dict[int, dict[str, Any]], same: bool) -> None:
         """Put back what :meth:`own` returned in an earlier start of the job.
 

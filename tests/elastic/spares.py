@@ -17,6 +17,7 @@ import torch
 import hpcdist as dist
 from hpcdist import _engine
 from hpcdist.elastic import State, elastic, handover, joining
+from hpcdist.optim import ZeroRedundancyOptimizer
 
 STEPS, FATAL = 8, 4
 #: The ranks that die in step FATAL, by case; rank 1 in all others.
@@ -69,14 +70,18 @@ def raise_while_waiting() -> None:
 
 def die_as_holder() -> None:
     """Let rank 2 die when rank 1 has got from it what the former rank 1 alone had."""
-    put_back = handover._put_back_shards
 
-    def then_die(state: State) -> None:
-        put_back(state)
+    def wait_and_die(state: State) -> None:
         time.sleep(0.5)
         die()
 
-    handover._put_back_shards = then_die
+    handover._put_back_shards = wait_and_die
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    if "zero" in CASES:
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def main() -> None:
@@ -100,7 +105,7 @@ def main() -> None:
     if "holder" in CASES and dist.get_rank() == 2 and not spare:
         die_as_holder()
     parallel = dist.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optimizer_of(model)
     parts = {"model": parallel, "optimizer": optimizer}
     if spare and "uncovered" in CASES:
         dist.DistributedDataParallel(model)  # gone at once: it does not count
