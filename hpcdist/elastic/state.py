@@ -382,6 +382,8 @@ class State:
         assert self._ready is not None
         self._ready.step = self.step
         self.committed, self._ready = self._ready, None
+        if world.spares:
+            _engine.mind_spares(_comm())
 
     def _refuse_second(self) -> None:
         """Raise in a job with spares if another State has commits: a spare could not get them."""
@@ -407,7 +409,8 @@ class State:
                     raise
                 yes = False
         # That a rank has died is decided together, too: ranks hear of it at different times.
-        return agree(STATE * yes | ALIVE * (not _engine.is_broken(_comm())))
+        dead = _engine.is_broken(_comm()) or _engine.lost_ranks(_comm())
+        return agree(STATE * yes | ALIVE * (not dead))
 
     def _recover(self, joins: bool = False) -> None:
         """Go on without the dead: from the last commit, which the neighbours then copy again.

@@ -262,6 +262,7 @@ cdef extern from "hd_ft.h" nogil:
     int hd_ft_on(const hd_session*)
     void hd_ft_why(const hd_session*, char*, size_t)
     int hd_ft_lost(const hd_session*, int*, int)
+    void hd_ft_committed(hd_session*)
 
 cdef extern from "hd_status.h" nogil:
     int hd_session_broken(const hd_session*)

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -68,6 +69,22 @@ def raise_while_waiting() -> None:
         _engine.recover = fails
 
 
+def die_as_told() -> None:
+    while not FATAL_BEGUN.exists():
+        time.sleep(0.01)
+    die()
+
+
+def lose_a_spare() -> None:
+    """Go on before the first commit, and make another group, when the first spare has died."""
+    FATAL_BEGUN.touch()
+    while not _engine.lost_ranks(dist.group.WORLD.carrier.native):
+        time.sleep(0.01)
+    group = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        dist.barrier(group)
+
+
 def die_as_holder() -> None:
     """Let rank 2 die when rank 1 has got from it what the former rank 1 alone had."""
 
@@ -91,6 +108,8 @@ def main() -> None:
         os.environ["HPCDIST_SPARES"] = os.environ["OMPI_COMM_WORLD_RANK"]
     if "wait" in CASES:
         raise_while_waiting()
+    if "early spare" in CASES and os.environ["OMPI_COMM_WORLD_RANK"] == "3":
+        threading.Thread(target=die_as_told, daemon=True).start()
     dist.init_process_group(timeout=timedelta(seconds=30))
     spare, mine = joining(), dist.get_rank()
     victims = next((VICTIMS[case] for case in CASES if case in VICTIMS), (1,))
@@ -104,6 +123,8 @@ def main() -> None:
         raise RuntimeError("of the program")
     if "holder" in CASES and dist.get_rank() == 2 and not spare:
         die_as_holder()
+    if "early spare" in CASES and not spare:
+        lose_a_spare()
     parallel = dist.DistributedDataParallel(model)
     optimizer = optimizer_of(model)
     parts = {"model": parallel, "optimizer": optimizer}

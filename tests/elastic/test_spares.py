@@ -108,6 +108,14 @@ def test_spares_that_cannot_wait_any_more_end_and_the_job_goes_on(tmp_path):
 @only_ulfm
 @pytest.mark.slow
 @pytest.mark.deadline(280)
+def test_a_spare_that_dies_before_the_first_commit_costs_nothing(tmp_path):
+    ended = run("early spare", "2", 5, env={"HPCDIST_TEST_FOLDER": str(tmp_path)})
+    assert ends(ended.text) == wanted(), ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+@pytest.mark.deadline(280)
 @pytest.mark.parametrize(
     ("case", "spares", "says"),
     [

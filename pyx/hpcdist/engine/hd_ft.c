@@ -31,6 +31,23 @@ int hd_ft_lost(const hd_session *s, int *ranks, int room)
     return n;
 }
 
+/* Whether one of the lost ranks breaks the session. */
+static int lost_one(const hd_session *s)
+{
+    const int n = __atomic_load_n(&s->uncommitted, __ATOMIC_SEQ_CST) ? s->active : s->size;
+    int found = 0;
+    for (int r = 0; s->lost && r < n; r++)
+        found |= __atomic_load_n(&s->lost[r], __ATOMIC_SEQ_CST);
+    return found;
+}
+
+void hd_ft_committed(hd_session *s)
+{
+    __atomic_store_n(&s->uncommitted, 0, __ATOMIC_SEQ_CST);
+    if (lost_one(s))
+        hd_ft_break(s);
+}
+
 int hd_ft_told(const hd_session *s)
 {
     for (int i = 0; s->page && i < s->node_n; i++) {
@@ -109,9 +126,9 @@ int hd_ft_explains(hd_session *s, int error)
         return 0;
     if (tells_of_death(error))
         hd_ft_break(s);
-    while (!hd_ft_lost(s, NULL, 0) && !for_no_death(s) && hd_now() < until)
+    while (!lost_one(s) && !for_no_death(s) && hd_now() < until)
         nanosleep(&nap, NULL);
-    if (hd_ft_lost(s, NULL, 0))
+    if (lost_one(s))
         hd_ft_break(s); /* the watchdog is about to do so */
     return __atomic_load_n(&s->broken, __ATOMIC_ACQUIRE);
 }
@@ -238,12 +255,14 @@ void hd_ft_lose(hd_session *s, int rank)
 {
     if (!s->lost || rank < 0 || rank >= s->size)
         return;
-    __atomic_store_n(&s->lost[rank], 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->lost[rank], 1, __ATOMIC_SEQ_CST);
     pthread_mutex_lock(&mu);
     deaths++;
     for (int i = 0; i < guards; i++)
         revoke(guarded[i]);
     pthread_mutex_unlock(&mu);
+    if (lost_one(s))
+        hd_ft_break(s);
 }
 
 /* Another rank has broken the session. */
@@ -274,10 +293,8 @@ void hd_ft_look(hd_session *s)
             from[i] = i;
         MPI_Group_translate_ranks(failed, n, from, all, to);
         for (int i = 0; i < n; i++)
-            if (to[i] >= 0 && to[i] < s->size && !s->lost[to[i]]) {
+            if (to[i] >= 0 && to[i] < s->size && !s->lost[to[i]])
                 hd_ft_lose(s, to[i]);
-                fresh = 1;
-            }
         MPI_Group_free(&all);
     }
     free(from);

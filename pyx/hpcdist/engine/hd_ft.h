@@ -20,8 +20,11 @@ void hd_ft_want(int yes);
 void hd_ft_begin(hd_session *s);
 
 int hd_ft_on(const hd_session *s);
-/* Rank of the session; the watchdog has seen it die. */
+/* Rank of the session; the watchdog has seen it die. Breaks the session, unless it was a spare, and
+ * nothing has been committed. */
 void hd_ft_lose(hd_session *s, int rank);
+/* From here on the death of a spare breaks the session, too; at once if one has died. */
+void hd_ft_committed(hd_session *s);
 /* Marks the session as broken, and lets MPI calls of its groups that wait return with an error, on
  * all ranks. May be repeated. */
 void hd_ft_break(hd_session *s);

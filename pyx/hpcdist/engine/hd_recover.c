@@ -381,5 +381,6 @@ int hd_comm_set_aside(hd_comm *all, int spares, const char *name, hd_comm **out,
     hd_session *s = all->session;
     *out = NULL;
     divide(s, s->size - spares);
+    s->uncommitted = !hd_spares_is(s); /* a spare may look often at once */
     return open_group(all, all->mpi, s, name, out, text, room);
 }

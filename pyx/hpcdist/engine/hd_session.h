@@ -68,6 +68,7 @@ struct hd_session {
     int64_t window;     /* ns: since when the watchdog counts how long this rank waited */
     int ft;             /* it goes on without a rank that dies: see hd_ft.h */
     int broken;         /* atomic: a rank has died; all operations fail */
+    int uncommitted;    /* atomic: the death of a spare does not break it: see hd_spares.h */
     uint8_t *lost;      /* atomic, by rank */
     int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
                          * is made; 0: they do not */

@@ -3,7 +3,10 @@
  * A session's first `active` ranks are the default group's, the others are spares. All of them take
  * part in the agreement of the session's control communicator with which a recovery begins: a spare
  * begins it when the session opens, and an active rank when it recovers, or when it ends. So all
- * processes decide alike whether the job goes on. */
+ * processes decide alike whether the job goes on.
+ *
+ * Before the first commit the active ranks have nothing to return to, and cannot recover. So the
+ * death of a spare then breaks their session only at that commit: see hd_ft_committed(). */
 #ifndef HD_SPARES_H
 #define HD_SPARES_H
 

@@ -171,7 +171,6 @@ static void lose(hd_session *s, int slot)
     if (ends)
         return;
     hd_ft_lose(s, (int)s->page[slot].world_rank);
-    hd_ft_break(s);
 }
 
 /* Deaths on other nodes, and groups that were made while the session broke. 1: it is broken. */

@@ -72,6 +72,23 @@ def world_place(Comm comm):
     return hd_session_rank(s), active, hd_session_size(s) - active
 
 
+def mind_spares(Comm comm):
+    """Let the death of a spare fail operations, too, as a rank's does; until this call none has.
+
+    Parameters
+    ----------
+    comm : Comm
+        Of a world whose ranks can recover: they have committed.
+    """
+    if not hd_comm_enter(comm.c, 0):
+        return
+    try:
+        with nogil:
+            hd_ft_committed(comm.c.session)
+    finally:
+        hd_comm_exit(comm.c)
+
+
 def farewell(Comm comm, double seconds):
     """Let the spares end, because this rank does. All other ranks must call it, or end.
 
