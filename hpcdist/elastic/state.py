@@ -423,6 +423,7 @@ class State:
             if not joins:
                 self._reconfigure()
             joins = False
+            renewed = time.monotonic()
             yes = True
             try:
                 self._return()
@@ -434,6 +435,7 @@ class State:
             if vote & STATE:
                 self._accept()
                 joining.joined()
+            _engine.record_return(time.monotonic() - renewed)
         self.seconds += time.monotonic() - began
 
     def _reconfigure(self) -> None:

@@ -153,7 +153,7 @@ class Survival:
     deaths, recoveries : int
         How many processes have died, and how often the others went on.
     took : int
-        Nanoseconds of all recoveries.
+        Nanoseconds of all recoveries, with the return to the last commit.
     last : int
         Nanoseconds since 1970: when the last one ended.
     """

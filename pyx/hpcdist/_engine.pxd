@@ -191,6 +191,7 @@ cdef extern from "hd_late.h" nogil:
 cdef extern from "hd_recorder_file.h" nogil:
     void hd_rec_wish(int, const char*)
     void hd_rec_recovered(int, int64_t)
+    void hd_rec_returned(int64_t)
     const char* hd_rec_path()
     void hd_rec_leave()
     void hd_rec_remove()

@@ -19,6 +19,7 @@ import hpcdist as dist
 from hpcdist import _engine
 from hpcdist.elastic import State, elastic, handover, joining
 from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.recordings import read
 
 STEPS, FATAL = 8, 4
 #: The ranks that die in step FATAL, by case; rank 1 in all others.
@@ -89,7 +90,7 @@ def die_as_holder() -> None:
     """Let rank 2 die when rank 1 has got from it what the former rank 1 alone had."""
 
     def wait_and_die(state: State) -> None:
-        time.sleep(0.5)
+        time.sleep(0.6)
         die()
 
     handover._put_back_shards = wait_and_die
@@ -155,6 +156,7 @@ def main() -> None:
         loops(state, step)
     total = float(model.weight.detach().double().sum())
     print(f"end {dist.get_rank()}/{dist.get_world_size()} {state.step} {total:.9f}", flush=True)
+    print(f"recovered {read(_engine.recorder_path()).survival.took / 1e9:.3f}", flush=True)
     if "second" in CASES:
         State(**parts).commit()
     if not {"exit", "finally"} & set(CASES):

@@ -93,6 +93,8 @@ def test_the_rank_that_has_the_copy_dies_when_a_former_spare_has_got_it():
     for kind in ("sgd", "zero"):
         ended = run(f"holder,{kind}", "2", 5)
         assert ends(ended.text) == wanted(kind), ended.text
+        # in which the others had waited for it
+        assert max(map(float, re.findall(r"recovered (\S+)", ended.text))) >= 0.5, ended.text
 
 
 @only_ulfm

@@ -249,12 +249,19 @@ void hd_rec_place(int rank, int active, int spares)
 
 void hd_rec_recovered(int deaths, int64_t ns)
 {
+    if (!hd_rec.head)
+        return;
+    hd_rec.head->survival.deaths += (uint32_t)deaths;
+    hd_rec.head->survival.recoveries++;
+    hd_rec_returned(ns);
+}
+
+void hd_rec_returned(int64_t ns)
+{
     hd_rec_clock now;
     if (!hd_rec.head)
         return;
     hd_rec_clock_now(&now);
-    hd_rec.head->survival.deaths += (uint32_t)deaths;
-    hd_rec.head->survival.recoveries++;
     hd_rec.head->survival.took += ns;
     hd_rec.head->survival.last = now.real;
 }

@@ -14,8 +14,11 @@ void hd_rec_open(int rank, int size, uint64_t job, int tidy);
 
 /* A place that has changed: `active` ranks, then the spares. */
 void hd_rec_place(int rank, int active, int spares);
-/* The job has gone on after so many deaths, which took this process that many ns; a spare 0. */
+/* The ranks have a new world after so many deaths, which took this process that many ns; a spare 0.
+ */
 void hd_rec_recovered(int deaths, int64_t ns);
+/* They have their last commit in it; ns: since then. */
+void hd_rec_returned(int64_t ns);
 
 /* The path of its file, "" if no other process can read it. */
 const char *hd_rec_path(void);

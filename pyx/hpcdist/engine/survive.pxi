@@ -115,6 +115,17 @@ def agree(Comm comm, int flag, double timeout):
     return flag
 
 
+def record_return(double seconds):
+    """Note in the flight recorder that the last recovery has taken longer: by the return to a commit.
+
+    Parameters
+    ----------
+    seconds : float
+        Since :func:`recover` returned.
+    """
+    hd_rec_returned(<int64_t> (seconds * 1e9))
+
+
 def recover(Comm comm, str name, double timeout, list found):
     """Make a new world of the ranks that live; every group of the old one is of no use then.
 
