@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .ask import ask
 from .model import Operation, Recording
 from .read import find, folder_of_user, read
 
+_T = TypeVar("_T")
 #: Operations of each rank that are looked at: sizes, and who arrived last.
 NEWEST = 128
 #: Letters of a stack that are kept.
@@ -128,9 +129,7 @@ def current(recordings: Iterable[Recording]) -> list[Recording]:
     list of Recording
         The ranks and spares that it has now; also those that died when it last had all of them.
     """
-    found = list(recordings)
-    newest = max((one.survival.recoveries for one in found), default=0)
-    return [one for one in found if one.alive or one.survival.recoveries == newest]
+    return _left(recordings, lambda one: (one.alive, one.survival.recoveries))
 
 
 def merged(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,11 +145,16 @@ def merged(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     list of dict
         As :func:`current` leaves them. Where a former spare has a dead rank's number, the spare's.
     """
-    found = list(rows)
-    newest = max((row["recoveries"] for row in found), default=0)
-    left = [row for row in found if row["alive"] or row["recoveries"] == newest]
+    left = _left(rows, lambda row: (row["alive"], row["recoveries"]))
     by_rank = {row["rank"]: row for row in sorted(left, key=lambda row: bool(row["alive"]))}
     return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _left(found: Iterable[_T], known: Callable[[_T], tuple[bool, int]]) -> list[_T]:
+    """Those that live, or died when their job last had all of them; `known`: lives, recoveries."""
+    found = list(found)
+    newest = max((known(one)[1] for one in found), default=0)
+    return [one for one in found if known(one)[0] or known(one)[1] == newest]
 
 
 def row_of(one: Recording, now: int) -> dict[str, Any]:

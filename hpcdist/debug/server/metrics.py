@@ -46,11 +46,9 @@ def _survival(rows: list[dict[str, Any]]) -> Iterator[Metric]:
         return max((float(row[field]) for row in rows), default=0.0)
 
     yield GaugeMetricFamily("hpcdist_spares", "Spares that wait.", value=most("spares"))
-    for name, field, meaning in (
-        ("deaths", "deaths", "Processes that have died."),
-        ("recoveries", "recoveries", "How often the others went on."),
-    ):
-        yield CounterMetricFamily(f"hpcdist_{name}", meaning, value=most(field))
+    deaths, times = most("deaths"), most("recoveries")
+    yield CounterMetricFamily("hpcdist_deaths", "Processes that have died.", value=deaths)
+    yield CounterMetricFamily("hpcdist_recoveries", "How often the others went on.", value=times)
     # No counter: a former spare does not know it of those before it.
     yield GaugeMetricFamily(
         "hpcdist_recovery_seconds", "Seconds that recoveries took.", value=most("recovering")

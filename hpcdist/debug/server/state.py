@@ -30,7 +30,7 @@ class Node:
     Parameters
     ----------
     paths : list of str
-        Their recorders. A job that starts its groups anew gets other digits; the files stay.
+        Their recorders.
     """
 
     def __init__(self, paths: list[str]) -> None:
@@ -150,8 +150,8 @@ class State:
         ordered = merged(row for _, look in looks for row in look["rows"])
         for row in ordered:
             self._rate(row, now)
-        waits = hangs(ordered)
-        self._find_out(waits)
+        found = hangs(ordered)
+        self._find_out(found)
         self._history.append(
             {
                 "time": now,
@@ -178,7 +178,7 @@ class State:
                 }
                 for name, (at, look) in zip(names, looks, strict=True)
             ],
-            "hangs": waits,
+            "hangs": found,
             "slowest": self._slowest(ordered),
             "sizes": _sizes(ordered),
             "history": list(self._history),
