@@ -18,8 +18,8 @@ from hpcdist.testing import parallel_raises
 pytestmark = pytest.mark.ranks
 
 #: Bytes of a contribution that travel in a rank's slot, and with the check at all; between nodes,
-#: of all ranks together.
-SMALL, CARRIED, LETTER = 8, 1024, 64
+#: of what all ranks share or have together.
+SMALL, CARRIED = 8, 1024
 SYNC = pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 
 
@@ -27,7 +27,7 @@ def sizes(itemsize: int) -> list[int]:
     """Elements around both limits, where a contribution is one part and where it is all parts."""
     ranks = here()[1]
     around = {1}
-    for limit in (SMALL, LETTER, CARRIED):
+    for limit in (SMALL, CARRIED):
         for parts in {1, ranks, ranks**2}:
             at = limit // itemsize // parts
             around |= {at, at + 1}
@@ -224,7 +224,7 @@ def test_ranks_of_which_one_sends_no_letter(rng, group):
     """The memory of its tensors is a device's, as far as it knows; the others cannot know that."""
     check, (rank, size) = Check(), here()
     group.carrier.on_device = rank == size - 1
-    for n in (1, LETTER // 8):
+    for n in (1, CARRIED // 8):
         for value in (3, 4):
             tensor = torch.full((n,), value + rank)
             dist.all_reduce(tensor, group=group)

@@ -65,7 +65,7 @@ def test_no_message_reaches_the_next_group(group, check):
 
 def test_every_form_with_and_without_letters(rng, group):
     check, size = Check(), true_place()[1]
-    for n in (1, 8 // size, 16 // size, 17, 3001):
+    for n in (1, 128 // size, 256 // size, 256, 257, 3001):
         for async_op in (False, True):
             for form in MOVES:
                 form(rng, check, torch.float32, n, async_op, group)

@@ -17,8 +17,9 @@ __all__ = ["MODELS", "Cost", "agree", "group", "late", "start"]
 
 #: `HD_ROLL_STAR` and `HD_ROLL_ARITY` of hd_roll.c, `sizeof (hd_word)` of hd_roll_words.h.
 STAR, ARITY, WORD = 33, 8, 192
-#: Bytes: the ballots of the two rounds of an entry check, and a mask of context ids.
-VOTES, SEEN, CONTEXT = 152, 16, 256
+#: Bytes: the ballots of the two rounds of an entry check, the first with eight of data; a mask of
+#: context ids.
+VOTES, SEEN, CONTEXT = 96, 16, 256
 #: `AT_ONCE` of hd_here.c.
 AT_ONCE = 2
 #: Of 50 ms, more than its ranks need until nothing is new.

@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "hd_base.h"
 
-enum { MOST = 1024, LANES = 64, LONGEST_LETTER = 640 };
+enum { MOST = 1024, LANES = 64, LONGEST_LETTER = 1200 };
 
 typedef struct letter {
     struct letter *next;

@@ -3,15 +3,16 @@
 #ifndef HD_BALLOT_H
 #define HD_BALLOT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
  */
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
-/* Bytes of data in a letter. Every check sends one, whatever the ranks call, because they may
- * disagree. Neither may it depend on what they called before: a sum would get other bits. */
-#define HD_LETTER 64
+/* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. It
+ * may not depend on what the ranks called before: a sum would get other bits. */
+#define HD_LETTER 1024
 
 /* How the letters of the ranks become one. HD_NO_LETTER: some rank has no data, or they disagree.
  * HD_JOINED_LETTER: each rank fills a part of its own, and the rest is zero. */
@@ -29,6 +30,9 @@ typedef struct hd_first {
     hd_letter letter;
 } hd_first;
 
+/* Bytes in use, from the start; a multiple of 8. */
+size_t hd_ballot_bytes(const hd_first *f);
+void hd_ballot_copy(hd_first *to, const hd_first *from);
 /* Letters of different calls become none. */
 void hd_ballot_combine(const hd_first *in, hd_first *inout);
 

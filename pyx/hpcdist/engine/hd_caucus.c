@@ -1,8 +1,10 @@
 /* The protocol of the ranks of a node in a check between nodes, one step per function: see
  * hd_caucus.h. */
-#include "hd_caucus.h"
+#include <stddef.h>
+
 #include "hd_ballot.h"
 #include "hd_base.h"
+#include "hd_caucus.h"
 
 /* What one rank brings. It may write while the speaker still reads its vote of an earlier check:
  * then it has given that one up, and nobody uses what the speaker reads. */
@@ -62,10 +64,24 @@ int hd_caucus_give_up(hd_caucus *k, uint64_t n)
 
 /* ---- votes ---- */
 
+static void put_first(hd_first *shared, const hd_first *from)
+{
+    hd_put_words((char *)shared, (const char *)from, hd_ballot_bytes(from));
+}
+
+/* One word contains the letter's length, so the length is one that was written, also if another
+ * rank writes meanwhile. */
+static void get_first(hd_first *to, const hd_first *shared)
+{
+    const size_t head = offsetof(hd_first, letter.data);
+    hd_get_words((char *)to, (const char *)shared, head);
+    hd_get_words(to->letter.data, shared->letter.data, hd_ballot_bytes(to) - head);
+}
+
 void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
 {
     seat *s = &k->at->seats[k->place];
-    hd_put_words((char *)&s->first, (const char *)mine, sizeof *mine);
+    put_first(&s->first, mine);
     __atomic_store_n(&s->core, hd_core(), __ATOMIC_RELAXED);
     __atomic_store_n(&s->arrived, n, __ATOMIC_RELEASE);
 }
@@ -88,7 +104,7 @@ void hd_caucus_gather(const hd_caucus *k, hd_first *into)
 {
     hd_first next;
     for (int i = 1; i < k->ranks; i++) {
-        hd_get_words((char *)&next, (const char *)&k->at->seats[i].first, sizeof next);
+        get_first(&next, &k->at->seats[i].first);
         hd_ballot_combine(&next, into);
     }
 }
@@ -101,7 +117,7 @@ void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome)
     /* Never far behind: numbers are compared across their wrap. */
     const uint32_t failed = (uint32_t)(outcome ? n - 1 : n);
     if (outcome)
-        hd_put_words((char *)&k->at->outcome, (const char *)outcome, sizeof *outcome);
+        put_first(&k->at->outcome, outcome);
     __atomic_store_n(&k->at->verdict, decided << 32 | failed, __ATOMIC_RELEASE);
 }
 
@@ -112,7 +128,7 @@ int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out)
     const int given_up = hd_caucus_given_up(k, n);
     const uint64_t verdict = load(&k->at->verdict);
     if ((uint32_t)(verdict >> 32) == (uint32_t)n) {
-        hd_get_words((char *)out, (const char *)&k->at->outcome, sizeof *out);
+        get_first(out, &k->at->outcome);
         return 1;
     }
     return given_up || (int32_t)((uint32_t)verdict - (uint32_t)n) >= 0 ? -1 : 0;

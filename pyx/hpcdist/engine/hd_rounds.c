@@ -35,17 +35,17 @@ static void add_partner(hd_rounds *r, int rank)
 /* Before the first ballot, which this rank sends in the same check as all others. */
 static int open_rounds(hd_rounds *r, MPI_Comm mpi)
 {
-    int size, core = 1, rc;
+    int size, core = 1, steps = 1, rc;
     if (r->partners)
         return MPI_SUCCESS;
     if ((rc = MPI_Comm_rank(mpi, &r->rank)) || (rc = MPI_Comm_size(mpi, &size)))
         return rc;
     r->mpi = mpi;
-    while (2 * core <= size)
-        core *= 2;
+    for (; 2 * core <= size; core *= 2)
+        steps++;
     r->is_beyond = r->rank >= core;
     r->helps = !r->is_beyond && r->rank + core < size;
-    if (!(r->partners = calloc(32, sizeof *r->partners)))
+    if (!(r->partners = calloc((size_t)steps, sizeof *r->partners)))
         return MPI_ERR_NO_MEM;
     if (r->is_beyond || r->helps)
         add_partner(r, r->rank ^ core);
@@ -65,9 +65,20 @@ void hd_rounds_enter(hd_rounds *r, uint64_t check)
 
 /* ---- ballots ---- */
 
+/* Returns its bytes. */
+static size_t write_ballot(const hd_rounds *r, ballot *b)
+{
+    b->number = number_of(r);
+    b->seen = r->seen;
+    if (r->round != HD_FIRST_ROUND)
+        return offsetof(ballot, first);
+    hd_ballot_copy(&b->first, &r->first);
+    return offsetof(ballot, first) + hd_ballot_bytes(&r->first);
+}
+
 static int say(hd_rounds *r, partner *p)
 {
-    const size_t bytes = r->round == HD_FIRST_ROUND ? sizeof(ballot) : offsetof(ballot, first);
+    size_t bytes;
     ballot *out = &p->out[r->round];
     MPI_Request *req = &p->send[r->round];
     int gone = *req == MPI_REQUEST_NULL, rc = MPI_SUCCESS;
@@ -75,14 +86,12 @@ static int say(hd_rounds *r, partner *p)
     if (!gone && (rc = MPI_Test(req, &gone, MPI_STATUS_IGNORE)))
         return rc;
     if (!gone) { /* the one of an earlier check, for a partner that is stopped */
-        const ballot more = {number_of(r), r->seen, r->first};
+        ballot more;
+        bytes = write_ballot(r, &more);
         r->unread += hd_outbox_send(&r->late, r->mpi, &more, bytes, &p->rank, 1, TAG_BALLOT, &rc);
         return rc;
     }
-    out->number = number_of(r);
-    out->seen = r->seen;
-    if (r->round == HD_FIRST_ROUND)
-        out->first = r->first;
+    bytes = write_ballot(r, out);
     if ((rc = MPI_Isend(out, (int)bytes, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi, req)))
         *req = MPI_REQUEST_NULL;
     r->unread += !rc;
@@ -136,12 +145,12 @@ static void combine(hd_rounds *r, partner *p)
     if (r->round == HD_SECOND_ROUND)
         return;
     if (r->is_beyond) {
-        r->first = p->in.first;
+        hd_ballot_copy(&r->first, &p->in.first);
     } else if (p->rank < r->rank) {
         hd_ballot_combine(&p->in.first, &r->first);
     } else {
         hd_ballot_combine(&r->first, &p->in.first);
-        r->first = p->in.first;
+        hd_ballot_copy(&r->first, &p->in.first);
     }
 }
 
