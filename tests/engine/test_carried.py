@@ -231,3 +231,19 @@ def test_ranks_of_which_one_sends_no_letter(rng, group):
             want = torch.full((n,), size * value + sum(range(size)))
             check.equal(tensor, want, f"n={n}")
     check.done()
+
+
+@pytest.mark.parametrize("group", ["letters"], indirect=True)
+def test_letters_are_added_in_the_order_of_doubling(rng, group):
+    """Also where the ranks write to all others at once: neither form changes a bit."""
+    check, (rank, size) = Check(), here()
+    core = 1 << (size.bit_length() - 1)
+    for n in (2, CARRIED // 8, CARRIED // 4):
+        parts = [torch.from_numpy(rng.standard_normal(n)).float() for _ in range(size)]
+        mine = parts[rank].clone()
+        dist.all_reduce(mine, group=group)
+        sums = [parts[r] + parts[r + core] if r + core < size else parts[r] for r in range(core)]
+        while len(sums) > 1:
+            sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
+        check.equal(mine, sums[0], f"n={n}")
+    check.done()

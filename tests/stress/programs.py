@@ -95,6 +95,8 @@ POST = (
 )
 #: Notes go from rank to rank already where there are few.
 FEW = ("-DHD_POST_STAR=3",)
+#: Rounds go by steps of doubling already where there are few.
+STEPS = ("-DHD_ROUNDS_DIRECT=2",)
 #: A deep tree of few members.
 DEEP = ("-DHD_ROLL_STAR=3", "-DHD_ROLL_ARITY=2")
 KERNELS = (
@@ -202,7 +204,7 @@ PROGRAMS = (
     ),
     *(
         Program(
-            name=f"post-{ranks}",
+            name=f"post-{name}",
             sources=POST,
             variants=("plain", "tsan", "asan", "aarch64"),
             short=(str(ranks), "150"),
@@ -210,7 +212,7 @@ PROGRAMS = (
             slow=(str(ranks), "50"),
             flags=flags,
         )
-        for ranks, flags in ((4, ()), (9, FEW))
+        for name, ranks, flags in (("4", 4, ()), ("steps", 4, STEPS), ("9", 9, FEW))
     ),
     *(
         Program(
@@ -259,6 +261,8 @@ PROGRAMS = (
                 "        hd_letter_read(c, j, &p->rounds.first.letter);\n"
                 "    if (second_round(c, j, NULL)) {",
             ),
+            # among a few, a no is not heard
+            ("deaf", "rounds", "            r->seen = p->in.seen;", "            r->seen = 1;"),
             # a rank that has left says yes
             ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
         )

@@ -43,13 +43,16 @@ static int open_rounds(hd_rounds *r, MPI_Comm mpi)
     r->mpi = mpi;
     for (; 2 * core <= size; core *= 2)
         steps++;
-    r->is_beyond = r->rank >= core;
-    r->helps = !r->is_beyond && r->rank + core < size;
-    if (!(r->partners = calloc((size_t)steps, sizeof *r->partners)))
+    r->is_direct = size <= HD_ROUNDS_DIRECT;
+    r->is_beyond = !r->is_direct && r->rank >= core;
+    r->helps = !r->is_direct && !r->is_beyond && r->rank + core < size;
+    if (!(r->partners = calloc((size_t)(r->is_direct ? size : steps), sizeof *r->partners)))
         return MPI_ERR_NO_MEM;
+    for (int i = 1; r->is_direct && i < size; i++)
+        add_partner(r, (r->rank + i) % size);
     if (r->is_beyond || r->helps)
         add_partner(r, r->rank ^ core);
-    for (int bit = 1; bit < core && !r->is_beyond; bit *= 2)
+    for (int bit = 1; bit < core && !r->is_direct && !r->is_beyond; bit *= 2)
         add_partner(r, r->rank ^ bit);
     return MPI_SUCCESS;
 }
@@ -113,6 +116,17 @@ static int say_rest(hd_rounds *r)
     return failed;
 }
 
+/* Lets MPI receive a ballot of the partner's. */
+static int listen(hd_rounds *r, partner *p)
+{
+    int rc = MPI_SUCCESS;
+    if (p->receive == MPI_REQUEST_NULL &&
+        (rc = MPI_Irecv(&p->in, (int)sizeof p->in, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi,
+                        &p->receive)))
+        p->receive = MPI_REQUEST_NULL;
+    return rc;
+}
+
 /* Receives up to the ballot of that number; *there: this rank has it. */
 static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
 {
@@ -120,12 +134,8 @@ static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
     *there = 0;
     while (p->taken < number) {
         int done = 0;
-        if (p->receive == MPI_REQUEST_NULL &&
-            (rc = MPI_Irecv(&p->in, (int)sizeof p->in, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi,
-                            &p->receive))) {
-            p->receive = MPI_REQUEST_NULL;
+        if ((rc = listen(r, p)))
             return rc;
-        }
         if ((rc = MPI_Test(&p->receive, &done, MPI_STATUS_IGNORE)) || !done)
             return rc;
         r->unread--;
@@ -154,11 +164,60 @@ static void combine(hd_rounds *r, partner *p)
     }
 }
 
+/* What all contribute: the same bits on all ranks, and those that steps of doubling would give. */
+static void combine_all(hd_rounds *r)
+{
+    hd_first *of[HD_ROUNDS_DIRECT];
+    const int size = r->n + 1;
+    int core = 1;
+
+    of[r->rank] = &r->first;
+    for (partner *p = r->partners; p < r->partners + r->n; p++) {
+        of[p->rank] = &p->in.first;
+        if (p->in.seen < r->seen)
+            r->seen = p->in.seen;
+    }
+    if (r->round == HD_SECOND_ROUND)
+        return;
+    while (2 * core <= size)
+        core *= 2;
+    for (int i = core; i < size; i++) {
+        hd_ballot_combine(of[i - core], of[i]);
+        of[i - core] = of[i];
+    }
+    for (int bit = 1; bit < core; bit *= 2)
+        for (int i = 0; i < core; i += 2 * bit) {
+            hd_ballot_combine(of[i], of[i + bit]);
+            of[i] = of[i + bit];
+        }
+    if (of[0] != &r->first)
+        hd_ballot_copy(&r->first, of[0]);
+}
+
 /* ---- rounds ---- */
+
+static int go_on_directly(hd_rounds *r, int *ended)
+{
+    int there, rc;
+    *ended = 0;
+    for (int i = 0; i < r->n && !r->said; i++)
+        if ((rc = listen(r, &r->partners[i])))
+            return rc;
+    if ((rc = say_rest(r)))
+        return rc;
+    for (; r->heard < r->n; r->heard++)
+        if ((rc = hear(r, &r->partners[r->heard], number_of(r), &there)) || !there)
+            return rc;
+    combine_all(r);
+    *ended = 1;
+    return MPI_SUCCESS;
+}
 
 static int go_on(hd_rounds *r, int *ended)
 {
     int there, rc;
+    if (r->is_direct)
+        return go_on_directly(r, ended);
     for (*ended = 0; r->heard < r->n; r->heard++) {
         if (r->said < r->heard + !r->helps && (rc = say_next(r)))
             return rc;

@@ -1,7 +1,9 @@
 /* The two rounds of an entry check between nodes, in messages of the engine's own. What they decide
  * is in hd_check_mpi.c.
  *
- * A round is an all-reduce by recursive doubling: in each step a rank and a partner swap what they
+ * A round is an all-reduce. Among up to HD_ROUNDS_DIRECT ranks each swaps what it contributes with
+ * all others at once: a rank waits once for a round, and where cores are short each wait costs a
+ * turn. Among more it goes by recursive doubling: in each step a rank and a partner swap what they
  * know, and the steps double how many ranks that is. Where the ranks are no power of two, those
  * beyond it give their part to a partner first and get the outcome at the end. MPI's nonblocking
  * all-reduce would do, but takes longer, and once it has begun every rank must help it to its end.
@@ -21,6 +23,11 @@
 #include "hd_ballot.h"
 #include "hd_outbox.h"
 
+/* Up to so many ranks send their ballots to all others. */
+#ifndef HD_ROUNDS_DIRECT
+#define HD_ROUNDS_DIRECT 8
+#endif
+
 enum hd_round { HD_FIRST_ROUND, HD_SECOND_ROUND, HD_ROUNDS };
 
 struct hd_partner; /* one of those that a rank exchanges ballots with */
@@ -29,6 +36,7 @@ struct hd_partner; /* one of those that a rank exchanges ballots with */
 typedef struct hd_rounds {
     MPI_Comm mpi;
     int rank, n;   /* partners, in the order in which this rank hears from them */
+    int is_direct; /* these are all others */
     int helps;     /* the first of them is beyond the power of two: its part comes first */
     int is_beyond; /* this rank is, and has one partner */
     struct hd_partner *partners; /* NULL: not opened yet */
