@@ -51,6 +51,19 @@ def killed(rank: int, *how: str) -> None:
     others_wait("idle" in how)
 
 
+def outlived(rank: int) -> None:
+    """Rank 1 ends with a communicator that MPI may still write to; the other works for a while."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 1:
+        try:
+            dist.all_reduce(np.ones(3), group=group)
+        except dist.DistTimeoutError:
+            dist.destroy_process_group(group)
+    else:
+        time.sleep(8)
+    os.write(1, f"rank {rank} has worked\n".encode())
+
+
 def terminated(rank: int, *how: str) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -354,6 +367,7 @@ PROGRAMS = {
         sys_exit,
         os_exit,
         killed,
+        outlived,
         terminated,
         killed_at_work,
         ended_while_sharing,

@@ -142,6 +142,14 @@ def test_an_end_with_operations_that_nobody_joins_is_an_error():
     assert "rank 0 of 2] the program ends with operations" in ended.text, ended.text
 
 
+def test_a_rank_that_is_at_its_end_lets_the_others_work():
+    """It has messages that MPI_Finalize would wait for, and it may not leave without that."""
+    ended = run_job(2, PROGRAMS, "outlived", env={"HPCDIST_CHECK_TRANSPORT": "mpi"})
+    assert ended.code == 0, ended.text
+    assert ended.text.count("has worked") == 2, ended.text
+    is_clean(ended)
+
+
 def test_a_failure_nobody_waited_for_is_told():
     ended = run_job(2, PROGRAMS, "unseen")
     assert "rank 0 of 2] an operation failed and its Work was never waited for" in ended.text, (

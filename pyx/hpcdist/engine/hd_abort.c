@@ -14,22 +14,41 @@
 #include "hd_pmi.h"
 #include "hd_recorder_file.h"
 
-static void *abort_fallback(void *code)
+#define TICKS 30 /* of 0.1 s: that long the process may still end by itself */
+
+static void end_process(int code)
 {
-    struct timespec ts = {3, 0};
-    nanosleep(&ts, NULL);
     if (!code)
         hd_rec_remove();
-    _exit((int)(intptr_t)code);
+    _exit(code);
+}
+
+static void *end_soon(void *code)
+{
+    const struct timespec ts = {TICKS / 10, 0};
+    nanosleep(&ts, NULL);
+    end_process((int)(intptr_t)code);
     return NULL;
 }
 
-void hd_end_process_soon(int code)
+static void *end_after_others(void *code)
+{
+    const struct timespec tick = {0, 100000000};
+    for (int alone = 0; alone < TICKS; alone = hd_exit_others_work() ? 0 : alone + 1)
+        nanosleep(&tick, NULL);
+    end_process((int)(intptr_t)code);
+    return NULL;
+}
+
+static void begin(void *(*end)(void *), int code)
 {
     pthread_t t;
-    if (pthread_create(&t, NULL, abort_fallback, (void *)(intptr_t)code) == 0)
+    if (pthread_create(&t, NULL, end, (void *)(intptr_t)code) == 0)
         pthread_detach(t);
 }
+
+void hd_end_process_soon(int code) { begin(end_soon, code); }
+void hd_end_process_after_others(int code) { begin(end_after_others, code); }
 
 void hd_abort(int code, const char *why)
 {

@@ -50,6 +50,7 @@ static int threads_out_of_mpi(void)
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
+    hd_exit_set_finalizing();
     hd_hydra_leave();
     if (!hd_in_child() && !threads_out_of_mpi())
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
@@ -154,8 +155,10 @@ static void leave_mpi(int status)
     if (status == 0 && poisoned)
         mark_ended();
     /* MPI_Finalize may wait for messages that never arrive, or for ranks that cannot be reached */
-    if (poisoned || unmet)
+    if (unmet)
         hd_end_process_soon(status);
+    else if (poisoned)
+        hd_end_process_after_others(status);
     MPI_Finalize();
     if (status == 0 && !poisoned)
         mark_ended();

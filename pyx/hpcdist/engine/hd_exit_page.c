@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -55,6 +56,21 @@ int hd_exit_others_run(void)
     int others = !exit_whole;
     for (int i = 0; i < exit_n; i++)
         others |= __atomic_load_n(&exit_page[i].state, __ATOMIC_ACQUIRE) == RUNNING;
+    return others;
+}
+
+void hd_exit_set_finalizing(void)
+{
+    if (exit_page)
+        __atomic_store_n(&exit_page[exit_slot].finalizes, 1, __ATOMIC_RELEASE);
+}
+
+int hd_exit_others_work(void)
+{
+    int others = 0;
+    for (int i = 0; exit_same_pids && i < exit_n; i++)
+        others |= i != exit_slot && !__atomic_load_n(&exit_page[i].finalizes, __ATOMIC_ACQUIRE) &&
+                  kill((pid_t)exit_page[i].pid, 0) == 0;
     return others;
 }
 

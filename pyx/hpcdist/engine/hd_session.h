@@ -40,6 +40,7 @@ typedef struct entry {
     char record[HD_REC_PATH]; /* the file of its flight recorder */
     uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
     uint32_t makes;           /* its threads that make groups: see hd_making.h */
+    uint32_t finalizes;       /* it has begun MPI_Finalize */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
