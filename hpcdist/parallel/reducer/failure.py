@@ -14,7 +14,7 @@ from hpcdist.errors import DistError, DistMismatchError, DistNaNError, RankFaile
 from hpcdist.parallel.reducer import texts
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.stats import Stats
-from hpcdist.parallel.reducer.transfer import Transfer
+from hpcdist.parallel.reducer.transfer import API_END, Transfer
 
 # Private to torch: a torch without them fails at the import, not in backward.
 current_backward = torch._C._current_graph_task_id  # autograd's number; -1 outside of backward
@@ -168,10 +168,16 @@ class Failure:
                 if not isinstance(error, DistError):
                     raise
         self._barriers = None
-        # The peer that caused it goes no further. Only now: what this rank calls above depends on
+        # A peer that had given up goes no further. Only now: what this rank calls above depends on
         # what its own calls ended with.
-        if self.error is None and self._transfer.broken is not None:
-            self.note(self._transfer.broken)
+        broken = self._transfer.broken
+        if self.error is None and broken is not None and _gave_up(broken):
+            self.note(broken)
+
+
+def _gave_up(error: DistMismatchError) -> bool:
+    """Whether a peer of a call had ended its backward, rather than called something else."""
+    return any(name in str(error) for name in (API_ABANDON, API_END))
 
 
 def name_nans(

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -375,4 +376,41 @@ def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: b
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["refused", "different"])
+def test_ranks_go_on_after_a_call_of_a_hook_that_moved_nothing(how: str) -> None:
+    """One rank's arguments are refused, or all ranks' differ: nobody has gone further."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    rank, fails = group.rank(), []
+
+    def hook(state, bucket):
+        if bucket.index() in fails:
+            text: Any = "no tensor"
+            refused = text if rank == 0 else torch.ones(3)
+            dist.all_reduce(refused if how == "refused" else torch.ones(3 + rank), group=group)
+        dist.all_reduce(bucket.buffer().div_(group.size()), group=group)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, hook)
+    began, ended = time.monotonic(), []
+    for index in range(4):
+        fails[:] = [1] if index == 1 else []
+        try:
+            model(torch.ones(2, 30)).sum().backward()
+        except (TypeError, dist.DistError) as error:
+            ended.append(str(error))
+        else:
+            ended.append("")
+    took = time.monotonic() - began
+    parallel_assert(
+        not ended[0] and ended[1] and ended[2:] == [""] * 2 and took < 10,
+        lambda: f"{ended} after {took:.1f} s",
+    )
     dist.destroy_process_group(group)
