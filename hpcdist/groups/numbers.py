@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from typing import Any
 
@@ -31,15 +32,20 @@ def whole(value: Any, name: str) -> int:
         ) from None
 
 
-def steps(value: Any, name: str) -> int:
-    """Return a number of steps; a float may be one that is whole, such as 1e3.
+def steps(value: Any, name: str) -> Any:
+    """Return a number of steps; a float may be one that is whole, such as 1e3, or infinite: never.
 
     Raises
     ------
     TypeError
         If it is none.
     """
-    return whole(int(value) if isinstance(value, float) and value.is_integer() else value, name)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
+        value = float(value)
+        if value == math.inf:
+            return value
+        value = int(value) if value.is_integer() else value
+    return whole(value, name)
 
 
 def real(value: Any, name: str) -> float:
@@ -53,8 +59,10 @@ def real(value: Any, name: str) -> float:
         If it is not a number (NaN).
     """
     try:
-        number = float("no number" if isinstance(value, (str, bytes, bytearray)) else value)
-    except (TypeError, ValueError, RuntimeError):
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError  # float() reads them
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}: {value!r}") from None
     if math.isnan(number):
         raise ValueError(f"{name} must be a number, not {number}")
