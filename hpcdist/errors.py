@@ -102,7 +102,8 @@ class StoreTimeoutError(DistStoreError, DistTimeoutError):
 class DistMismatchError(DistError):
     """The ranks of a group called different operations, or one operation with different arguments.
 
-    Raised on all ranks of the group before any data has moved: the group stays usable.
+    Raised on all ranks of the group before any data has moved: the group stays usable, unless the
+    message says that a rank has destroyed it.
     """
 
 

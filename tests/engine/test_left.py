@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -22,6 +23,15 @@ def ones(count: int = 3) -> torch.Tensor:
     return torch.ones(count)
 
 
+def received_in_slices(group: dist.ProcessGroup, source: int) -> None:
+    """Wait again and again, each time for less than a message may take."""
+    work = dist.irecv(ones(), source, group=group)
+    while True:
+        with suppress(dist.DistTimeoutError):
+            work.wait(timedelta(seconds=0.2))
+            return
+
+
 CALLS: dict[str, Callable[[dist.ProcessGroup, int], object]] = {
     "all_reduce": lambda group, _: dist.all_reduce(ones(), group=group),
     "a long one": lambda group, _: dist.all_reduce(ones(1 << 18), group=group),
@@ -33,6 +43,7 @@ CALLS: dict[str, Callable[[dist.ProcessGroup, int], object]] = {
     "async": lambda group, _: dist.all_reduce(ones(), group=group, async_op=True).wait(),
     "recv": lambda group, last: dist.recv(ones(), last, group=group),
     "irecv": lambda group, last: dist.irecv(ones(), last, group=group).wait(),
+    "in slices": received_in_slices,
     "a long send": lambda group, last: dist.send(ones(1 << 20), last, group=group),
 }
 

@@ -85,6 +85,7 @@ typedef struct hd_message {
     int source;     /* the sender */
     int64_t nan; /* of a send: 1 + the index of its first NaN; 0: none was looked for, or found */
     int64_t posted;     /* ns, atomic; 0: it was done too soon to look at a clock */
+    int64_t left;       /* ns: when its peer was first seen to have left the group; 0: it has not */
     pthread_mutex_t mu; /* guards req: MPI_Test by one thread at a time */
 } hd_message;
 

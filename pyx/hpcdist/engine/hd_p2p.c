@@ -352,7 +352,6 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 {
     hd_comm *c = j->comm;
     hd_waiter w;
-    int64_t since = 0;
 
     if (hd_p2p_test(j))
         return j->code;
@@ -379,7 +378,7 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                 } else if (closed(c)) {
                     end_closed(j);
                 } else if ((j->kind == HD_RECV && other_dtype(j)) || hd_peer_gone(j) ||
-                           hd_peer_closed(j, &since)) {
+                           hd_peer_closed(j)) {
                     end_request(j, PATIENCE);
                     finish(j);
                 } else if (expired(j)) {

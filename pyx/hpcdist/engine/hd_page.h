@@ -128,10 +128,11 @@ static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
                       n);
 }
 
-/* Whether `rank` has left the group for good: it has ended all its calls, and makes no other. */
+/* Whether `rank` has left the group for good, and goes on without it: it has ended all its calls,
+ * and makes no other. Who leaves the group of all ranks leaves the job: hd_session_gone(). */
 static inline int hd_page_closed(const hd_comm *c, int rank)
 {
-    return __atomic_load_n(&hd_words_of(c)[rank].closed, __ATOMIC_ACQUIRE);
+    return !c->as_world && __atomic_load_n(&hd_words_of(c)[rank].closed, __ATOMIC_ACQUIRE);
 }
 
 /* What a rank that has published its fields of n, or is about to, sees of another rank. */

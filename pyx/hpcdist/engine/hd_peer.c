@@ -50,7 +50,7 @@ static int has_closed(const hd_comm *c, int peer)
     return 1;
 }
 
-int hd_peer_closed(hd_job *j, int64_t *since)
+int hd_peer_closed(hd_job *j)
 {
     const hd_comm *c = j->comm;
     const int peer = j->message.peer;
@@ -58,9 +58,9 @@ int hd_peer_closed(hd_job *j, int64_t *since)
     hd_text t;
     if (!has_closed(c, peer))
         return 0;
-    if (!*since)
-        *since = hd_now();
-    if ((double)(hd_now() - *since) * 1e-9 < ON_ITS_WAY)
+    if (!j->message.left)
+        j->message.left = hd_now();
+    if ((double)(hd_now() - j->message.left) * 1e-9 < ON_ITS_WAY)
         return 0;
     hd_text_init(&t, who, sizeof who);
     if (peer >= 0)

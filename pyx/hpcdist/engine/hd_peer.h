@@ -7,8 +7,7 @@
 
 #include "hd_job.h"
 
-int hd_peer_gone(hd_job *j); /* it has died, or left the job */
-/* It has left the group, some time ago. since: when that was seen first; 0 before. */
-int hd_peer_closed(hd_job *j, int64_t *since);
+int hd_peer_gone(hd_job *j);   /* it has died, or left the job */
+int hd_peer_closed(hd_job *j); /* it has left the group, some time ago; with j->message.mu held */
 
 #endif

@@ -7,7 +7,8 @@
  *   3. A new session on the result, with its page and a communicator. Its parts are made by calls
  *      that expect all ranks to be there. If another rank dies meanwhile, the old session's
  *      watchdog, which still watches the node, revokes the communicators that they use, so none of
- *      these calls waits for it. After each that makes one, the ranks agree whether all have it.
+ *      these calls waits for it. After each that makes such a communicator, the ranks agree
+ *      whether all have it.
  *   4. An agreement on whether all ranks have made it; else again from 2.
  * Spares take part in all four: see hd_spares.h. */
 #include <stdio.h>
