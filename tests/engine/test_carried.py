@@ -233,6 +233,7 @@ def test_ranks_of_which_one_sends_no_letter(rng, group):
     check.done()
 
 
+@pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("group", ["letters"], indirect=True)
 def test_letters_are_added_in_the_order_of_doubling(rng, group):
     """Also where the ranks write to all others at once: neither form changes a bit."""
