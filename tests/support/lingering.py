@@ -9,8 +9,9 @@ session was shrunk. A rank says when it leaves that call late, and when it revok
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
+
+from preloading import preload
 
 SOURCE = """
 #define _GNU_SOURCE
@@ -93,12 +94,8 @@ int MPIX_Comm_revoke(MPI_Comm comm)
 
 def preloaded(folder: Path, call: str, number: int) -> dict[str, str]:
     """Compile the library in a folder; return the variables that let a job load it for a call."""
-    source, library = folder / "lingering.c", folder / "lingering.so"
-    source.write_text(SOURCE)
-    command = ["mpicc", "-shared", "-fPIC", "-o", library, source, "-ldl"]
-    subprocess.run(command, check=True)
     chosen = {"HPCDIST_TEST_CALL": call, "HPCDIST_TEST_NUMBER": str(number)}
-    return chosen | {"LD_PRELOAD": str(library)}
+    return chosen | preload(SOURCE, folder / "lingering.c", compiler="mpicc")
 
 
 def times(text: str, what: str) -> list[float]:

@@ -5,8 +5,9 @@ Such a limit does not bind root. A program sets ``refuse`` in the library while 
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
+
+from preloading import preload
 
 SOURCE = """
 #define _GNU_SOURCE
@@ -29,7 +30,4 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), vo
 
 def preloaded(folder: Path) -> dict[str, str]:
     """Compile the library in a folder; return the variable that lets a job load it."""
-    source, library = folder / "refuse.c", folder / "refuse.so"
-    source.write_text(SOURCE)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library)}
+    return preload(SOURCE, folder / "refuse.c")
