@@ -14,7 +14,8 @@
 #include "hd_pmi.h"
 #include "hd_recorder_file.h"
 
-#define TICKS 30 /* of 0.1 s: that long the process may still end by itself */
+#define TICKS 30    /* of 0.1 s: that long the process may still end by itself */
+#define WAITS 0x100 /* beside a status: they count only while no other process works */
 
 static void end_process(int code)
 {
@@ -23,32 +24,25 @@ static void end_process(int code)
     _exit(code);
 }
 
-static void *end_soon(void *code)
-{
-    const struct timespec ts = {TICKS / 10, 0};
-    nanosleep(&ts, NULL);
-    end_process((int)(intptr_t)code);
-    return NULL;
-}
-
-static void *end_after_others(void *code)
+static void *end_later(void *how)
 {
     const struct timespec tick = {0, 100000000};
-    for (int alone = 0; alone < TICKS; alone = hd_exit_others_work() ? 0 : alone + 1)
+    const int status = (int)(intptr_t)how, waits = status & WAITS;
+    for (int alone = 0; alone < TICKS; alone = waits && hd_exit_others_work() ? 0 : alone + 1)
         nanosleep(&tick, NULL);
-    end_process((int)(intptr_t)code);
+    end_process(status & ~WAITS);
     return NULL;
 }
 
-static void begin(void *(*end)(void *), int code)
+static void begin(int how)
 {
     pthread_t t;
-    if (pthread_create(&t, NULL, end, (void *)(intptr_t)code) == 0)
+    if (pthread_create(&t, NULL, end_later, (void *)(intptr_t)how) == 0)
         pthread_detach(t);
 }
 
-void hd_end_process_soon(int code) { begin(end_soon, code); }
-void hd_end_process_after_others(int code) { begin(end_after_others, code); }
+void hd_end_process_soon(int code) { begin(code); }
+void hd_end_process_after_others(int code) { begin(code | WAITS); }
 
 void hd_abort(int code, const char *why)
 {

@@ -41,7 +41,7 @@ static void combine_letters(const hd_letter *in, hd_letter *inout)
 
 size_t hd_ballot_bytes(const hd_first *f)
 {
-    return offsetof(hd_first, letter.data) + ((f->letter.bytes + 7u) & ~(size_t)7);
+    return offsetof(hd_first, letter.data) + HD_LETTER_WORDS(f->letter.bytes);
 }
 
 void hd_ballot_copy(hd_first *to, const hd_first *from) { memcpy(to, from, hd_ballot_bytes(from)); }

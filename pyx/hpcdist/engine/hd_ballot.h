@@ -14,6 +14,9 @@ enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
  * may not depend on what the ranks called before: a sum would get other bits. */
 #define HD_LETTER 1024
 
+/* Bytes with which they are sent and copied: whole words. */
+#define HD_LETTER_WORDS(bytes) (((size_t)(bytes) + 7) & ~(size_t)7)
+
 /* How the letters of the ranks become one. HD_NO_LETTER: some rank has no data, or they disagree.
  * HD_JOINED_LETTER: each rank fills a part of its own, and the rest is zero. */
 enum hd_letter_kind { HD_NO_LETTER = 0, HD_JOINED_LETTER, HD_REDUCED_LETTER };

@@ -243,7 +243,7 @@ void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to)
     memset(to, 0, offsetof(hd_letter, data));
     if (!bytes || bytes > HD_LETTER)
         return;
-    memset(to->data, 0, ((size_t)bytes + 7) & ~(size_t)7);
+    memset(to->data, 0, HD_LETTER_WORDS(bytes));
     to->kind = j->redop >= 0 ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
     to->dtype = (uint8_t)j->dtype;
     to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;

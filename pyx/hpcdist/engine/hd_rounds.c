@@ -35,24 +35,24 @@ static void add_partner(hd_rounds *r, int rank)
 /* Before the first ballot, which this rank sends in the same check as all others. */
 static int open_rounds(hd_rounds *r, MPI_Comm mpi)
 {
-    int size, core = 1, steps = 1, rc;
+    int size, steps = 1, rc;
     if (r->partners)
         return MPI_SUCCESS;
     if ((rc = MPI_Comm_rank(mpi, &r->rank)) || (rc = MPI_Comm_size(mpi, &size)))
         return rc;
     r->mpi = mpi;
-    for (; 2 * core <= size; core *= 2)
+    for (r->core = 1; 2 * r->core <= size; r->core *= 2)
         steps++;
     r->is_direct = size <= HD_ROUNDS_DIRECT;
-    r->is_beyond = !r->is_direct && r->rank >= core;
-    r->helps = !r->is_direct && !r->is_beyond && r->rank + core < size;
+    r->is_beyond = !r->is_direct && r->rank >= r->core;
+    r->helps = !r->is_direct && !r->is_beyond && r->rank + r->core < size;
     if (!(r->partners = calloc((size_t)(r->is_direct ? size : steps), sizeof *r->partners)))
         return MPI_ERR_NO_MEM;
     for (int i = 1; r->is_direct && i < size; i++)
         add_partner(r, (r->rank + i) % size);
     if (r->is_beyond || r->helps)
-        add_partner(r, r->rank ^ core);
-    for (int bit = 1; bit < core && !r->is_direct && !r->is_beyond; bit *= 2)
+        add_partner(r, r->rank ^ r->core);
+    for (int bit = 1; bit < r->core && !r->is_direct && !r->is_beyond; bit *= 2)
         add_partner(r, r->rank ^ bit);
     return MPI_SUCCESS;
 }
@@ -168,8 +168,7 @@ static void combine(hd_rounds *r, partner *p)
 static void combine_all(hd_rounds *r)
 {
     hd_first *of[HD_ROUNDS_DIRECT];
-    const int size = r->n + 1;
-    int core = 1;
+    const int size = r->n + 1, core = r->core;
 
     of[r->rank] = &r->first;
     for (partner *p = r->partners; p < r->partners + r->n; p++) {
@@ -179,8 +178,6 @@ static void combine_all(hd_rounds *r)
     }
     if (r->round == HD_SECOND_ROUND)
         return;
-    while (2 * core <= size)
-        core *= 2;
     for (int i = core; i < size; i++) {
         hd_ballot_combine(of[i - core], of[i]);
         of[i - core] = of[i];

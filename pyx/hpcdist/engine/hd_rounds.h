@@ -36,6 +36,7 @@ struct hd_partner; /* one of those that a rank exchanges ballots with */
 typedef struct hd_rounds {
     MPI_Comm mpi;
     int rank, n;   /* partners, in the order in which this rank hears from them */
+    int core;      /* the largest power of two up to the number of ranks */
     int is_direct; /* these are all others */
     int helps;     /* the first of them is beyond the power of two: its part comes first */
     int is_beyond; /* this rank is, and has one partner */
