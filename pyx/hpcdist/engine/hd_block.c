@@ -20,6 +20,7 @@
 #include "hd_report.h"
 #include "hd_shared.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 #include "hd_threads.h"
 
 #define LARGE_PAGE (2ll << 20)
@@ -331,8 +332,10 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
 {
     const int code = b ? hold(c, j, b, rank) : HD_OK;
     hd_float_mode mode;
+    if (code == HD_ERR_TIMEOUT)
+        hd_stopped_explain(c, j);
     if (code)
-        return code;
+        return j->code;
     mode = hd_float_mode_plain(); /* as in all sums: see hd_exec() */
     /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
     if (!b)

@@ -30,6 +30,7 @@
 #include "hd_spares.h"
 #include "hd_split.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 #include "hd_threads.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
@@ -368,6 +369,8 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
                  roll.advised ? "" : " All its members must call new_group with the same ranks.");
         if (code == HD_ERR_BACKEND)
             (void)hd_ft_explains(p->session, roll.mpi_error);
+        else if (code == HD_ERR_TIMEOUT)
+            (void)hd_stopped_explains(p->session);
         return code;
     }
     *met = 1;

@@ -22,6 +22,7 @@
 #include "hd_ring.h"
 #include "hd_slots.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 #include "hd_watchdog.h"
@@ -204,6 +205,8 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_nan_fail_after(c, j, &nan);
 out:
     j->checked.carry = NULL;
+    if (j->code == HD_ERR_TIMEOUT)
+        hd_stopped_explain(c, j);
     hd_rec_end(j);
     hd_session_leave(c->session);
     if (mode)

@@ -21,6 +21,7 @@
 #include "hd_recorder.h"
 #include "hd_report.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 
@@ -260,6 +261,8 @@ static void time_out(hd_job *j)
     hd_comm *c = j->comm;
     hd_text t;
 
+    if (hd_now() < hd_stopped_end(c->session))
+        return; /* its death ends the message, too */
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ", elapsed(j), j->api,
            hd_dtype_name(j->dtype), (long long)j->count);

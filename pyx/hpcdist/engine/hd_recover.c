@@ -28,6 +28,7 @@
 #include "hd_session_life.h"
 #include "hd_spares.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 
 #define ATTEMPTS 64 /* one more after each in which another rank has died */
 /* For which a rank that knows of no death lets the others end what they are in: this rank may have
@@ -63,7 +64,8 @@ static int nap(const hd_session *s)
 
 /* breaks, which may be NULL, breaks after PATIENCE_NS, or when what is being made then is. spare:
  * of this process, which is one, or NULL. */
-static int await(MPI_Request *request, int64_t until, hd_session *breaks, const hd_session *spare)
+static int await(hd_session *s, MPI_Request *request, int64_t until, hd_session *breaks,
+                 const hd_session *spare)
 {
     const int64_t patient = hd_later(hd_now(), PATIENCE_NS);
     hd_waiter w;
@@ -84,18 +86,18 @@ static int await(MPI_Request *request, int64_t until, hd_session *breaks, const 
         }
         if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(NULL))
             return HD_ERR_INTERRUPT;
-        if ((ev & HD_WAIT_CLOCK) && hd_now() >= until)
+        if ((ev & HD_WAIT_CLOCK) && hd_now() >= until && hd_now() >= hd_stopped_end(s))
             return HD_ERR_TIMEOUT;
     }
 }
 
 /* going: it has begun, in an earlier call that gave up. */
-static int agree(MPI_Comm comm, int *flag, MPI_Request *request, int *going, int64_t until,
-                 hd_session *breaks, const hd_session *spare)
+static int agree(hd_session *s, MPI_Comm comm, int *flag, MPI_Request *request, int *going,
+                 int64_t until, hd_session *breaks, const hd_session *spare)
 {
     int code = *going ? HD_OK : hd_ft_iagree(comm, flag, request);
     if (code == HD_OK)
-        code = await(request, until, breaks, spare);
+        code = await(s, request, until, breaks, spare);
     *going = code == HD_ERR_TIMEOUT || code == HD_ERR_INTERRUPT;
     return code;
 }
@@ -130,8 +132,8 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
     }
     if (!c->vote.going)
         c->vote.flag = *flag;
-    code = agree(c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going, hd_until(timeout), NULL,
-                 NULL);
+    code = agree(c->session, c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going,
+                 hd_until(timeout), NULL, NULL);
     *flag = c->vote.flag;
     if (code == HD_ERR_TIMEOUT) {
         hd_say(&t, "timeout after %.3g s in an agreement of group '%s' (this is rank %d of %d)",
@@ -155,8 +157,8 @@ static int meet(hd_session *s, double timeout, hd_text *t)
         s->met_flag = HD_GOES_ON;
     if (!spare)
         hd_making_stop(s, hd_session_broken(s) ? HD_DEATH : HD_NO_DEATH);
-    code = agree(s->ctl, &s->met_flag, &s->met, &s->meeting, spare ? HD_NEVER : hd_until(timeout),
-                 spare ? NULL : s, spare ? s : NULL);
+    code = agree(s, s->ctl, &s->met_flag, &s->met, &s->meeting,
+                 spare ? HD_NEVER : hd_until(timeout), spare ? NULL : s, spare ? s : NULL);
     if (code == HD_OK && s->met_flag == HD_ENDS) {
         hd_say(t, "the other ranks have destroyed the default group");
         return HD_ERR_CLOSED;

@@ -41,6 +41,7 @@ typedef struct entry {
     uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
     uint32_t makes;           /* its threads that make groups: see hd_making.h */
     uint32_t finalizes;       /* it has begun MPI_Finalize */
+    uint32_t given_up;        /* it was stopped for too long, and is ended: see hd_stopped.h */
 } __attribute__((aligned(HD_LINE))) entry;
 
 struct hd_session {
@@ -55,7 +56,10 @@ struct hd_session {
     int spin, lane_spin, serialized, own_cpus, node_cpus;
     int refs;
     int *pidfd;
-    int *dead; /* by slot, set by the watchdog */
+    int *dead;        /* by slot, set by the watchdog */
+    int64_t *stopped; /* atomic, by slot, ns: since when; 0: it is not. See hd_stopped.h */
+    int ended;        /* atomic: so many ranks of this node were ended because of that */
+    int64_t patient;  /* atomic, ns: until then their deaths become known */
     pthread_t watchdog;
     int watching, stop;
     int wake[2];

@@ -66,6 +66,7 @@ static int fill_page(hd_session *s, MPI_Comm node)
     s->page = at;
     s->pidfd = malloc((size_t)s->node_n * sizeof *s->pidfd);
     s->dead = calloc((size_t)s->node_n, sizeof *s->dead);
+    s->stopped = s->page ? calloc((size_t)s->node_n, sizeof *s->stopped) : NULL;
     if (s->page) {
         entry *e = &s->page[s->slot];
         e->pid = (uint32_t)getpid();
@@ -286,6 +287,7 @@ void hd_session_unref(hd_session *s)
     hd_exit_unfollow(s);
     free(s->pidfd);
     free(s->dead);
+    free(s->stopped);
     free(s->lost);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->mpi_mu);

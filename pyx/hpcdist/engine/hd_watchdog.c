@@ -26,6 +26,7 @@
 #include "hd_session.h"
 #include "hd_stacks.h"
 #include "hd_status.h"
+#include "hd_stopped.h"
 #include "hd_watchdog.h"
 
 #define TICK_MS 100
@@ -197,6 +198,8 @@ static int superseded(hd_session *s, int64_t now, int64_t slept)
                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     if (until <= 0 || slept || now <= hd_later(until, GRACE))
         return until != 0;
+    if (now < hd_stopped_end(s))
+        return 1;
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
     hd_say(&t, "all ranks that are left have called reconfigure, and made no new group within its "
@@ -233,7 +236,7 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
             if (!read_moving(c, phase, &m))
                 continue;
             until = m.until ? m.until : hd_later(c->transfer.since, hd_ns(m.timeout));
-            if (now > hd_later(until, GRACE + c->transfer.slept))
+            if (now > hd_later(until, GRACE + c->transfer.slept) && now >= hd_stopped_end(s))
                 stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9);
         }
     }
@@ -246,16 +249,8 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
 /* A dead process that its parent has not waited for: signals still reach it. */
 static int is_zombie(pid_t pid)
 {
-    char path[64], line[512] = "", *at;
-    FILE *f;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (!(f = fopen(path, "re")))
-        return 0;
-    if (!fgets(line, sizeof line, f))
-        line[0] = 0;
-    fclose(f);
-    at = strrchr(line, ')');
-    return at && at[1] == ' ' && (at[2] == 'Z' || at[2] == 'X');
+    const char state = hd_process_state(pid);
+    return state == 'Z' || state == 'X';
 }
 
 /* Without a pidfd, which a container or an old kernel refuses, the process id is asked. */
@@ -317,6 +312,7 @@ static void *watchdog_main(void *arg)
         }
         if (hd_hydra_gone())
             orphaned(s);
+        hd_stopped_look(s, slept != 0);
         if (hd_ft_on(s) && look_further(s) && superseded(s, now, slept))
             continue;
         hd_rec_beat();
