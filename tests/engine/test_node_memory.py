@@ -66,6 +66,29 @@ def test_every_dtype_and_operation_around_the_least_size(rng, group):
     check.done()
 
 
+@pytest.mark.one_node
+def test_sums_have_the_bits_of_those_in_the_order_of_ranks(rng, group):
+    """Whatever slice a rank combines, and in whatever pieces: a program can repeat them."""
+    check, (rank, size) = Check(), here()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for n in (LEAST, LONG, 700_001):
+            parts = [draw(rng, dtype, n) for _ in range(size)]
+            half = dtype == torch.float16 and size > 1  # whose average is scaled before the sum
+            for op, scaled in (
+                (dist.ReduceOp.SUM, parts),
+                (dist.ReduceOp.AVG, [p * (1 / size) if half else p for p in parts]),
+            ):
+                want = scaled[0].clone()
+                for part in scaled[1:]:
+                    want += part
+                if op == dist.ReduceOp.AVG and not half:
+                    want /= size
+                tensor = parts[rank].clone()
+                dist.all_reduce(tensor, op, group=group)
+                check.equal(tensor, want, f"{op} {dtype} n={n}")
+    check.done()
+
+
 def test_short_tensors_when_the_group_has_the_memory(rng, group):
     check, (rank, size) = Check(), here()
     for n in (17, 100, 1023):

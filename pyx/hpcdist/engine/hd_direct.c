@@ -107,9 +107,12 @@ static int all_reduce(hd_comm *c, hd_job *j, const hd_seg *out)
         for (int64_t i = a; i < b; i += CHUNK / r.item) {
             const int64_t m = b - i < CHUNK / r.item ? b - i : CHUNK / r.item;
             const int64_t at = (from + i) * r.item;
-            combine(&r, &p, at, out->ptr + at, m);
-            for (int k = 1; k < size; k++)
-                memcpy(p.at[(me + k) % size] + at, out->ptr + at, (size_t)(m * r.item));
+            char *to = p.at[0] + at; /* in the order of the ranks, as in hd_node.c */
+            for (int q = 1; q < size; q++)
+                r.reduce(p.at[q] + at, to, m);
+            hd_scale_after(c, j, to, m);
+            for (int q = 1; q < size; q++)
+                memcpy(p.at[q] + at, to, (size_t)(m * r.item));
         }
     }
     return hd_node_part(&r);

@@ -4,11 +4,12 @@
  * Each rank has a slot of two halves in a segment of the communicator. A tensor goes in pieces,
  * which use the halves in turn; a piece has a slice for each rank. For each piece a rank
  *   1. copies into its slot what the others are to reduce, and then announces `in`;
- *   2. when the others have, adds their slots to its own slice, in place, puts the result into its
- *      slot, in the place that step 1 left out, and then announces `out`;
+ *   2. when the others have, combines its own slice with theirs, puts the result into its slot, in
+ *      the place that step 1 left out, and then announces `out`;
  *   3. when the others have, copies their slices out.
- * Each slice is combined by one rank, so all ranks get the same bits. No rank touches another's
- * tensor, and a piece stays in the caches until it is done.
+ * Each slice is combined by one rank, in the order of the ranks, so all ranks get the same bits,
+ * and those depend on nothing else. No rank touches another's tensor, and a piece stays in the
+ * caches until it is done.
  *
  * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from all ranks, and
  * a rank announces that only when it is done with all of piece k.
@@ -390,6 +391,25 @@ static void give(const run *r, char *to, const char *from, int64_t n)
         memcpy(to, from, (size_t)(n * r->item));
 }
 
+/* Combines n elements that begin `at` bytes into the slots with this rank's own, and leaves them in
+ * both. */
+static void combine(const run *r, char *own, int64_t at, int64_t n)
+{
+    const int size = r->c->size, me = r->c->rank;
+    const size_t bytes = (size_t)(n * r->item);
+    char *slot = hd_node_slot(r, me) + at, *to = me < 2 ? own : slot;
+
+    /* a op b and b op a are the same bits, so ranks 0 and 1 begin with their own. */
+    if (to == slot)
+        memcpy(to, hd_node_slot(r, 0) + at, bytes);
+    else if (size > 1)
+        r->reduce(hd_node_slot(r, !me) + at, to, n);
+    for (int q = to == slot ? 1 : 2; q < size; q++)
+        r->reduce(q == me ? own : hd_node_slot(r, q) + at, to, n);
+    hd_scale_after(r->c, r->j, to, n);
+    memcpy(to == own ? slot : own, to, bytes);
+}
+
 static int piece(run *r, char *data, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
@@ -404,10 +424,7 @@ static int piece(run *r, char *data, int64_t n)
         hd_scale_mul(data + a * item, data + a * item, b - a, r->j->dtype, r->factor);
     if ((code = hd_node_wait(r)))
         return code;
-    for (int i = 1; i < size; i++)
-        r->reduce(hd_node_slot(r, (me + i) % size) + a * item, data + a * item, b - a);
-    hd_scale_after(r->c, r->j, data + a * item, b - a);
-    memcpy(own + a * item, data + a * item, (size_t)((b - a) * item));
+    combine(r, data + a * item, a * item, b - a);
     if ((code = announce_out(r)))
         return code;
     for (int i = 1; i < size; i++) {
