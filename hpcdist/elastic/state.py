@@ -18,7 +18,7 @@ from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
 from hpcdist.groups import joining
-from hpcdist.groups.reconfigure import agree, reconfigure
+from hpcdist.groups.reconfigure import ReconfigureOptions, agree, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
@@ -71,6 +71,10 @@ class State:
         and another State of this one, another folder.
     folder_every : int
         Every how many commits one is kept there.
+    rebuild : bool
+        After a death make all groups again from their members that live, as ``rebuild`` of
+        :meth:`~hpcdist.ProcessGroup.reconfigure` does; otherwise they are lost. Not in a job with
+        spares.
     **parts : object
         Modules (also DistributedDataParallel), optimizers, tensors, and anything with
         ``state_dict()`` and ``load_state_dict()``. They must be the same on all ranks.
@@ -111,6 +115,7 @@ class State:
         memory_every: int = 1,
         folder: str | os.PathLike[str] | None = None,
         folder_every: int = 100,
+        rebuild: bool = False,
         **parts: Any,
     ) -> None:
         numbers = {"copies": copies, "memory_every": memory_every, "folder_every": folder_every}
@@ -134,6 +139,7 @@ class State:
         self.committed: Commit | None = None
         self._ready: Commit | None = None
         self._copies = copies
+        self._rebuild = rebuild
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
         #: Commits before any step that this rank has made: begin()'s, and those after resume().
@@ -388,6 +394,11 @@ class State:
     def _refuse_second(self) -> None:
         """Raise in a job with spares if another State has commits: a spare could not get them."""
         global _only
+        if world.spares and self._rebuild:
+            raise ValueError(
+                "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
+                "groups but the default one"
+            )
         if world.spares and _only is None:
             _only = self.number
         if world.spares and _only != self.number:
@@ -441,7 +452,7 @@ class State:
     def _reconfigure(self) -> None:
         pg = world.pg
         assert pg is not None
-        renewed = reconfigure(pg, None, None)
+        renewed = reconfigure(pg, ReconfigureOptions(rebuild=self._rebuild), None)
         self.lost.append(renewed.lost)
         if self.committed is not None:
             places = self.committed.places

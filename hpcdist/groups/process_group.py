@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -243,12 +244,14 @@ class ProcessGroup(C10d):
         opts: reconfigure.ReconfigureOptions | None = None,
         *,
         timeout: timedelta | None = None,
+        rebuild: bool = False,
     ) -> reconfigure.Reconfigured:
         """Let the ranks that live go on, after a :class:`hpcdist.RankFailedError`.
 
         The group, which must be the default group, keeps its object; its ranks are numbered anew,
         in their former order. Operations in flight fail on all ranks, and all other groups are
-        destroyed, as their ranks mean something else now: make them again. Then operations work.
+        destroyed, as their ranks mean something else now: make them again, or let `rebuild` do so.
+        Then operations work.
         All ranks that live must call it, also those that have seen no error yet.
 
         Parameters
@@ -257,6 +260,10 @@ class ProcessGroup(C10d):
             Torch's way to name the ranks. All ranks that live take part; others are refused.
         timeout : datetime.timedelta, optional
             Time for the others to call; None means that of `opts`, or the group's.
+        rebuild : bool
+            Make every other group again from its members that live. It keeps its object, name,
+            options and hooks; its ranks are numbered anew. A group that one of its members has
+            destroyed or dropped, and one over NCCL, is lost on all. All ranks must give the same.
 
         Returns
         -------
@@ -271,18 +278,24 @@ class ProcessGroup(C10d):
         DistTimeoutError
             If a rank that lives does not call in time; it is named, if it is on this node. All may
             call again.
+        DistMismatchError
+            On all ranks, if they give different `rebuild`. The default group goes on, and all
+            others are lost.
         DistBackendError
             If the job ends when a rank dies: see ``HPCDIST_FT``.
 
         Notes
         -----
-        If a signal handler raises, :meth:`get_reconfigure_handle` tells whether to call again: it
-        gives another text once the group is reconfigured.
+        If another rank dies while groups are made again, all ranks repeat the recovery inside this
+        call. If a signal handler raises, :meth:`get_reconfigure_handle` tells whether to call
+        again: it gives another text once the group is reconfigured.
         Source: ``torch.distributed.ProcessGroup.reconfigure`` of torch 2.15, over a new rendezvous;
         here MPI knows who lives (``MPIX_Comm_shrink``).
         """
         joining.refuse_by_hand()
-        return reconfigure.reconfigure(self, opts, timeout)
+        options = opts or reconfigure.ReconfigureOptions()
+        options = replace(options, rebuild=rebuild or options.rebuild)
+        return reconfigure.reconfigure(self, options, timeout)
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
         """Call a function before each operation of this group begins on this rank.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from hpcdist import _engine, log
-from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.create import renewed
-from hpcdist.errors import DistBackendError, DistError
+from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 from hpcdist.groups import joining
 from hpcdist.groups.dropped import take_dropped
+from hpcdist.groups.kept import keep, lose
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.members import Members
-from hpcdist.groups.world import NOT_INITIALIZED, Absent, NonMember, world
+from hpcdist.groups.rebuild import Rebuilding
+from hpcdist.groups.world import NOT_INITIALIZED, NonMember, world
 
 __all__ = [
     "ReconfigureOptions",
@@ -56,12 +57,15 @@ class ReconfigureOptions:
         Time for the others to call; None means the group's timeout.
     hints : dict
         Not used.
+    rebuild : bool
+        Make the other groups again from their members that live; hpcdist's own.
     """
 
     uuid: int = 0
     handles: Collection[str] = ()
     timeout: timedelta | None = None
     hints: dict[str, str] = field(default_factory=dict)
+    rebuild: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,18 +195,22 @@ def reconfigure(
             f"the process group {pg.members.name!r} cannot be reconfigured, only the default group "
             "can: its ranks decide what the ranks of all others mean"
         )
-    following = world.following  # a follower's thread may end it
-    try:
-        # else the others have the new world: an exception came in between
-        if not (world.renewal or following):
-            _recover(pg, opts or ReconfigureOptions(), timeout)
-    finally:
-        if world.renewal:  # also where a signal handler raises
-            _adopt(pg, world.renewal[0])
-    _, before, former, lost, joined = following or world.following
+    options, following = opts or ReconfigureOptions(), world.following
+    if not (world.renewal or following):
+        world.rebuilding = None  # of a reconfiguration that a follower's thread has ended
+    if world.rebuilding is None:
+        try:
+            # else the others have the new world: an exception came in between
+            if not (world.renewal or following):
+                _recover(pg, options, timeout)
+        finally:
+            if world.renewal:  # also where a signal handler raises
+                _adopt(pg)
+    rebuild = _rebuild(pg, options, timeout)
+    _, before, former, lost, joined, _ = world.following or following
     for follow in followers:
         follow(pg)
-    world.following = ()
+    world.following, world.rebuilding = (), None
     result = Reconfigured(lost, former, time.monotonic() - began, joined)
     made = pg.carrier
     say = _log.warning if made.rank == 0 else _log.info
@@ -214,6 +222,11 @@ def reconfigure(
         ", ".join(map(str, lost)) or "none",
         _with_spares(pg, joined),
     )
+    if rebuild is None:
+        raise DistMismatchError(
+            "reconfigure(rebuild=True) was called on some ranks, and without rebuild on others: "
+            "the default group goes on, and all other groups are lost"
+        )
     return result
 
 
@@ -234,21 +247,43 @@ def _recover(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> No
     for group in list(world.groups):
         group.hooks.abort(group.members.generation, group.members.name)
     seconds = comm.timeout if given is None else given
-    _engine.recover(comm, pg.members.name, seconds, world.renewal)
+    _engine.recover(comm, pg.members.name, seconds, world.renewal, opts.rebuild)
 
 
-def _adopt(pg: Any, made: _engine.Comm) -> None:
+def _rebuild(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> bool | None:
+    """Make the other groups again, if all ranks want that; return what they want."""
+
+    def repeat() -> None:
+        try:
+            _recover(pg, ReconfigureOptions(timeout=opts.timeout, rebuild=True), timeout)
+        finally:
+            if world.renewal:
+                _adopt(pg)
+
+    agreed: bool | None = world.following[-1] if world.following else False
+    if agreed and not world.spares:  # else their State does it
+        rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, repeat)
+        try:
+            rebuilding.wait()
+        finally:
+            if rebuilding.error is not None:
+                world.rebuilding = rebuilding.next()
+    return agreed
+
+
+def _adopt(pg: Any) -> None:
     """Take the place of the old world: its groups are of no use any more.
 
     What a signal handler raises meanwhile comes out when all is done, as the others have done it.
     """
+    made, places, _, _, rebuild = world.renewal
     generation, raised, old = pg.members.generation, None, [*reversed(pg._backends.values())]
     for _ in range(_HANDLERS):
         try:
             if pg.members.generation == generation:
                 _switch(pg, made)
-            _lose_groups(pg, old)
-            world.counts = {}
+            _end_groups(pg, places if rebuild else None, old)
+            world.counts, world.taken = {}, {}
             log.set_rank(made.rank, made.size)
             _engine.mark_end("", made.rank, _engine.ranks_of_machine(made))
             break
@@ -270,24 +305,28 @@ def _switch(pg: Any, made: _engine.Comm) -> None:
     comm = pg.hooks.carry(backends)
     members = Members(tuple(range(made.size)), pg.members.name, pg.members.generation + 1)
     following = (handle_of(pg), len(pg.members.ranks), *world.renewal[1:])
+    if world.following:
+        following = _both(world.following, following)
     # From here on no call: signal handlers run at calls.
     pg._backends, pg.carrier, world.comm = backends, comm, comm
     pg.members, world.following, world.renewal = members, following, []
 
 
-def _lose_groups(pg: Any, old: list[Any]) -> None:
+def _both(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what two recoveries, one after the other, have found; in a world without spares."""
+    handle, size, places, lost, _, _ = first
+    _, _, now, then, joined, rebuild = second
+    every = tuple(sorted((*lost, *(places[rank] for rank in then))))
+    return handle, size, tuple(places[rank] for rank in now), every, joined, rebuild
+
+
+def _end_groups(pg: Any, places: Sequence[int] | None, old: list[Any]) -> None:
+    """Take the communicators of all other groups; with `places` the groups wait for new ones."""
     for group in reversed(list(world.groups)):
-        if group is not pg:
-            old.extend(reversed(group._backends.values()))
-            why = (
-                f"the process group {group.members.name!r} was lost when the default group was "
-                "reconfigured: make it again"
-            )
-            group.carrier = cast(Carrier, Absent(why))
-            group._backends = {}
-            group.hooks.clear()
-            world.groups.pop(group)
-            world.held.discard(group)
+        if group is not pg and places is not None:
+            keep(group, places, pg.members.generation, old)
+        elif group is not pg:
+            lose(group, "was lost when the default group was reconfigured: make it again", old)
     old.extend(take_dropped())
 
 

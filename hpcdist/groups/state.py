@@ -133,9 +133,10 @@ def new_name(ranks: tuple[int, ...]) -> str:
     The members create groups of the same ranks in the same order, so it is enough to count those;
     processes outside need not count. Only groups that the members have agreed to make are counted:
     after an attempt that failed because a member was missing, all must choose the same name at the
-    next attempt.
+    next attempt. Groups that a recovery has made again keep their names, which no other gets.
     """
-    return f"{short(ranks)}#{world.counts.get(ranks, 0) + 1}"
+    before = max(world.counts.get(ranks, 0), world.taken.get(short(ranks), 0))
+    return f"{short(ranks)}#{before + 1}"
 
 
 def count(counts: dict[tuple[int, ...], int], ranks: tuple[int, ...], name: str) -> None:

@@ -98,17 +98,20 @@ class _World:
     group or None; ``groups`` all groups in order of creation, until the program drops them;
     ``held`` those that live until they are destroyed; ``dropped`` the communicators of the
     dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
-    created; ``following`` the default group's former handle and size, and what its reconfiguration
-    found, until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made
-    until the default group has adopted it: its communicator, whose places its ranks have, the ranks
-    that died, the former spares among its ranks; ``store`` the key-value store the processes met
-    through, or None; ``spares`` how many spares the job began with; ``joining`` what this process,
-    a former spare, has to catch up with before it can use the default group, or None.
+    created; ``taken`` the highest number in the names of groups that a recovery has kept, by the
+    text before it; ``kept`` the groups that wait after a recovery to be made again; ``rebuilding``
+    what makes them, or None; ``following`` the default group's former handle and size, and what its
+    reconfiguration found, until what else keeps ranks has followed; ``renewal`` what a
+    reconfiguration has made until the default group has adopted it: its communicator, whose places
+    its ranks have, the ranks that died, the former spares among its ranks, whether all make their
+    groups again; ``store`` the key-value store the processes met through, or None; ``spares`` how
+    many spares the job began with; ``joining`` what this process, a former spare, has to catch up
+    with before it can use the default group, or None.
     """
 
     __slots__ = (
-        *("comm", "counts", "dropped", "following", "groups", "held", "joining", "pg"),
-        *("renewal", "spares", "store"),
+        *("comm", "counts", "dropped", "following", "groups", "held", "joining", "kept", "pg"),
+        *("rebuilding", "renewal", "spares", "store", "taken"),
     )
 
     def __init__(self) -> None:
@@ -123,6 +126,10 @@ class _World:
         self.held: set[Any] = set()
         self.dropped: deque[list[Any]] = deque()
         self.counts: dict[tuple[int, ...], int] = {}
+        self.taken: dict[str, int] = {}
+        # Any: Kept and Rebuilding, which stand above this module
+        self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self.rebuilding: Any = None
         self.renewal: list[Any] = []
         self.following: tuple[Any, ...] = ()
         self.store: Any = None

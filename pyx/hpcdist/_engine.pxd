@@ -270,10 +270,15 @@ cdef extern from "hd_status.h" nogil:
 
 cdef extern from "hd_recover.h" nogil:
     int hd_comm_agree(hd_comm*, int*, double, char*, size_t)
-    int hd_comm_recover(hd_comm*, const char*, double, hd_quota, hd_comm**, int*, int*, char*, size_t)
+    int hd_comm_recover(hd_comm*, const char*, double, hd_quota, int*, hd_comm**, int*, int*, char*, size_t)
     int hd_comm_set_aside(hd_comm*, int, const char*, hd_comm**, char*, size_t)
 
+cdef extern from "hd_remake.h" nogil:
+    int hd_comm_exchange(hd_comm*, const void*, int, char**, int*)
+    int hd_comm_remake(hd_comm*, const int*, int, const char*, double, int, hd_comm**, char*, size_t)
+
 cdef extern from "hd_spares.h" nogil:
+    enum: HD_REBUILDS, HD_LOSES
     void hd_spares_want(int)
     int hd_spares_has(const hd_session*)
     int hd_spares_is(const hd_session*)

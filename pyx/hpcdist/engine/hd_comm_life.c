@@ -294,6 +294,16 @@ int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout,
     return open_comm(from, s, NULL, name, timeout, check, out, text, room);
 }
 
+int hd_comm_open_part(hd_comm *p, MPI_Comm made, const int *ranks, const char *name, double timeout,
+                      int check, hd_comm **out, char *text, size_t room)
+{
+    const birth b = {p, ranks, hd_mix(p->uid, hd_hash_text(name))};
+    const int code = open_comm(made, p->session, &b, name, timeout, check, out, text, room);
+    if (code == HD_OK)
+        (*out)->node_limit = p->node_limit;
+    return code;
+}
+
 /* ---- groups of some members ---- */
 
 /* The members have met: a call that blocks until all have arrived will not block for long. */

@@ -13,6 +13,9 @@
 /* Of a duplicate of `from`. */
 int hd_comm_open(MPI_Comm from, hd_session *s, const char *name, double timeout, int check,
                  hd_comm **out, char *text, size_t room);
+/* Of members of `parent`, in that order: takes the communicator of MPI that they have made. */
+int hd_comm_open_part(hd_comm *parent, MPI_Comm made, const int *ranks, const char *name,
+                      double timeout, int check, hd_comm **out, char *text, size_t room);
 /* *met: all members have agreed to make the group, also where an error follows. */
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
                          double timeout, int *met, hd_comm **out, char *text, size_t room);

@@ -149,16 +149,17 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
 
 /* A spare says that it recovers when all are here, because it always is; if its agreement fails,
  * the ranks that need it may still be training. */
-static int meet(hd_session *s, double timeout, hd_text *t)
+static int meet(hd_session *s, double timeout, int *wish, hd_text *t)
 {
     const int spare = hd_spares_is(s);
     int code;
     if (!s->meeting)
-        s->met_flag = HD_GOES_ON;
+        s->met_flag = HD_GOES_ON | (spare ? HD_REBUILDS | HD_LOSES : *wish);
     if (!spare)
         hd_making_stop(s, hd_session_broken(s) ? HD_DEATH : HD_NO_DEATH);
     code = agree(s, s->ctl, &s->met_flag, &s->met, &s->meeting,
                  spare ? HD_NEVER : hd_until(timeout), spare ? NULL : s, spare ? s : NULL);
+    *wish = s->met_flag & (HD_REBUILDS | HD_LOSES);
     if (code == HD_OK && s->met_flag == HD_ENDS) {
         hd_say(t, "the other ranks have destroyed the default group");
         return HD_ERR_CLOSED;
@@ -353,8 +354,8 @@ static void replace(hd_session *s)
     hd_exit_unmet(0); /* the ranks that are left have met */
 }
 
-int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, hd_comm **out,
-                    int *came_from, int *place, char *text, size_t room)
+int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota, int *wish,
+                    hd_comm **out, int *came_from, int *place, char *text, size_t room)
 {
     hd_session *s = c->session;
     hd_text t;
@@ -367,7 +368,7 @@ int hd_comm_recover(hd_comm *c, const char *name, double timeout, hd_quota quota
                hd_ft_missing() ? hd_ft_missing() : "HPCDIST_FT is not set");
         return HD_ERR_BACKEND;
     }
-    if ((code = meet(s, timeout, &t)))
+    if ((code = meet(s, timeout, wish, &t)))
         return code;
     __atomic_store_n(&s->rebuilt_by, hd_until(timeout), __ATOMIC_RELEASE);
     if ((code = rebuild(c, name, quota, out, came_from, place, &t)) == HD_OK)

@@ -14,8 +14,9 @@
 
 #include "hd_comm.h"
 
-/* What a process gives to that agreement. */
-enum { HD_ENDS = 0, HD_GOES_ON = 1 };
+/* What a process gives to that agreement. One that goes on also says whether the groups are to be
+ * made again; a spare says both. */
+enum { HD_ENDS = 0, HD_GOES_ON = 1, HD_REBUILDS = 2, HD_LOSES = 4 };
 
 /* How many the job is to have: the same on all processes, which compare it. */
 void hd_spares_want(int n);

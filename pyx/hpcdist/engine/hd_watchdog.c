@@ -185,6 +185,12 @@ static int look_further(hd_session *s)
     return 1;
 }
 
+/* The ranks that are left make their groups again in this session: see hd_remake.h. */
+static int is_remaking(const hd_session *s)
+{
+    return __atomic_load_n(&s->rebuilt_by, __ATOMIC_ACQUIRE) > 0;
+}
+
 /* The ranks that are left make a new session, or have one: its watchdog does the rest. Of the calls
  * that make it none can be taken back. */
 static int superseded(hd_session *s, int64_t now, int64_t slept)
@@ -313,7 +319,7 @@ static void *watchdog_main(void *arg)
         if (hd_hydra_gone())
             orphaned(s);
         hd_stopped_look(s, slept != 0);
-        if (hd_ft_on(s) && look_further(s) && superseded(s, now, slept))
+        if (hd_ft_on(s) && (look_further(s) | is_remaking(s)) && superseded(s, now, slept))
             continue;
         hd_rec_beat();
         hd_rec_dump_failed();

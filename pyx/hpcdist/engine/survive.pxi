@@ -126,7 +126,7 @@ def record_return(double seconds):
     hd_rec_returned(<int64_t> (seconds * 1e9))
 
 
-def recover(Comm comm, str name, double timeout, list found):
+def recover(Comm comm, str name, double timeout, list found, bint rebuild=False):
     """Make a new world of the ranks that live; every group of the old one is of no use then.
 
     All ranks of the world that live must call it, spares too: they wait in it, asleep, until the others do.
@@ -140,11 +140,15 @@ def recover(Comm comm, str name, double timeout, list found):
     timeout : float
         Seconds for the others to call it; a spare waits without limit.
     found : list
-        Gets four items: the new communicator, of the ranks that go on, or on a spare of the spares; a tuple of their
+        Gets five items: the new communicator, of the ranks that go on, or on a spare of the spares; a tuple of their
         places in the old world, in order: a rank keeps its own, and a former spare has a dead rank's; a tuple of
-        the ranks that died, those of the old world's spares behind the others; and a tuple of the former spares
-        among the new ranks. It gets none on a spare if the other ranks have ended. It gets them also if a signal
-        handler raises once the communicator is made, because the other ranks have it then.
+        the ranks that died, those of the old world's spares behind the others; a tuple of the former spares among the
+        new ranks; and the `rebuild` that all ranks gave, or None if theirs differed. It gets none on a spare if the
+        other ranks have ended. It gets them also if a signal handler raises once the communicator is made, because the
+        other ranks have it then.
+    rebuild : bool, optional
+        Whether the ranks make the other groups again then. That of a spare does not count. A call that goes on with
+        one which timed out has that one's.
 
     Raises
     ------
@@ -160,7 +164,7 @@ def recover(Comm comm, str name, double timeout, list found):
     cdef char text[512]
     text[0] = 0
     cdef hd_comm* made = NULL
-    cdef int code, i, size, active
+    cdef int code, i, size, active, wish = HD_REBUILDS if rebuild else HD_LOSES
     cdef bint waited
     cdef int64_t began = hd_now()
     cdef int* former = NULL
@@ -182,7 +186,7 @@ def recover(Comm comm, str name, double timeout, list found):
             raise MemoryError
         place = former + size
         with nogil:
-            code = hd_comm_recover(comm.c, cname, timeout, quota, &made, former, place, text, sizeof(text))
+            code = hd_comm_recover(comm.c, cname, timeout, quota, &wish, &made, former, place, text, sizeof(text))
         if code == HD_ERR_CLOSED and waited:
             return
         if code:
@@ -196,7 +200,8 @@ def recover(Comm comm, str name, double timeout, list found):
         hd_rec_recovered(<int> len(died), 0 if waited else hd_now() - began)
         left = range(hd_session_active(made.session))
         joined = tuple([i for i in left if former[i] >= active])
-        found += [new, tuple([place[i] for i in left]), tuple(sorted(died)), joined]
+        agreed = wish == HD_REBUILDS if wish in (HD_REBUILDS, HD_LOSES) else None
+        found += [new, tuple([place[i] for i in left]), tuple(sorted(died)), joined, agreed]
         propagate()
     finally:
         hd_comm_exit(comm.c)
