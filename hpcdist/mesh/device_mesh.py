@@ -11,6 +11,7 @@ from hpcdist.groups.new_group import part_of_world
 from hpcdist.groups.resolve import default_group
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
+from hpcdist.mesh import recovery
 from hpcdist.mesh.grid import Grid
 from hpcdist.mesh.overrides import Override, override, overrides
 from hpcdist.startup.init import init_process_group
@@ -48,7 +49,9 @@ class DeviceMesh(Grid):
     Notes
     -----
     If there is no default group yet, one is made. The order in the mesh numbers a group's ranks, so
-    that a coordinate and the rank in the group are the same number. Source:
+    that a coordinate and the rank in the group are the same number. After a death that groups have
+    survived (``reconfigure(rebuild=True)``) the mesh has the ranks that live, if these form a grid;
+    else its use raises :class:`~hpcdist.DistError`, and its groups work. Source:
     ``torch.distributed.device_mesh.DeviceMesh``.
     """
 
@@ -91,6 +94,7 @@ class DeviceMesh(Grid):
 
     def _start(self, root: DeviceMesh | None) -> None:
         """Start without groups."""
+        recovery.register(self)
         self._root = root or self
         self._flattened: dict[str, DeviceMesh] = {}
         self._groups = []

@@ -6,6 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
+from hpcdist.errors import DistError
 from hpcdist.groups import state as _group
 from hpcdist.mesh import layout as _layout
 
@@ -37,8 +38,19 @@ class Grid:
     ) -> None:
         self._device_type = device_type
         self._rank_map = ranks
-        self._axes = axes
+        self._along = axes
         self._names = names
+        #: What a recovery has made of it: see :mod:`hpcdist.mesh.recovery`.
+        self._generation = 0
+        self._lost: tuple[int, ...] = ()
+        self._broken = ""
+
+    @property
+    def _axes(self) -> _layout.Axes:
+        """The axes; DistError if ranks have died, and the others form no grid."""
+        if self._broken:
+            raise DistError(self._broken)
+        return self._along
 
     @property
     def device_type(self) -> str:
@@ -58,7 +70,7 @@ class Grid:
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return len(self._axes)
+        return len(self._along)
 
     @property
     def mesh(self) -> torch.Tensor:
@@ -135,15 +147,17 @@ class Grid:
         return place % self.ndim
 
     def _key(self) -> tuple[Any, ...]:
-        return self._device_type, self._rank_map, self._axes, self._names
+        return self._device_type, self._rank_map, self._along, self._names
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grid) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash((self._device_type, self._names, self.ndim))  # the ranks change in recoveries
 
     def __repr__(self) -> str:
+        if self._broken:
+            return f"<{type(self).__name__}: {self._broken}>"
         sizes = [str(size) for size in self.shape]
         if self._names:
             sizes = [f"{name}={size}" for name, size in zip(self._names, sizes, strict=True)]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import hpcdist as dist
+from hpcdist import init_device_mesh
 from hpcdist.groups.reconfigure import ReconfigureOptions
 from hpcdist.parallel import DistributedDataParallel
 
@@ -84,6 +85,34 @@ def in_step(**expected: Any) -> None:
     assert all(each == expected for each in everyone), everyone
 
 
+def check_meshes(meshes: dict[str, Any], living: list[int]) -> None:
+    """Check a mesh of two dimensions, slices of it, and one of all ranks in a line."""
+    me, grid, rows, line = dist.get_rank(), meshes["grid"], meshes["rows"], meshes["line"]
+    assert line.size() == len(living) and line.get_coordinate() == (me,), line
+    assert line.mesh.tolist() == list(range(len(living))) and line.get_group().size() == line.size()
+    assert dist.get_process_group_ranks(rows.get_group()) == rows.mesh.tolist(), rows
+    assert rows.get_local_rank() == rows.get_coordinate()[0] == rows.get_group().rank()
+    assert hash(grid) == meshes["hash"]
+    if len(living) == 5:
+        for use in (lambda: grid.shape, lambda: grid["dp"], grid.get_coordinate, grid.size):
+            try:
+                use()
+                raise AssertionError("the mesh is no grid")
+            except dist.DistError as error:
+                assert "rank 2 of it died" in str(error), error
+        assert "rank 2 of it died" in repr(grid) and grid.ndim == 2
+    else:
+        columns = 3 if len(living) == 6 else 2
+        assert grid.shape == (2, columns) and grid.get_coordinate() == divmod(me, columns), grid
+        assert grid.mesh.tolist() == [list(range(columns)), list(range(columns, 2 * columns))]
+        assert grid["dp"].mesh.tolist() == [me % columns, me % columns + columns]
+        assert meshes["flat"].mesh.tolist() == list(range(2 * columns))
+    for name in ("dp", "tp", "flat"):
+        total = torch.ones(1)
+        dist.all_reduce(total, group=grid.get_group(name))
+        assert total == grid.get_group(name).size() > 0, (name, total)
+
+
 def die(victim: int) -> list[int]:
     """Let a rank die in a collective; return the lost ranks that the others name."""
     if dist.get_rank() == victim:
@@ -118,6 +147,10 @@ def main() -> None:
     half = [rank for rank in living if rank // 3 == me // 3]
     ranks = {**GROUPS, "half": half}
     check(groups, ranks, living)
+    grid = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
+    meshes = {"grid": grid, "rows": grid["tp"], "line": init_device_mesh("cpu", (6,))}
+    meshes |= {"flat": grid.flatten("flat"), "hash": hash(grid)}
+    check_meshes(meshes, living)
     model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=groups["half"])
     train(model, me)
     objects, seen = dict(groups), []
@@ -130,6 +163,7 @@ def main() -> None:
         living.remove(number)
         seen.clear()
         check(groups, ranks, living)
+        check_meshes(meshes, living)
         assert all(groups[name] is objects[name] for name in groups)
         assert groups["world"].members.generation == generation + 1
         assert seen == ["all_reduce", "all_reduce", "irecv", "send"], seen
