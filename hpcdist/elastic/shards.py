@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.backends.carrier import Carrier
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.elastic.parts import shapes
 from hpcdist.errors import DistError
@@ -40,14 +41,20 @@ class Shards:
     Parameters
     ----------
     zero : ZeroRedundancyOptimizer
-        Over the default group.
+        Over any group. Shards are numbered by the ranks of that.
     copies : int
-        How many of the next ranks get a copy of each shard: so many may die at once.
+        How many of the next ranks of its group get a copy of each shard: so many may die at once.
     """
 
     def __init__(self, zero: ZeroRedundancyOptimizer, copies: int) -> None:
         self._zero = zero
         self._copies = copies
+        self._group = zero.process_group
+
+    @property
+    def of_world(self) -> bool:
+        """Whether the default group has them, and not another one."""
+        return self._group is world.pg
 
     def take(self, alone: bool = False) -> dict[str, Any]:
         """Return this rank's shard and its neighbours', by rank; all ranks must call it.
@@ -58,10 +65,11 @@ class Shards:
             Return this rank's only.
         """
         mine = copy.deepcopy(self._zero.shard_state())
-        received = {} if alone else spread(_pack(mine), self._copies)
+        received = {} if alone else spread(_pack(mine), self._copies, self._group.carrier)
+        held = {rank: _unpack(each) for rank, each in received.items()}
         return {
-            "held": {world.comm.rank: mine} | {r: _unpack(each) for r, each in received.items()},
-            "size": world.comm.size,
+            "held": {self._group.rank(): mine} | held,
+            "size": self._group.size(),
             "groups": copy.deepcopy(self._zero.shard_options()),
         }
 
@@ -130,29 +138,45 @@ class Shards:
         StateLostError
             On all ranks, if a shard and all its copies are lost.
         """
-        if taken["size"] == world.comm.size and not whole:
-            own = taken["held"][world.comm.rank]
+        divides = whole or taken["size"] != self._group.size()
+        found = self._collect(taken["held"]) if divides else taken["held"]
+        self._check(sorted(set(range(taken["size"])) - set(found)) if divides else [])
+        if not divides:
+            own = found[self._group.rank()]
             self._zero.load_shard(copy.deepcopy(own), copy.deepcopy(taken["groups"]))
             return
-        everyone: list[Any] = [None] * world.comm.size
-        all_gather_object(everyone, _pack(taken["held"]).numpy())
-        found: dict[int, Any] = {}
-        for packed in everyone:
-            found.update(_unpack(torch.from_numpy(packed)))
-        lost = sorted(set(range(taken["size"])) - set(found))
-        if lost:
-            raise StateLostError(
-                f"the optimizer's shards of the former ranks {lost} are lost: all "
-                f"{self._copies + 1} ranks that had them died. Load a checkpoint from disk, or "
-                "give State more copies"
-            )
         state: dict[int, Any] = {}
         for shard in found.values():
             state.update(shard)
         self._zero.reshard(state, copy.deepcopy(taken["groups"]))
 
+    def _collect(self, held: dict[int, Any]) -> dict[int, Any]:
+        """Return the shards that the members have together, by former rank in the group."""
+        everyone: list[Any] = [None] * self._group.size()
+        all_gather_object(everyone, _pack(held).numpy(), self._group)
+        found: dict[int, Any] = {}
+        for packed in everyone:
+            found.update(_unpack(torch.from_numpy(packed)))
+        return found
 
-def spread(packed: torch.Tensor, copies: int) -> dict[int, torch.Tensor]:
+    def _check(self, lost: list[int]) -> None:
+        """Raise StateLostError on all ranks if some are lost, also those of another group."""
+        where = "" if self.of_world else f" of the group {self._group.members.name!r}"
+        problem = f"the former ranks {lost}{where}" if lost else ""
+        if not self.of_world:
+            everyone: list[Any] = [None] * world.comm.size
+            all_gather_object(everyone, problem)
+            problem = next(filter(None, everyone), "")
+        if problem:
+            raise StateLostError(
+                f"the optimizer's shards of {problem} are lost: all {self._copies + 1} ranks that "
+                "had them died. Load a checkpoint from disk, or give State more copies"
+            )
+
+
+def spread(
+    packed: torch.Tensor, copies: int, carrier: Carrier | None = None
+) -> dict[int, torch.Tensor]:
     """Send bytes to the next ranks, and return what those before have sent; all must call it.
 
     Parameters
@@ -161,22 +185,28 @@ def spread(packed: torch.Tensor, copies: int) -> dict[int, torch.Tensor]:
         This rank's bytes.
     copies : int
         To how many ranks.
+    carrier : Carrier, optional
+        Of the group whose ranks these are; None means the default group.
 
     Returns
     -------
     dict
         Of bytes, by the rank that sent them.
     """
-    rank, size = world.comm.rank, world.comm.size
+    carrier = carrier or world.comm
+    rank, size = carrier.rank, carrier.size
     received = {}
     for distance in range(1, min(copies, size - 1) + 1):
         to, source = (rank + distance) % size, (rank - distance) % size
-        received[source] = swap(packed, to, [source])[source]
+        received[source] = swap(packed, to, [source], carrier)[source]
     return received
 
 
 def swap(
-    packed: torch.Tensor | None, to: int | None, sources: Sequence[int]
+    packed: torch.Tensor | None,
+    to: int | None,
+    sources: Sequence[int],
+    carrier: Carrier | None = None,
 ) -> dict[int, torch.Tensor]:
     """Send bytes to one rank, or none, and receive those of others.
 
@@ -185,27 +215,30 @@ def swap(
     packed : torch.Tensor or None
         Bytes, for `to`.
     to : int or None
-        Rank of the default group.
+        Rank of the group.
     sources : sequence of int
         Ranks that send to this one.
+    carrier : Carrier, optional
+        Of the group; None means the default group.
 
     Returns
     -------
     dict
         What each of them sent.
     """
+    carrier = carrier or world.comm
     sizes = {source: torch.zeros(1, dtype=torch.int64, device="cpu") for source in sources}
-    works = [world.comm.irecv(size, source, TAG) for source, size in sizes.items()]
+    works = [carrier.irecv(size, source, TAG) for source, size in sizes.items()]
     if packed is not None and to is not None:
-        world.comm.send(torch.tensor([packed.numel()], device="cpu"), to, TAG)
+        carrier.send(torch.tensor([packed.numel()], device="cpu"), to, TAG)
     for work in works:
         work.wait()
     received = {
         s: torch.empty(int(size), dtype=torch.uint8, device="cpu") for s, size in sizes.items()
     }
-    works = [world.comm.irecv(data, source, TAG) for source, data in received.items()]
+    works = [carrier.irecv(data, source, TAG) for source, data in received.items()]
     if packed is not None and to is not None:
-        world.comm.send(packed, to, TAG)
+        carrier.send(packed, to, TAG)
     for work in works:
         work.wait()
     return received

@@ -60,7 +60,7 @@ class State:
     ----------
     copies : int
         Copies of each shard of a :class:`~hpcdist.optim.ZeroRedundancyOptimizer`'s state, in the
-        memory of the next ranks: so many ranks may die at the same time.
+        memory of the next ranks of its group: so many ranks may die at the same time.
     memory_every : int
         Every how many commits one is kept in the nodes' memory, for the next start of the job:
         under ``python -m hpcdist launch --max-restarts``, under torchrun with restarts, and where
@@ -282,6 +282,11 @@ class State:
             return True
         self._open()
         keeps = self.archive.open()
+        if keeps and self._of_other_groups():
+            raise ValueError(
+                f"{self._of_other_groups()[0]}, a ZeroRedundancyOptimizer, is over another group "
+                "than the default one: commits for the next start of the job cannot have its shards"
+            )
         self.looked = True
         if not keeps:
             return False
@@ -391,9 +396,17 @@ class State:
         if world.spares:
             _engine.mind_spares(_comm())
 
-    def _refuse_second(self) -> None:
-        """Raise in a job with spares if another State has commits: a spare could not get them."""
+    def _refuse(self) -> None:
+        """Raise where the ranks could not return to a commit of this State.
+
+        In a job with spares another State may have commits: a spare could not get them.
+        """
         global _only
+        if not self._rebuild and self._of_other_groups():
+            raise ValueError(
+                f"{self._of_other_groups()[0]}, a ZeroRedundancyOptimizer, is over another group "
+                "than the default one, which a recovery loses: give State rebuild=True"
+            )
         if world.spares and self._rebuild:
             raise ValueError(
                 "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
@@ -407,9 +420,17 @@ class State:
                 "committed or resumed: put all parts into one"
             )
 
+    def _of_other_groups(self) -> list[str]:
+        """Return the names of parts whose shards another group than the default one has."""
+        return [
+            name
+            for name, part in self.parts.items()
+            if isinstance(part, Shards) and not part.of_world
+        ]
+
     def _vote(self, yes: bool) -> int:
         """Copy the state, unless this rank has failed, and decide together what holds."""
-        self._refuse_second()
+        self._refuse()
         if yes:
             try:
                 self._ready = self._take()

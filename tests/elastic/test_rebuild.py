@@ -44,3 +44,9 @@ def test_a_rank_that_dies_meanwhile_loses_no_group(call, number, transport, tmp_
     (died,), (left,) = times(ended.text, "dies"), times(ended.text, "leaves")
     revoked = times(ended.text, "revokes")
     assert died < left < min(revoked, default=math.inf), ended.text
+
+
+def test_shards_of_groups_come_back_from_their_neighbours_in_the_group():
+    ended = run_job(6, str(HERE / "halves.py"), env=FT, ft=True, limit=60)
+    assert ended.code == 0 and not ended.orphans, (ended.code, ended.orphans, ended.text)
+    assert ended.text.count("trained in 2") == 4 and ended.text.count("lost") >= 3, ended.text
