@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel as StockParallel
+
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
 from hpcdist.elastic.commit import Commit, packed, unpacked
@@ -120,7 +122,7 @@ def _uncovered(state: Any) -> str:
         if not isinstance(part, Shards):
             covered |= {id(tensor) for tensor in part.tensors()}
     for thing in world.joining.deferred:
-        if not isinstance(thing, DistributedDataParallel):
+        if not isinstance(thing, (DistributedDataParallel, StockParallel)):
             if not any(part.is_of(thing) for part in shards):
                 return "a ZeroRedundancyOptimizer is not in the State: pass it to State"
             continue

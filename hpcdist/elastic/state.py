@@ -18,7 +18,7 @@ from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
 from hpcdist.groups import joining
-from hpcdist.groups.reconfigure import ReconfigureOptions, agree, reconfigure
+from hpcdist.groups.reconfigure import ReconfigureOptions, agree, follow, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
@@ -46,11 +46,17 @@ def _comm() -> Any:
 
 def is_death(error: BaseException) -> bool:
     """Whether an error of a step comes from the death of a rank that the job survives."""
-    if not isinstance(error, DistError) or isinstance(error, StateLostError):
+    if isinstance(error, StateLostError):
         return False
     if world.pg is None or not world.pg.supports_reconfigure:
         return False
-    return (isinstance(error, RankFailedError) and bool(error.ranks)) or _engine.is_broken(_comm())
+    if isinstance(error, RankFailedError) and error.ranks:
+        return True
+    # torch's C++ keeps the text of an error, and not its type
+    ours = isinstance(error, DistError) or (
+        type(error) is RuntimeError and RankFailedError.__name__ in str(error)
+    )
+    return ours and _engine.is_broken(_comm())
 
 
 class State:
@@ -473,7 +479,8 @@ class State:
     def _reconfigure(self) -> None:
         pg = world.pg
         assert pg is not None
-        renewed = reconfigure(pg, ReconfigureOptions(rebuild=self._rebuild), None)
+        options = ReconfigureOptions(rebuild=self._rebuild)
+        renewed = reconfigure(pg, options, None, followed=False)
         self.lost.append(renewed.lost)
         if self.committed is not None:
             places = self.committed.places
@@ -481,6 +488,7 @@ class State:
 
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
+        follow(world.pg)
         if not world.spares:
             self.rollback()
             return

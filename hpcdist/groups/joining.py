@@ -12,10 +12,13 @@ from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakSet
 
-from hpcdist import config
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
+
+#: Called with the name of an operation, where it is refused else: what is to be called in its
+#: place, or None.
+answers: list[Callable[[str], Callable[..., Any] | None]] = []
 
 
 class Joining:
@@ -43,7 +46,15 @@ class Joining:
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(self._real, name)
-        return _refusal(name, self._real.rank) if callable(found) else found
+        if not callable(found):
+            return found
+        answered = next(filter(None, (answer(name) for answer in answers)), None)
+        return answered or _refusal(name, self._real.rank)
+
+    def finished(self, outputs: list[Any]) -> Any:
+        """Return the handle of an operation that is done."""
+        native: Any = self._real.native  # only such a job has spares
+        return native.finished(outputs)
 
     def barrier(self, async_op: bool = False, **about: Any) -> None:
         """Return: the other ranks are at no barrier of the program."""
@@ -92,20 +103,6 @@ def refuse_by_hand() -> None:
             "a job with spares (HPCDIST_SPARES) recovers in its State: use "
             "hpcdist.elastic.elastic(), or call commit(yes=False) of the State on all ranks that "
             "live"
-        )
-
-
-def refuse_stock_torch() -> None:
-    """Raise ValueError in a job that is to have spares, on all its ranks.
-
-    A former spare would have to make torch's groups while the other ranks, which have theirs, wait
-    for its State.
-    """
-    spares = config.get("spares")
-    if spares:
-        raise ValueError(
-            f"HPCDIST_SPARES={spares}: groups of stock torch have no spares. Unset it, or use "
-            "hpcdist's own groups and DistributedDataParallel"
         )
 
 

@@ -38,7 +38,7 @@ _HANDLERS = 8
 DRAIN = 5.0
 #: Called with the default group after each reconfiguration of it, on all ranks that live, in order:
 #: what else keeps ranks, and may communicate to renew them. Called again, and has nothing to do
-#: then, where a signal handler raised.
+#: then, where a signal handler raised. Where a State recovers, a former spare is among the ranks.
 followers: list[Callable[[Any], None]] = []
 
 
@@ -186,9 +186,16 @@ def handle_of(pg: Any) -> str:
 
 
 def reconfigure(
-    pg: Any, opts: ReconfigureOptions | None, timeout: timedelta | None
+    pg: Any,
+    opts: ReconfigureOptions | None,
+    timeout: timedelta | None,
+    *,
+    followed: bool = True,
 ) -> Reconfigured:
-    """Let the ranks that live go on: :meth:`hpcdist.ProcessGroup.reconfigure`."""
+    """Let the ranks that live go on: :meth:`hpcdist.ProcessGroup.reconfigure`.
+
+    With `followed` False the caller calls :func:`follow` on all ranks next.
+    """
     began = time.monotonic()
     if world.pg is not pg:
         raise ValueError(
@@ -208,7 +215,7 @@ def reconfigure(
                 _adopt(pg)
     rebuild = _rebuild(pg, options, timeout)
     _, before, former, lost, joined, _ = world.following or following
-    for follow in followers:
+    if followed:
         follow(pg)
     world.following, world.rebuilding = (), None
     result = Reconfigured(lost, former, time.monotonic() - began, joined)
@@ -228,6 +235,12 @@ def reconfigure(
             "the default group goes on, and all other groups are lost"
         )
     return result
+
+
+def follow(pg: Any) -> None:
+    """Renew what else keeps ranks; all ranks must call it."""
+    for each in followers:
+        each(pg)
 
 
 def _with_spares(pg: Any, joined: tuple[int, ...]) -> str:

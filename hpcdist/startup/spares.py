@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -115,6 +116,8 @@ def _warm() -> None:
         optimizer = torch.optim.SGD([weight], lr=0.0)
         weight.sum().backward()
         optimizer.step()
+    if "hpcdist.torch" in sys.modules:
+        importlib.import_module("torch._dynamo")  # torch's DistributedDataParallel asks it
 
 
 def _wait(comm: _engine.Comm, name: str) -> _engine.Comm | None:

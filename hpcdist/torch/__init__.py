@@ -17,12 +17,15 @@ with explain():
         arguments,
         backend,
         base,
+        buckets,
         delegate,
         elsewhere,
         flight_recorder,
         functional,
         hooks,
         join,
+        joining,
+        modules,
         process_group,
         ranges,
         reconfigure,
@@ -38,15 +41,19 @@ with explain():
     rendezvous.register()
     functional.register()
     join.register()
+    joining.register()
     reconfigure.register()
     for _module in (
         base,
+        buckets,
         process_group,
         arguments,
         delegate,
         elsewhere,
         functional,
         hooks,
+        joining,
+        modules,
         ranges,
         reconfigure,
         window,

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from hpcdist._torch_version import explain, untested
 from hpcdist.backends.mpi import MPIOptions
-from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
+from hpcdist.torch import buckets, modules
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
@@ -47,14 +47,13 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
     ------
     ValueError
         If torch's ranks are not those of hpcdist's default group, or there is none yet and torch
-        asks for a part of the ranks; if the job has spares.
+        asks for a part of the ranks.
     """
     ranks = list(options.global_ranks_in_group)
     warning = untested()
     if warning and options.group_rank == 0:
         warnings.warn(warning, stacklevel=2)
     with explain():
-        joining.refuse_stock_torch()
         return _create(options, pg_options, ranks)
 
 
@@ -83,6 +82,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             enable_reconfigure=getattr(options, "enable_reconfigure", False),  # torch 2.14
         )
         ours = member(None)
+        _follow_modules(ours)
         return _bridge(ours, lambda: _destroy(ours), options)
     whole = member(None)
     if not ranks or ranks == list(whole.members.ranks):
@@ -92,6 +92,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
                 f"default group, which exists already, says {whole.rank()} of {whole.size()}"
             )
         if _known(whole) is None:
+            _follow_modules(whole)
             return _bridge(whole, None, options)
     made = new_group(
         ranks or None,
@@ -100,6 +101,13 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         sort_ranks=False,  # torch has sorted them, unless the program wants this order
     )
     return _bridge(made, lambda: _destroy(made), options)
+
+
+def _follow_modules(ours: ProcessGroup) -> None:
+    """Note of torch's DDP what a recovery from a death needs, in a job that has some."""
+    if ours.supports_reconfigure:
+        modules.number()
+        buckets.note()
 
 
 def _known(ours: ProcessGroup) -> BridgeGroup | None:

@@ -95,6 +95,7 @@ class BridgeBase(ProcessGroup):
         self._elsewhere: Elsewhere | None = None
         self._messages: StagedGroup | None = None
         self.renewal: Any = None  # of what torch keeps of it, after a reconfiguration
+        self.noted: list[Any] | None = None  # where what it broadcasts is to be noted
         self._delegate = give_delegate(self)
 
     def meet_elsewhere(self, store: Any, timeout: timedelta, ranks: list[int]) -> None:

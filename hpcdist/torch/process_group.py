@@ -53,6 +53,8 @@ class BridgeGroup(BridgeBase):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
         tensor = one(tensors)
+        if self.noted is not None:
+            self.noted.append(tensor)
         both = [tensor]
         return self._call("broadcast", opts, both, both, tensor, root_of(opts))
 

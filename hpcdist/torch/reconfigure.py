@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcdist._ops import ReduceOp
 from hpcdist.groups import reconfigure
 from hpcdist.groups.world import world
 from hpcdist.startup import variables
+from hpcdist.torch import buckets
 from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.rendezvous import open_store
 from hpcdist.torch.store import to_torch
@@ -91,9 +94,14 @@ def _renew(default: BridgeGroup) -> None:
     for group in reversed(list(books.pg_map)):
         if group is not default:
             dist.destroy_process_group(group)
+    ours = default.ours
     for module in _modules_over(default):
         module._update_process_group(default)
-    ours = default.ours
+    buckets.agree(default)
+    if world.spares:  # a former spare has made no groups yet: torch counts them for their names
+        count = torch.tensor([books.group_count])
+        ours.carrier.all_reduce(count, ReduceOp.MAX)
+        books.group_count = int(count)
     ranks = list(range(ours.size()))
     books.pg_group_ranks[default] = {rank: rank for rank in ranks}
     store = dist.PrefixStore("default_pg", to_torch(open_store(ours.carrier, ours.timeout, _API)))
@@ -106,5 +114,5 @@ def _modules_over(group: BridgeGroup) -> Iterator[Any]:
     """Find torch's DDP modules over a group; torch has no list of them."""
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel):
-            if vars(found).get("process_group") is group:
+            if vars(found).get("process_group") is group and hasattr(found, "reducer"):
                 yield found

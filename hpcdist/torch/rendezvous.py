@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import secrets
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,8 +23,9 @@ from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError
 from hpcdist.groups import joining
 from hpcdist.groups.limits import limit_of
-from hpcdist.startup import attendance, steps, variables
-from hpcdist.store import TCPStore
+from hpcdist.groups.world import world
+from hpcdist.startup import attendance, spares, steps, variables
+from hpcdist.store import HashStore, TCPStore
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import to_torch
 
@@ -99,9 +101,17 @@ def meet(
     DistBackendError
         If several processes were started and no MPI launcher made them one job.
     ValueError
-        If the job is to have spares.
+        If the job is to have spares, and a backend of torch's own was asked for.
     """
-    joining.refuse_stock_torch()
+    aside = spares.wanted()
+    if aside and not _served_by(NAME):
+        raise ValueError(
+            f"HPCDIST_SPARES={aside}: groups of torch's own backends have no spares. Unset it, or "
+            f"name the backend {NAME!r}"
+        )
+    if world.spares and world.pg is not None:
+        yield _meet_in(world.pg)
+        return
     if steps.alone():
         _refuse(steps.expected_size("env://", -1))
     limit = timeout or limit_of(config.get("timeout"))
@@ -109,17 +119,29 @@ def meet(
         rank, size = mpi.start()
         comm = _engine.Comm.world(_API, limit.total_seconds(), 1)
     try:
+        if aside >= size:
+            aside = 0  # an error on all ranks when the group is made
         store = open_store(comm, limit, _API)
-        variables.export_place(comm, _API)
+        variables.export_place(comm, _API, aside)
     finally:
         comm.free()
-    if rank == 0 and _served_by_gloo():
+    if rank == 0 and _served_by(dist.Backend.GLOO, named=False):
         warnings.warn(
             "mpi:// was given and no backend was named, so torch takes gloo for CPU tensors: pass "
             f"{NAME!r} as the backend, or 'gloo' to silence this warning",
             stacklevel=2,
         )
-    yield to_torch(store), rank, size
+    yield to_torch(store), rank, size - aside
+
+
+def _meet_in(pg: Any) -> tuple[Any, int, int]:
+    """Let the ranks of hpcdist's default group meet: its spares wait there already.
+
+    A former spare gets a store with the others when it joins them; it cannot make groups before.
+    """
+    joins = joining.is_closed(pg)
+    store = HashStore() if joins else open_store(pg.carrier, pg.timeout, _API)
+    return to_torch(store), pg.rank(), pg.size()
 
 
 def open_store(comm: Carrier, limit: timedelta, api: str) -> TCPStore:
@@ -160,18 +182,32 @@ def open_store(comm: Carrier, limit: timedelta, api: str) -> TCPStore:
     )
 
 
-def _served_by_gloo() -> bool:
-    """Whether torch.distributed.init_process_group is running without a backend, and takes gloo."""
+def _served_by(name: str, named: bool = True) -> bool:
+    """Whether torch.distributed.init_process_group is running, and a backend is to serve.
+
+    Parameters
+    ----------
+    name : str
+        The backend.
+    named : bool
+        False: only if the program names none, and torch takes it.
+    """
     frame = inspect.currentframe()
     while frame is not None and not (
         frame.f_code.co_name == "init_process_group"
         and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
     ):
         frame = frame.f_back
-    if frame is None or frame.f_locals.get("backend") != dist.Backend.UNDEFINED:
+    asked = None if frame is None else frame.f_locals.get("backend")
+    if asked is None or not (named or asked == dist.Backend.UNDEFINED):
         return False
-    served = dist.distributed_c10d.BackendConfig(dist.Backend(dist.Backend.UNDEFINED))
-    return dist.Backend.GLOO in served.get_device_backend_map().values()
+    take_over = sys.modules.get("hpcdist_torch_plugin.take_over")
+    if take_over is not None and asked != dist.Backend.UNDEFINED:
+        asked = take_over.replaced(asked, take_over.names())
+    if name == asked:  # MPI's is in no table
+        return True
+    served = dist.distributed_c10d.BackendConfig(dist.Backend(asked))
+    return name in served.get_device_backend_map().values()
 
 
 def _refuse(size: int) -> None:

@@ -4,6 +4,7 @@
     python tests/elastic/kills.py                   50 jobs of four ranks that lose one
     python tests/elastic/kills.py --victims 2       ... that lose two
     python tests/elastic/kills.py --spares 2        ... that have two spares, and so lose none
+    python tests/elastic/kills.py --spares 2 --torch   ... with torch's own DDP over the bridge
 
 Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
 dead never began the step that they died in. With spares it is the run without any death, in which
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from kill_jobs import differing, differing_with_spares, draw, draw_with_spares, train  # noqa: E402
 
 KINDS = ("sgd", "zero", "adam")
+TORCH = ("torchsgd", "torchadam", "torchnorm")
 
 
 def main() -> int:
@@ -39,8 +41,13 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--spares", type=int, default=0, help="spares beside the four ranks (0)")
+    parser.add_argument("--torch", action="store_true", help="stock torch; needs spares")
     options = parser.parse_args()
+    if options.torch and not options.spares:
+        parser.error("--torch needs --spares: torch's reducers begin anew with another group")
     kinds = (*KINDS, "norm") if options.spares else KINDS
+    if options.torch:
+        kinds = TORCH
     rng = random.Random(f"{options.seed} {options.victims}")
     endings, bad, jobs = [], 0, 0
     until = time.monotonic() + 60 * options.minutes

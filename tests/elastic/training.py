@@ -1,10 +1,11 @@
 """A training run in which ranks kill themselves; prints what the survivors have at the end.
 
 training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero or norm (with
-buffers and random numbers that differ per rank). Each victim, a rank of the first world, dies DELAY
-seconds after it begins step WHEN, or, if that is "recovery", after its first recovery begins. A
-spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the former
-spare that has the place of that rank, after it has got it.
+buffers and random numbers that differ per rank); torchsgd, torchadam and torchnorm are the same
+with torch's own DistributedDataParallel over the bridge. Each victim, a rank of the first world,
+dies DELAY seconds after it begins step WHEN, or, if that is "recovery", after its first recovery
+begins. A spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the
+former spare that has the place of that rank, after it has got it.
 training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
 four ranks and then two with three, the same training in groups of so many ranks, without a death.
 """
@@ -21,6 +22,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +31,8 @@ from hpcdist.elastic import State, elastic, joining
 from hpcdist.optim import ZeroRedundancyOptimizer
 
 BATCH, WIDTH, SEED = 24, 48, 1
+#: How the kinds over stock torch begin.
+STOCK = "torch"
 #: When victims die, by rank and whether it is the former spare that has got that rank's place.
 Deaths = dict[tuple[int, bool], tuple[str, float]]
 
@@ -45,8 +49,10 @@ def bare(norm: bool = False) -> torch.nn.Sequential:
 
 
 def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    side = torch.nn.parallel if kind.startswith(STOCK) else dist
+    kind = kind.removeprefix(STOCK)
     model = bare(kind == "norm")
-    parallel = dist.DistributedDataParallel(model)
+    parallel = side.DistributedDataParallel(model)
     torch.manual_seed(100 * SEED + dist.get_rank())
     if kind in ("sgd", "norm"):
         return parallel, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -189,7 +195,10 @@ def main() -> None:
         rank, when, delay = re.fullmatch(r"(\d)=(\w+)\+(\S+)", death).groups()
         deaths[int(rank), when == "joined"] = when, float(delay)
     die_as_spare(deaths)
-    dist.init_process_group(timeout=timedelta(seconds=40))
+    side: Any = dist
+    if kind.startswith(STOCK):
+        import hpcdist.torch as side
+    side.init_process_group(timeout=timedelta(seconds=40))
     if kind == "reference":
         for wanted in rest:
             faulthandler.dump_traceback_later(100, exit=True)

@@ -9,6 +9,7 @@ runs on something else.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import multiprocessing
@@ -201,9 +202,20 @@ def _export_place() -> None:
     launcher = package.find()
     if launcher is not None and launcher.mpi:
         if multiprocessing.parent_process() is None:
-            package.variables.export_launch(launcher.read(os.environ), os.environ)
+            launch = _without_spares(launcher.read(os.environ))
+            package.variables.export_launch(launch, os.environ)
             return
         # a rank started this process: what the program set for it stays
         known = dict(os.environ)
         package.variables.export_launch(launcher.read(known), known)
         os.environ.update({n: value for n, value in known.items() if n not in os.environ})
+
+
+def _without_spares(launch: Any) -> Any:
+    """Return a place in the job in which the spares do not count; one has a number behind all."""
+    text = os.environ.get("HPCDIST_SPARES", "")
+    spares = int(text) if text.isdecimal() else 0
+    if not spares or launch.size is None or spares >= launch.size:
+        return launch
+    size = launch.size - spares
+    return dataclasses.replace(launch, size=size, local_size=size if launch.nodes == 1 else None)
