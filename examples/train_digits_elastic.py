@@ -4,6 +4,9 @@
     HPCDIST_FT=1 mpirun --with-ft ulfm -n 4 python examples/train_digits_elastic.py --kill 1 2
     python -m hpcdist launch -n 4 --max-restarts 2 examples/train_digits_elastic.py --kill 1 2
 
+With --keep-batch the others compute the dead ranks' shares of the batch too, and the model is, bit
+for bit, that of a run without deaths.
+
 The same training as train_digits.py: the same model, data, batches and learning rates. At chosen
 moments ranks kill themselves with SIGKILL. The others go on from the last step that all had
 finished, in the same batches, and the program prints what was lost. Without Open MPI's fault
@@ -37,6 +40,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate in the first epoch")
     parser.add_argument("--kill", type=int, nargs="*", default=[], metavar="RANK",
                         help="ranks that kill themselves, one after the other")  # fmt: skip
+    parser.add_argument("--keep-batch", action="store_true",
+                        help="compute the shares of dead ranks, too")  # fmt: skip
     return add_options(parser).parse_args()
 
 
@@ -60,19 +65,20 @@ def main() -> None:
 
     state = State(model=parallel, optimizer=optimizer)
     began = time.perf_counter()
-    for step in elastic(state, steps):
+    for step in elastic(state, steps, keep_batch=arguments.keep_batch):
         with step:
             epoch, place = divmod(step.index, each)
             order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
             batch = order[place * arguments.batch_size : (place + 1) * arguments.batch_size]
-            mine = batch[dist.get_rank() :: dist.get_world_size()]
             for group in optimizer.param_groups:
                 group["lr"] = arguments.lr * DECAY**epoch
             optimizer.zero_grad()
-            loss = F.cross_entropy(parallel(images[mine]), labels[mine])
-            if step.index == deaths.get(me) and step.index > state.began:
-                os.kill(os.getpid(), signal.SIGKILL)
-            loss.backward()
+            for share in step.shares():  # without --keep-batch this rank's alone
+                mine = batch[share :: step.share_count]
+                loss = F.cross_entropy(parallel(images[mine]), labels[mine])
+                if step.index == deaths.get(me) and step.index > state.began:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loss.backward()
             optimizer.step()
     seconds = time.perf_counter() - began
 

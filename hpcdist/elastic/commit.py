@@ -32,7 +32,11 @@ class Commit:
         By rank, the one of whose part of this commit it has: its own number then.
     copies : dict
         By rank, what ranks before this one alone had, as bytes of :meth:`own`; only in jobs with
-        spares, of which one may take such a rank's place.
+        spares, of which one may take such a rank's place, and where the batch stays.
+    live : int or None
+        Where the batch stays, the share whose buffers, values and random numbers these are.
+    others : dict
+        By share, those of this rank's other shares.
     step : int
         Steps committed.
     """
@@ -43,11 +47,13 @@ class Commit:
     size: int
     places: list[int]
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    live: int | None = None
+    others: dict[int, Any] = field(default_factory=dict)
     step: int = -1
 
-    def own(self, parts: Mapping[str, Part | Shards]) -> torch.Tensor:
-        """Return as bytes what this rank alone has; shards have copies of their own."""
-        own = {
+    def own(self, parts: Mapping[str, Part | Shards]) -> dict[str, Any]:
+        """Return what this rank alone has; shards have copies of their own."""
+        return {
             "parts": {
                 name: part.divide(self.parts[name])[1]
                 for name, part in parts.items()
@@ -55,12 +61,19 @@ class Commit:
             },
             "values": self.values,
             "random": self.random,
+            "live": self.live,
+            "others": self.others,
         }
-        return packed(own)
 
     def copy_to_neighbours(self, parts: Mapping[str, Part | Shards], copies: int) -> None:
         """Give the next ranks what this one alone has; all ranks must call it."""
-        self.copies = spread(self.own(parts), copies)
+        self.copies = spread(packed(self.own(parts)), copies)
+
+
+def shares_of(own: Mapping[str, Any]) -> dict[int, Any]:
+    """Return of what :meth:`Commit.own` returned what each share of the batch alone has."""
+    live = {name: own[name] for name in ("parts", "values", "random")}
+    return own["others"] if own["live"] is None else {own["live"]: live, **own["others"]}
 
 
 def packed(thing: Any) -> torch.Tensor:

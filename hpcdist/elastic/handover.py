@@ -22,6 +22,8 @@ from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
 
 _log = log.get_logger("elastic")
+#: The number of the one State that a job with spares has.
+_only: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,18 @@ def restore(state: Any) -> None:
     _put_back_shards(state)
     if joining and rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
+
+
+def refuse_second(number: int) -> None:
+    """Raise in a job with spares if another State has commits: a spare could not get them."""
+    global _only
+    if world.spares and _only is None:
+        _only = number
+    if world.spares and _only != number:
+        raise ValueError(
+            "a program with spares (HPCDIST_SPARES) has one State, and another one has been "
+            "committed or resumed: put all parts into one"
+        )
 
 
 def _head(state: Any) -> dict[str, Any]:
@@ -208,7 +222,8 @@ def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None
         else part.join(shared["parts"][name], own["parts"][name])
         for name, part in state.parts.items()
     }
-    state.committed = Commit(parts, own["values"], own["random"], **about)
+    shares = {name: own[name] for name in ("live", "others")}
+    state.committed = Commit(parts, own["values"], own["random"], **shares, **about)
     state.put_back(sharded=False)
     state.follow(head["progress"])
 

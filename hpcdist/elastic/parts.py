@@ -32,6 +32,18 @@ class Part(Protocol):
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors that it changes in place."""
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the module that it is, if it is one."""
+
+    def stepped(self) -> list[torch.Tensor]:
+        """Return the parameters that it steps, if it is an optimizer."""
+
+    def take_own(self) -> Any:
+        """Return a copy of what this rank alone has, as :meth:`divide` does."""
+
+    def restore_own(self, own: Any) -> None:
+        """Put such a copy back."""
+
 
 def shapes(tensors: list[torch.Tensor]) -> str:
     """Describe tensors, so that those of the same shapes and dtypes have the same text."""
@@ -42,6 +54,18 @@ def shapes(tensors: list[torch.Tensor]) -> str:
 
 class _Shared:
     """A part of which all ranks have the same copy."""
+
+    def modules(self) -> list[torch.nn.Module]:
+        return []
+
+    def stepped(self) -> list[torch.Tensor]:
+        return []
+
+    def take_own(self) -> Any:
+        return None
+
+    def restore_own(self, own: Any) -> None:
+        pass
 
     def divide(self, taken: Any) -> tuple[Any, Any]:
         return taken, None
@@ -71,6 +95,19 @@ class _Module:
     def join(self, shared: Any, own: Any) -> list[torch.Tensor]:
         return [*shared, *own]
 
+    def modules(self) -> list[torch.nn.Module]:
+        return [self._module]
+
+    def stepped(self) -> list[torch.Tensor]:
+        return []
+
+    def take_own(self) -> list[torch.Tensor]:
+        return [buffer.detach().clone() for buffer in self._module.buffers()]
+
+    def restore_own(self, own: list[torch.Tensor]) -> None:
+        for buffer, saved in zip(self._module.buffers(), own, strict=True):
+            buffer.copy_(saved)
+
     def layout(self) -> str:
         return f"a module with {shapes(self.tensors())}"
 
@@ -96,6 +133,9 @@ class _WithState(_Shared):
 
     def restore(self, taken: Any) -> None:
         self._thing.load_state_dict(copy.deepcopy(taken))
+
+    def stepped(self) -> list[torch.Tensor]:
+        return [p for g in getattr(self._thing, "param_groups", ()) for p in g["params"]]
 
     def layout(self) -> str:
         return f"a {type(self._thing).__name__}"

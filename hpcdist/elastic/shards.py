@@ -78,6 +78,19 @@ class Shards:
         groups = "; ".join(shapes(group["params"]) for group in self._zero.param_groups)
         return f"a ZeroRedundancyOptimizer of {groups}, copies={self._copies}"
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Return none, as an optimizer."""
+        return []
+
+    def stepped(self) -> list[torch.Tensor]:
+        """Return the parameters that the ranks step."""
+        return [p for group in self._zero.param_groups for p in group["params"]]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it steps in backward."""
+        return self._zero.overlap_with_ddp
+
     def is_of(self, zero: ZeroRedundancyOptimizer) -> bool:
         """Whether these are the shards of an optimizer."""
         return self._zero is zero

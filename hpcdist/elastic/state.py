@@ -12,8 +12,9 @@ from typing import Any
 from hpcdist import _engine, log
 from hpcdist.elastic import handover
 from hpcdist.elastic.archive import Archive
-from hpcdist.elastic.commit import Commit
-from hpcdist.elastic.keep import Found, gathered
+from hpcdist.elastic.batch import KEPT, Batch
+from hpcdist.elastic.commit import Commit, shares_of
+from hpcdist.elastic.keep import Found, check_names, gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.errors import DistError, RankFailedError
@@ -33,8 +34,6 @@ _NO_RETURN = (
 STATE, ALIVE = 1, 2
 #: The number of each State of the program, in the order in which it makes them.
 _made = itertools.count()
-#: The one that a job with spares has.
-_only: int | None = None
 
 
 def _comm() -> Any:
@@ -146,6 +145,8 @@ class State:
         self._ready: Commit | None = None
         self._copies = copies
         self._rebuild = rebuild
+        #: Its shares, where it stays when ranks die.
+        self.batch = Batch(self, copies)
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
         self._keeps = False
         #: Commits before any step that this rank has made: begin()'s, and those after resume().
@@ -173,6 +174,7 @@ class State:
             # those that this rank itself has not come to yet, as a former spare, count too
             "openings": max(self._openings, self._openings_before),
             "archive": self.archive.progress,
+            "batch": (self.batch.count, self.batch.homes),
         }
 
     def follow(self, progress: dict[str, Any]) -> None:
@@ -181,6 +183,7 @@ class State:
         self.lost = [tuple(ranks) for ranks in progress["lost"]]
         self._keeps, self._openings_before = progress["keeps"], progress["openings"]
         self.archive.follow(progress["archive"])
+        self.batch.count, self.batch.homes = progress["batch"]
 
     def commit(self, steps: int = 0, yes: bool = True) -> bool:
         """Make the present state the one to which ranks return, if all ranks can.
@@ -242,10 +245,12 @@ class State:
         # A former spare that has made a collective since is in its first step.
         return self._openings <= self._openings_before and _comm().seq == opens_at
 
-    def begin(self) -> None:
+    def begin(self, keep_batch: bool = False) -> None:
         """Resume, unless that was done, and commit; all ranks must call it before their steps."""
         if not self.looked:
             self.resume()
+        if keep_batch:
+            self.batch.open()
         self._open()
         self.commit()
 
@@ -313,14 +318,7 @@ class State:
     def _put(self, found: Found) -> None:
         """Put a commit of an earlier start in place."""
         own = found.own
-        sharded = {name for name, part in self.parts.items() if isinstance(part, Shards)}
-        if (set(own["parts"]), set(own["shards"])) != (set(self.parts) - sharded, sharded):
-            there, here = sorted([*own["parts"], *own["shards"]]), sorted(self.parts)
-            raise ValueError(
-                f"the commit of step {found.step} is of a State with the parts {', '.join(there)}, "
-                f"and this one has {', '.join(here)}, or others of them are sharded: every start "
-                "of a job must resume the same States in the same order"
-            )
+        check_names(found, self.parts)
         for name, part in self.parts.items():
             if isinstance(part, Shards):
                 shards = {rank: each[name] for rank, each in found.shards.items()}
@@ -331,6 +329,8 @@ class State:
         self.values.__dict__.update(own["values"])
         if world.comm.rank < found.size:  # no two ranks draw the same numbers
             self._random.restore(own["random"])
+        kept = [each.get(KEPT, {}) for each in found.shards.values()]
+        self.batch.found = own.get("batch", 0), {s: each[s] for each in kept for s in each}
         self.lost, self.repeated = [tuple(ranks) for ranks in own["lost"]], own["repeated"]
         self.step = self.began = found.step
 
@@ -343,6 +343,7 @@ class State:
         if commit is None:
             commit = self._take(alone=True)
         parts = commit.parts
+        shards: dict[str, Any]
         shards = {n: p.own(parts[n]) for n, p in self.parts.items() if isinstance(p, Shards)}
         own = {
             "parts": {name: parts[name] for name in parts if name not in shards},
@@ -351,7 +352,10 @@ class State:
             "random": commit.random,
             "lost": self.lost,
             "repeated": self.repeated,
+            "batch": self.batch.count,
         }
+        if self.batch.count:
+            shards[KEPT] = shares_of(commit.own(self.parts))
         for each in turns:
             each.keep(self.step, own, shards)
 
@@ -386,6 +390,7 @@ class State:
         self.values.__dict__.clear()
         self.values.__dict__.update(copy.deepcopy(commit.values))
         self._random.restore(commit.random)
+        self.batch.put_back(commit)
 
     def _take(self, alone: bool = False) -> Commit:
         parts = {
@@ -393,7 +398,9 @@ class State:
             for name, part in self.parts.items()
         }
         values, size = copy.deepcopy(self.values.__dict__), world.comm.size
-        return Commit(parts, values, self._random.take(), size, list(range(size)))
+        random, places = self._random.take(), list(range(size))
+        live, others = self.batch.live, dict(self.batch.others)
+        return Commit(parts, values, random, size, places, live=live, others=others)
 
     def _accept(self) -> None:
         assert self._ready is not None
@@ -407,7 +414,6 @@ class State:
 
         In a job with spares another State may have commits: a spare could not get them.
         """
-        global _only
         if not self._rebuild and self._of_other_groups():
             raise ValueError(
                 f"{self._of_other_groups()[0]}, a ZeroRedundancyOptimizer, is over another group "
@@ -418,13 +424,7 @@ class State:
                 "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
                 "groups but the default one"
             )
-        if world.spares and _only is None:
-            _only = self.number
-        if world.spares and _only != self.number:
-            raise ValueError(
-                "a program with spares (HPCDIST_SPARES) has one State, and another one has been "
-                "committed or resumed: put all parts into one"
-            )
+        handover.refuse_second(self.number)
 
     def _of_other_groups(self) -> list[str]:
         """Return the names of parts whose shards another group than the default one has."""
@@ -440,7 +440,7 @@ class State:
         if yes:
             try:
                 self._ready = self._take()
-                if world.spares and _engine.world_place(_comm())[2]:
+                if self.batch.count or (world.spares and _engine.world_place(_comm())[2]):
                     self._ready.copy_to_neighbours(self.parts, self._copies)
             except DistError as error:
                 if not is_death(error):
@@ -485,16 +485,19 @@ class State:
         if self.committed is not None:
             places = self.committed.places
             self.committed.places = [places[former] for former in renewed.ranks]
+        self.batch.renew(renewed.ranks)
 
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
         follow(world.pg)
         if not world.spares:
             self.rollback()
-            return
-        if self.committed is None and world.joining is None:
+        elif self.committed is None and world.joining is None:
             raise RuntimeError(
                 "a rank died before the first commit: there is no state that the spare in its "
                 "place could get. Start the job again"
             )
-        handover.restore(self)
+        else:
+            handover.restore(self)
+        if self.batch.count:
+            self.batch.deal()

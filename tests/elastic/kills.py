@@ -5,11 +5,12 @@
     python tests/elastic/kills.py --victims 2       ... that lose two
     python tests/elastic/kills.py --spares 2        ... that have two spares, and so lose none
     python tests/elastic/kills.py --spares 2 --torch   ... with torch's own DDP over the bridge
+    python tests/elastic/kills.py --keep-batch      ... whose batch stays; also with spares
 
 Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
 dead never began the step that they died in. With spares it is the run without any death, in which
 nothing differs on any rank; a spare, and a former one that is about to join, may be among the
-victims. Also shown: the seconds from a death until the others
+victims. So it is where the batch stays. Also shown: the seconds from a death until the others
 have made their next step. Needs an MPI with fault tolerance. Exits with 0 only if all jobs passed.
 """
 
@@ -42,10 +43,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--spares", type=int, default=0, help="spares beside the four ranks (0)")
     parser.add_argument("--torch", action="store_true", help="stock torch; needs spares")
+    parser.add_argument("--keep-batch", action="store_true", help="keep the batch without spares")
     options = parser.parse_args()
     if options.torch and not options.spares:
         parser.error("--torch needs --spares: torch's reducers begin anew with another group")
-    kinds = (*KINDS, "norm") if options.spares else KINDS
+    if options.torch and options.keep_batch:
+        parser.error("--keep-batch is of hpcdist's own DistributedDataParallel")
+    whole = bool(options.spares or options.keep_batch)  # ends as without any death
+    kinds = (*KINDS, "norm") if whole else KINDS
     if options.torch:
         kinds = TORCH
     rng = random.Random(f"{options.seed} {options.victims}")
@@ -61,12 +66,14 @@ def main() -> int:
         else:
             deaths = draw(rng, options.victims)
         try:
-            endings.append(train(kind, deaths, spares=options.spares))
+            endings.append(
+                train(kind, deaths, spares=options.spares, keep_batch=options.keep_batch)
+            )
             print(f"{number}: {kind} {deaths}: {endings[-1].again:.3f} s", flush=True)
         except AssertionError as error:
             bad += 1
             print(f"{number}: {kind} {deaths}: FAILED: {error}", flush=True)
-    compare = differing_with_spares if options.spares else differing
+    compare = differing_with_spares if whole else differing
     for each in compare(endings, 600) if endings else []:
         bad += 1
         print(f"{each.kind} {each.sizes}: DIFFERS\n{each.text}", flush=True)

@@ -75,7 +75,7 @@ def main() -> None:
         with step:
             if how in ("begin", "damage") and step.index == int(at):
                 die_once(Path(folder), when)
-            one_step(model, optimizer, step.index)
+            one_step(model, optimizer, step.index, step.shares(), step.share_count)
             if step.index == state.began > 0 and dist.get_rank() == 0:
                 print(f"again at {time.time():.3f}", flush=True)
             state.values.sizes[step.index] = dist.get_world_size()

@@ -5,7 +5,8 @@ buffers and random numbers that differ per rank); torchsgd, torchadam and torchn
 with torch's own DistributedDataParallel over the bridge. Each victim, a rank of the first world,
 dies DELAY seconds after it begins step WHEN, or, if that is "recovery", after its first recovery
 begins. A spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the
-former spare that has the place of that rank, after it has got it.
+former spare that has the place of that rank, after it has got it. HPCDIST_TEST_KEEP_BATCH=1 lets
+the batch stay when ranks die.
 training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
 four ranks and then two with three, the same training in groups of so many ranks, without a death.
 """
@@ -20,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,16 +85,20 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
 
 
 def one_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int, group: object = None
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    index: int,
+    shares: Iterable[int],
+    share_count: int,
 ) -> None:
-    """Depends on the step, and on the rank and the number of ranks."""
+    """Depends on the step, and on the shares and their number."""
     generator = torch.Generator().manual_seed(1000 * SEED + index)
     data = torch.randn(BATCH, WIDTH, generator=generator)
     labels = torch.randint(5, (BATCH,), generator=generator)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(data[rank::size]), labels[rank::size])
-    loss.backward()
+    for share in shares:
+        output = model(data[share::share_count])
+        torch.nn.functional.cross_entropy(output, labels[share::share_count]).backward()
     optimizer.step()
 
 
@@ -117,7 +123,7 @@ def without_a_death(kind: str, sizes: str) -> None:
             if dist.get_rank() < int(size):
                 parallel = dist.DistributedDataParallel(model, process_group=group)
         if dist.get_rank() < int(size):
-            one_step(parallel, optimizer, index, group)
+            one_step(parallel, optimizer, index, [dist.get_rank(group)], int(size))
     if dist.get_rank() == 0:
         print(f"{kind} {report(sizes, model, optimizer)}", flush=True)
 
@@ -160,7 +166,8 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
     state = State(model=model, optimizer=optimizer, copies=copies)
     state.values.sizes = {}
     recovered = False
-    for step in elastic(state, steps):
+    keep_batch = bool(os.environ.get("HPCDIST_TEST_KEEP_BATCH"))
+    for step in elastic(state, steps, keep_batch=keep_batch):
         lost = len(state.lost)
         with step:
             if str(step.index) == when:
@@ -168,8 +175,8 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
                 die_after(delay)
             if folder and dist.get_rank() == dist.get_world_size() - 1:
                 Path(folder, str(step.index)).touch()
-            one_step(model, optimizer, step.index)
-            state.values.sizes[step.index] = dist.get_world_size()
+            one_step(model, optimizer, step.index, step.shares(), step.share_count)
+            state.values.sizes[step.index] = step.share_count
         if len(state.lost) > lost:
             recovered = True
         elif recovered:  # a step has ended since
@@ -178,11 +185,15 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
     sizes = "".join(str(state.values.sizes[i]) for i in range(steps))
     found = report(sizes, model, optimizer)
     everyone = [None] * dist.get_world_size()
-    own = digest(list(model.buffers()), torch.get_rng_state())
+    own = {}
+    for share in state.batch.mine:
+        state.batch.turn_to(share)
+        own[share] = digest(list(model.buffers()), torch.get_rng_state())
     dist.all_gather_object(everyone, (found.partition(" optimizer")[0], own))
     assert len({same for same, _ in everyone}) == 1, everyone
     if dist.get_rank() == 0:
-        owns = hashlib.sha256("".join(own for _, own in everyone).encode()).hexdigest()[:16]
+        all_own = {share: each for _, own in everyone for share, each in own.items()}
+        owns = hashlib.sha256(repr(sorted(all_own.items())).encode()).hexdigest()[:16]
         print(f"{kind} {found} own {owns} lost {state.lost} repeated {state.repeated}", flush=True)
 
 

@@ -76,7 +76,9 @@ def draw_with_spares(rng: random.Random, victims: int, spares: int) -> list[str]
     return deaths
 
 
-def train(kind: str, deaths: list[str], limit: float = 120, spares: int = 0) -> Ending:
+def train(
+    kind: str, deaths: list[str], limit: float = 120, spares: int = 0, keep_batch: bool = False
+) -> Ending:
     """Run one job, with `spares` ranks more than it trains with.
 
     Raises
@@ -87,6 +89,7 @@ def train(kind: str, deaths: list[str], limit: float = 120, spares: int = 0) -> 
     command = [PROGRAM, kind, str(STEPS), str(max(len(deaths), 1)), *deaths]
     with TemporaryDirectory() as folder:
         env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": str(spares), "HPCDIST_TEST_FOLDER": folder}
+        env |= {"HPCDIST_TEST_KEEP_BATCH": "1"} if keep_batch else {}
         ended = run_job(RANKS + spares, *command, limit=limit, env=env, ft=True)
     found = END.search(ended.text)
     assert found and not ended.orphans, (deaths, ended.orphans, ended.text)
@@ -114,7 +117,10 @@ def differing(endings: list[Ending], limit: float = 120) -> list[Ending]:
 
 
 def differing_with_spares(endings: list[Ending], limit: float = 120) -> list[Ending]:
-    """Return those that differ from a run without deaths and without spares."""
+    """Return those that differ from a run without deaths and without spares.
+
+    Also of jobs whose batch stays: what differs per rank there differs per share.
+    """
     kinds = sorted({each.kind for each in endings})
     wanted = {kind: train(kind, [], limit) for kind in kinds}
     return [
