@@ -8,6 +8,14 @@ from typing import Any, Protocol
 
 import torch
 
+from hpcdist.elastic.sharded import (
+    SHARDS,
+    forget_pass,
+    is_shard,
+    local,
+    with_shards,
+    without_shards,
+)
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 
@@ -44,6 +52,9 @@ class Part(Protocol):
     def restore_own(self, own: Any) -> None:
         """Put such a copy back."""
 
+    def sharded(self) -> bool:
+        """Whether each rank has a shard of it."""
+
 
 def shapes(tensors: list[torch.Tensor]) -> str:
     """Describe tensors, so that those of the same shapes and dtypes have the same text."""
@@ -76,6 +87,9 @@ class _Shared:
     def tensors(self) -> list[torch.Tensor]:
         return []
 
+    def sharded(self) -> bool:
+        return False
+
 
 class _Module:
     """Parameters and buffers, in place: whoever refers to them sees what was put back."""
@@ -83,17 +97,29 @@ class _Module:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
 
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        forget_pass(self._module)  # in which they may be whole
+        return list(self._module.parameters())
+
     def tensors(self) -> list[torch.Tensor]:
-        module = self._module
-        return [*module.parameters(), *(b for b in module.buffers())]
+        return [*self._parameters(), *self._module.buffers()]
+
+    def sharded(self) -> bool:
+        return any(map(is_shard, self._parameters()))
 
     def divide(self, taken: list[torch.Tensor]) -> tuple[Any, Any]:
         # Buffers differ: each rank's running means are of its own data.
-        number = len(list(self._module.parameters()))
-        return taken[:number], taken[number:]
+        number = len(self._parameters())
+        own = [i >= number or is_shard(tensor) for i, tensor in enumerate(self.tensors())]
+        return (
+            [each for each, mine in zip(taken, own, strict=True) if not mine],
+            [each for each, mine in zip(taken, own, strict=True) if mine],
+        )
 
     def join(self, shared: Any, own: Any) -> list[torch.Tensor]:
-        return [*shared, *own]
+        parameters, rest = iter(shared), iter(own)
+        mine = [next(rest if is_shard(p) else parameters) for p in self._parameters()]
+        return [*mine, *rest]
 
     def modules(self) -> list[torch.nn.Module]:
         return [self._module]
@@ -113,12 +139,12 @@ class _Module:
 
     @torch.no_grad()
     def take(self) -> list[torch.Tensor]:
-        return [tensor.detach().clone() for tensor in self.tensors()]
+        return [local(tensor).clone() for tensor in self.tensors()]
 
     @torch.no_grad()
     def restore(self, taken: list[torch.Tensor]) -> None:
         for tensor, saved in zip(self.tensors(), taken, strict=True):
-            tensor.copy_(saved)
+            local(tensor).copy_(saved)
         self._module.zero_grad(set_to_none=True)
 
 
@@ -129,10 +155,16 @@ class _WithState(_Shared):
         self._thing = thing
 
     def take(self) -> Any:
-        return copy.deepcopy(self._thing.state_dict())
+        return copy.deepcopy(without_shards(self._thing.state_dict()))
 
     def restore(self, taken: Any) -> None:
-        self._thing.load_state_dict(copy.deepcopy(taken))
+        self._thing.load_state_dict(with_shards(copy.deepcopy(taken), self._thing))
+
+    def divide(self, taken: Any) -> tuple[Any, Any]:
+        return (None, taken) if SHARDS in taken else (taken, None)
+
+    def join(self, shared: Any, own: Any) -> Any:
+        return shared if own is None else own
 
     def stepped(self) -> list[torch.Tensor]:
         return [p for g in getattr(self._thing, "param_groups", ()) for p in g["params"]]
@@ -188,6 +220,8 @@ def part_of(thing: Any, name: str) -> Part:
         raise TypeError(f"{name} is a ZeroRedundancyOptimizer, whose shards State handles itself")
     if isinstance(thing, torch.nn.Module):
         return _Module(thing)
+    if is_shard(thing):
+        raise TypeError(f"{name} is a DTensor: give State the module that it is a parameter of")
     if isinstance(thing, torch.Tensor):
         return _Tensor(thing)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcdist import _engine, log
-from hpcdist.elastic import handover
+from hpcdist.elastic import handover, refusals
 from hpcdist.elastic.archive import Archive
 from hpcdist.elastic.batch import KEPT, Batch
 from hpcdist.elastic.commit import Commit, shares_of
@@ -52,10 +52,8 @@ def is_death(error: BaseException) -> bool:
     if isinstance(error, RankFailedError) and error.ranks:
         return True
     # torch's C++ keeps the text of an error, and not its type
-    ours = isinstance(error, DistError) or (
-        type(error) is RuntimeError and RankFailedError.__name__ in str(error)
-    )
-    return ours and _engine.is_broken(_comm())
+    by_torch = type(error) is RuntimeError and RankFailedError.__name__ in str(error)
+    return (by_torch or isinstance(error, DistError)) and _engine.is_broken(_comm())
 
 
 class State:
@@ -139,6 +137,7 @@ class State:
             else part_of(thing, name)
             for name, thing in parts.items()
         }
+        refusals.refuse_folder(self.parts, folder)
         self._random = RandomNumbers()
         #: The last commit, and the next one until all ranks have voted for it.
         self.committed: Commit | None = None
@@ -319,6 +318,7 @@ class State:
         """Put a commit of an earlier start in place."""
         own = found.own
         check_names(found, self.parts)
+        refusals.refuse_another_size(self.parts, found.size, world.comm.size)
         for name, part in self.parts.items():
             if isinstance(part, Shards):
                 shards = {rank: each[name] for rank, each in found.shards.items()}
@@ -490,6 +490,7 @@ class State:
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
         follow(world.pg)
+        refusals.refuse_fewer(self.parts, self.committed, world.comm.size)
         if not world.spares:
             self.rollback()
         elif self.committed is None and world.joining is None:

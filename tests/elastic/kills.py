@@ -4,7 +4,7 @@
     python tests/elastic/kills.py                   50 jobs of four ranks that lose one
     python tests/elastic/kills.py --victims 2       ... that lose two
     python tests/elastic/kills.py --spares 2        ... that have two spares, and so lose none
-    python tests/elastic/kills.py --spares 2 --torch   ... with torch's own DDP over the bridge
+    python tests/elastic/kills.py --spares 2 --torch   ... with torch's own DDP and FSDP2
     python tests/elastic/kills.py --keep-batch      ... whose batch stays; also with spares
 
 Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from kill_jobs import differing, differing_with_spares, draw, draw_with_spares, train  # noqa: E402
 
 KINDS = ("sgd", "zero", "adam")
-TORCH = ("torchsgd", "torchadam", "torchnorm")
+TORCH = ("torchsgd", "torchfsdp", "torchnorm", "torchfsdpnorm", "torchadam")
 
 
 def main() -> int:

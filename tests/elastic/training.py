@@ -2,11 +2,11 @@
 
 training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero or norm (with
 buffers and random numbers that differ per rank); torchsgd, torchadam and torchnorm are the same
-with torch's own DistributedDataParallel over the bridge. Each victim, a rank of the first world,
-dies DELAY seconds after it begins step WHEN, or, if that is "recovery", after its first recovery
-begins. A spare, by its number in MPI, dies after the others have begun step WHEN; with "joined" the
-former spare that has the place of that rank, after it has got it. HPCDIST_TEST_KEEP_BATCH=1 lets
-the batch stay when ranks die.
+with torch's own DistributedDataParallel over the bridge, torchfsdp and torchfsdpnorm with its FSDP2
+in place of that. Each victim, a rank of the first world, dies DELAY seconds after it begins step
+WHEN, or, if that is "recovery", after its first recovery begins. A spare, by its number in MPI,
+dies after the others have begun step WHEN; with "joined" the former spare that has the place of
+that rank, after it has got it. HPCDIST_TEST_KEEP_BATCH=1 lets the batch stay when ranks die.
 training.py reference STEPS KIND:SIZES...: for each text of sizes, such as 4433 for two steps with
 four ranks and then two with three, the same training in groups of so many ranks, without a death.
 """
@@ -53,8 +53,15 @@ def bare(norm: bool = False) -> torch.nn.Sequential:
 def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     side = torch.nn.parallel if kind.startswith(STOCK) else dist
     kind = kind.removeprefix(STOCK)
-    model = bare(kind == "norm")
-    parallel = side.DistributedDataParallel(model)
+    model = bare(kind.endswith("norm"))
+    if kind.startswith("fsdp"):
+        from torch.distributed.fsdp import fully_shard
+
+        kind = kind.removeprefix("fsdp") or "adam"
+        for each in (model[0], model):
+            parallel = fully_shard(each)
+    else:
+        parallel = side.DistributedDataParallel(model)
     torch.manual_seed(100 * SEED + dist.get_rank())
     if kind in ("sgd", "norm"):
         return parallel, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -68,7 +75,8 @@ def digest(*things: object) -> str:
     for thing in things:
         tensors = thing if isinstance(thing, list) else [thing]
         for tensor in tensors:
-            found.update(tensor.detach().contiguous().numpy().tobytes())
+            whole = getattr(tensor, "full_tensor", lambda given=tensor: given)()
+            found.update(whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -79,9 +87,7 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
         if dist.get_rank():
             return "-"
     state = optimizer.state_dict()["state"]
-    return digest(
-        [torch.as_tensor(state[k][n]).double() for k in sorted(state) for n in sorted(state[k])]
-    )
+    return digest([state[k][n].double() for k in sorted(state) for n in sorted(state[k])])
 
 
 def one_step(

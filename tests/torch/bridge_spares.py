@@ -16,6 +16,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as td
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 CASE, _, START = sys.argv[1].partition(",")
@@ -72,7 +73,10 @@ def main() -> None:
     if spare and CASE == "calls":
         calls()
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
-    parallel = DistributedDataParallel(model, find_unused_parameters=CASE == "uncovered")
+    if CASE == "shards":
+        parallel = fully_shard(model)
+    else:
+        parallel = DistributedDataParallel(model, find_unused_parameters=CASE == "uncovered")
     if spare and CASE == "uncovered":
         other = DistributedDataParallel(torch.nn.Linear(2, 2))
         assert other.module is not None

@@ -48,7 +48,7 @@ def ends(text: str) -> list[str]:
 @deadline(300, long=3600)
 def test_torchs_modules_end_as_without_deaths(count: Any) -> None:
     rng = random.Random()
-    kinds = [("torchnorm", 2), ("torchadam", 1)] * size(1, 25)
+    kinds = [("torchnorm", 2), ("torchfsdpnorm", 2), ("torchadam", 1)] * size(1, 25)
     endings = [
         train(kind, draw_with_spares(rng, victims, 2), limit=80, spares=2)
         for kind, victims in kinds
@@ -76,6 +76,15 @@ def test_a_former_spare_takes_its_place_in_torchs_default_group(start: str, take
 def test_what_a_former_spare_does_not_get_is_an_error_on_all_ranks() -> None:
     ended = run("uncovered,mpi")
     assert ended.text.count("of a DistributedDataParallel is not in the State") >= 3, ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+def test_shards_that_are_lost_are_an_error_on_all_ranks() -> None:
+    ended = run("shards,mpi")
+    assert ended.text.count("model has a shard on each of 3 ranks, of which 2 are left") >= 2, (
+        ended.text
+    )
 
 
 @only_ulfm

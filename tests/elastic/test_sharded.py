@@ -1,0 +1,86 @@
+"""What a State copies of torch's FSDP2, and how that forgets a pass that has failed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as td
+from torch.distributed.fsdp import fully_shard
+
+from hpcdist.elastic import State
+from hpcdist.elastic.parts import part_of
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("in backward")
+
+
+@pytest.fixture
+def alone() -> Any:
+    td.init_process_group("gloo", store=td.HashStore(), rank=0, world_size=1)
+    yield
+    td.destroy_process_group()
+
+
+def _sharded() -> torch.nn.Sequential:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
+    for each in (model[0], model):
+        fully_shard(each)
+    return model
+
+
+def _step(model: Any, optimizer: Any, after: Any = torch.sum) -> None:
+    optimizer.zero_grad()
+    after(model(torch.ones(2, 4))).sum().backward()
+    optimizer.step()
+
+
+def _flat(model: Any) -> torch.Tensor:
+    return torch.cat([p.detach().to_local().flatten() for p in model.parameters()])
+
+
+def _fail(*_: Any) -> None:
+    raise ValueError("in forward")
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_step_that_has_failed_is_repeated_to_the_last_bit(where: str) -> None:
+    model = _sharded()
+    optimizer = torch.optim.Adam(model.parameters())
+    parts = [part_of(model, "model"), part_of(optimizer, "optimizer")]
+    for _ in range(2):
+        _step(model, optimizer)
+    halves = [part.divide(part.take()) for part in parts]
+    _step(model, optimizer)
+    wanted = _flat(model)
+    hook = model[1].register_forward_pre_hook(_fail) if where == "forward" else None
+    with pytest.raises(ValueError, match=f"in {where}"):
+        _step(model, optimizer, _Fails.apply)
+    if hook is not None:
+        hook.remove()
+    for part, (shared, own) in zip(parts, halves, strict=True):
+        assert not shared and own  # each rank has all of it alone
+        part.restore(part.join(shared, copy.deepcopy(own)))
+    _step(model, optimizer)
+    assert torch.equal(_flat(model), wanted)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_cannot_be_kept_is_refused(tmp_path: Any) -> None:
+    model = _sharded()
+    with pytest.raises(ValueError, match="model has a shard on each rank, and folder= keeps"):
+        State(model=model, folder=tmp_path)
+    with pytest.raises(TypeError, match="weight is a DTensor"):
+        State(weight=next(model.parameters()))
