@@ -185,6 +185,9 @@ class Batch:
             why = refusal(model)
             if why:
                 return f"{why}, so its gradients cannot be averaged by shares"
+        for name, part in self._parts():
+            if part.sharded():
+                return f"{name} has a shard on each rank, and a share of the batch has none"
         averaged = {id(p) for model in models for p in model.parameters()}
         for name, part in self._state.parts.items():
             if isinstance(part, Shards) and part.overlaps:

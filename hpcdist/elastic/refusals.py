@@ -1,4 +1,4 @@
-"""What a State with shards of torch's (FSDP2) cannot do, and says so on all ranks."""
+"""What a State with shards of torch's (FSDP2) or over other groups cannot do: all ranks say so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.parts import Part
 from hpcdist.elastic.shards import Shards, StateLostError
+from hpcdist.groups.world import world
 
 
 def _sharded(parts: Mapping[str, Part | Shards]) -> str:
@@ -40,4 +41,38 @@ def refuse_fewer(parts: Mapping[str, Part | Shards], commit: Commit | None, size
         raise StateLostError(
             f"{name} has a shard on each of {commit.size} ranks, of which {size} are left: start "
             "the job with HPCDIST_SPARES, or load a checkpoint from disk"
+        )
+
+
+# -- shards over groups other than the default one -------------------------------------------------
+
+
+def _of_other_groups(parts: Mapping[str, Part | Shards]) -> str:
+    """Name a part whose shards another group has; "" if there is none."""
+    found = (n for n, part in parts.items() if isinstance(part, Shards) and not part.of_world)
+    return next(found, "")
+
+
+def refuse_lost(parts: Mapping[str, Part | Shards], rebuild: bool) -> None:
+    """Raise ValueError if a recovery would lose the group of shards, or there are spares."""
+    if world.spares and rebuild:
+        raise ValueError(
+            "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
+            "groups but the default one"
+        )
+    name = _of_other_groups(parts)
+    if name and not rebuild:
+        raise ValueError(
+            f"{name}, a ZeroRedundancyOptimizer, is over another group than the default one, which "
+            "a recovery loses: give State rebuild=True"
+        )
+
+
+def refuse_kept(parts: Mapping[str, Part | Shards]) -> None:
+    """Raise ValueError if commits for the next start of the job cannot have a part's shards."""
+    name = _of_other_groups(parts)
+    if name:
+        raise ValueError(
+            f"{name}, a ZeroRedundancyOptimizer, is over another group than the default one: "
+            "commits for the next start of the job cannot have its shards"
         )

@@ -292,11 +292,8 @@ class State:
             return True
         self._open()
         keeps = self.archive.open()
-        if keeps and self._of_other_groups():
-            raise ValueError(
-                f"{self._of_other_groups()[0]}, a ZeroRedundancyOptimizer, is over another group "
-                "than the default one: commits for the next start of the job cannot have its shards"
-            )
+        if keeps:
+            refusals.refuse_kept(self.parts)
         self.looked = True
         if not keeps:
             return False
@@ -409,34 +406,10 @@ class State:
         if world.spares:
             _engine.mind_spares(_comm())
 
-    def _refuse(self) -> None:
-        """Raise where the ranks could not return to a commit of this State.
-
-        In a job with spares another State may have commits: a spare could not get them.
-        """
-        if not self._rebuild and self._of_other_groups():
-            raise ValueError(
-                f"{self._of_other_groups()[0]}, a ZeroRedundancyOptimizer, is over another group "
-                "than the default one, which a recovery loses: give State rebuild=True"
-            )
-        if world.spares and self._rebuild:
-            raise ValueError(
-                "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
-                "groups but the default one"
-            )
-        handover.refuse_second(self.number)
-
-    def _of_other_groups(self) -> list[str]:
-        """Return the names of parts whose shards another group than the default one has."""
-        return [
-            name
-            for name, part in self.parts.items()
-            if isinstance(part, Shards) and not part.of_world
-        ]
-
     def _vote(self, yes: bool) -> int:
         """Copy the state, unless this rank has failed, and decide together what holds."""
-        self._refuse()
+        handover.refuse_second(self.number)
+        refusals.refuse_lost(self.parts, self._rebuild)
         if yes:
             try:
                 self._ready = self._take()

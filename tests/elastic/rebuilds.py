@@ -135,6 +135,20 @@ def train(model: DistributedDataParallel, me: int) -> float:
     return weight.grad.item()
 
 
+def disagree(groups: dict[str, Any]) -> None:
+    """Let one rank ask for the groups: all lose them."""
+    try:
+        dist.group.WORLD.reconfigure(rebuild=dist.get_rank() == 1)
+        raise AssertionError("the ranks wanted the same")
+    except dist.DistMismatchError as error:
+        assert "rebuild" in str(error), error
+    try:
+        dist.barrier(groups["world"])
+        raise AssertionError("it was made again")
+    except ValueError as error:
+        assert "was lost when the default group was reconfigured" in str(error), error
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     dist.init_process_group(timeout=timedelta(seconds=40))
@@ -187,16 +201,7 @@ def main() -> None:
             dist.destroy_process_group(fresh)
     assert dist.group.WORLD.reconfigure(rebuild=True).lost == ()
     check(groups, ranks, living)
-    try:
-        dist.group.WORLD.reconfigure(rebuild=dist.get_rank() == 1)
-        raise AssertionError("the ranks wanted the same")
-    except dist.DistMismatchError as error:
-        assert "rebuild" in str(error), error
-    try:
-        dist.barrier(groups["world"])
-        raise AssertionError("it was made again")
-    except ValueError as error:
-        assert "was lost when the default group was reconfigured" in str(error), error
+    disagree(groups)
     in_step(name=dist.new_group().group_name)
     print(f"ended {dist.get_world_size()}", flush=True)
     dist.destroy_process_group()
