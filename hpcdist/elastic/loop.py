@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from hpcdist.elastic.batch import Batch
-from hpcdist.elastic.state import State, is_death
+from hpcdist.elastic.deaths import is_death
+from hpcdist.elastic.state import State
 from hpcdist.elastic.turns import Turns
 from hpcdist.groups.world import world
 

@@ -14,10 +14,11 @@ from hpcdist.elastic import handover, refusals
 from hpcdist.elastic.archive import Archive
 from hpcdist.elastic.batch import KEPT, Batch
 from hpcdist.elastic.commit import Commit, shares_of
+from hpcdist.elastic.deaths import is_death
 from hpcdist.elastic.keep import Found, check_names, gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
-from hpcdist.elastic.shards import Shards, StateLostError
-from hpcdist.errors import DistError, RankFailedError
+from hpcdist.elastic.shards import Shards
+from hpcdist.errors import DistError
 from hpcdist.groups import joining
 from hpcdist.groups.reconfigure import ReconfigureOptions, agree, follow, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
@@ -41,19 +42,6 @@ def _comm() -> Any:
     if world.pg is None:
         raise ValueError(NOT_INITIALIZED)
     return world.pg.carrier.native
-
-
-def is_death(error: BaseException) -> bool:
-    """Whether an error of a step comes from the death of a rank that the job survives."""
-    if isinstance(error, StateLostError):
-        return False
-    if world.pg is None or not world.pg.supports_reconfigure:
-        return False
-    if isinstance(error, RankFailedError) and error.ranks:
-        return True
-    # torch's C++ keeps the text of an error, and not its type
-    by_torch = type(error) is RuntimeError and RankFailedError.__name__ in str(error)
-    return (by_torch or isinstance(error, DistError)) and _engine.is_broken(_comm())
 
 
 class State:
