@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from hpcdist.elastic.commit import Commit, shares_of, unpacked
+from hpcdist.elastic.commit import Commit, packed, shares_of, unpacked
 from hpcdist.elastic.dealing import deal, exchange
+from hpcdist.elastic.keep import gathered
 from hpcdist.elastic.parts import RandomNumbers
+from hpcdist.elastic.refusals import refuse_second
 from hpcdist.elastic.shards import Shards
 from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
@@ -57,6 +59,8 @@ class Batch:
         self.live: int | None = None
         self.others: dict[int, Any] = {}
         self.found: tuple[int, dict[int, Any]] = (0, {})
+        #: The values as they were put in place, or given to all of this rank's shares.
+        self._values: dict[str, Any] = {}
 
     @property
     def mine(self) -> list[int]:
@@ -76,13 +80,18 @@ class Batch:
         Raises
         ------
         ValueError
-            If the State contains what cannot be averaged by shares.
+            If the State contains what cannot be averaged by shares, or is a second one where ranks
+            may die.
         """
         problem = self._problem()
         if problem:
             raise ValueError(f"keep_batch=True: {problem}")
+        refuse_second(self._state.number, alone=self._state.survives)
         if self.count:
             return
+        self._begin()
+
+    def _begin(self) -> None:
         size = world.comm.size
         self.count, have = self.found if self.found[0] else (size, {})
         self.homes = [rank if rank < self.count else None for rank in range(size)]
@@ -107,10 +116,13 @@ class Batch:
             On all ranks, if what a share alone had is lost.
         """
         commit = self._state.committed
-        self.dealt = deal(self.count, self.homes)
         have = shares_of(commit.own(self._state.parts))
         for each in commit.copies.values():
             have = shares_of(unpacked(each)) | have
+        if not any(gathered(bool(have))):
+            self._begin()  # the commit is older than the shares
+            return
+        self.dealt = deal(self.count, self.homes)
         own = self._get(have)
         # had from here on, whoever else dies before the next commit
         commit.others |= {share: had for share, had in own.items() if share != commit.live}
@@ -127,6 +139,7 @@ class Batch:
     def put_back(self, commit: Commit) -> None:
         """The State has put a commit back; local."""
         self.live, self.others = commit.live, dict(commit.others)
+        self._values = copy.deepcopy(self._state.values.__dict__)
 
     # -- in a step -------------------------------------------------------------------------------
 
@@ -138,6 +151,17 @@ class Batch:
             self.others[self.live] = self._take()
         self.live = share
         self._put(self.others.pop(share))
+
+    def spread(self) -> None:
+        """Give all of this rank's shares the values that changed outside the loop; local."""
+        now = self._state.values.__dict__
+        if not self.others:
+            return
+        new = {name: now[name] for name in now if not _alike(name, now, self._values)}
+        for share, own in self.others.items():
+            kept = {n: v for n, v in own["values"].items() if n in now or n not in self._values}
+            self.others[share] = own | {"values": kept | copy.deepcopy(new)}
+        self._values = copy.deepcopy(now)
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         for name, part in self._state.parts.items():
@@ -158,6 +182,7 @@ class Batch:
             part.restore_own(own["parts"][name])
         self._state.values.__dict__.clear()
         self._state.values.__dict__.update(copy.deepcopy(own["values"]))
+        self._values = own["values"]
         RandomNumbers().restore(own["random"])
 
     # -- models ----------------------------------------------------------------------------------
@@ -198,3 +223,8 @@ class Batch:
                     "gradients nothing averages by shares"
                 )
         return ""
+
+
+def _alike(name: str, now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether a value is what it was."""
+    return name in before and torch.equal(packed(now[name]), packed(before[name]))

@@ -17,13 +17,12 @@ from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
 from hpcdist.elastic.commit import Commit, packed, unpacked
 from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.refusals import refuse_fewer
 from hpcdist.elastic.shards import Shards, StateLostError, swap
 from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
 
 _log = log.get_logger("elastic")
-#: The number of the one State that a job with spares has.
-_only: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class _Report:
         Which State of its program recovers.
     parts : dict
         By name, what each part is.
+    size : int
+        Ranks that made the last commit; 0 where it has none.
     held : list of int
         Ranks, as numbered at the last commit, of which it has what they alone had.
     problem : str
@@ -50,6 +51,7 @@ class _Report:
     has: bool
     number: int
     parts: dict[str, str]
+    size: int
     held: list[int]
     problem: str
 
@@ -73,6 +75,8 @@ def restore(state: Any) -> None:
         On all ranks, if what a dead rank alone had is lost with all its copies.
     """
     reports = [_Report(**each) for each in gathered(_report(state))]
+    if before := max(each.size for each in reports):
+        refuse_fewer(state.parts, before, world.comm.size)
     if not any(each.joins for each in reports):
         state.rollback()
         return
@@ -97,18 +101,6 @@ def restore(state: Any) -> None:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
 
 
-def refuse_second(number: int) -> None:
-    """Raise in a job with spares if another State has commits: a spare could not get them."""
-    global _only
-    if world.spares and _only is None:
-        _only = number
-    if world.spares and _only != number:
-        raise ValueError(
-            "a program with spares (HPCDIST_SPARES) has one State, and another one has been "
-            "committed or resumed: put all parts into one"
-        )
-
-
 def _head(state: Any) -> dict[str, Any]:
     """Return what a rank that joins must know beside the parts of the commit."""
     commit = state.committed
@@ -123,6 +115,7 @@ def _report(state: Any) -> dict[str, Any]:
         "has": commit is not None,
         "number": state.number,
         "parts": {name: part.layout() for name, part in state.parts.items()},
+        "size": commit.size if commit is not None else 0,
         "held": sorted(commit.copies) if commit is not None else [],
         "problem": _uncovered(state) if world.joining is not None else "",
     }

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from hpcdist.elastic.sharded import (
-    SHARDS,
     forget_pass,
+    has_shards,
     is_shard,
     local,
+    reshard,
     with_shards,
     without_shards,
 )
@@ -98,7 +99,7 @@ class _Module:
         self._module = module
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        forget_pass(self._module)  # in which they may be whole
+        reshard(self._module)
         return list(self._module.parameters())
 
     def tensors(self) -> list[torch.Tensor]:
@@ -143,6 +144,7 @@ class _Module:
 
     @torch.no_grad()
     def restore(self, taken: list[torch.Tensor]) -> None:
+        forget_pass(self._module)
         for tensor, saved in zip(self.tensors(), taken, strict=True):
             local(tensor).copy_(saved)
         self._module.zero_grad(set_to_none=True)
@@ -161,7 +163,7 @@ class _WithState(_Shared):
         self._thing.load_state_dict(with_shards(copy.deepcopy(taken), self._thing))
 
     def divide(self, taken: Any) -> tuple[Any, Any]:
-        return (None, taken) if SHARDS in taken else (taken, None)
+        return (None, taken) if has_shards(taken) else (taken, None)
 
     def join(self, shared: Any, own: Any) -> Any:
         return shared if own is None else own

@@ -1,14 +1,41 @@
-"""What a State with shards of torch's (FSDP2) or over other groups cannot do: all ranks say so."""
+"""What a State cannot do: with spares, shares of a batch, shards; all ranks say so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.parts import Part
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.groups.world import world
+
+#: The numbers of the States that have begun to commit, and whether only one may.
+_begun: set[int] = set()
+_alone = False
+
+
+def refuse_second(number: int, alone: bool = False) -> None:
+    """Raise ValueError if several States have commits where a recovery could serve one alone.
+
+    So it is with spares, which get one State, and with shares of a batch, which a recovery deals
+    anew.
+
+    Parameters
+    ----------
+    number : int
+        Which State of its program begins, or goes on.
+    alone : bool
+        Whether it must be the only one.
+    """
+    global _alone
+    _begun.add(number)
+    _alone = _alone or alone
+    if len(_begun) > 1 and (world.spares or _alone):
+        why = "spares (HPCDIST_SPARES)" if world.spares else "keep_batch=True"
+        raise ValueError(
+            f"a program with {why} has one State, and another one has been committed or resumed: "
+            "put all parts into one"
+        )
 
 
 def _sharded(parts: Mapping[str, Part | Shards]) -> str:
@@ -35,11 +62,11 @@ def refuse_another_size(parts: Mapping[str, Part | Shards], before: int, size: i
         )
 
 
-def refuse_fewer(parts: Mapping[str, Part | Shards], commit: Commit | None, size: int) -> None:
-    """Raise StateLostError if ranks are lost with their shards of a commit."""
-    if commit is not None and commit.size != size and (name := _sharded(parts)):
+def refuse_fewer(parts: Mapping[str, Part | Shards], before: int, size: int) -> None:
+    """Raise StateLostError if ranks are lost with their shards, of so many before."""
+    if before != size and (name := _sharded(parts)):
         raise StateLostError(
-            f"{name} has a shard on each of {commit.size} ranks, of which {size} are left: start "
+            f"{name} has a shard on each of {before} ranks, of which {size} are left: start "
             "the job with HPCDIST_SPARES, or load a checkpoint from disk"
         )
 

@@ -7,7 +7,7 @@ to do; a pass that has failed must be forgotten.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,20 +28,20 @@ def local(tensor: Any) -> torch.Tensor:
     return plain.to_local() if is_shard(tensor) else plain  # type: ignore[attr-defined]
 
 
-def without_shards(state: dict[str, Any]) -> dict[str, Any]:
+def without_shards(state: Any) -> Any:
     """Return an optimizer's state_dict with plain tensors in the place of shards.
 
     Parameters
     ----------
-    state : dict
+    state : object
         From ``state_dict()``; it is left as it is.
 
     Returns
     -------
-    dict
+    object
         The state itself if it has no shards.
     """
-    per_parameter = state.get("state")
+    per_parameter = state.get("state") if isinstance(state, dict) else None
     if not isinstance(per_parameter, dict):
         return state
     shards = [
@@ -59,9 +59,14 @@ def without_shards(state: dict[str, Any]) -> dict[str, Any]:
     return {LOCAL: state | {"state": plain}, SHARDS: shards}
 
 
-def with_shards(taken: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+def has_shards(taken: Any) -> bool:
+    """Whether :func:`without_shards` has made this of a state_dict with shards."""
+    return isinstance(taken, dict) and SHARDS in taken
+
+
+def with_shards(taken: Any, optimizer: Any) -> Any:
     """Return the state_dict of which :func:`without_shards` has made this."""
-    if SHARDS not in taken:
+    if not has_shards(taken):
         return taken
     module = sys.modules["torch.distributed.tensor"]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -80,20 +85,32 @@ def with_shards(taken: dict[str, Any], optimizer: Any) -> dict[str, Any]:
     return state | {"state": whole}
 
 
+def _states_of(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield what FSDP2 keeps of a module and its submodules."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    for each in module.modules():
+        state = getattr(each, "_get_fsdp_state", lambda: None)()
+        if state is not None:
+            yield state
+
+
+def reshard(module: torch.nn.Module) -> None:
+    """Put FSDP2's shards in place, where a pass has left whole parameters; local."""
+    for state in _states_of(module):
+        for group in _groups_of(state):
+            group._to_sharded()
+
+
 def forget_pass(module: torch.nn.Module) -> None:
-    """Let FSDP2 forget a pass that has failed, or is over; local.
+    """Let FSDP2 forget a pass that has failed, and gradients that wait to be reduced; local.
 
     Parameters
     ----------
     module : torch.nn.Module
         With its submodules: what torch's ``FSDPState`` and ``FSDPParamGroup`` keep, to 2.15.
     """
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
-    for each in module.modules():
-        state = getattr(each, "_get_fsdp_state", lambda: None)()
-        if state is None:
-            continue
+    for state in _states_of(module):
         idle = type(state._training_state).IDLE
         state._training_state = idle
         getattr(state, "_modules_to_run_forward", set()).clear()

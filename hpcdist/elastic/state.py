@@ -384,6 +384,7 @@ class State:
         }
         values, size = copy.deepcopy(self.values.__dict__), world.comm.size
         random, places = self._random.take(), list(range(size))
+        self.batch.spread()
         live, others = self.batch.live, dict(self.batch.others)
         return Commit(parts, values, random, size, places, live=live, others=others)
 
@@ -396,7 +397,7 @@ class State:
 
     def _vote(self, yes: bool) -> int:
         """Copy the state, unless this rank has failed, and decide together what holds."""
-        handover.refuse_second(self.number)
+        refusals.refuse_second(self.number)
         refusals.refuse_lost(self.parts, self._rebuild)
         if yes:
             try:
@@ -451,8 +452,9 @@ class State:
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
         follow(world.pg)
-        refusals.refuse_fewer(self.parts, self.committed, world.comm.size)
         if not world.spares:
+            if self.committed is not None:
+                refusals.refuse_fewer(self.parts, self.committed.size, world.comm.size)
             self.rollback()
         elif self.committed is None and world.joining is None:
             raise RuntimeError(

@@ -45,6 +45,7 @@ class Turns:
         """End one share, and begin the next one if there is one."""
         if not self._begun:
             self._begun = True
+            self._batch.spread()
             for model in self._batch.models():
                 self._apart.append(Apart(model, self._batch.dealt, self._apart))
                 self._apart[-1].begin()

@@ -97,8 +97,9 @@ def attempt(pg: Any) -> bool:
         False on all ranks if one has died: the groups wait for the next recovery.
     """
     comm = pg.carrier.native
-    mine = {(g.members.name, g.members.ranks): g for g in list(world.groups) if g in world.kept}
-    told = _engine.exchange(comm, json.dumps(list(mine)).encode())
+    own = [((g.members.name, g.members.ranks), g) for g in list(world.groups) if g in world.kept]
+    mine = dict(own)
+    told = _engine.exchange(comm, json.dumps([key for key, _ in own]).encode())
     if told is None:
         return False
     found = plan([[(name, tuple(ranks)) for name, ranks in json.loads(each)] for each in told])
@@ -113,8 +114,8 @@ def attempt(pg: Any) -> bool:
     for key, why in found.lost.items():
         if comm.rank == 0:
             _log.warning("the process group %r is not made again: %s", key[0], why)
-        if key in mine:
-            lose(mine[key], f"was not made again after a recovery: {why}", [])
+        for group in [group for having, group in own if having == key]:
+            lose(group, f"was not made again after a recovery: {why}", [])
     world.counts, world.taken = {}, found.taken
     if comm.rank == 0 and found.turns:
         _log.info("%d groups were made again", sum(map(len, found.turns)))

@@ -274,7 +274,7 @@ def _rebuild(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> bo
                 _adopt(pg)
 
     agreed: bool | None = world.following[-1] if world.following else False
-    if agreed and not world.spares:  # else their State does it
+    if agreed and not world.spares:  # with spares no State asks for it: elastic/refusals.py
         rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, repeat)
         try:
             rebuilding.wait()

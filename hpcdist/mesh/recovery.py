@@ -31,7 +31,12 @@ def _generation() -> int:
 
 def _follow(pg: Any) -> None:
     """Number the ranks of the meshes anew, unless their groups are lost; local."""
-    if not world.following or not world.following[-1]:
+    if not world.following:
+        return
+    if not world.following[-1]:  # they keep the former ranks, and follow no later recovery
+        for mesh in list(_meshes.values()):
+            if mesh._generation != pg.members.generation:
+                _meshes.pop(id(mesh), None)
         return
     new = {former: rank for rank, former in enumerate(world.following[2])}
     for mesh in list(_meshes.values()):

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 def report(number: int = 0, **parts: object) -> handover._Report:
     described = {name: part_of(thing, name).layout() for name, thing in parts.items()}
-    return handover._Report(False, True, number, described, [], "")
+    return handover._Report(False, True, number, described, 4, [], "")
 
 
 def test_another_state_is_refused():

@@ -78,9 +78,41 @@ def test_a_step_that_has_failed_is_repeated_to_the_last_bit(where: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_commit_leaves_gradients_that_wait_to_be_reduced() -> None:
+    found = []
+    for commits in (False, True):
+        torch.manual_seed(1)
+        model = _sharded()
+        part = part_of(model, "model")
+        for last in (False, True):
+            model.set_requires_gradient_sync(last)
+            model(torch.full((2, 4), 1.0 + last)).square().sum().backward()
+            if commits:
+                part.take()
+        found.append([p.grad.to_local().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.usefixtures("alone")
 def test_what_cannot_be_kept_is_refused(tmp_path: Any) -> None:
     model = _sharded()
     with pytest.raises(ValueError, match="model has a shard on each rank, and folder= keeps"):
         State(model=model, folder=tmp_path)
     with pytest.raises(TypeError, match="weight is a DTensor"):
         State(weight=next(model.parameters()))
+
+
+@pytest.mark.parametrize("held", [torch.ones(2), [3, 4], "text"])
+def test_a_state_dict_may_be_anything(held: Any) -> None:
+    class Holds:
+        def state_dict(self) -> Any:
+            return held
+
+        def load_state_dict(self, state: Any) -> None:
+            self.loaded = state
+
+    thing = Holds()
+    part = part_of(thing, "thing")
+    shared, own = part.divide(part.take())
+    part.restore(part.join(shared, own))
+    assert own is None and str(thing.loaded) == str(held)

@@ -68,3 +68,15 @@ def test_random_deaths(count):
         endings.append(train(kind, deaths, limit=80, spares=spares, keep_batch=True))
         count(1, endings[-1].again)
     assert not differing_with_spares(endings, size(60, 600))
+
+
+@only_ulfm
+def test_the_batch_of_a_later_loop_is_that_of_the_ranks_left():
+    """Its first commit comes after a death; and no State beside it may have commits."""
+    program = str(Path(__file__).with_name("later_shares.py"))
+    ended = run_job(4, program, env={"HPCDIST_FT": "1"}, ft=True, limit=60)
+    assert ended.code == 0 and not ended.orphans, (ended.code, ended.orphans, ended.text)
+    assert ended.text.count("ended 4 3 [(3,)]") == 3, ended.text
+    assert ended.text.count("refused: a program with keep_batch=True has one State") == 3, (
+        ended.text
+    )

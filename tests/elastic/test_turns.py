@@ -75,6 +75,34 @@ def test_without_keep_batch_a_rank_has_the_share_of_its_number():
                             == ([dist.get_rank()], dist.get_world_size()))  # fmt: skip
 
 
+def test_values_that_change_outside_the_loop_change_for_all_shares():
+    model = DDP(linear())
+    state = with_shares(State(model=model), 5)
+    mine = range(dist.get_rank(), 5, dist.get_world_size())
+    state.values.gone, state.values.before, state.values.own = 1, 0, -1
+    state.batch.found = 5, {share: state.batch._take() for share in mine}
+    wrong = []
+    for step in elastic(state, 3, keep_batch=True):
+        with step:
+            state.values.before = step.index
+            if step.index == 1:
+                del state.values.gone
+            for share in step.shares():
+                loss_of(model, share).backward()
+                values = state.values
+                seen = values.before, hasattr(values, "gone"), values.own
+                if seen != (step.index, step.index == 0, share if step.index else -1):
+                    wrong.append((step.index, share, seen))
+                values.own = share
+            state.values.after = [step.index]
+    state.batch.spread()  # as the next step does, or a commit where a rank may die
+    for share in state.batch.mine:
+        state.batch.turn_to(share)
+        if vars(state.values) != {"own": share, "before": 2, "after": [2]}:
+            wrong.append((share, str(state.values)))
+    parallel_assert(not wrong, f"{wrong}")
+
+
 def left_out(step, model):
     pass
 

@@ -1,11 +1,13 @@
 """What is left of a grid of ranks when some have died: a smaller grid, or none."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hpcdist.mesh import layout
+from hpcdist.groups.world import world
+from hpcdist.mesh import layout, recovery
 from hpcdist.mesh.recovery import shrunk
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
@@ -57,3 +59,16 @@ def test_parts_of_different_sizes_are_no_grid():
     assert shrunk((columns,), [True, True, True, False]) is None
     assert shrunk((columns,), [True, True, False, False]) == ([0, 1], ((0, 1),))
     assert shrunk((columns,), [False] * 4) is None
+
+
+class _Mesh:
+    _generation = 0
+
+
+def test_a_mesh_whose_groups_are_lost_follows_no_later_recovery(monkeypatch):
+    lost, later = _Mesh(), _Mesh()
+    later._generation = 1
+    monkeypatch.setattr(recovery, "_meshes", {id(mesh): mesh for mesh in (lost, later)})
+    monkeypatch.setattr(world, "following", ("", 5, (1, 2, 3, 4), (0,), (), False))
+    recovery._follow(SimpleNamespace(members=SimpleNamespace(generation=1)))
+    assert list(recovery._meshes.values()) == [later]
