@@ -110,7 +110,8 @@ def _average_piece(
     """Average the rows of all ranks: each rank adds up a slice, and gives it to the others."""
     length, ranks, rank = piece.shape[1], comm.size, comm.rank
     if ranks == 1:
-        return add_up(list(piece))
+        add_up(list(piece))
+        return piece[0]
     each = -(-length // ranks)
     ends = [min(length, each * (r + 1)) for r in range(ranks)]
     slices = [slice(min(length, each * r), end) for r, end in enumerate(ends)]
