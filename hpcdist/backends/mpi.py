@@ -80,6 +80,48 @@ def _handle(comm: Any) -> int:
     return handle
 
 
+def _options(pg_options: Any) -> MPIOptions:
+    """Return a group's options, or raise TypeError."""
+    if pg_options is None:
+        return MPIOptions()
+    if not isinstance(pg_options, MPIOptions):
+        raise TypeError(
+            f"pg_options of the mpi backend must be hpcdist.MPIOptions, not "
+            f"{type(pg_options).__name__}"
+        )
+    return pg_options
+
+
+def level(pg_options: Any, parents: int) -> int:
+    """Return the level of the entry check in a subgroup.
+
+    Parameters
+    ----------
+    pg_options : MPIOptions or None
+        Of the subgroup.
+    parents : int
+        The level of the group that it is made from.
+
+    Raises
+    ------
+    TypeError
+        If `pg_options` is not MPIOptions.
+    ValueError
+        If it has a communicator.
+    """
+    given = _options(pg_options)
+    if given.comm is not None:
+        raise ValueError(
+            "MPIOptions(comm=...) is for init_process_group: a group gets its communicator "
+            "from its ranks"
+        )
+    if given.check is not None:
+        return _LEVELS[given.check]
+    if debug_level.get_debug_level() >= debug_level.DebugLevel.DETAIL:
+        return _LEVELS[debug_level.check_level()]
+    return parents
+
+
 def start() -> tuple[int, int]:
     """Start MPI unless it is running.
 
@@ -146,45 +188,31 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
     -----
     All members must call it, and only they.
     """
-    if pg_options is None:
-        pg_options = MPIOptions()
-    elif not isinstance(pg_options, MPIOptions):
-        raise TypeError(
-            f"pg_options of the mpi backend must be hpcdist.MPIOptions, not "
-            f"{type(pg_options).__name__}"
-        )
     seconds = options.timeout.total_seconds()
     if options.parent is not None:
-        if pg_options.comm is not None:
-            raise ValueError(
-                "MPIOptions(comm=...) is for init_process_group: a group gets its communicator "
-                "from its ranks"
-            )
+        check = level(pg_options, options.parent.check)
         left = max(options.end - time.monotonic(), 0.001)  # the wait for other threads counts
         within = seconds if left > 0.99 * seconds else left
         comm = options.parent.create_group(
             list(options.parent_ranks), options.group_id, within, met=options.met
         )
-        comm.timeout = seconds
-        if pg_options.check is not None:
-            comm.check = _LEVELS[pg_options.check]
-        elif debug_level.get_debug_level() >= debug_level.DebugLevel.DETAIL:
-            comm.check = _LEVELS[debug_level.check_level()]
+        comm.timeout, comm.check = seconds, check
         return comm
     if options.global_ranks_in_group:
         raise DistBackendError(
             f"the group {options.group_id!r} cannot use the mpi backend, because the group it is "
             "made from does not: pass backend='mpi' to init_process_group"
         )
+    given = _options(pg_options)
     node_limit = config.get("node_memory")
     start()
-    level = _LEVELS[pg_options.check or debug_level.check_level()]
-    handle = pg_options.handle
+    check = _LEVELS[given.check or debug_level.check_level()]
+    handle = given.handle
     within = min(seconds, max(options.end - time.monotonic(), 1.0))
     if handle is None:
-        comm = _engine.Comm.world(options.group_id, seconds, level, within)
+        comm = _engine.Comm.world(options.group_id, seconds, check, within)
     else:
-        comm = _engine.Comm.from_handle(handle, options.group_id, seconds, level, within)
+        comm = _engine.Comm.from_handle(handle, options.group_id, seconds, check, within)
     comm.node_limit = node_limit
     return comm
 

@@ -7,8 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from hpcdist.elastic import refusals
+from hpcdist.elastic.batch import KEPT
+from hpcdist.elastic.commit import Commit, shares_of
 from hpcdist.elastic.disk import Disk
 from hpcdist.elastic.keep import Found, Keeper
+from hpcdist.elastic.shards import Shards
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.startup.commits import job_of_this_process
 
@@ -89,3 +93,42 @@ class Archive:
             self._keeper = None  # the others have not resumed: they keep none
         elif self._keeper is not None:
             self._keeper.follow(kept)
+
+
+def contents(state: Any, commit: Commit) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is kept of a commit: what this rank has, and its shards by name; local."""
+    parts = commit.parts
+    shards: dict[str, Any]
+    shards = {n: p.own(parts[n]) for n, p in state.parts.items() if isinstance(p, Shards)}
+    own = {
+        "parts": {name: parts[name] for name in parts if name not in shards},
+        "shards": sorted(shards),
+        "values": commit.values,
+        "random": commit.random,
+        "lost": state.lost,
+        "repeated": state.repeated,
+        "batch": state.batch.count,
+    }
+    if state.batch.count:
+        shards[KEPT] = shares_of(commit.own(state.parts))
+    return own, shards
+
+
+def put_back(state: Any, found: Found) -> None:
+    """Put a commit of an earlier start in place; all ranks must call it."""
+    own = found.own
+    refusals.refuse_other_parts(state.parts, found)
+    refusals.refuse_another_size(state.parts, found.size, world.comm.size)
+    for name, part in state.parts.items():
+        if isinstance(part, Shards):
+            shards = {rank: each[name] for rank, each in found.shards.items()}
+            part.resume(found.size, shards, found.same)
+        else:
+            part.restore(own["parts"][name])
+    state.set_values(own["values"])
+    if world.comm.rank < found.size:  # no two ranks draw the same numbers
+        state.random.restore(own["random"])
+    kept = [each.get(KEPT, {}) for each in found.shards.values()]
+    state.batch.found = own.get("batch", 0), {s: each[s] for each in kept for s in each}
+    state.lost, state.repeated = [tuple(ranks) for ranks in own["lost"]], own["repeated"]
+    state.step = state.began = found.step

@@ -11,7 +11,6 @@ import torch
 from hpcdist.elastic.commit import Commit, packed, shares_of, unpacked
 from hpcdist.elastic.dealing import deal, exchange
 from hpcdist.elastic.keep import gathered
-from hpcdist.elastic.parts import RandomNumbers
 from hpcdist.elastic.refusals import refuse_second
 from hpcdist.elastic.shards import Shards
 from hpcdist.groups.world import world
@@ -173,17 +172,16 @@ class Batch:
         return {
             "parts": {name: part.take_own() for name, part in self._parts()},
             "values": copy.deepcopy(self._state.values.__dict__),
-            "random": RandomNumbers().take(),
+            "random": self._state.random.take(),
         }
 
     @torch.no_grad()
     def _put(self, own: dict[str, Any]) -> None:
         for name, part in self._parts():
             part.restore_own(own["parts"][name])
-        self._state.values.__dict__.clear()
-        self._state.values.__dict__.update(copy.deepcopy(own["values"]))
+        self._state.set_values(own["values"])
         self._values = own["values"]
-        RandomNumbers().restore(own["random"])
+        self._state.random.restore(own["random"])
 
     # -- models ----------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ class Commit:
         By share, those of this rank's other shares.
     step : int
         Steps committed.
+    alone : frozenset of str
+        Parts of which the ranks have different copies: see :mod:`hpcdist.elastic.alone`.
     """
 
     parts: dict[str, Any]
@@ -50,15 +52,32 @@ class Commit:
     live: int | None = None
     others: dict[int, Any] = field(default_factory=dict)
     step: int = -1
+    alone: frozenset[str] = frozenset()
+
+    def divide(self, parts: Mapping[str, Part | Shards]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return of the parts what all ranks have, and what this rank alone has.
+
+        Shards have copies of their own; of those over other groups their sizes and options are
+        here.
+        """
+        shared: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for name, part in parts.items():
+            taken = self.parts[name]
+            if isinstance(part, Shards):
+                where = shared if part.of_world else own
+                where[name] = {each: taken[each] for each in ("size", "groups")}
+            elif name in self.alone:
+                own[name] = taken
+            else:
+                shared[name], own[name] = part.divide(taken)
+        return shared, own
 
     def own(self, parts: Mapping[str, Part | Shards]) -> dict[str, Any]:
-        """Return what this rank alone has; shards have copies of their own."""
+        """Return what this rank alone has."""
         return {
-            "parts": {
-                name: part.divide(self.parts[name])[1]
-                for name, part in parts.items()
-                if not isinstance(part, Shards)
-            },
+            "parts": self.divide(parts)[1],
+            "layouts": {name: parts[name].layout() for name in sorted(self.alone)},
             "values": self.values,
             "random": self.random,
             "live": self.live,

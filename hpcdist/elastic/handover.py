@@ -3,7 +3,8 @@
 All ranks come here once after each recovery of a job with spares. They first tell each other who is
 still to join and what each State consists of, so that all take the same way from there, and raise
 the same errors. What all ranks have, parameters for example, comes from the lowest rank that has
-it; what the dead rank alone had, from the neighbour with its copy.
+it; what the dead rank alone had, from the neighbour with its copy. Where groups are made again, the
+latter is also what only some ranks have.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel as StockParallel
 
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
 from hpcdist.elastic.commit import Commit, packed, unpacked
 from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.parts import Part
 from hpcdist.elastic.refusals import refuse_fewer
 from hpcdist.elastic.shards import Shards, StateLostError, swap
 from hpcdist.groups.world import world
@@ -38,7 +41,7 @@ class _Report:
     number : int
         Which State of its program recovers.
     parts : dict
-        By name, what each part is.
+        By name, what each part is of which all ranks have the same.
     size : int
         Ranks that made the last commit; 0 where it has none.
     held : list of int
@@ -89,13 +92,17 @@ def restore(state: Any) -> None:
     broadcast_object_list(head, src=source)
     places = head[0]["commit"]["places"]
     holders = _holders(reports, joining, places)
-    rank = world.comm.rank
+    rank, problem = world.comm.rank, ""
     if rank in joining:
-        _receive(state, head[0], source, holders[rank])
+        problem = _receive(state, head[0], source, holders[rank])
     else:
         state.put_back(sharded=False)
         for other in joining:
             _send(state, places[other], other, rank == source, rank == holders[other])
+    if joining and state.rebuild:
+        for other, why in enumerate(gathered(problem)):
+            if why:
+                raise ValueError(f"rank {other}, a former spare, cannot join the others: {why}")
     _put_back_shards(state)
     if joining and rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
@@ -114,7 +121,7 @@ def _report(state: Any) -> dict[str, Any]:
         "joins": world.joining is not None,
         "has": commit is not None,
         "number": state.number,
-        "parts": {name: part.layout() for name, part in state.parts.items()},
+        "parts": {n: part.layout() for n, part in state.parts.items() if n not in state.alone()},
         "size": commit.size if commit is not None else 0,
         "held": sorted(commit.copies) if commit is not None else [],
         "problem": _uncovered(state) if world.joining is not None else "",
@@ -183,42 +190,64 @@ def _send(state: Any, place: int, to: int, shared: bool, own: bool) -> None:
     commit = state.committed
     assert commit is not None
     if shared:
-        parts = {
-            name: part.divide(commit.parts[name])[0]
-            for name, part in state.parts.items()
-            if not isinstance(part, Shards)
-        }
-        groups = {
-            name: commit.parts[name]["groups"]
-            for name, part in state.parts.items()
-            if isinstance(part, Shards)
-        }
-        swap(packed({"parts": parts, "groups": groups}), to, [])
+        swap(packed(commit.divide(state.parts)[0]), to, [])
     if own:
         copies = {
             name: part.copy_of(place, commit.parts[name])
             for name, part in state.parts.items()
-            if isinstance(part, Shards)
+            if isinstance(part, Shards) and part.of_world
         }
         swap(packed({"own": commit.copies[place], "copies": copies}), to, [])
 
 
-def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> None:
-    """Receive both on the rank that joins, and put them in place."""
+def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> str:
+    """Receive both on the rank that joins, and put them in place; or return why it cannot."""
     shared = unpacked(swap(None, None, [source])[source])
     alone = unpacked(swap(None, None, [holder])[holder])
     own, about = unpacked(alone["own"]), head["commit"]
     place = about["places"][world.comm.rank]
+    if problem := _unlike(state, own["layouts"]):
+        return problem
     parts = {
-        name: part.join(place, alone["copies"][name], about["size"], shared["groups"][name])
-        if isinstance(part, Shards)
-        else part.join(shared["parts"][name], own["parts"][name])
+        name: _joined(name, part, shared, own["parts"], state.alone(), place, alone["copies"])
         for name, part in state.parts.items()
     }
     shares = {name: own[name] for name in ("live", "others")}
-    state.committed = Commit(parts, own["values"], own["random"], **shares, **about)
+    state.committed = Commit(
+        parts, own["values"], own["random"], alone=state.alone(), **shares, **about
+    )
     state.put_back(sharded=False)
     state.follow(head["progress"])
+    return ""
+
+
+def _unlike(state: Any, theirs: dict[str, str]) -> str:
+    """Return which part of this State is not what the dead rank had; "" if none."""
+    for name in sorted({*theirs, *state.alone()}):
+        here = state.parts[name].layout() if name in state.alone() else "nothing"
+        there = theirs.get(name, "nothing")
+        if here != there:
+            return (
+                f"its State has as {name!r} {here}, and the rank whose place it has had {there}: "
+                "every process must build the State of its rank"
+            )
+    return ""
+
+
+def _joined(
+    name: str,
+    part: Part | Shards,
+    shared: dict[str, Any],
+    own: dict[str, Any],
+    alone: frozenset[str],
+    place: int,
+    copies: dict[str, torch.Tensor],
+) -> Any:
+    """Return a part of the commit, of what was received."""
+    if isinstance(part, Shards):
+        about = (shared if part.of_world else own)[name]
+        return part.join(place, copies.get(name), about["size"], about["groups"])
+    return own[name] if name in alone else part.join(shared[name], own[name])
 
 
 def _put_back_shards(state: Any) -> None:

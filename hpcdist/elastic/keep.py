@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from hpcdist import codec, log
 from hpcdist.collectives.objects import all_gather_object
 from hpcdist.elastic.memory import DamagedError, Head, Memory, shape
-from hpcdist.elastic.shards import Shards, swap
+from hpcdist.elastic.shards import swap
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.launchers.pmi.server import node_of_this_process
@@ -46,19 +46,6 @@ class Found:
     own: Any
     shards: dict[int, Any]
     same: bool
-
-
-def check_names(found: Found, parts: Mapping[str, Any]) -> None:
-    """Raise ValueError if a commit is of a State with other parts, or others are sharded."""
-    own = found.own
-    sharded = {name for name, part in parts.items() if isinstance(part, Shards)}
-    if (set(own["parts"]), set(own["shards"])) != (set(parts) - sharded, sharded):
-        there, here = sorted([*own["parts"], *own["shards"]]), sorted(parts)
-        raise ValueError(
-            f"the commit of step {found.step} is of a State with the parts {', '.join(there)}, "
-            f"and this one has {', '.join(here)}, or others of them are sharded: every start "
-            "of a job must resume the same States in the same order"
-        )
 
 
 def gathered(thing: Any) -> list[Any]:

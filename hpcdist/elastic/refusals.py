@@ -71,6 +71,19 @@ def refuse_fewer(parts: Mapping[str, Part | Shards], before: int, size: int) -> 
         )
 
 
+def refuse_other_parts(parts: Mapping[str, Part | Shards], found: Any) -> None:
+    """Raise ValueError if a commit is of a State with other parts, or others are sharded."""
+    own = found.own
+    sharded = {name for name, part in parts.items() if isinstance(part, Shards)}
+    if (set(own["parts"]), set(own["shards"])) != (set(parts) - sharded, sharded):
+        there, here = sorted([*own["parts"], *own["shards"]]), sorted(parts)
+        raise ValueError(
+            f"the commit of step {found.step} is of a State with the parts {', '.join(there)}, "
+            f"and this one has {', '.join(here)}, or others of them are sharded: every start "
+            "of a job must resume the same States in the same order"
+        )
+
+
 # -- shards over groups other than the default one -------------------------------------------------
 
 
@@ -81,12 +94,7 @@ def _of_other_groups(parts: Mapping[str, Part | Shards]) -> str:
 
 
 def refuse_lost(parts: Mapping[str, Part | Shards], rebuild: bool) -> None:
-    """Raise ValueError if a recovery would lose the group of shards, or there are spares."""
-    if world.spares and rebuild:
-        raise ValueError(
-            "State(rebuild=True) in a job with spares (HPCDIST_SPARES): a former spare has no "
-            "groups but the default one"
-        )
+    """Raise ValueError if a recovery would lose the group of shards."""
     name = _of_other_groups(parts)
     if name and not rebuild:
         raise ValueError(

@@ -107,10 +107,14 @@ class Shards:
 
     @staticmethod
     def join(
-        place: int, packed: torch.Tensor, size: int, groups: list[dict[str, Any]]
+        place: int, packed: torch.Tensor | None, size: int, groups: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return what :meth:`take` would have on the rank whose shard it is, without copies."""
-        return {"held": {place: _unpack(packed)}, "size": size, "groups": groups}
+        """Return what :meth:`take` would have on the rank whose shard it is, without copies.
+
+        Without the shard, too, where that is still with a neighbour in its group.
+        """
+        held = {} if packed is None else {place: _unpack(packed)}
+        return {"held": held, "size": size, "groups": groups}
 
     def resume(self, size: int, shards: dict[int, dict[str, Any]], same: bool) -> None:
         """Put back what :meth:`own` returned in an earlier start of the job.
@@ -158,6 +162,8 @@ class Shards:
             own = found[self._group.rank()]
             self._zero.load_shard(copy.deepcopy(own), copy.deepcopy(taken["groups"]))
             return
+        if taken["size"] == self._group.size():  # a former spare has its shard from here on
+            taken["held"].setdefault(self._group.rank(), found[self._group.rank()])
         state: dict[int, Any] = {}
         for shard in found.values():
             state.update(shard)

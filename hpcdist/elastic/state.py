@@ -10,16 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcdist import _engine, log
-from hpcdist.elastic import handover, refusals
+from hpcdist.elastic import alone, archive, handover, refusals
 from hpcdist.elastic.archive import Archive
-from hpcdist.elastic.batch import KEPT, Batch
-from hpcdist.elastic.commit import Commit, shares_of
+from hpcdist.elastic.batch import Batch
+from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.deaths import is_death
-from hpcdist.elastic.keep import Found, check_names, gathered
+from hpcdist.elastic.keep import gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards
 from hpcdist.errors import DistError
-from hpcdist.groups import joining
+from hpcdist.groups import joining, rebuild
 from hpcdist.groups.reconfigure import ReconfigureOptions, agree, follow, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
@@ -64,8 +64,8 @@ class State:
         Every how many commits one is kept there.
     rebuild : bool
         After a death make all groups again from their members that live, as ``rebuild`` of
-        :meth:`~hpcdist.ProcessGroup.reconfigure` does; otherwise they are lost. Not in a job with
-        spares.
+        :meth:`~hpcdist.ProcessGroup.reconfigure` does, and with the spares that have taken places;
+        otherwise they are lost.
     **parts : object
         Modules (also DistributedDataParallel), optimizers, tensors, and anything with
         ``state_dict()`` and ``load_state_dict()``. They must be the same on all ranks.
@@ -86,6 +86,8 @@ class State:
         Steps that were begun and rolled back on this rank.
     number : int
         How many States the program had made before this one.
+    rebuild : bool
+        As given.
     seconds : float
         Time that recoveries took on this rank.
 
@@ -126,12 +128,13 @@ class State:
             for name, thing in parts.items()
         }
         refusals.refuse_folder(self.parts, folder)
-        self._random = RandomNumbers()
+        self.random = RandomNumbers()
         #: The last commit, and the next one until all ranks have voted for it.
         self.committed: Commit | None = None
         self._ready: Commit | None = None
         self._copies = copies
-        self._rebuild = rebuild
+        self.rebuild = rebuild
+        self._alone: frozenset[str] | None = None
         #: Its shares, where it stays when ranks die.
         self.batch = Batch(self, copies)
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
@@ -163,6 +166,14 @@ class State:
             "archive": self.archive.progress,
             "batch": (self.batch.count, self.batch.homes),
         }
+
+    def alone(self) -> frozenset[str]:
+        """Return the names of the parts of which each rank alone has its copy; local."""
+        if not (self.rebuild and world.spares) or self.batch.count:
+            return frozenset()
+        if self._alone is None:
+            self._alone = alone.names_of(self.parts)
+        return self._alone
 
     def follow(self, progress: dict[str, Any]) -> None:
         """Go on with the commits of the others, whose :attr:`progress` this is; local."""
@@ -289,7 +300,7 @@ class State:
         found, where = self.archive.find()
         if found is None:
             return False
-        self._put(found)
+        archive.put_back(self, found)
         self.seconds += time.monotonic() - began
         if world.comm.rank == 0:
             _log.warning(
@@ -299,26 +310,6 @@ class State:
             )
         return True
 
-    def _put(self, found: Found) -> None:
-        """Put a commit of an earlier start in place."""
-        own = found.own
-        check_names(found, self.parts)
-        refusals.refuse_another_size(self.parts, found.size, world.comm.size)
-        for name, part in self.parts.items():
-            if isinstance(part, Shards):
-                shards = {rank: each[name] for rank, each in found.shards.items()}
-                part.resume(found.size, shards, found.same)
-            else:
-                part.restore(own["parts"][name])
-        self.values.__dict__.clear()
-        self.values.__dict__.update(own["values"])
-        if world.comm.rank < found.size:  # no two ranks draw the same numbers
-            self._random.restore(own["random"])
-        kept = [each.get(KEPT, {}) for each in found.shards.values()]
-        self.batch.found = own.get("batch", 0), {s: each[s] for each in kept for s in each}
-        self.lost, self.repeated = [tuple(ranks) for ranks in own["lost"]], own["repeated"]
-        self.step = self.began = found.step
-
     def _keep(self) -> None:
         """Keep this commit for the next start of the job, if it is its turn."""
         turns = self.archive.turns()
@@ -327,20 +318,7 @@ class State:
         commit = self.committed
         if commit is None:
             commit = self._take(alone=True)
-        parts = commit.parts
-        shards: dict[str, Any]
-        shards = {n: p.own(parts[n]) for n, p in self.parts.items() if isinstance(p, Shards)}
-        own = {
-            "parts": {name: parts[name] for name in parts if name not in shards},
-            "shards": sorted(shards),
-            "values": commit.values,
-            "random": commit.random,
-            "lost": self.lost,
-            "repeated": self.repeated,
-            "batch": self.batch.count,
-        }
-        if self.batch.count:
-            shards[KEPT] = shares_of(commit.own(self.parts))
+        own, shards = archive.contents(self, commit)
         for each in turns:
             each.keep(self.step, own, shards)
 
@@ -372,10 +350,14 @@ class State:
         for name, part in self.parts.items():
             if sharded or not isinstance(part, Shards):
                 part.restore(commit.parts[name])
-        self.values.__dict__.clear()
-        self.values.__dict__.update(copy.deepcopy(commit.values))
-        self._random.restore(commit.random)
+        self.set_values(commit.values)
+        self.random.restore(commit.random)
         self.batch.put_back(commit)
+
+    def set_values(self, values: dict[str, Any]) -> None:
+        """Put a copy of these in the place of :attr:`values`; local."""
+        self.values.__dict__.clear()
+        self.values.__dict__.update(copy.deepcopy(values))
 
     def _take(self, alone: bool = False) -> Commit:
         parts = {
@@ -383,10 +365,11 @@ class State:
             for name, part in self.parts.items()
         }
         values, size = copy.deepcopy(self.values.__dict__), world.comm.size
-        random, places = self._random.take(), list(range(size))
+        random, places = self.random.take(), list(range(size))
         self.batch.spread()
         live, others = self.batch.live, dict(self.batch.others)
-        return Commit(parts, values, random, size, places, live=live, others=others)
+        mine = self.alone()
+        return Commit(parts, values, random, size, places, live=live, others=others, alone=mine)
 
     def _accept(self) -> None:
         assert self._ready is not None
@@ -398,7 +381,7 @@ class State:
     def _vote(self, yes: bool) -> int:
         """Copy the state, unless this rank has failed, and decide together what holds."""
         refusals.refuse_second(self.number)
-        refusals.refuse_lost(self.parts, self._rebuild)
+        refusals.refuse_lost(self.parts, self.rebuild)
         if yes:
             try:
                 self._ready = self._take()
@@ -441,7 +424,7 @@ class State:
     def _reconfigure(self) -> None:
         pg = world.pg
         assert pg is not None
-        options = ReconfigureOptions(rebuild=self._rebuild)
+        options = ReconfigureOptions(rebuild=self.rebuild)
         renewed = reconfigure(pg, options, None, followed=False)
         self.lost.append(renewed.lost)
         if self.committed is not None:
@@ -451,6 +434,8 @@ class State:
 
     def _return(self) -> None:
         """Return to the last commit, together with the ranks that have none yet."""
+        if world.spares and self.rebuild:
+            rebuild.with_spares(world.pg)
         follow(world.pg)
         if not world.spares:
             if self.committed is not None:

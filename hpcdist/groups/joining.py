@@ -1,19 +1,20 @@
 """A former spare, between the moment in which it takes a dead rank's number and its first commit.
 
 The other ranks wait for it in the recovery of their State, and make no other call. So what this
-process calls in the default group meanwhile would never end, or meet a call of the recovery.
+process calls meanwhile would never end, or meet a call of the recovery.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakSet
 
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
+from hpcdist.groups.kept import keep_all
+from hpcdist.groups.members import Members
 from hpcdist.groups.world import world
 
 #: Called with the name of an operation, where it is refused else: what is to be called in its
@@ -22,12 +23,19 @@ answers: list[Callable[[str], Callable[..., Any] | None]] = []
 
 
 class Joining:
-    """Stands for the communicator of the default group meanwhile: it answers, and moves no data.
+    """Stands for the communicator of a group meanwhile: it answers, and moves no data.
 
     Parameters
     ----------
     real : Carrier
-        The communicator.
+        The communicator of the default group.
+    rank, size : int
+        Of this process in the group, and of the group.
+    places : sequence of int
+        By rank of the default group, the number of the rank in the world in which this process
+        makes its groups.
+    rebuilds : bool
+        Whether the other ranks make their groups again, so that this one may make its own now.
 
     Attributes
     ----------
@@ -38,8 +46,13 @@ class Joining:
 
     native = None
 
-    def __init__(self, real: Carrier) -> None:
+    def __init__(
+        self, real: Carrier, rank: int, size: int, places: Sequence[int], rebuilds: bool = False
+    ) -> None:
         self._real = real
+        self.rank, self.size = rank, size
+        self.places, self.rebuilds = places, rebuilds
+        self.timeout = real.timeout
         self.deferred: WeakSet[Any] = WeakSet()
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +62,7 @@ class Joining:
         if not callable(found):
             return found
         answered = next(filter(None, (answer(name) for answer in answers)), None)
-        return answered or _refusal(name, self._real.rank)
+        return answered or _refusal(name)
 
     def finished(self, outputs: list[Any]) -> Any:
         """Return the handle of an operation that is done."""
@@ -59,40 +72,60 @@ class Joining:
     def barrier(self, async_op: bool = False, **about: Any) -> None:
         """Return: the other ranks are at no barrier of the program."""
         if async_op:
-            _refusal("barrier(async_op=True)", self._real.rank)()
+            _refusal("barrier(async_op=True)")()
 
     def refuse(self, *args: Any, **about: Any) -> None:
         """Send nothing: no other rank is in a call of the program."""
 
 
-def _refusal(call: str, rank: int) -> Callable[..., Any]:
+def _refusal(call: str, hint: str = "") -> Callable[..., Any]:
+    rank = world.joining.rank
+
     def refused(*args: Any, **about: Any) -> Any:
         name = about.get("api") or call
         raise DistError(
             f"{name}: this process was a spare and has taken the place of rank {rank}, but has not "
             "got its state yet. The other ranks wait for its State and make no other call, so none "
             "can be answered before State.resume() or hpcdist.elastic.elastic(). Call it after "
-            "that, or leave it out while hpcdist.elastic.joining()"
+            "that, or leave it out while hpcdist.elastic.joining()" + hint
         )
 
     return refused
 
 
-def begin(pg: Any) -> None:
-    """Close the default group, which this process has just got, until it has joined the others."""
-    world.joining = Joining(pg.carrier)
+def begin(pg: Any, places: Sequence[int], size: int, rebuilds: bool) -> None:
+    """Close the default group, which this process has just got, until it has joined the others.
+
+    Parameters
+    ----------
+    pg : ProcessGroup
+        The default group.
+    places : sequence of int
+        By rank, whose place it has in the world before the last recovery.
+    size : int
+        Of that world.
+    rebuilds : bool
+        Whether all ranks make their groups again. A program makes its groups in the world that it
+        began with, so while it joins, this process has its rank in that one.
+    """
+    real = pg.carrier
+    if rebuilds:
+        pg.members = Members(tuple(range(size)), pg.members.name, pg.members.generation)
+        world.joining = Joining(real, places[real.rank], size, places, True)
+    else:
+        world.joining = Joining(real, real.rank, real.size, range(real.size))
     pg.carrier = world.comm = cast(Carrier, world.joining)
 
 
 def is_closed(pg: Any) -> bool:
-    """Whether a group is the default group of a process that is still to join the others."""
-    return world.joining is not None and pg is not None and pg.carrier is world.joining
+    """Whether a group is one of a process that is still to join the others."""
+    return pg is not None and isinstance(pg.carrier, Joining)
 
 
-def refuse(pg: Any, call: str) -> None:
+def refuse(pg: Any, call: str, hint: str = "") -> None:
     """Raise DistError where the other ranks make no such call."""
     if is_closed(pg):
-        _refusal(call, pg.carrier.rank)()
+        _refusal(call, hint)()
 
 
 def refuse_by_hand() -> None:
@@ -121,19 +154,26 @@ def defers(pg: Any, thing: Any) -> bool:
 def opened() -> Iterator[None]:
     """Open the default group while this process joins the others; it stays open if it has joined.
 
-    The generation of the group differs from here on, as that of the other ranks does: models and
+    Its other groups have the numbers of the new world from then on, and wait to be made. The
+    generations of all groups differ from here on, as those of the other ranks do: models and
     samplers that follow a recovery make the same calls everywhere.
     """
-    pg = world.pg
-    pg.members = replace(pg.members, generation=pg.members.generation + 1)
-    pg.carrier = world.comm = pg.hooks.carry(pg._backends)
+    pg, stood = world.pg, world.joining
+    generation = pg.members.generation + 1
+    made = pg.hooks.carry(pg._backends)
+    made.timeout = stood.timeout
+    for group, kept in world.kept.items():
+        if is_closed(group):
+            kept.timeout = group.carrier.timeout
+    pg.members = Members(tuple(range(made.size)), pg.members.name, generation)
+    pg.carrier = world.comm = made
+    keep_all(pg, stood.places, [])
     try:
         yield
     finally:
         if world.joining is not None:
-            deferred = world.joining.deferred
-            world.joining = Joining(pg.carrier)
-            world.joining.deferred = deferred
+            world.joining = Joining(made, made.rank, made.size, range(made.size), stood.rebuilds)
+            world.joining.deferred = stood.deferred
             pg.carrier = world.comm = cast(Carrier, world.joining)
 
 

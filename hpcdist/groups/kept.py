@@ -6,7 +6,7 @@ A group that is kept has the ranks of its members that live, and waits to be mad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,11 @@ from hpcdist.backends.create import renewed
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.members import Members
 from hpcdist.groups.world import Absent, world
+
+#: Called with the default group and, by new rank, the former ones, or None where the other groups
+#: are lost: what else keeps ranks, and needs no communication to renew them. Called again, and has
+#: nothing to do then, where a signal handler raised.
+renumbering: list[Callable[[Any, Sequence[int] | None], None]] = []
 
 
 @dataclass
@@ -51,20 +56,30 @@ def lose(group: Any, why: str, old: list[Any]) -> None:
     world.held.discard(group)
 
 
-def keep(group: Any, places: Sequence[int], generation: int, old: list[Any]) -> None:
-    """Let a group wait to be made again; also repeatedly, where a signal handler raised.
+def keep_all(pg: Any, places: Sequence[int] | None, old: list[Any]) -> None:
+    """Let all groups but the default one wait to be made again, or be lost.
+
+    Also repeatedly, where a signal handler raised.
 
     Parameters
     ----------
-    group : ProcessGroup
-        Not the default group.
-    places : sequence of int
-        By new rank of the default group, the former one.
-    generation : int
-        Of the default group, as it is now.
+    pg : ProcessGroup
+        The default group, as it is now.
+    places : sequence of int or None
+        By new rank, the former one; None: the groups are lost.
     old : list
-        Gets its backends, which are still to be freed.
+        Gets their backends, which are still to be freed.
     """
+    for group in reversed(list(world.groups)):
+        if group is not pg and places is not None:
+            _keep(group, places, pg.members.generation, old)
+        elif group is not pg:
+            lose(group, "was lost when the default group was reconfigured: make it again", old)
+    for each in renumbering:
+        each(pg, places)
+
+
+def _keep(group: Any, places: Sequence[int], generation: int, old: list[Any]) -> None:
     kept = world.kept.get(group)
     if kept is None:
         native = group.carrier.native

@@ -16,7 +16,7 @@ from hpcdist.backends import cuda, registry
 from hpcdist.backends.base import BackendOptions
 from hpcdist.backends.create import create
 from hpcdist.backends.registry import Backend, BackendConfig
-from hpcdist.groups import joining
+from hpcdist.groups import joining, waiting
 from hpcdist.groups import state as _group
 from hpcdist.groups.dropped import free_dropped
 from hpcdist.groups.limits import seconds_of
@@ -133,12 +133,14 @@ def make(
 
     With `divides` all ranks of the parent make their groups in this very call.
     """
-    joining.refuse(parent, "new_group")
     asked = Backend(backend or parent._backend)
     kind = registry.substitute(asked)
     registry.log_substitute(asked, kind, parent.members.ranks[parent.carrier.rank])
     config = BackendConfig(kind) if backend else BackendConfig(parent._config)
     world_ranks = tuple(parent.members.ranks[rank] for rank in ranks)
+    about = (description or "undefined", kind, repr(config))
+    if joining.is_closed(default_group()):
+        return waiting.make(parent, world_ranks, timeout, config, pg_options, about)
     # a backend makes subgroups from a parent of its own kind (over MPI that is the host's backend,
     # also for a group of CUDA tensors alone)
     kin = {
@@ -167,7 +169,6 @@ def make(
         pg: ProcessGroup | None = None
         try:
             backends = create(config, options, pg_options, kin)
-            about = (description or "undefined", kind, repr(config))
             pg = ProcessGroup(backends, world_ranks, name, *about)
             _group.add(pg)
         finally:

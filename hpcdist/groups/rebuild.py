@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdist import _engine, log
 from hpcdist.backends.create import renewed
-from hpcdist.errors import DistBackendError
+from hpcdist.errors import DistBackendError, RankFailedError
 from hpcdist.groups.kept import lose
 from hpcdist.groups.world import world
 
@@ -65,6 +65,8 @@ def plan(told: Sequence[Sequence[Key]]) -> Plan:
         without = sorted(set(key[1]) - set(ranks))
         if without:
             whose = f"rank {without[0]} has destroyed it, or dropped all references to it"
+            if world.spares:
+                whose += ", or was a spare and has not made it before its State"
             found.lost[key] = whose
             continue
         if len(ranks) != len(key[1]):
@@ -152,6 +154,32 @@ def _connect(group: Any, new: _engine.Comm) -> None:
     world.kept.pop(group)
 
 
+def with_spares(pg: Any) -> None:
+    """Make the kept groups again where former spares join; all ranks must call it.
+
+    Raises
+    ------
+    DistTimeoutError
+        If a rank does not call within the timeout: a former spare that is still to make its groups.
+    RankFailedError
+        On all ranks, if one has died: the groups wait for the next recovery.
+    """
+    comm = pg.carrier.native
+    _engine.agree(comm, 1, comm.timeout)  # MPI's calls from here on expect all ranks
+
+    def stop() -> None:
+        error = RankFailedError("a rank died while the groups were made again")
+        error.ranks = tuple(_engine.lost_ranks(comm))
+        raise error
+
+    rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, stop)
+    try:
+        rebuilding.wait()
+    finally:
+        if rebuilding.is_over:
+            world.rebuilding = None
+
+
 class Rebuilding:
     """Makes the groups again in a thread, in which no signal handler raises: the others wait.
 
@@ -162,7 +190,7 @@ class Rebuilding:
     pg : ProcessGroup
         The default group.
     recover : callable
-        Repeats the recovery, because another rank has died.
+        Repeats the recovery, because another rank has died; or raises.
     """
 
     def __init__(self, pg: Any, recover: Callable[[], None], broken: bool = False) -> None:
@@ -179,6 +207,11 @@ class Rebuilding:
             self._over.wait()
         if self.error is not None:
             raise self.error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._over.is_set()
 
     def next(self) -> Rebuilding:
         """Return one that goes on where this one has failed."""

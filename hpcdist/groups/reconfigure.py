@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from hpcdist.backends.create import renewed
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 from hpcdist.groups import joining
 from hpcdist.groups.dropped import take_dropped
-from hpcdist.groups.kept import keep, lose
+from hpcdist.groups.kept import keep_all
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.members import Members
 from hpcdist.groups.rebuild import Rebuilding
@@ -274,7 +274,7 @@ def _rebuild(pg: Any, opts: ReconfigureOptions, timeout: timedelta | None) -> bo
                 _adopt(pg)
 
     agreed: bool | None = world.following[-1] if world.following else False
-    if agreed and not world.spares:  # with spares no State asks for it: elastic/refusals.py
+    if agreed and not world.spares:  # former spares come later: rebuild.with_spares()
         rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, repeat)
         try:
             rebuilding.wait()
@@ -295,7 +295,8 @@ def _adopt(pg: Any) -> None:
         try:
             if pg.members.generation == generation:
                 _switch(pg, made)
-            _end_groups(pg, places if rebuild else None, old)
+            keep_all(pg, places if rebuild else None, old)
+            old.extend(take_dropped())
             world.counts, world.taken = {}, {}
             log.set_rank(made.rank, made.size)
             _engine.mark_end("", made.rank, _engine.ranks_of_machine(made))
@@ -331,16 +332,6 @@ def _both(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     _, _, now, then, joined, rebuild = second
     every = tuple(sorted((*lost, *(places[rank] for rank in then))))
     return handle, size, tuple(places[rank] for rank in now), every, joined, rebuild
-
-
-def _end_groups(pg: Any, places: Sequence[int] | None, old: list[Any]) -> None:
-    """Take the communicators of all other groups; with `places` the groups wait for new ones."""
-    for group in reversed(list(world.groups)):
-        if group is not pg and places is not None:
-            keep(group, places, pg.members.generation, old)
-        elif group is not pg:
-            lose(group, "was lost when the default group was reconfigured: make it again", old)
-    old.extend(take_dropped())
 
 
 def _check_handles(handles: Collection[str], comm: _engine.Comm) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.new_group import part_of_world
@@ -85,7 +86,7 @@ class DeviceMesh(Grid):
                 f"the mesh must hold each rank at most once, from 0 to {size - 1}: got shape "
                 f"{list(shape)} with {len(ranks)} ranks up to {max(ranks)}"
             )
-        if len(ranks) == size:
+        if len(ranks) == size and not joining.is_closed(default_group()):
             facts = {"device_type": device_type, "mesh_dim_names": names, "shape": shape}
             same_arguments(default_group(), "DeviceMesh", {**facts, "mesh": ranks})
         self._groups: list[Any] = [

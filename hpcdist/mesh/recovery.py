@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.groups import reconfigure
+from hpcdist.groups import kept
 from hpcdist.groups.world import world
 from hpcdist.mesh import layout as _layout
 from hpcdist.mesh.grid import Grid
@@ -19,8 +19,8 @@ _meshes: weakref.WeakValueDictionary[int, Grid] = weakref.WeakValueDictionary()
 
 def register(mesh: Grid) -> None:
     """Let a mesh follow recoveries from now on; those before it do not concern it."""
-    if _follow not in reconfigure.followers:
-        reconfigure.followers.append(_follow)
+    if _renumber not in kept.renumbering:
+        kept.renumbering.append(_renumber)
     mesh._generation = _generation()
     _meshes[id(mesh)] = mesh
 
@@ -29,19 +29,17 @@ def _generation() -> int:
     return 0 if world.pg is None else world.pg.members.generation
 
 
-def _follow(pg: Any) -> None:
-    """Number the ranks of the meshes anew, unless their groups are lost; local."""
-    if not world.following:
+def _renumber(pg: Any, places: Sequence[int] | None) -> None:
+    """Number the ranks of the meshes again, unless their groups are lost; local."""
+    generation = pg.members.generation
+    late = [mesh for mesh in list(_meshes.values()) if mesh._generation != generation]
+    if places is None:  # they keep the former ranks, and follow no later recovery
+        for mesh in late:
+            _meshes.pop(id(mesh), None)
         return
-    if not world.following[-1]:  # they keep the former ranks, and follow no later recovery
-        for mesh in list(_meshes.values()):
-            if mesh._generation != pg.members.generation:
-                _meshes.pop(id(mesh), None)
-        return
-    new = {former: rank for rank, former in enumerate(world.following[2])}
-    for mesh in list(_meshes.values()):
-        if mesh._generation != pg.members.generation:
-            _shrink(mesh, new, pg.rank(), pg.members.generation)
+    new = {former: rank for rank, former in enumerate(places)}
+    for mesh in late:
+        _shrink(mesh, new, pg.rank(), generation)
 
 
 def _shrink(mesh: Grid, new: dict[int, int], own: int, generation: int) -> None:

@@ -352,7 +352,7 @@ def _open(request: _Request, place: _Place, backends: dict[str, Any], tolerant: 
         comm = combine(backends)
     _register(request, place, backends, comm)
     if taken is not None and _group.world.pg is not None:
-        spares.admit(_group.world.pg)
+        spares.admit(_group.world.pg, taken)
         return
     checks.log_start(comm)
     registry.log_substitute(request.asked, request.kind, comm.rank)

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hpcdist import _engine, config, log
@@ -71,9 +72,31 @@ def problem(backends: Mapping[str, Any], number: int, tolerant: bool) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Taken:
+    """The place that a spare has taken.
+
+    Attributes
+    ----------
+    comm : Comm
+        Of the default group.
+    places : tuple of int
+        By rank, whose place it has in the world before.
+    size : int
+        Of that world.
+    rebuilds : bool
+        Whether all ranks make their groups again.
+    """
+
+    comm: _engine.Comm
+    places: tuple[int, ...]
+    size: int
+    rebuilds: bool
+
+
 def divide(
     backends: Mapping[str, Any], number: int, name: str
-) -> tuple[dict[str, Any], _engine.Comm | None]:
+) -> tuple[dict[str, Any], Taken | None]:
     """Set the last ranks aside; a spare returns when it has taken the place of a rank that died.
 
     All ranks must call it.
@@ -81,7 +104,7 @@ def divide(
     Returns
     -------
     tuple
-        The backends of the default group; its communicator if this process was a spare.
+        The backends of the default group; the place that this process has taken if it was a spare.
 
     Raises
     ------
@@ -105,7 +128,7 @@ def divide(
         _die()
     if taken is None:
         _end()
-    return renewed(backends, taken), taken
+    return renewed(backends, taken.comm), taken
 
 
 def _warm() -> None:
@@ -120,15 +143,11 @@ def _warm() -> None:
         importlib.import_module("torch._dynamo")  # torch's DistributedDataParallel asks it
 
 
-def _wait(comm: _engine.Comm, name: str) -> _engine.Comm | None:
+def _wait(comm: _engine.Comm, name: str) -> Taken | None:
     """Wait in recoveries until one of them makes this process a rank; None if all ranks end."""
     while True:
-        rank, active, others = _engine.world_place(comm)
-        if rank < active:
-            variables.export_taken_place(comm)
-            commits.expect_end(comm, rank)
-            return comm
-        log.set_rank(rank, active + others)
+        rank, before, others = _engine.world_place(comm)
+        log.set_rank(rank, before + others)
         commits.expect_end(comm, rank)
         _log.info("this process is one of %d spares, and waits until a rank dies", others)
         found: list[Any] = []
@@ -136,7 +155,12 @@ def _wait(comm: _engine.Comm, name: str) -> _engine.Comm | None:
         comm.free(0.0, agree=False)
         if not found:
             return None
-        comm = found[0]
+        comm, places, _, _, rebuilds = found
+        rank, active, _ = _engine.world_place(comm)
+        if rank < active:
+            variables.export_taken_place(comm)
+            commits.expect_end(comm, rank)
+            return Taken(comm, places, before, bool(rebuilds))
 
 
 def _die() -> NoReturn:
@@ -173,9 +197,9 @@ def dismiss(pg: Any) -> None:
     _engine.farewell(native, min(native.timeout, _FAREWELL))
 
 
-def admit(pg: Any) -> None:
+def admit(pg: Any, taken: Taken) -> None:
     """Close the default group of a former spare until its State has joined the others; local."""
-    joining.begin(pg)
+    joining.begin(pg, taken.places, taken.size, taken.rebuilds)
     _log.warning(
         "this process was a spare and has taken the place of rank %d: its State gets that rank's "
         "last commit from the others",

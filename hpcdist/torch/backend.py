@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from hpcdist._torch_version import explain, untested
 from hpcdist.backends.mpi import MPIOptions
+from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
@@ -94,6 +95,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         if _known(whole) is None:
             _follow_modules(whole)
             return _bridge(whole, None, options)
+    joining.refuse(whole, "new_group")  # torch's groups are not made again
     made = new_group(
         ranks or None,
         timeout=options.timeout,

@@ -21,6 +21,7 @@ from hpcdist.backends.dispatch import agreeing, serving
 from hpcdist.backends.refusal import refusing_parts
 from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
+from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.world import Absent
@@ -321,6 +322,7 @@ class BridgeBase(ProcessGroup):
         """
         if self._carrier.rank not in new_ranks:
             return None
+        joining.refuse(self.ours, "new_group")
         made = new_group(
             [self.ours.members.ranks[rank] for rank in sorted(new_ranks)],
             timeout=limit_of(timeout),

@@ -53,6 +53,7 @@ def main() -> None:
     me = dist.get_rank()
     half = me // 3
     group, _ = dist.new_subgroups(3)
+    line = dist.init_device_mesh("cpu", (6,))
     model = DistributedDataParallel(model_of(half), process_group=group)
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.Adam, process_group=group, lr=0.1
@@ -74,6 +75,7 @@ def main() -> None:
         list(model.module.parameters()), list(reference(half).parameters()), rtol=1e-5, atol=1e-6
     )
     dist.barrier(group)
+    assert line.mesh.tolist() == [0, 1, 2, 3] and line.get_coordinate() == (dist.get_rank(),), line
     print(f"trained in {group.size()}", flush=True)
     # From here on no rank has a copy of another one's shard.
     state.parts["optimizer"]._copies = 0  # type: ignore[union-attr]

@@ -5,6 +5,7 @@
     python tests/elastic/kills.py --victims 2       ... that lose two
     python tests/elastic/kills.py --spares 2        ... that have two spares, and so lose none
     python tests/elastic/kills.py --spares 2 --torch   ... with torch's own DDP and FSDP2
+    python tests/elastic/kills.py --spares 2 --groups  ... with two groups that train a model each
     python tests/elastic/kills.py --keep-batch      ... whose batch stays; also with spares
 
 Each job must end, with the parameters and the optimizer's state, bit for bit, of a run in which the
@@ -43,16 +44,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--spares", type=int, default=0, help="spares beside the four ranks (0)")
     parser.add_argument("--torch", action="store_true", help="stock torch; needs spares")
+    parser.add_argument("--groups", action="store_true", help="two groups; needs spares")
     parser.add_argument("--keep-batch", action="store_true", help="keep the batch without spares")
     options = parser.parse_args()
     if options.torch and not options.spares:
         parser.error("--torch needs --spares: torch's reducers begin anew with another group")
+    if options.groups and (not options.spares or options.torch or options.keep_batch):
+        parser.error("--groups needs --spares, and goes with neither --torch nor --keep-batch")
     if options.torch and options.keep_batch:
         parser.error("--keep-batch is of hpcdist's own DistributedDataParallel")
     whole = bool(options.spares or options.keep_batch)  # ends as without any death
     kinds = (*KINDS, "norm") if whole else KINDS
     if options.torch:
         kinds = TORCH
+    if options.groups:
+        kinds = ("halves",)
     rng = random.Random(f"{options.seed} {options.victims}")
     endings, bad, jobs = [], 0, 0
     until = time.monotonic() + 60 * options.minutes

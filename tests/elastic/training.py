@@ -1,7 +1,8 @@
 """A training run in which ranks kill themselves; prints what the survivors have at the end.
 
-training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero or norm (with
-buffers and random numbers that differ per rank); torchsgd, torchadam and torchnorm are the same
+training.py KIND STEPS COPIES [RANK=WHEN+DELAY]...: KIND is sgd, adam, zero, norm (with
+buffers and random numbers that differ per rank) or halves (the same, with zero, in two groups that
+train a model each); torchsgd, torchadam and torchnorm are the same
 with torch's own DistributedDataParallel over the bridge, torchfsdp and torchfsdpnorm with its FSDP2
 in place of that. Each victim, a rank of the first world, dies DELAY seconds after it begins step
 WHEN, or, if that is "recovery", after its first recovery begins. A spare, by its number in MPI,
@@ -35,6 +36,8 @@ from hpcdist.optim import ZeroRedundancyOptimizer
 BATCH, WIDTH, SEED = 24, 48, 1
 #: How the kinds over stock torch begin.
 STOCK = "torch"
+#: The kind with groups.
+HALVES = "halves"
 #: When victims die, by rank and whether it is the former spare that has got that rank's place.
 Deaths = dict[tuple[int, bool], tuple[str, float]]
 
@@ -53,7 +56,14 @@ def bare(norm: bool = False) -> torch.nn.Sequential:
 def build(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     side = torch.nn.parallel if kind.startswith(STOCK) else dist
     kind = kind.removeprefix(STOCK)
-    model = bare(kind.endswith("norm"))
+    model = bare(kind.endswith("norm") or kind == HALVES)
+    if kind == HALVES:
+        half, _ = dist.new_subgroups(2)
+        parallel = dist.DistributedDataParallel(model, process_group=half)
+        torch.manual_seed(100 * SEED + dist.get_rank())
+        return parallel, ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, process_group=half, lr=0.01
+        )
     if kind.startswith("fsdp"):
         from torch.distributed.fsdp import fully_shard
 
@@ -84,7 +94,7 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
     """Of the whole state, wherever it is."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         optimizer.consolidate_state_dict(0)
-        if dist.get_rank():
+        if optimizer.rank:
             return "-"
     state = optimizer.state_dict()["state"]
     return digest([state[k][n].double() for k in sorted(state) for n in sorted(state[k])])
@@ -169,7 +179,7 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
         Path(folder, when).touch()  # the next spare in that place lives
         die_after(delay)
     model, optimizer = build(kind)
-    state = State(model=model, optimizer=optimizer, copies=copies)
+    state = State(model=model, optimizer=optimizer, copies=copies, rebuild=kind == HALVES)
     state.values.sizes = {}
     recovered = False
     keep_batch = bool(os.environ.get("HPCDIST_TEST_KEEP_BATCH"))
@@ -195,6 +205,9 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
     for share in state.batch.mine:
         state.batch.turn_to(share)
         own[share] = digest(list(model.buffers()), torch.get_rng_state())
+    if kind == HALVES:  # they differ: compared rank by rank, too
+        own = {share: f"{each} {found}" for share, each in own.items()}
+        found = f"end sizes {sizes} parameters {kind} optimizer {kind}"
     dist.all_gather_object(everyone, (found.partition(" optimizer")[0], own))
     assert len({same for same, _ in everyone}) == 1, everyone
     if dist.get_rank() == 0:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcdist.groups.world import world
 from hpcdist.mesh import layout, recovery
 from hpcdist.mesh.recovery import shrunk
 
@@ -69,6 +68,5 @@ def test_a_mesh_whose_groups_are_lost_follows_no_later_recovery(monkeypatch):
     lost, later = _Mesh(), _Mesh()
     later._generation = 1
     monkeypatch.setattr(recovery, "_meshes", {id(mesh): mesh for mesh in (lost, later)})
-    monkeypatch.setattr(world, "following", ("", 5, (1, 2, 3, 4), (0,), (), False))
-    recovery._follow(SimpleNamespace(members=SimpleNamespace(generation=1)))
+    recovery._renumber(SimpleNamespace(members=SimpleNamespace(generation=1)), None)
     assert list(recovery._meshes.values()) == [later]
