@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import reconfigure
 from hpcdist.groups.world import world
 from hpcdist.startup import variables
-from hpcdist.torch import buckets
+from hpcdist.torch import buckets, modules
 from hpcdist.torch.process_group import BridgeGroup
 from hpcdist.torch.rendezvous import open_store
 from hpcdist.torch.store import to_torch
@@ -95,7 +92,7 @@ def _renew(default: BridgeGroup) -> None:
         if group is not default:
             dist.destroy_process_group(group)
     ours = default.ours
-    for module in _modules_over(default):
+    for module in modules.over(default):
         module._update_process_group(default)
     buckets.agree(default)
     if world.spares:  # a former spare has made no groups yet: torch counts them for their names
@@ -108,11 +105,3 @@ def _renew(default: BridgeGroup) -> None:
     variables.export_place(ours.carrier, _API)
     books.pg_map[default] = books.pg_map[default][0], store
     default.meet_elsewhere(store, ours.timeout, ranks)
-
-
-def _modules_over(group: BridgeGroup) -> Iterator[Any]:
-    """Find torch's DDP modules over a group; torch has no list of them."""
-    for found in gc.get_objects():
-        if issubclass(type(found), DistributedDataParallel):
-            if vars(found).get("process_group") is group and hasattr(found, "reducer"):
-                yield found

@@ -1,10 +1,12 @@
 """Reconfigures torch's default group, though no rank dies; test_survivors.py runs it.
 
-With a subgroup, wrong handles, a late rank, and signal handlers that raise at any moment of it.
+With a subgroup, wrong handles, a late rank, DDP modules of which one is a copy, and signal handlers
+that raise at any moment of it.
 """
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import random
 import sys
@@ -46,6 +48,16 @@ def sums() -> None:
     check(tensor.tolist() == [td.get_world_size()] * 3, f"{tensor}")
 
 
+def trained() -> list[torch.nn.Module]:
+    """Two modules whose reducers have made their second buckets, which they keep."""
+    module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    both = [module, copy.deepcopy(module)]
+    for each in both * 2:
+        each(torch.ones(1, 2)).sum().backward()
+    check(all(each._has_rebuilt_buckets for each in both), "no second buckets")
+    return both
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(100, exit=True)
     hpcdist.torch.init_process_group(timeout=timedelta(seconds=20))
@@ -57,7 +69,9 @@ def main() -> None:
     refused(lambda: world.reconfigure(wrong), ValueError, "are not those of the ranks that live")
     handles: list[str] = [""] * td.get_world_size()
     td.all_gather_object(handles, world.get_reconfigure_handle())
+    both = trained()
     world.reconfigure(ReconfigureOptions(handles=handles))
+    check(not any(each._has_rebuilt_buckets for each in both), "a module has not followed")
     sums()
     if rank:  # rank 0 is late
         soon = timedelta(seconds=0.5)
