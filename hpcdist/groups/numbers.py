@@ -32,7 +32,7 @@ def whole(value: Any, name: str) -> int:
         ) from None
 
 
-def steps(value: Any, name: str) -> Any:
+def steps(value: Any, name: str) -> int | float:
     """Return a number of steps; a float may be one that is whole, such as 1e3, or infinite: never.
 
     Raises

@@ -225,11 +225,11 @@ class ModelAverager(ABC):
         """
 
 
-def _checked_warmup(warmup_steps: int) -> int:
-    warmup_steps = steps(warmup_steps, "warmup_steps")
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be 0 or more, not {warmup_steps}")
-    return warmup_steps
+def _checked_warmup(warmup_steps: float) -> float:
+    checked = steps(warmup_steps, "warmup_steps")
+    if checked < 0:
+        raise ValueError(f"warmup_steps must be 0 or more, not {checked}")
+    return checked
 
 
 def _warn_of_one(what: str) -> None:
@@ -267,7 +267,7 @@ class PeriodicModelAverager(ModelAverager):
     """
 
     def __init__(
-        self, period: int, warmup_steps: int = 0, process_group: ProcessGroup | None = None
+        self, period: float, warmup_steps: float = 0, process_group: ProcessGroup | None = None
     ) -> None:
         super().__init__(process_group)
         warmup_steps = _checked_warmup(warmup_steps)
@@ -322,18 +322,18 @@ class HierarchicalModelAverager(ModelAverager):
     def __init__(
         self,
         period_group_size_dict: Mapping[int, int] | None = None,
-        warmup_steps: int = 0,
+        warmup_steps: float = 0,
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(process_group)
         if not period_group_size_dict:
             raise ValueError("period_group_size_dict must not be empty")
         self.warmup_steps = warmup_steps = _checked_warmup(warmup_steps)
-        period_group_size_dict = {
+        size_of: dict[float, int] = {
             steps(period, "a period"): whole(size, f"the size of period {period}")
             for period, size in period_group_size_dict.items()
         }
-        periods, sizes = list(period_group_size_dict), list(period_group_size_dict.values())
+        periods, sizes = list(size_of), list(size_of.values())
         if periods[0] < 1 or periods != sorted(periods):
             raise ValueError(f"periods must grow from 1 or more, not {periods}")
         if periods[-1] == 1:
@@ -344,11 +344,11 @@ class HierarchicalModelAverager(ModelAverager):
                 f"the last value of period_group_size_dict is {sizes[-1]}, but the group has "
                 f"{everyone} ranks"
             )
-        facts = {"period_group_size_dict": period_group_size_dict, "warmup_steps": warmup_steps}
+        facts = {"period_group_size_dict": size_of, "warmup_steps": warmup_steps}
         same_arguments(self.process_group, "HierarchicalModelAverager", facts)
-        self.period_process_group_dict: dict[int, ProcessGroup] = {}
-        for period, size in period_group_size_dict.items():
-            _log.info("%d ranks average parameters every %d steps", size, period)
+        self.period_process_group_dict: dict[float, ProcessGroup] = {}
+        for period, size in size_of.items():
+            _log.info("%d ranks average parameters every %s steps", size, period)
             self.period_process_group_dict[period] = (
                 self.process_group
                 if size == everyone

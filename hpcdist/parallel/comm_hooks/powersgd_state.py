@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcdist.groups.numbers import real, steps, whole
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
+from hpcdist.parallel.comm_hooks import powersgd_checks
 from hpcdist.parallel.comm_hooks._future import Counting, Pipeline
 
 _log = get_logger("comm_hooks")
@@ -97,32 +98,16 @@ class PowerSGDState(Counting):
         compression_stats_logging_frequency: int = 10_000,
         batch_tensors_with_same_shape: bool = False,
     ) -> None:
-        matrix_approximation_rank = whole(matrix_approximation_rank, "matrix_approximation_rank")
-        start_powerSGD_iter = steps(start_powerSGD_iter, "start_powerSGD_iter")
-        logging_frequency = steps(
-            compression_stats_logging_frequency, "compression_stats_logging_frequency"
-        )
-        if matrix_approximation_rank < 1:
-            raise ValueError(
-                f"matrix_approximation_rank must be 1 or more, not {matrix_approximation_rank}"
-            )
-        if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
-            raise ValueError(
-                f"start_powerSGD_iter must be 2 or more, not {start_powerSGD_iter}, with "
-                "use_error_feedback or warm_start: DDP rebuilds its buckets after the first step, "
-                "and the state belongs to a bucket"
-            )
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = real(min_compression_rate, "min_compression_rate")
+        self.start_powerSGD_iter: float = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
         self.use_error_feedback = use_error_feedback
         self.warm_start = warm_start
-        self.orthogonalization_epsilon = real(
-            orthogonalization_epsilon, "orthogonalization_epsilon"
-        )
-        self.compression_stats_logging_frequency = max(1, logging_frequency)
+        self.orthogonalization_epsilon = orthogonalization_epsilon
+        self.compression_stats_logging_frequency: float = compression_stats_logging_frequency
         self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self._set(powersgd_checks.options({name: getattr(self, name) for name in _OPTIONS}))
         self.rng = np.random.RandomState(whole(random_seed, "random_seed"))
         self.error_dict: dict[int, torch.Tensor] = {}
         self.p_memory_dict: dict[int, torch.Tensor] = {}
@@ -135,7 +120,7 @@ class PowerSGDState(Counting):
         self.iter = 0
         self.total_numel_before_compression = 0
         self.total_numel_after_compression = 0
-        self.next_stats_report = 0
+        self.next_stats_report: float = 0
         self._pipeline = Pipeline()
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,8 +149,11 @@ class PowerSGDState(Counting):
 
         Raises
         ------
+        TypeError
+            If an entry has another type than in the result of :meth:`state_dict`.
         ValueError
-            If entries are missing or unknown.
+            If entries are missing or unknown, or a number is none that the constructor takes. The
+            state is as before then.
         """
         wanted = {*_OPTIONS, *_MEMORY, *_LAYOUTS, *_COUNTERS, "rng"}
         if set(state_dict) != wanted:
@@ -173,21 +161,23 @@ class PowerSGDState(Counting):
                 f"no state of PowerSGD: missing {sorted(wanted - set(state_dict))}, unknown "
                 f"{sorted(set(state_dict) - wanted)}"
             )
-        for name in (*_OPTIONS, *_COUNTERS):
-            setattr(self, name, state_dict[name])
-        for name in _MEMORY:
-            setattr(self, name, {key: t.clone() for key, t in state_dict[name].items()})
-        for name in _LAYOUTS:
-            setattr(self, name, dict(state_dict[name]))
-        kind, keys, position, has_gauss, gauss = state_dict["rng"]
-        self.rng.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
+        checks = powersgd_checks
+        found = checks.options({name: state_dict[name] for name in _OPTIONS})
+        found.update({name: checks.counter(state_dict[name], name) for name in _COUNTERS})
+        found.update({name: checks.memory(state_dict[name], name) for name in _MEMORY})
+        found.update({name: checks.layouts(state_dict[name], name) for name in _LAYOUTS})
+        found["rng"] = checks.random_numbers(state_dict["rng"])
+        self._set(found)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
-        self.rng = np.random.RandomState()
         self._pipeline = Pipeline()
         self.load_state_dict(state)
 

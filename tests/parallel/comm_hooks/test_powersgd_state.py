@@ -1,0 +1,81 @@
+"""What PowerSGDState loads: only what a state has saved, and else an error that changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from hpcdist.parallel.comm_hooks import PowerSGDState
+
+pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+#: Option -> a wrong value, and the error.
+OPTIONS = [
+    ("matrix_approximation_rank", -1, ValueError),
+    ("matrix_approximation_rank", 0, ValueError),
+    ("matrix_approximation_rank", 1.5, TypeError),
+    ("matrix_approximation_rank", "1", TypeError),
+    ("start_powerSGD_iter", 1, ValueError),
+    ("start_powerSGD_iter", "10", TypeError),
+    ("start_powerSGD_iter", math.nan, TypeError),
+    ("min_compression_rate", math.nan, ValueError),
+    ("min_compression_rate", "2", TypeError),
+    ("orthogonalization_epsilon", math.nan, ValueError),
+    ("orthogonalization_epsilon", None, TypeError),
+    ("compression_stats_logging_frequency", "often", TypeError),
+]
+RNG = PowerSGDState(None).state_dict()["rng"]
+MEMORY: list[tuple[str, Any, type[Exception]]] = [
+    ("iter", -1, ValueError),
+    ("iter", 0.5, TypeError),
+    ("total_numel_before_compression", "0", TypeError),
+    ("next_stats_report", math.nan, TypeError),
+    ("error_dict", [torch.ones(2)], TypeError),
+    ("error_dict", {0: [1.0]}, TypeError),
+    ("q_memory_dict", {"0": torch.ones(2)}, TypeError),
+    ("q_layout", {0: [3, 4]}, TypeError),
+    ("error_layout", {0: [[0, -4]]}, ValueError),
+    ("error_layout", None, TypeError),
+    ("rng", None, TypeError),
+    ("rng", [*RNG[:2], 700, *RNG[3:]], ValueError),  # NumPy reads behind its words there
+    ("rng", [*RNG[:2], -1, *RNG[3:]], ValueError),
+    ("rng", [RNG[0], RNG[1][:-1], *RNG[2:]], ValueError),
+    ("rng", [RNG[0], [-1, *RNG[1][1:]], *RNG[2:]], ValueError),
+    ("rng", ["PCG64", *RNG[1:]], ValueError),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), [*OPTIONS, *MEMORY])
+def test_a_wrong_entry_is_an_error_and_changes_nothing(
+    name: str, value: Any, error: type[Exception]
+) -> None:
+    state = PowerSGDState(None, 3, random_seed=5)
+    before = copy.deepcopy(state.state_dict())
+    wrong = {**PowerSGDState(None, 2).state_dict(), name: value}
+    with pytest.raises(error):
+        state.load_state_dict(wrong)
+    assert state.state_dict() == before
+
+
+@pytest.mark.parametrize(("name", "value", "error"), OPTIONS)
+def test_the_constructor_raises_the_same(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        PowerSGDState(None, **{name: value})
+
+
+def test_what_a_state_has_saved_is_loaded() -> None:
+    saved = PowerSGDState(
+        None, 2, math.inf, random_seed=7, compression_stats_logging_frequency=math.inf
+    )
+    saved.iter, saved.next_stats_report = 4, math.inf
+    saved.error_dict[0], saved.error_layout[0] = torch.ones(1), [[0, 1]]
+    saved.rng.randn(3)
+    for loaded in (PowerSGDState(None), pickle.loads(pickle.dumps(saved))):
+        loaded.load_state_dict(saved.state_dict())
+        assert loaded.state_dict() == saved.state_dict()
+        assert loaded.rng.randn() == copy.deepcopy(saved.rng).randn()
