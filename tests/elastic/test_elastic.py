@@ -7,15 +7,12 @@ import random
 import pytest
 from kill_jobs import differing, draw, train
 from long_form import LONG, deadline, size
-
-from hpcdist import _engine
+from ulfm import only_ulfm
 
 pytestmark = [
     pytest.mark.jobs,
     pytest.mark.rare,
-    pytest.mark.skipif(
-        "Open MPI" not in _engine.library_version(), reason="this MPI has no fault tolerance"
-    ),
+    only_ulfm,
 ]
 
 #: Seconds until the others train again; the short form may share its cores with anything.

@@ -17,14 +17,13 @@ from kill_jobs import END
 from kill_jobs import PROGRAM as TRAINING
 from long_form import deadline, size
 from patience import patience
+from ulfm import OPEN_MPI, only_ulfm
 
-from hpcdist import _engine
 from hpcdist.recordings.read import folder_of_user
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("restarts.py"))
-OPEN_MPI = "Open MPI" in _engine.library_version()
 LAUNCH = [sys.executable, "-m", "hpcdist", "launch", "--no-label", "--no-bind"]
 STEPS = 8
 #: A restart, its reason, and the ranks; mpirun may have left a line unfinished before it.
@@ -134,7 +133,7 @@ def test_restarts_of_torchrun(tmp_path):
     assert list(found.groups()[2:]) == undisturbed("222222"), text
 
 
-@pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+@only_ulfm
 def test_with_ulfm_the_launch_knows_how_the_job_ended(tmp_path):
     """mpirun's status is 0 always there: one rank that dies is survived, an error of all is not."""
     code, text = run(

@@ -11,13 +11,10 @@ import pytest
 from jobs import run_job
 from kill_jobs import differing_with_spares, draw, draw_with_spares, train
 from long_form import deadline, size
+from ulfm import only_ulfm
 
-from hpcdist import _engine
-
-OPEN_MPI = "Open MPI" in _engine.library_version()
 PROGRAM = str(Path(__file__).with_name("shares.py"))
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
-only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
 
 
 def ends(np: int, steps: int, *deaths: str, folder: str = "-", ft: str = "1") -> tuple[list, int]:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
+from ulfm import only_ulfm
 
-from hpcdist import _engine
-
-OPEN_MPI = "Open MPI" in _engine.library_version()
 pytestmark = [
     pytest.mark.jobs,
     pytest.mark.rare,
-    pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: test_reconfigure.py"),
+    only_ulfm,
 ]
 
 PROGRAM = str(Path(__file__).with_name("stopped.py"))

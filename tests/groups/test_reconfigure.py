@@ -13,14 +13,12 @@ from jobs import run_job
 from long_form import LONG
 from no_threads import preloaded
 from patience import patience
-
-from hpcdist import _engine
+from ulfm import OPEN_MPI, only_ulfm
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("survivors.py"))
 ENDINGS = str(Path(__file__).parents[1] / "engine" / "endings.py")
-OPEN_MPI = "Open MPI" in _engine.library_version()
 FT = {"HPCDIST_FT": "1"}
 #: A job of four ranks can lose three.
 OPERATIONS = [
@@ -29,8 +27,6 @@ OPERATIONS = [
     ("groups", "pairs", "objects"),
     ("barrier", "asynchronous", "groups"),
 ]
-
-only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
 
 
 def crashed_in_open_mpi(text: str) -> bool:

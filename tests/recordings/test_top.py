@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from recorded_jobs import SLEEPER, pids_of, start
+from ulfm import only_ulfm
 
-from hpcdist import _engine
 from hpcdist.cli import top as command
 from hpcdist.cli.top import remote_commands
 from hpcdist.recordings import find, folder_of_user, read
@@ -191,9 +191,7 @@ def test_two_jobs_are_not_shown_as_one(monkeypatch, capsys):
     assert all("top 22222222 --json --elsewhere" in each[2] for each in asked), asked
 
 
-@pytest.mark.skipif(
-    "Open MPI" not in _engine.library_version(), reason="this MPI has no fault tolerance"
-)
+@only_ulfm
 def test_spares_and_a_death():
     env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "2"}
     ended = run_job(4, SURVIVORS, env=env, ft=True, limit=80)

@@ -17,15 +17,12 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
+from ulfm import OPEN_MPI, only_ulfm
 
 pytestmark = pytest.mark.jobs
 
 STARTS = str(Path(__file__).with_name("starts.py"))
 SPAWN_DEATHS = str(Path(__file__).with_name("spawn_deaths.py"))
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 mpich_only = pytest.mark.skipif(OPEN_MPI, reason="Open MPI needs its launcher: tested below")
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -208,7 +205,7 @@ def test_spawn_from_sallocs_shell_starts_here(tmp_path):
     assert code == 0 and "after: 0 2" in text and "after: 1 2" in text, text
 
 
-@pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
+@only_ulfm
 def test_spawn_of_a_job_that_goes_on_after_a_death():
     """After a death mpirun's status is 0 there, whatever the others do."""
     code, text = run([sys.executable, SPAWN_DEATHS], HPCDIST_FT="1")

@@ -11,17 +11,11 @@ import pytest
 from jobs import Ended, run_job
 from kill_jobs import differing_with_spares, draw_with_spares, train
 from long_form import deadline, size
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
+from ulfm import only_ulfm
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 HERE = Path(__file__).parent
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
-
-
-only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance")
 
 
 @only_ulfm
