@@ -25,6 +25,27 @@ class Boom(Exception):
     """What a hook raises."""
 
 
+def bucketed(group: dist.ProcessGroup | None = None, **options) -> dist.DistributedDataParallel:
+    """A model with a bucket for each of its parameters."""
+    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    return dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0, **options)
+
+
+def done(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What a hook returns that has waited for the average."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def end_in_step(group: dist.ProcessGroup) -> None:
+    """Destroy the group, in which all ranks are in step."""
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(float(total) == group.size(), f"{total}")
+    dist.destroy_process_group(group)
+
+
 def fail(_gradient: torch.Tensor) -> None:
     raise Boom
 
@@ -51,10 +72,8 @@ def hears_of_it(loss: torch.Tensor) -> bool:
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_an_exception_in_a_hook_keeps_all_in_step(name: str, at: int) -> None:
     """Whether a hook makes a call for each bucket, two that depend on each other, or none."""
-    state = None
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
+    state, model = None, bucketed()
     x, fails, last = torch.ones(2, 30), [], dist.get_rank() == dist.get_world_size() - 1
-    model = dist.DistributedDataParallel(layers, bucket_cap_mb=0)
     inner = {
         "plain": comm_hooks.allreduce_hook,
         "noop": comm_hooks.noop_hook,
@@ -84,8 +103,7 @@ def test_an_exception_in_a_hook_keeps_all_in_step(name: str, at: int) -> None:
 def test_an_exception_in_a_hook_in_its_first_pass(name: str, at: int, everywhere: bool) -> None:
     """Nobody knows yet whether the hook calls any collective."""
     group = dist.new_group(timeout=timedelta(seconds=5))
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    model = bucketed(group)
     x, last = torch.ones(2, 30), dist.get_rank() == dist.get_world_size() - 1
     fails = [at] if last or everywhere else []
     inner = comm_hooks.noop_hook if name == "noop" else comm_hooks.allreduce_hook
@@ -113,10 +131,7 @@ def test_an_exception_in_a_hook_in_its_first_pass(name: str, at: int, everywhere
     else:
         parallel_assert("DistMismatchError" in heard[0], f"{heard}")
     parallel_assert(len(heard) == (1 if everywhere else 3), f"{heard}")
-    total = torch.ones(1)
-    dist.all_reduce(total, group=group)
-    parallel_assert(float(total) == group.size(), f"{total}")
-    dist.destroy_process_group(group)
+    end_in_step(group)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -160,8 +175,7 @@ def failing_model(
     group: dist.ProcessGroup, what: str, fails: list[int], everywhere: bool = False, **options
 ) -> dist.DistributedDataParallel:
     """A model whose hook averages, but for a bucket in `fails` on the last rank, or on all."""
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0, **options)
+    model = bucketed(group, **options)
     last = group.rank() == group.size() - 1
 
     def hook(state, bucket):
@@ -180,10 +194,7 @@ def all_hear(group: dist.ProcessGroup, heard: str) -> None:
     last = group.size() - 1
     parallel_assert(heard != "", "the other ranks go on")
     parallel_assert(group.rank() == last or f"rank {last}" in heard, heard)
-    total = torch.ones(1)
-    dist.all_reduce(total, group=group)
-    parallel_assert(float(total) == group.size(), f"{total}")
-    dist.destroy_process_group(group)
+    end_in_step(group)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -226,8 +237,7 @@ def test_a_future_that_fails_on_a_rank_that_is_done_is_an_error_on_all() -> None
 
 
 def test_a_hook_that_returns_a_work_is_told_to_return_its_future() -> None:
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, bucket_cap_mb=0)
+    model = bucketed()
     model.register_comm_hook(
         None, lambda _, bucket: dist.all_reduce(bucket.buffer(), async_op=True)
     )
@@ -245,15 +255,12 @@ def test_a_hook_that_returns_a_work_is_told_to_return_its_future() -> None:
 def test_a_hook_of_one_call_a_pass_fails_on_one_rank(passes: int) -> None:
     """In the first pass DDP takes it for one of a call for each bucket."""
     group = dist.new_group(timeout=timedelta(seconds=20))
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    model = bucketed(group)
     last, fails = group.rank() == group.size() - 1, []
 
     def hook(state, bucket):
-        future = torch.futures.Future()
         if not bucket.is_last():
-            future.set_result(bucket.buffer())
-            return future
+            return done(bucket)
         future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
         if last and fails:
             return wrong("callback raises", future)
@@ -308,10 +315,7 @@ def test_an_exception_when_all_averages_are_under_way(
     took = time.monotonic() - began
     good = errors == ["Boom"] if everywhere else len(errors) == 2
     parallel_assert(good and took < 10, f"{errors} after {took:.1f} s")
-    total = torch.ones(1)
-    dist.all_reduce(total, group=group)
-    parallel_assert(float(total) == group.size(), f"{total}")
-    dist.destroy_process_group(group)
+    end_in_step(group)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -345,8 +349,7 @@ def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None
 def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: bool) -> None:
     """The others learn of it in their own calls of the hook; the program catches all errors."""
     group = dist.new_group(timeout=timedelta(seconds=20))
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    model = bucketed(group)
     last, fails = group.rank() == group.size() - 1, []
 
     def hook(state, bucket):
@@ -356,9 +359,7 @@ def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: b
         dist.all_reduce(bucket.buffer().div_(group.size()), group=group)
         if raises:
             raise Boom
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return done(bucket)
 
     model.register_comm_hook(None, hook)
     x = torch.ones(2, 30)
@@ -373,10 +374,7 @@ def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: b
         fails.clear()
     took = time.monotonic() - began
     parallel_assert(len(errors) == 2 and took < 10, lambda: f"{errors} after {took:.1f} s")
-    total = torch.ones(1)
-    dist.all_reduce(total, group=group)
-    parallel_assert(float(total) == group.size(), f"{total}")
-    dist.destroy_process_group(group)
+    end_in_step(group)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -384,8 +382,7 @@ def test_no_rank_goes_on_where_a_hook_that_waits_fails_on_one(at: int, before: b
 def test_ranks_go_on_after_a_call_of_a_hook_that_moved_nothing(how: str) -> None:
     """One rank's arguments are refused, or all ranks' differ: nobody has gone further."""
     group = dist.new_group(timeout=timedelta(seconds=20))
-    layers = nn.Sequential(*(nn.Linear(*each, bias=False) for each in SIZES))
-    model = dist.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=0)
+    model = bucketed(group)
     rank, fails = group.rank(), []
 
     def hook(state, bucket):
@@ -394,9 +391,7 @@ def test_ranks_go_on_after_a_call_of_a_hook_that_moved_nothing(how: str) -> None
             refused = text if rank == 0 else torch.ones(3)
             dist.all_reduce(refused if how == "refused" else torch.ones(3 + rank), group=group)
         dist.all_reduce(bucket.buffer().div_(group.size()), group=group)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return done(bucket)
 
     model.register_comm_hook(None, hook)
     began, ended = time.monotonic(), []
