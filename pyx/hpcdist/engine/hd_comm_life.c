@@ -266,7 +266,7 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
     if (!b)
         rc = MPI_Comm_dup(from, &c->mpi);
     if (s->remade && !b)
-        rc = hd_ft_made(from, rc);
+        rc = hd_ft_made_all(from, rc, &c->mpi);
     if (rc) {
         free(c);
         return failed(NULL, "MPI_Comm_dup", name, rc, text, room);

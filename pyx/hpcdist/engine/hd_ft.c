@@ -344,10 +344,12 @@ int hd_ft_made(MPI_Comm from, int error)
 
 int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
 {
+    int rc;
     pthread_mutex_lock(&mu);
     deaths_shrunk = deaths;
     pthread_mutex_unlock(&mu);
-    return hd_ft_made(comm, MPIX_Comm_shrink(comm, left)) ? HD_ERR_BACKEND : HD_OK;
+    rc = MPIX_Comm_shrink(comm, left);
+    return hd_ft_made_all(comm, rc, left) ? HD_ERR_BACKEND : HD_OK;
 }
 
 void hd_ft_guard(MPI_Comm comm)
@@ -416,3 +418,11 @@ void hd_ft_guard(MPI_Comm comm) { (void)comm; }
 void hd_ft_unguard(MPI_Comm comm) { (void)comm; }
 
 #endif
+
+int hd_ft_made_all(MPI_Comm from, int error, MPI_Comm *made)
+{
+    const int rc = hd_ft_made(from, error);
+    if (rc && !error && *made != MPI_COMM_NULL)
+        MPI_Comm_free(made);
+    return rc;
+}

@@ -65,6 +65,8 @@ int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left);
  * all that live, or an error on all, this rank's own or another one's. Until then no rank may
  * revoke what it has made: Open MPI 5.0.11 crashes on a rank that is still in the call. */
 int hd_ft_made(MPI_Comm from, int error);
+/* The same; frees the communicator if this rank has one and another one has not. */
+int hd_ft_made_all(MPI_Comm from, int error, MPI_Comm *made);
 
 /* MPI_Comm_create_group; but it ends with an error if a rank dies meanwhile. */
 int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int tag,

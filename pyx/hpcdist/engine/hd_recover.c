@@ -229,7 +229,7 @@ static int open_group(const hd_comm *old, MPI_Comm from, hd_session *s, const ch
     if (hd_spares_has(s)) {
         int rc = MPI_Comm_split(from, hd_spares_is(s), s->rank, &part);
         if (s->remade)
-            rc = hd_ft_made(from, rc);
+            rc = hd_ft_made_all(from, rc, &part);
         if (rc) {
             snprintf(text, room, "MPI_Comm_split failed");
             return HD_ERR_BACKEND;

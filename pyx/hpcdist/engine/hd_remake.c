@@ -32,6 +32,13 @@ static void begin(hd_comm *c)
     __atomic_store_n(&c->session->rebuilt_by, hd_until(c->timeout), __ATOMIC_RELEASE);
 }
 
+/* Before a call of MPI that a rank without memory cannot make: the others would wait for it. */
+static int have_memory(hd_comm *c, int all_of_it)
+{
+    begin(c);
+    return settle(c, all_of_it ? HD_OK : HD_ERR_MEMORY, MPI_SUCCESS);
+}
+
 int hd_comm_exchange(hd_comm *c, const void *mine, int n, char **all, int *sizes)
 {
     int *starts = calloc((size_t)c->size, sizeof *starts);
@@ -39,13 +46,17 @@ int hd_comm_exchange(hd_comm *c, const void *mine, int n, char **all, int *sizes
     size_t total = 0;
 
     *all = NULL;
+    if ((code = have_memory(c, sizes && starts))) {
+        free(starts);
+        return code;
+    }
     begin(c);
     rc = MPI_Allgather(&n, 1, MPI_INT, sizes, 1, MPI_INT, c->mpi);
-    for (int r = 0; !rc && starts && r < c->size; r++) {
+    for (int r = 0; !rc && r < c->size; r++) {
         starts[r] = (int)total;
         total += (size_t)sizes[r];
     }
-    if (!rc && starts)
+    if (!rc)
         *all = malloc(total + 1);
     code = settle(c, *all ? HD_OK : HD_ERR_MEMORY, rc);
     if (code == HD_OK) {
@@ -65,14 +76,19 @@ int hd_comm_remake(hd_comm *c, const int *ranks, int n, const char *name, double
                    hd_comm **out, char *text, size_t room)
 {
     MPI_Comm made = MPI_COMM_NULL;
-    int place = 0, code = HD_OK, rc;
+    int place = 0, code, rc;
 
     *out = NULL;
+    if ((code = have_memory(c, ranks != NULL))) {
+        snprintf(text, room, "%s has no memory to make groups again",
+                 ranks ? "another rank" : "this rank");
+        return code;
+    }
     while (place < n && ranks[place] != c->rank)
         place++;
     begin(c);
     rc = MPI_Comm_split(c->mpi, n ? ranks[0] : MPI_UNDEFINED, place, &made);
-    rc = hd_ft_made(c->mpi, rc);
+    rc = hd_ft_made_all(c->mpi, rc, &made);
     if (rc)
         snprintf(text, room, "MPI_Comm_split failed while groups were made again");
     else if (n)

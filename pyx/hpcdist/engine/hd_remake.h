@@ -11,8 +11,8 @@
 
 #include "hd_comm.h"
 
-/* Gives the bytes of all ranks, one after the other: *all is the caller's to free. sizes: by rank.
- */
+/* Gives the bytes of all ranks, one after the other: *all is the caller's to free. sizes: by rank;
+ * NULL on a rank that has no memory for them, as `ranks` below. */
 int hd_comm_exchange(hd_comm *c, const void *mine, int n, char **all, int *sizes);
 
 /* Groups that have no member in common, in one call; this rank's has these ranks of `c`, in group

@@ -28,9 +28,7 @@ def exchange(Comm comm, bytes mine):
     cdef const char* data = mine
     cdef char* at
     check_alive(comm)
-    sizes = <int*> calloc(comm.c.size, sizeof(int))
-    if sizes == NULL:
-        raise MemoryError
+    sizes = <int*> calloc(comm.c.size, sizeof(int))  # the others hear of it if there is none
     enter(comm.c, True)
     try:
         with nogil:
@@ -88,13 +86,12 @@ def remake(Comm comm, ranks, str name, double timeout, int check, list found):
     encoded = name.encode()
     cdef const char* cname = encoded
     check_alive(comm)
-    members = <int*> calloc(n + 1, sizeof(int))
-    if members == NULL:
-        raise MemoryError
+    members = <int*> calloc(n + 1, sizeof(int))  # the others hear of it if there is none
     enter(comm.c, True)
     try:
-        for i in range(n):
-            members[i] = ranks[i]
+        if members != NULL:
+            for i in range(n):
+                members[i] = ranks[i]
         with nogil:
             code = hd_comm_remake(comm.c, members, n, cname, timeout, check, &made, text, sizeof(text))
         if code == HD_ERR_FAILED:
