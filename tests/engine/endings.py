@@ -64,6 +64,16 @@ def outlived(rank: int) -> None:
     os.write(1, f"rank {rank} has worked\n".encode())
 
 
+def received_from_any(rank: int) -> None:
+    """The others leave the job in order, while rank 0 waits for a message of any of them."""
+    if rank == 0:
+        try:
+            dist.recv(np.ones(3))
+        except dist.RankFailedError as error:
+            print(f"rank 0: {error}", flush=True)
+    dist.destroy_process_group()
+
+
 def terminated(rank: int, *how: str) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -386,6 +396,7 @@ PROGRAMS = {
         stopped,
         stopped_at_work,
         unchecked,
+        received_from_any,
     )
 }
 

@@ -89,6 +89,19 @@ def test_a_job_that_ends_while_it_makes_shared_memory_leaves_no_file():
     is_failure(ended)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        (2, "rank 1 of group 'world' has left the job"),
+        (3, r"all other ranks of group 'world' \(ranks 1, 2\) have failed or left the job"),
+    ],
+)
+def test_a_receive_from_any_rank_names_those_that_have_left(ranks, says):
+    ended = run_job(ranks, PROGRAMS, "received_from_any")
+    assert re.search(f"rank 0: {says}.*recv.* cannot complete", ended.text), ended.text
+    is_clean(ended)
+
+
 @deadline(60, long=3600)
 def test_a_rank_killed_while_data_moves(count):
     """At random moments, in whatever the others are then: they name the dead rank, and where."""

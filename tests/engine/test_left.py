@@ -113,3 +113,16 @@ def test_what_a_rank_has_begun_before_it_destroys_a_group_completes() -> None:
         if rank != last:
             dist.destroy_process_group(group)
         dist.barrier()
+
+
+def test_a_receive_from_any_rank_names_those_that_have_destroyed_the_group() -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    group = dist.new_group(timeout=timedelta(seconds=LONG))
+    dist.barrier()
+    text, took = "", 0.0
+    if rank == 0:
+        text, took = ended(lambda: dist.recv(ones(), group=group))
+    dist.destroy_process_group(group)
+    who = "ranks " + ", ".join(map(str, range(1, last + 1))) if last > 1 else "rank 1"
+    wanted = f"DistMismatchError: {who} of group '{group.name}' ha{'ve' if last > 1 else 's'} "
+    parallel_assert(rank > 0 or (text.startswith(wanted) and took < SOON), f"{text!r} {took:.1f}")

@@ -7,8 +7,20 @@
 #include "hd_report.h"
 #include "hd_status.h"
 
+#define NAMED 16 /* ranks that an error lists */
 #define ON_ITS_WAY                                                                                 \
     0.5 /* seconds that a message has to arrive that was sent before its sender left */
+
+/* "ranks 0, 2, 3" */
+static void say_others(hd_text *t, const hd_comm *c)
+{
+    int said = 0;
+    for (int r = 0; r < c->size && said < NAMED; r++)
+        if (r != c->rank)
+            hd_say(t, "%s %d", said++ ? "," : c->size > 2 ? "ranks" : "rank", r);
+    if (c->size - 1 > NAMED)
+        hd_say(t, " and %d more", c->size - 1 - NAMED);
+}
 
 int hd_peer_gone(hd_job *j)
 {
@@ -16,26 +28,30 @@ int hd_peer_gone(hd_job *j)
     char way[HD_DESC];
     hd_text t;
     enum hd_gone how;
-    int all = 1;
-    if (j->message.peer >= 0) {
-        how = hd_session_gone(c->session, c->node_slot[j->message.peer]);
+    const int peer = j->message.peer < 0 && c->size == 2 ? !c->rank : j->message.peer;
+    if (peer >= 0) {
+        how = hd_session_gone(c->session, c->node_slot[peer]);
         if (!how)
             return 0;
         hd_text_init(&t, way, sizeof way);
-        hd_say_gone(&t, c, j->message.peer, how);
+        hd_say_gone(&t, c, peer, how);
         hd_fail(j, HD_ERR_FAILED,
                 "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                j->message.peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank,
+                peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank,
                 j->message.tag, j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
     for (int r = 0; r < c->size; r++)
-        all &= r == c->rank || hd_session_gone(c->session, c->node_slot[r]) != HD_HERE;
-    if (all)
-        hd_fail(j, HD_ERR_FAILED,
-                "all other ranks of group '%s' have failed or left the job: %s cannot complete",
-                c->name, j->api);
-    return all;
+        if (r != c->rank && hd_session_gone(c->session, c->node_slot[r]) == HD_HERE)
+            return 0;
+    hd_text_init(&t, way, sizeof way);
+    say_others(&t, c);
+    hd_fail(j, HD_ERR_FAILED,
+            "all other ranks of group '%s' (%s) have failed or left the job: %s cannot complete "
+            "(this is rank %d, tag %d%s%s)",
+            c->name, way, j->api, c->rank, j->message.tag, j->site[0] ? ", called at " : "",
+            j->site);
+    return 1;
 }
 
 /* Whether the peer, or each rank that could be it, has left the group. Where this rank is leaving
@@ -54,7 +70,7 @@ int hd_peer_closed(hd_job *j)
 {
     const hd_comm *c = j->comm;
     const int peer = j->message.peer;
-    char who[48];
+    char who[HD_DESC];
     hd_text t;
     if (!has_closed(c, peer))
         return 0;
@@ -66,11 +82,12 @@ int hd_peer_closed(hd_job *j)
     if (peer >= 0)
         hd_say(&t, "rank %d", peer);
     else
-        hd_say(&t, "all other ranks");
+        say_others(&t, c);
     hd_fail(j, HD_ERR_MISMATCH,
             "%s of group '%s' ha%s destroyed it: %s %s it cannot complete (this is rank %d, tag "
             "%d%s%s)",
-            who, c->name, peer < 0 ? "ve" : "s", j->api, j->kind == HD_SEND ? "to" : "from",
-            c->rank, j->message.tag, j->site[0] ? ", called at " : "", j->site);
+            who, c->name, peer < 0 && c->size > 2 ? "ve" : "s", j->api,
+            j->kind == HD_SEND ? "to" : "from", c->rank, j->message.tag,
+            j->site[0] ? ", called at " : "", j->site);
     return 1;
 }
