@@ -94,6 +94,10 @@ class Window(WindowMemory):
             If the dtype or the device is another one.
         DistError
             If no tensor is registered, or the group was destroyed.
+        DistMismatchError
+            If the peer has destroyed the group. Where it does so during the call, it may succeed.
+        RankFailedError
+            If the peer has left the job.
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         DistNaNError
@@ -136,7 +140,7 @@ class Window(WindowMemory):
 
         Raises
         ------
-        ValueError, TypeError, DistError, DistBackendError
+        ValueError, TypeError, DistError, DistMismatchError, RankFailedError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         """
         self._seconds(opts)
@@ -180,8 +184,8 @@ class Window(WindowMemory):
         DistTimeoutError
             If another rank held the memory for that long.
         RankFailedError
-            If a rank died while it held the memory.
-        ValueError, TypeError, DistError, DistBackendError, DistNaNError
+            If a rank died while it held the memory, or the peer has left the job.
+        ValueError, TypeError, DistError, DistMismatchError, DistBackendError, DistNaNError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
         seconds = self._seconds(opts)
@@ -243,11 +247,14 @@ class Window(WindowMemory):
             If the rank is not in the group.
         DistError
             If no tensor is registered, or the group was destroyed.
+        DistMismatchError
+            If the peer has destroyed the group before the call.
         RankFailedError
             If the peer has left the job.
         """
         comm, seconds = self._live(), self._seconds(opts)
         self._part(peer_rank, "signal")
+        comm.refuse_withdrawn(int(peer_rank), "signal")
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
         if not async_op:
             work.wait(seconds)

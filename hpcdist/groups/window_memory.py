@@ -187,6 +187,7 @@ class WindowMemory:
         import torch
 
         part, keeper = self._part(rank, what)
+        self._comm.refuse_withdrawn(int(rank), what)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}")
         if tensor.device.type != "cpu":

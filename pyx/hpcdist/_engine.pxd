@@ -316,6 +316,9 @@ cdef extern from "hd_p2p.h" nogil:
     int hd_p2p_take_back(hd_job*, double)
     void hd_p2p_give_up(hd_job*)
 
+cdef extern from "hd_peer.h" nogil:
+    int hd_peer_withdrawn(hd_job*, int)
+
 cdef extern from "hd_poller.h" nogil:
     void hd_p2p_watch(hd_job*)
     int hd_p2p_unwatch(hd_job*)

@@ -115,6 +115,38 @@ def test_what_a_rank_has_begun_before_it_destroys_a_group_completes() -> None:
         dist.barrier()
 
 
+WINDOW: dict[str, Callable[[dist.Window, int], object]] = {
+    "put": lambda window, last: window.put(ones(), last),
+    "get": lambda window, last: window.get(ones(), last),
+    "accumulate": lambda window, last: window.accumulate(ones(), last),
+    "signal": lambda window, last: window.signal(last),
+}
+
+
+@pytest.mark.parametrize("name", list(WINDOW))
+def test_memory_of_a_rank_that_has_destroyed_the_group_is_not_used(name: str) -> None:
+    """That of the others is, until they destroy it too."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    group = dist.new_group(timeout=timedelta(seconds=LONG))
+    memory = dist.zeros(3, group=group)
+    window = group.new_window(memory)
+    dist.barrier()
+    said = ""
+    if rank == last:
+        dist.destroy_process_group(group)
+    else:
+        time.sleep(0.2)
+        text, _ = ended(lambda: WINDOW[name](window, last))
+        wanted = f"DistMismatchError: rank {last} of group '{group.name}' has destroyed it: {name} "
+        if not text.startswith(wanted):
+            said = f"{text!r}, not {wanted!r}"
+        window.put(ones(), rank)
+        dist.destroy_process_group(group)
+    dist.barrier()
+    parallel_assert(not said, said)
+    parallel_assert(memory.tolist() == [float(rank != last)] * 3, f"{memory}")
+
+
 def test_a_receive_from_any_rank_names_those_that_have_destroyed_the_group() -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     group = dist.new_group(timeout=timedelta(seconds=LONG))

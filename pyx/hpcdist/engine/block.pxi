@@ -124,6 +124,16 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
     return 0 if code == HD_OK else raise_error_of(&j, code)
 
 
+cdef int refuse_withdrawn_rank(Comm comm, int rank, object api) except -1:
+    """See Comm.refuse_withdrawn."""
+    cdef hd_job j
+    check_alive(comm)
+    begin(&j, comm, HD_BARRIER, api_named(api, ACCUMULATE))
+    if hd_peer_withdrawn(&j, rank):
+        raise_error_of(&j, j.code)
+    return 0
+
+
 cdef int refuse_nan_in(Comm comm, object tensor, object api) except -1:
     """See Comm.refuse_nan."""
     cdef hd_job j

@@ -388,6 +388,10 @@ cdef class Comm:
         """Combines source into target, which lies in the part, if it is not None, one rank at a time."""
         accumulate_into(self, part, target, source, op, seconds)
 
+    def refuse_withdrawn(self, int rank, str api):
+        """Raises if a rank, whose window memory is about to be used, has destroyed the group or left the job."""
+        refuse_withdrawn_rank(self, rank, api)
+
     def refuse_nan(self, tensor, api):
         """Raises :class:`hpcdist.DistNaNError` if this rank looks for NaNs and the tensor, C-contiguous, contains one."""
         refuse_nan_in(self, tensor, api)

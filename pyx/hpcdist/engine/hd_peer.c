@@ -91,3 +91,23 @@ int hd_peer_closed(hd_job *j)
             j->site[0] ? ", called at " : "", j->site);
     return 1;
 }
+
+int hd_peer_withdrawn(hd_job *j, int rank)
+{
+    hd_comm *c = j->comm;
+    char way[HD_DESC];
+    hd_text t;
+    const enum hd_gone how =
+        rank == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[rank]);
+    hd_text_init(&t, way, sizeof way);
+    if (how)
+        hd_say_gone(&t, c, rank, how);
+    else if (has_closed(c, rank))
+        hd_say(&t, "has destroyed it");
+    else
+        return 0;
+    hd_fail(j, how ? HD_ERR_FAILED : HD_ERR_MISMATCH,
+            "rank %d of group '%s' %s: %s to it cannot complete (this is rank %d)", rank, c->name,
+            way, j->api, c->rank);
+    return 1;
+}
