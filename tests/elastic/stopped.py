@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
+import numpy as np
 
 import hpcdist as dist
 from hpcdist.groups.reconfigure import agree
@@ -21,27 +22,27 @@ NODES = bool(os.environ.get("HPCDIST_NODES"))
 
 
 def reduce(last: int) -> None:
-    dist.all_reduce(torch.ones(5))
+    dist.all_reduce(np.ones(5))
 
 
 def reduce_much(last: int) -> None:
     """Stop in the middle of some call: in its check, or while it moves data."""
     if dist.get_rank() == last:
-        stop_soon(0.1 + 0.05 * torch.rand(()).item())
+        stop_soon(0.1 + 0.05 * random.random())
     for _ in range(100_000):
-        dist.all_reduce(torch.ones(300_000))
+        dist.all_reduce(np.ones(300_000, np.float32))
 
 
 def receive(last: int) -> None:
     if dist.get_rank() == 0:
-        dist.recv(torch.ones(5), last)
+        dist.recv(np.ones(5), last)
     else:
         dist.barrier()
 
 
 def receive_any(last: int) -> None:
     """Two ranks: nobody but the one that is stopped could send."""
-    dist.recv(torch.ones(5))
+    dist.recv(np.ones(5))
 
 
 def vote(last: int) -> None:
@@ -55,7 +56,7 @@ def make_group(last: int) -> None:
 
 
 def asynchronous(last: int) -> None:
-    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    works = [dist.all_reduce(np.ones(3), async_op=True) for _ in range(3)]
     for work in works:
         work.wait()
 
@@ -85,7 +86,7 @@ def lose_the_last(call: Callable[[int], None]) -> None:
         raise AssertionError(f"{call.__name__} has not failed")
     result = dist.group.WORLD.reconfigure()
     assert result.lost == (last,), result
-    ones = torch.ones(4)
+    ones = np.ones(4)
     dist.all_reduce(ones)
     assert ones.tolist() == [last] * 4
     if dist.get_rank() == 0:

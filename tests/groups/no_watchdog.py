@@ -13,7 +13,7 @@ import signal
 import sys
 from datetime import timedelta
 
-import torch
+import numpy as np
 
 import hpcdist as dist
 
@@ -25,7 +25,7 @@ def check(fine: bool, what: object) -> None:
 
 def works(size: int) -> None:
     for length in (1, 100_000):
-        tensor = torch.ones(length)
+        tensor = np.ones(length, np.float32)
         dist.all_reduce(tensor)
         check(bool((tensor == size).all()), tensor)
 

@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch
+import numpy as np
 
 import hpcdist as dist
 
@@ -34,11 +34,11 @@ def one_round(world: dist.ProcessGroup) -> float:
     """Returns the seconds that reconfigure took."""
     size = dist.get_world_size()
     dist.new_group()
-    tensor = torch.ones(LENGTH)
+    tensor = np.ones(LENGTH, np.float32)
     handle = dist.all_reduce(tensor, async_op=True)
     done = world.reconfigure()
     check(done.lost == () and done.ranks == tuple(range(size)), f"{done}")
-    small = torch.ones(4)
+    small = np.ones(4)
     dist.all_reduce(small)
     check(small.tolist() == [size] * 4, f"{small}")
     try:
@@ -112,7 +112,7 @@ def handlers_raise(world: dist.ProcessGroup, rounds: int, usual: float) -> None:
             dist.new_group()
             while world.get_reconfigure_handle() == handle:
                 raised += bool(interrupted(world.reconfigure, random.uniform(0, 2 * usual)))
-            tensor = torch.ones(3)
+            tensor = np.ones(3)
             dist.all_reduce(tensor)
             check(tensor.tolist() == [dist.get_world_size()] * 3, f"{tensor}")
     check(raised > 0, "no handler raised")
@@ -120,7 +120,7 @@ def handlers_raise(world: dist.ProcessGroup, rounds: int, usual: float) -> None:
 
 def each_line_raises(world: dist.ProcessGroup) -> None:
     """On one rank: it, too, is to call again, or it is done."""
-    at, goes_on = 0, torch.ones(1)
+    at, goes_on = 0, np.ones(1)
     while goes_on:
         handle, broke = world.get_reconfigure_handle(), False
         while world.get_reconfigure_handle() == handle:
@@ -128,7 +128,7 @@ def each_line_raises(world: dist.ProcessGroup) -> None:
                 world.reconfigure()
             else:
                 broke = breaking(world.reconfigure, at, "groups/reconfigure.py")
-                goes_on.fill_(broke)
+                goes_on.fill(broke)
         dist.broadcast(goes_on, 0)
         at += 1
     check(at > 20, f"{at} lines")
