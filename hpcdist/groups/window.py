@@ -97,7 +97,7 @@ class Window(WindowMemory):
         DistMismatchError
             If the peer has destroyed the group. Where it does so during the call, it may succeed.
         RankFailedError
-            If the peer has left the job.
+            If the peer has died or left the job.
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         DistNaNError
