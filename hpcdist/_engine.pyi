@@ -1,12 +1,14 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Literal, NoReturn, final, overload
+from typing import Any, Literal, NoReturn, TypeVar, final, overload
 
 import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.typing import Op, TensorLike
+
+_Checks = TypeVar("_Checks", bound=Callable[..., Any])
 
 # A value of async_op.
 ASYNC_HERE: Any
@@ -66,6 +68,24 @@ def check_usable(comm: Comm) -> None: ...
 def tags(comm: Comm) -> int: ...
 def counting(api: str, what: str) -> str: ...
 def entry(function: Callable[..., Any], world: object, group_type: type) -> Callable[..., Any]: ...
+def checks_operations(function: _Checks) -> _Checks: ...
+
+class Operation:
+    op: Callable[..., Any]
+    tensor: TensorLike
+    peer: int
+    group: Any
+    tag: int
+    group_peer: int
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: TensorLike,
+        peer: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None: ...
 
 class Comm:
     # raises TypeError

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from hpcdist._engine import Work, entry
+from hpcdist._engine import Operation, Work, checks_operations, entry
 from hpcdist.backends.dispatch import batch
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
@@ -206,7 +207,27 @@ def recv(
     return asked.members.ranks[sender] if sender >= 0 else -1
 
 
-class P2POp:
+@checks_operations
+def _checked(
+    op: Callable[..., Any],
+    tensor: TensorLike,
+    peer: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_peer: int | None = None,
+) -> tuple[ProcessGroup | NonMember, int, int]:
+    """Check a P2POp; return its group, and its peer as a rank of the world and of the group."""
+    if op is not isend and op is not irecv:
+        raise ValueError(f"op must be hpcdist.isend or hpcdist.irecv, not {op!r}")
+    # the native call checks more; this check rejects a bad batch before any of it is sent
+    if tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex)):
+        raise TypeError(f"tensor must be a tensor or an array, not {type(tensor).__name__}")
+    pg = resolve(group)
+    place = pg.members.place(peer, group_peer, "peer")
+    return pg, pg.members.ranks[place] if place >= 0 else -1, place
+
+
+class P2POp(Operation):
     """One send or receive of a batch, for :func:`batch_isend_irecv`.
 
     Parameters
@@ -222,6 +243,13 @@ class P2POp:
     group_peer : int, optional
         The other rank, as a rank of the group; give one of the two.
 
+    Attributes
+    ----------
+    op, tensor, group, tag
+        As given; the group is never None. They may be changed until the batch begins.
+    peer, group_peer : int
+        The other rank, as a rank of the world and of the group; -1 outside the group.
+
     Raises
     ------
     ValueError
@@ -234,29 +262,8 @@ class P2POp:
     Local to this process. Source: ``torch.distributed.P2POp``.
     """
 
-    __slots__ = ("group", "group_peer", "op", "peer", "tag", "tensor")
-
-    def __init__(
-        self,
-        op: Callable[..., Any],
-        tensor: TensorLike,
-        peer: int | None = None,
-        group: ProcessGroup | None = None,
-        tag: int = 0,
-        group_peer: int | None = None,
-    ) -> None:
-        if op is not isend and op is not irecv:
-            raise ValueError(f"op must be hpcdist.isend or hpcdist.irecv, not {op!r}")
-        # the native call checks more; this check rejects a bad batch before any of it is sent
-        if tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex)):
-            raise TypeError(f"tensor must be a tensor or an array, not {type(tensor).__name__}")
-        pg = resolve(group)
-        self.op = op
-        self.tensor = tensor
-        self.group = pg
-        self.tag = tag
-        self.group_peer = pg.members.place(peer, group_peer, "peer")
-        self.peer = pg.members.ranks[self.group_peer] if self.group_peer >= 0 else -1
+    __slots__ = ()
+    __signature__ = inspect.signature(_checked).replace(return_annotation=None)
 
     def __repr__(self) -> str:
         own, other = self.group.carrier.rank, self.group_peer
@@ -269,6 +276,7 @@ class P2POp:
         )
 
 
+@_native
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Begin several sends and receives at once.
 

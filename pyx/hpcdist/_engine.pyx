@@ -90,6 +90,7 @@ include "engine/spares.pxi"
 include "engine/tensors.pxi"
 include "engine/collectives.pxi"
 include "engine/entry.pxi"
+include "engine/batch.pxi"
 include "engine/process.pxi"
 include "engine/recorder.pxi"
 

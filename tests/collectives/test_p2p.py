@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 import threading
 import warnings
@@ -215,6 +216,63 @@ def test_batch_refuses():
         dist.batch_isend_irecv(mixed)
     dist.destroy_process_group(other)
     parallel_assert(dist.batch_isend_irecv([]) == [])
+
+
+def test_p2pop_of_usual_and_other_arguments():
+    """The native way and the Python one make the same of a peer."""
+    rank, size, _, after = ring()
+    tensor, pair = torch.zeros(1), dist.new_group(list(range(size)))
+    found = []
+    for peer in (after, np.int64(after)):  # only a plain int is usual
+        for group in (None, dist.group.WORLD, pair):
+            op = dist.P2POp(dist.isend, tensor, peer, group, 3)
+            own = group or dist.group.WORLD
+            found.append((op.peer, op.group_peer, op.tag) == (after, after, 3) and op.group is own)
+            found.append(op.tensor is tensor and op.op is dist.isend)
+    by_place = dist.P2POp(dist.irecv, tensor, group=pair, group_peer=rank)
+    found.append((by_place.peer, by_place.group_peer, by_place.tag) == (rank, rank, 0))
+    parallel_assert(all(found), f"{found}")
+    names = list(inspect.signature(dist.P2POp).parameters)
+    parallel_assert(names == ["op", "tensor", "peer", "group", "tag", "group_peer"], f"{names}")
+    dist.destroy_process_group(pair)
+
+
+@two
+@pytest.mark.parametrize("count", [0, 1, 13, 64, 1024, 2047, 2048, 2049, 4096, 70_000])
+def test_batch_of_any_length(count):
+    """As a list, which is usual, or a tuple; with a tag that has changed since, and from any."""
+    rank, _, before, after = ring()
+    for kind in (list, tuple):
+        data = np.random.default_rng(rank + count).integers(0, 256, (3, count), dtype=np.uint8)
+        boxes = np.full((3, count), 7, np.uint8)
+        operations = [dist.P2POp(dist.isend, row, after, tag=i) for i, row in enumerate(data)]
+        operations += [dist.P2POp(dist.irecv, row, before) for row in boxes]
+        for i, each in enumerate(operations[3:]):
+            each.tag = i
+        for work in dist.batch_isend_irecv(kind(operations)):
+            work.wait()
+        sent = np.random.default_rng(before + count).integers(0, 256, (3, count), dtype=np.uint8)
+        parallel_assert(np.array_equal(boxes, sent), f"{kind.__name__} of {count}")
+
+
+def test_batch_sends_nothing_if_one_is_wrong():
+    rank, *_ = ring()
+    got, data = torch.zeros(2), torch.ones(2)
+    operations = [
+        dist.P2POp(dist.irecv, got, rank),
+        dist.P2POp(dist.isend, data, rank),
+        dist.P2POp(dist.isend, torch.ones(4, 2).t(), rank),
+    ]
+    with parallel_raises(ValueError, match="not C-contiguous"):
+        dist.batch_isend_irecv(operations)
+    operations[2].tensor, operations[2].tag = data, -1
+    with parallel_raises(ValueError, match="tag -1"):
+        dist.batch_isend_irecv(operations)
+    with parallel_raises(ValueError, match="list of hpcdist.P2POp"):
+        dist.batch_isend_irecv([*operations[:2], None])
+    for work in dist.batch_isend_irecv(operations[:2]):
+        work.wait()  # the first message between them is this one
+    parallel_assert(torch.equal(got, data), f"{got}")
 
 
 def test_p2pop_says_what_it_is():

@@ -95,38 +95,58 @@ static void let_go(hd_job *j)
         dispose(j);
 }
 
+static hd_job *begin(void)
+{
+    hd_job *j = calloc(1, sizeof *j);
+    hd_job_init(j, &group, draw(&luck, 3) ? HD_RECV : HD_SEND, "message");
+    j->dtype = HD_UINT8;
+    j->message.peer = 1;
+    j->count = 8;
+    j->timeout = 0.003;
+    if (j->kind == HD_SEND && !draw(&luck, 8))
+        j->message.peer = group.rank, j->count = 0; /* a signal to itself, complete at once */
+    j->refs = 2;
+    __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+    hd_p2p_start(&group, j);
+    return j;
+}
+
+static void end(hd_job *j)
+{
+    switch (draw(&luck, 5)) {
+    case 0: break;
+    case 1: hd_p2p_test(j); break;
+    case 2:
+        if (j->kind == HD_RECV) {
+            hd_p2p_take_back(j, 0.5);
+            break;
+        } /* fall through */
+    default: hd_p2p_wait(j, 1e-6 * (double)draw(&luck, 6000), 0);
+    }
+    if (draw(&luck, 2) && hd_p2p_unwatch(j))
+        __atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL); /* the poller's */
+    let_go(j);
+}
+
 static void *user(void *arg)
 {
     luck = chance_of(seed, (uint64_t)(intptr_t)arg);
-    for (uint64_t i = 0; i < messages; i++) {
-        hd_job *j = calloc(1, sizeof *j);
-        hd_job_init(j, &group, draw(&luck, 3) ? HD_RECV : HD_SEND, "message");
-        j->dtype = HD_UINT8;
-        j->message.peer = 1;
-        j->count = 8;
-        j->timeout = 0.003;
-        if (j->kind == HD_SEND && !draw(&luck, 8))
-            j->message.peer = group.rank, j->count = 0; /* a signal to itself, complete at once */
-        j->refs = 2;
-        __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
-        hd_p2p_start(&group, j);
-        if (hd_job_state(j) == HD_DONE)
-            let_go(j);
-        else
-            hd_p2p_watch(j);
-        switch (draw(&luck, 5)) {
-        case 0: break;
-        case 1: hd_p2p_test(j); break;
-        case 2:
-            if (j->kind == HD_RECV) {
-                hd_p2p_take_back(j, 0.5);
-                break;
-            } /* fall through */
-        default: hd_p2p_wait(j, 1e-6 * (double)draw(&luck, 6000), 0);
+    for (uint64_t i = 0; i < messages;) {
+        hd_job *batch[4], *posted = NULL;
+        const uint64_t most = draw(&luck, 2) ? 1 : 1 + (uint64_t)draw(&luck, 4);
+        int n = 0;
+        for (; n < (int)most && i < messages; n++, i++) {
+            hd_job *j = batch[n] = begin();
+            if (hd_job_state(j) == HD_DONE) {
+                let_go(j);
+            } else {
+                j->next = posted;
+                posted = j;
+            }
         }
-        if (draw(&luck, 2) && hd_p2p_unwatch(j))
-            __atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL); /* the poller's */
-        let_go(j);
+        hd_p2p_watch(posted);
+        while (n)
+            end(batch[--n]);
     }
     return NULL;
 }

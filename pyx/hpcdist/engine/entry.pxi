@@ -61,7 +61,7 @@ def _recv(tensor, src=None, group=None, tag=0, group_src=None):
 
 
 def entry(function, world, group_type):
-    """The native function that takes the place of isend, irecv, send or recv.
+    """The native function that takes the place of isend, irecv, send, recv or batch_isend_irecv.
 
     Parameters
     ----------
@@ -80,5 +80,23 @@ def entry(function, world, group_type):
     global groups, process_group
     groups, process_group = world, group_type
     in_python[function.__name__] = function
-    native = {"isend": _isend, "irecv": _irecv, "send": _send, "recv": _recv}[function.__name__]
+    native = {"isend": _isend, "irecv": _irecv, "send": _send, "recv": _recv,
+              "batch_isend_irecv": _batch_isend_irecv}[function.__name__]
     return functools.wraps(function)(native)
+
+
+def checks_operations(function):
+    """Sets what makes the checks of a P2POp whose arguments are not the usual ones.
+
+    Parameters
+    ----------
+    function : callable
+        Takes all arguments; returns the group, the peer as a rank of the world, and as one of the group.
+
+    Returns
+    -------
+    callable
+        The same function.
+    """
+    in_python["P2POp"] = function
+    return function

@@ -44,14 +44,17 @@ enum {
     PASSED = 4
 }; /* ns, ns, naps before it sleeps for good, naps without a look while owners take jobs out */
 
-static void put(hd_job *j)
+static void put(hd_job *first)
 {
     pthread_mutex_lock(&inbox.mu);
-    j->next = inbox.first;
-    if (j->next)
-        j->next->at = &j->next;
-    inbox.first = j;
-    j->at = &inbox.first;
+    for (hd_job *j = first, *next; j; j = next) {
+        next = j->next;
+        j->next = inbox.first;
+        if (j->next)
+            j->next->at = &j->next;
+        inbox.first = j;
+        j->at = &inbox.first;
+    }
     pthread_mutex_unlock(&inbox.mu);
 }
 
@@ -177,10 +180,13 @@ static void start_poller(void)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-void hd_p2p_watch(hd_job *j)
+void hd_p2p_watch(hd_job *first)
 {
-    const int threads = !hd_session_serialized(j->comm->session);
-    put(j);
+    int threads;
+    if (!first)
+        return;
+    threads = !hd_session_serialized(first->comm->session);
+    put(first);
     if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) &&
         !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
         return;

@@ -4,7 +4,8 @@
 
 #include "hd_job.h"
 
-void hd_p2p_watch(hd_job *j); /* leaves it to the poller thread */
+/* Leaves jobs of one session, linked by `next`, to the poller thread; NULL: none. */
+void hd_p2p_watch(hd_job *first);
 /* 1: took back a job that has ended, before the poller saw it; the caller has its reference
  * too. */
 int hd_p2p_unwatch(hd_job *j);

@@ -18,13 +18,14 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
     route(comm, peer, kind, True)  # also for a message to itself: both ends are in flight at once
     enter(comm.c, True)
     try:
-        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind)
+        return post_now(comm, keep, tensor, &b, peer, tag, kind, api, on_device, tag_kind, NULL)
     finally:
         hd_comm_exit(comm.c)
 
 
 cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer, int tag, int kind, Api api,
-                     bint on_device, int tag_kind):
+                     bint on_device, int tag_kind, hd_job** posted):
+    """`posted`: a list that the caller leaves to the poller; NULL: the message is left to it here."""
     cdef hd_job* job
     cdef Work work
     cdef tuple shown = None
@@ -46,107 +47,14 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         job.refs = 1  # nobody but the Work knows it
+    elif posted != NULL:
+        job.next = posted[0]
+        posted[0] = job
     else:
         hd_p2p_watch(job)
     if shown is not None:
         end_shown(shown)
     return work
-
-
-cdef struct Message:
-    hd_buf b
-    int peer, tag, kind
-
-
-cdef list post_all(Comm comm, list operations):
-    """A batch: nothing is posted unless all of it is valid."""
-    cdef Py_ssize_t i, n = len(operations)
-    cdef Message* m
-    cdef Message* all = <Message*> malloc((n if n else 1) * sizeof(Message))
-    cdef list keeps = [], works = [None] * n
-    cdef int kind
-    if all == NULL:
-        raise MemoryError(f"no memory for a batch of {n} messages")
-    try:
-        check_alive(comm)
-        for i in range(n):
-            m = &all[i]
-            sends, tensor, m.peer, tag = operations[i]
-            m.kind = HD_SEND if sends else HD_RECV
-            m.tag = tag_of(comm, tag)
-            keeps.append(fill(tensor, &m.b, m.kind == HD_RECV, "tensor"))
-            if m.b.strides != 0:
-                raise disordered(m.kind == HD_SEND)
-            route(comm, m.peer, m.kind, True)
-        disjoint(all, n)
-        enter(comm.c, True)
-        try:
-            for kind in (HD_RECV, HD_SEND):
-                for i in range(n):
-                    m = &all[i]
-                    if m.kind == kind:
-                        works[i] = post_now(comm, keeps[i], operations[i][1], &m.b, m.peer, m.tag, kind,
-                                            ISEND if kind == HD_SEND else IRECV, False, 0)
-        finally:
-            hd_comm_exit(comm.c)
-    finally:
-        free(all)
-    return works
-
-
-cdef int disjoint(Message* all, Py_ssize_t n) except -1:
-    """Refuses a batch that receives into memory that another of its messages uses."""
-    cdef hd_seg* list = segments(n)
-    cdef hd_seg* at = list
-    cdef hd_own own  # none: a message that is sent may lie in no other
-    cdef Py_ssize_t i
-    cdef int kind, received = 0, one = 0, other = 0, found
-    own.first, own.step, own.exact = -1, 0, 0
-    try:
-        for kind in (HD_RECV, HD_SEND):
-            for i in range(n):
-                if all[i].kind == kind:
-                    at.ptr = all[i].b.ptr
-                    at.n = all[i].b.n * hd_itemsize(all[i].b.dtype)
-                    at.form = <uint64_t> i
-                    at += 1
-            if kind == HD_RECV:
-                received = <int> (at - list)
-        found = hd_overlap(list, received, 1, &one, &other)
-        if not found and received:
-            found = hd_input_in_output(list + received, <int> n - received, list, received, 1, own, &one, &other)
-            one += received
-        if found < 0:
-            raise MemoryError(f"no memory to look at the {n} tensors of a batch")
-        if found:
-            raise overlapping(all[list[one].form].peer, one >= received, all[list[other].form].peer)
-    finally:
-        free(list)
-    return 0
-
-
-def overlapping(int peer, bint sends, int source):
-    """The error of a batch that receives into memory that another of its messages uses.
-
-    Parameters
-    ----------
-    peer : int
-        The other rank of that message; -1: any.
-    sends : bool
-        Whether it is sent.
-    source : int
-        Where the tensor comes from that is received; -1: any rank.
-    """
-    origin = f"rank {source}" if source >= 0 else "any rank"
-    if sends:
-        return ValueError(
-            f"the tensor to rank {peer} lies in the tensor from {origin} of the same batch, which may be written to "
-            "before it has been read; pass a separate tensor, e.g. tensor.clone()"
-        )
-    return ValueError(
-        f"the tensors from {f'rank {peer}' if peer >= 0 else 'any rank'} and from {origin} of one batch overlap in "
-        "memory, and both are written to; pass separate tensors"
-    )
 
 
 cdef int tag_of(Comm comm, object tag) except -1:
