@@ -255,6 +255,20 @@ def test_batch_of_any_length(count):
         parallel_assert(np.array_equal(boxes, sent), f"{kind.__name__} of {count}")
 
 
+@two
+@pytest.mark.parametrize("count", [64, 1024, 70_000])
+def test_either_message_of_an_exchange_is_waited_for_first(count):
+    """The rest of a long receive must come while this thread waits for its send."""
+    rank, _, before, after = ring()
+    for turn in range(20):
+        data, got = torch.full((count,), rank + 10.0 * turn), torch.zeros(count)
+        operations = [dist.P2POp(dist.isend, data, after), dist.P2POp(dist.irecv, got, before)]
+        works = dist.batch_isend_irecv(operations)
+        for work in works if turn % 2 else reversed(works):
+            work.wait()
+        parallel_assert(bool((got == before + 10.0 * turn).all()), f"{count} in turn {turn}")
+
+
 def test_batch_sends_nothing_if_one_is_wrong():
     rank, *_ = ring()
     got, data = torch.zeros(2), torch.ones(2)

@@ -25,6 +25,8 @@ int hd_message_test(hd_job *j, int *done, MPI_Status *st);
 int hd_message_arrived(hd_job *j, int *done, MPI_Status *st);
 /* A receive whose message is on its way: it cannot be cancelled. */
 int hd_message_matched(const hd_job *j);
+/* A receive of a message whose rest is only on its way once the receive has been tested. */
+int hd_message_in_two(const hd_job *j);
 void hd_message_free(hd_job *j); /* when MPI is done with it */
 /* MPI may still touch the tensor of a job that has ended. */
 int hd_p2p_unfinished(const hd_job *j);

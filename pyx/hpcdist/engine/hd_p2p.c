@@ -30,6 +30,10 @@ enum { ASKED = 1, TAKEN = 2 }; /* of hd_message.recalled */
 #define BRIEF (64 << 10)       /* bytes that are copied in a few us */
 #define PATIENCE 0.5 /* seconds that the rest of a message has to arrive when its receive ends */
 
+#define OTHERS 16 /* looks at a message between looks at others */
+
+void (*hd_p2p_others)(void);
+
 static void finish(hd_job *j)
 {
     hd_rec_end(j);
@@ -351,9 +355,17 @@ static void recall(hd_job *j)
     cancel(j);
 }
 
+static void look_at_others(void)
+{
+    void (*const others)(void) = __atomic_load_n(&hd_p2p_others, __ATOMIC_ACQUIRE);
+    if (others)
+        others();
+}
+
 int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
 {
     hd_comm *c = j->comm;
+    unsigned looks = 0;
     hd_waiter w;
 
     if (hd_p2p_test(j))
@@ -364,6 +376,8 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
         int ev;
         if (hd_p2p_test(j))
             break;
+        if (++looks % OTHERS == 0)
+            look_at_others();
         ev = hd_waiter_step(&w);
         if (ev && !__atomic_load_n(&j->message.posted, __ATOMIC_RELAXED))
             elapsed(j);

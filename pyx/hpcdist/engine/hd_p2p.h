@@ -6,7 +6,10 @@
 
 int hd_p2p_start(hd_comm *c, hd_job *j); /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);              /* 1 done */
-int hd_p2p_is_brief(const hd_job *j);    /* a call of MPI takes less than to leave the GIL */
+/* Set by the poller: tests the receives that no thread waits for and that go in two. Two ranks that
+ * both wait for a long send first would otherwise wait for each other's poller. */
+extern void (*hd_p2p_others)(void);   /* atomic */
+int hd_p2p_is_brief(const hd_job *j); /* a call of MPI takes less than to leave the GIL */
 /* With the GIL: tests a brief message, a few times if this thread may spin. */
 int hd_p2p_soon(hd_job *j);
 /* Waits; HD_OK, an error code, or -1 when `seconds` passed first (the job lives on). */

@@ -130,6 +130,27 @@ static int sweep(void)
     return progressed;
 }
 
+/* Not where a test needs the lock of all calls of MPI, or may wait for a GPU. */
+static void test_in_two(hd_job *first)
+{
+    for (hd_job *j = first; j; j = j->next)
+        if (hd_message_in_two(j) && !hd_session_serialized(j->comm->session) &&
+            !j->message.on_device)
+            hd_p2p_test(j);
+}
+
+/* Leaves the jobs where they are: their owners take them out when they have ended. */
+static void test_others(void)
+{
+    pthread_mutex_lock(&inbox.mu);
+    test_in_two(inbox.first);
+    pthread_mutex_unlock(&inbox.mu);
+    if (pthread_mutex_trylock(&poller.mu))
+        return; /* the poller looks at its own just now */
+    test_in_two(poller.list);
+    pthread_mutex_unlock(&poller.mu);
+}
+
 static long longer(long nap) { return nap < LONGEST_NAP ? nap * 5 / 4 : nap; }
 
 static void *poller_main(void *arg)
@@ -186,6 +207,7 @@ void hd_p2p_watch(hd_job *first)
     if (!first)
         return;
     threads = !hd_session_serialized(first->comm->session);
+    __atomic_store_n(&hd_p2p_others, test_others, __ATOMIC_RELEASE);
     put(first);
     if (__atomic_load_n(&poller.started, __ATOMIC_ACQUIRE) &&
         !__atomic_load_n(&poller.asleep, __ATOMIC_SEQ_CST))
