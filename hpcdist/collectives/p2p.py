@@ -246,7 +246,8 @@ class P2POp(Operation):
     Attributes
     ----------
     op, tensor, group, tag
-        As given; the group is never None. They may be changed until the batch begins.
+        As given; the group is never None. The tensor and the tag may be changed until the batch
+        begins.
     peer, group_peer : int
         The other rank, as a rank of the world and of the group; -1 outside the group.
 

@@ -95,9 +95,10 @@ class Window(WindowMemory):
         DistError
             If no tensor is registered, or the group was destroyed.
         DistMismatchError
-            If the peer has destroyed the group. Where it does so during the call, it may succeed.
+            If the peer has destroyed the group, or dropped it and this window. Where it does so
+            during the call, it may succeed.
         RankFailedError
-            If the peer has died or left the job.
+            If the peer has died, left the job or destroyed the default group.
         DistBackendError
             If the peer's tensor is no longer symmetric: an operation on it has failed.
         DistNaNError
@@ -248,9 +249,9 @@ class Window(WindowMemory):
         DistError
             If no tensor is registered, or the group was destroyed.
         DistMismatchError
-            If the peer has destroyed the group before the call.
+            If the peer has destroyed the group before the call, or dropped it and this window.
         RankFailedError
-            If the peer has left the job.
+            If the peer has died, left the job or destroyed the default group.
         """
         comm, seconds = self._live(), self._seconds(opts)
         self._part(peer_rank, "signal")

@@ -317,7 +317,8 @@ cdef extern from "hd_p2p.h" nogil:
     void hd_p2p_give_up(hd_job*)
 
 cdef extern from "hd_peer.h" nogil:
-    int hd_peer_withdrawn(hd_job*, int)
+    int hd_peer_has_withdrawn(const hd_comm*, int)
+    void hd_peer_withdrawn(hd_job*, int)
 
 cdef extern from "hd_poller.h" nogil:
     void hd_p2p_watch(hd_job*)

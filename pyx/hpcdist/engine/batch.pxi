@@ -13,7 +13,8 @@ cdef class Operation:
         The other rank, as a rank of the world and of the group; -1 outside the group.
     """
 
-    cdef public object op, tensor, peer, group, tag, group_peer
+    cdef readonly object op, peer, group, group_peer
+    cdef public object tensor, tag
 
     def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
         cdef int number = 0

@@ -127,11 +127,17 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
 cdef int refuse_withdrawn_rank(Comm comm, int rank, object api) except -1:
     """See Comm.refuse_withdrawn."""
     cdef hd_job j
+    cdef bint withdrawn
     check_alive(comm)
-    begin(&j, comm, HD_BARRIER, api_named(api, ACCUMULATE))
-    if hd_peer_withdrawn(&j, rank):
-        raise_error_of(&j, j.code)
-    return 0
+    enter(comm.c, True)
+    try:
+        withdrawn = hd_peer_has_withdrawn(comm.c, rank)
+        if withdrawn:
+            begin(&j, comm, HD_BARRIER, api_named(api, ACCUMULATE))
+            hd_peer_withdrawn(&j, rank)
+    finally:
+        hd_comm_exit(comm.c)
+    return raise_error_of(&j, j.code) if withdrawn else 0
 
 
 cdef int refuse_nan_in(Comm comm, object tensor, object api) except -1:

@@ -42,7 +42,8 @@ int hd_peer_gone(hd_job *j)
         return 1;
     }
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && hd_session_gone(c->session, c->node_slot[r]) == HD_HERE)
+        if (c->size == 1 ||
+            (r != c->rank && hd_session_gone(c->session, c->node_slot[r]) == HD_HERE))
             return 0;
     hd_text_init(&t, way, sizeof way);
     say_others(&t, c);
@@ -92,22 +93,24 @@ int hd_peer_closed(hd_job *j)
     return 1;
 }
 
-int hd_peer_withdrawn(hd_job *j, int rank)
+int hd_peer_has_withdrawn(const hd_comm *c, int rank)
+{
+    return rank != c->rank &&
+           (hd_session_gone(c->session, c->node_slot[rank]) != HD_HERE || has_closed(c, rank));
+}
+
+void hd_peer_withdrawn(hd_job *j, int rank)
 {
     hd_comm *c = j->comm;
     char way[HD_DESC];
     hd_text t;
-    const enum hd_gone how =
-        rank == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[rank]);
+    const enum hd_gone how = hd_session_gone(c->session, c->node_slot[rank]);
     hd_text_init(&t, way, sizeof way);
     if (how)
         hd_say_gone(&t, c, rank, how);
-    else if (has_closed(c, rank))
-        hd_say(&t, "has destroyed it");
     else
-        return 0;
+        hd_say(&t, "has destroyed it");
     hd_fail(j, how ? HD_ERR_FAILED : HD_ERR_MISMATCH,
             "rank %d of group '%s' %s: %s to it cannot complete (this is rank %d)", rank, c->name,
             way, j->api, c->rank);
-    return 1;
 }
