@@ -18,7 +18,7 @@ from hpcdist.parallel.ddp.module import DistributedDataParallel
 
 
 def names_of(parts: Mapping[str, Part | Shards]) -> frozenset[str]:
-    """Return the names of the parts of which each rank alone has its copy.
+    """Return the names of the parts of which each rank alone has its copy, as far as it knows.
 
     All but models in DistributedDataParallel over the default group, whose ranks have the same, and
     the optimizers of such models alone. So it is with a ZeroRedundancyOptimizer over the default

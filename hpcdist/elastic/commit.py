@@ -39,8 +39,9 @@ class Commit:
         By share, those of this rank's other shares.
     step : int
         Steps committed.
-    alone : frozenset of str
-        Parts of which the ranks have different copies: see :mod:`hpcdist.elastic.alone`.
+    alone : frozenset of str or None
+        Parts of which the ranks have different copies, see :mod:`hpcdist.elastic.alone`; None where
+        no part is looked at for that.
     """
 
     parts: dict[str, Any]
@@ -52,13 +53,12 @@ class Commit:
     live: int | None = None
     others: dict[int, Any] = field(default_factory=dict)
     step: int = -1
-    alone: frozenset[str] = frozenset()
+    alone: frozenset[str] | None = None
 
     def divide(self, parts: Mapping[str, Part | Shards]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return of the parts what all ranks have, and what this rank alone has.
 
-        Shards have copies of their own; of those over other groups their sizes and options are
-        here.
+        Shards have copies of their own, but for those of a group that is too small for that.
         """
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
@@ -66,8 +66,8 @@ class Commit:
             taken = self.parts[name]
             if isinstance(part, Shards):
                 where = shared if part.of_world else own
-                where[name] = {each: taken[each] for each in ("size", "groups")}
-            elif name in self.alone:
+                where[name] = part.about(taken)
+            elif name in (self.alone or ()):
                 own[name] = taken
             else:
                 shared[name], own[name] = part.divide(taken)
@@ -77,7 +77,7 @@ class Commit:
         """Return what this rank alone has."""
         return {
             "parts": self.divide(parts)[1],
-            "layouts": {name: parts[name].layout() for name in sorted(self.alone)},
+            "layouts": {n: part.layout() for n, part in parts.items() if n in (self.alone or ())},
             "values": self.values,
             "random": self.random,
             "live": self.live,

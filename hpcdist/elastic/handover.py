@@ -12,16 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel as StockParallel
 
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
 from hpcdist.elastic.commit import Commit, packed, unpacked
 from hpcdist.elastic.keep import gathered
-from hpcdist.elastic.parts import Part
 from hpcdist.elastic.refusals import refuse_fewer
-from hpcdist.elastic.shards import Shards, StateLostError, swap
+from hpcdist.elastic.shards import Shards, StateLostError, put_back_all, swap
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
 
@@ -41,7 +40,11 @@ class _Report:
     number : int
         Which State of its program recovers.
     parts : dict
-        By name, what each part is of which all ranks have the same.
+        By name, what each part is.
+    alone : list of str or None
+        As of :class:`~hpcdist.elastic.commit.Commit`.
+    lost : str
+        Which part is of a group that was not made again.
     size : int
         Ranks that made the last commit; 0 where it has none.
     held : list of int
@@ -54,6 +57,8 @@ class _Report:
     has: bool
     number: int
     parts: dict[str, str]
+    alone: list[str] | None
+    lost: str
     size: int
     held: list[int]
     problem: str
@@ -78,6 +83,9 @@ def restore(state: Any) -> None:
         On all ranks, if what a dead rank alone had is lost with all its copies.
     """
     reports = [_Report(**each) for each in gathered(_report(state))]
+    for rank, each in enumerate(reports):
+        if each.lost:
+            raise ValueError(f"rank {rank} cannot return to the last commit: {each.lost}")
     if before := max(each.size for each in reports):
         refuse_fewer(state.parts, before, world.comm.size)
     if not any(each.joins for each in reports):
@@ -94,16 +102,17 @@ def restore(state: Any) -> None:
     holders = _holders(reports, joining, places)
     rank, problem = world.comm.rank, ""
     if rank in joining:
-        problem = _receive(state, head[0], source, holders[rank])
+        found = reports[source].alone
+        alone = None if found is None else frozenset(found)
+        problem = _receive(state, head[0], source, holders[rank], alone)
     else:
         state.put_back(sharded=False)
         for other in joining:
             _send(state, places[other], other, rank == source, rank == holders[other])
-    if joining and state.rebuild:
-        for other, why in enumerate(gathered(problem)):
-            if why:
-                raise ValueError(f"rank {other}, a former spare, cannot join the others: {why}")
-    _put_back_shards(state)
+    for other, why in enumerate(gathered(problem) if joining else []):
+        if why:
+            raise ValueError(f"rank {other}, a former spare, cannot join the others: {why}")
+    put_back_all(state.parts, state.committed.parts, state.rebuild, whole=True)
     if joining and rank == source:
         _log.warning("rank %s has the state of step %d", ", ".join(map(str, joining)), state.step)
 
@@ -121,15 +130,35 @@ def _report(state: Any) -> dict[str, Any]:
         "joins": world.joining is not None,
         "has": commit is not None,
         "number": state.number,
-        "parts": {n: part.layout() for n, part in state.parts.items() if n not in state.alone()},
+        "parts": {name: part.layout() for name, part in state.parts.items()},
+        "alone": None if commit is None or commit.alone is None else sorted(commit.alone),
+        "lost": _lost(state),
         "size": commit.size if commit is not None else 0,
         "held": sorted(commit.copies) if commit is not None else [],
         "problem": _uncovered(state) if world.joining is not None else "",
     }
 
 
+def _lost(state: Any) -> str:
+    """Return which part needs a group that was not made again; "" if none does."""
+    for name, part in state.parts.items():
+        if isinstance(part, Shards):
+            lost = part.is_lost()
+        else:
+            groups = [getattr(each, "process_group", None) for each in part.modules()]
+            lost = any(isinstance(g, ProcessGroup) and g not in world.groups for g in groups)
+        if lost:
+            return (
+                f"the group of {name} was not made again. All members must have it, and a former "
+                "spare must make as many groups of the same ranks before its State as the others"
+            )
+    return ""
+
+
 def _uncovered(state: Any) -> str:
     """Return what this former spare has built without the others, and does not get from them."""
+    if state.rebuild != world.joining.rebuilds:
+        return f"its State has rebuild={state.rebuild}, unlike those of the others"
     covered: set[int] = set()
     shards = [part for part in state.parts.values() if isinstance(part, Shards)]
     for part in state.parts.values():
@@ -151,18 +180,21 @@ def _uncovered(state: Any) -> str:
 
 def _check(reports: list[_Report], source: int) -> None:
     """Raise the same error on all ranks if a former spare cannot have the others' state."""
+    others = reports[source]
     for rank, each in enumerate(reports):
+        if not each.joins:
+            continue
         who = f"rank {rank}, a former spare, cannot join the others: "
         if each.problem:
             raise ValueError(who + each.problem)
-        if each.number != reports[source].number:
+        if each.number != others.number:
             raise ValueError(
                 f"{who}it resumes State {each.number} of its program, and the others are in State "
-                f"{reports[source].number}: a program with spares has one State"
+                f"{others.number}: a program with spares has one State"
             )
-        theirs = reports[source].parts
-        for name in [*theirs, *each.parts]:
-            here, there = each.parts.get(name, "nothing"), theirs.get(name, "nothing")
+        alone = others.alone or ()  # these are compared with the copy of them
+        for name in [name for name in (*others.parts, *each.parts) if name not in alone]:
+            here, there = each.parts.get(name, "nothing"), others.parts.get(name, "nothing")
             if here != there:
                 raise ValueError(
                     f"{who}its State has as {name!r} {here}, and rank {source} has {there}: every "
@@ -200,31 +232,43 @@ def _send(state: Any, place: int, to: int, shared: bool, own: bool) -> None:
         swap(packed({"own": commit.copies[place], "copies": copies}), to, [])
 
 
-def _receive(state: Any, head: dict[str, Any], source: int, holder: int) -> str:
+def _receive(
+    state: Any, head: dict[str, Any], source: int, holder: int, alone: frozenset[str] | None
+) -> str:
     """Receive both on the rank that joins, and put them in place; or return why it cannot."""
     shared = unpacked(swap(None, None, [source])[source])
-    alone = unpacked(swap(None, None, [holder])[holder])
-    own, about = unpacked(alone["own"]), head["commit"]
-    place = about["places"][world.comm.rank]
-    if problem := _unlike(state, own["layouts"]):
-        return problem
-    parts = {
-        name: _joined(name, part, shared, own["parts"], state.alone(), place, alone["copies"])
-        for name, part in state.parts.items()
-    }
-    shares = {name: own[name] for name in ("live", "others")}
-    state.committed = Commit(
-        parts, own["values"], own["random"], alone=state.alone(), **shares, **about
-    )
-    state.put_back(sharded=False)
+    found = unpacked(swap(None, None, [holder])[holder])
+    own, about = unpacked(found["own"]), head["commit"]
+    try:
+        if problem := _unlike(state, own["layouts"], alone or frozenset()):
+            return problem
+        parts = {}
+        for name, part in state.parts.items():
+            if isinstance(part, Shards):
+                place = about["places"][world.comm.rank]
+                where = shared if part.of_world else own["parts"]
+                parts[name] = part.join(place, found["copies"].get(name), where[name])
+            elif name in (alone or ()):
+                parts[name] = own["parts"][name]
+            else:
+                parts[name] = part.join(shared[name], own["parts"][name])
+        shares = {name: own[name] for name in ("live", "others")}
+        state.committed = Commit(
+            parts, own["values"], own["random"], alone=alone, **shares, **about
+        )
+        state.put_back(sharded=False)
+    except Exception as error:  # of a part that is not what it was taken from
+        state.committed = None
+        return f"{type(error).__name__}: {error}"
     state.follow(head["progress"])
     return ""
 
 
-def _unlike(state: Any, theirs: dict[str, str]) -> str:
+def _unlike(state: Any, theirs: dict[str, str], alone: frozenset[str]) -> str:
     """Return which part of this State is not what the dead rank had; "" if none."""
-    for name in sorted({*theirs, *state.alone()}):
-        here = state.parts[name].layout() if name in state.alone() else "nothing"
+    ours = {name: part.layout() for name, part in state.parts.items() if name in alone}
+    for name in sorted({*theirs, *ours}):
+        here = ours.get(name, "nothing")
         there = theirs.get(name, "nothing")
         if here != there:
             return (
@@ -232,26 +276,3 @@ def _unlike(state: Any, theirs: dict[str, str]) -> str:
                 "every process must build the State of its rank"
             )
     return ""
-
-
-def _joined(
-    name: str,
-    part: Part | Shards,
-    shared: dict[str, Any],
-    own: dict[str, Any],
-    alone: frozenset[str],
-    place: int,
-    copies: dict[str, torch.Tensor],
-) -> Any:
-    """Return a part of the commit, of what was received."""
-    if isinstance(part, Shards):
-        about = (shared if part.of_world else own)[name]
-        return part.join(place, copies.get(name), about["size"], about["groups"])
-    return own[name] if name in alone else part.join(shared[name], own[name])
-
-
-def _put_back_shards(state: Any) -> None:
-    """Divide the shards again, also among ranks that have none yet."""
-    for name, part in state.parts.items():
-        if isinstance(part, Shards):
-            part.restore(state.committed.parts[name], whole=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdist.elastic.parts import Part
 from hpcdist.elastic.shards import Shards, StateLostError
+from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import world
 
 #: The numbers of the States that have begun to commit, and whether only one may.
@@ -44,6 +45,15 @@ def _sharded(parts: Mapping[str, Part | Shards]) -> str:
     return next(found, "")
 
 
+def _of_some_ranks(parts: Mapping[str, Part | Shards]) -> str:
+    """Return the name of a model in DistributedDataParallel over fewer than all ranks, or ""."""
+    for name, part in parts.items():
+        groups = [getattr(module, "process_group", None) for module in part.modules()]
+        if any(isinstance(g, ProcessGroup) and g.size() < world.comm.size for g in groups):
+            return name
+    return ""
+
+
 def refuse_folder(parts: Mapping[str, Part | Shards], folder: Any) -> None:
     """Raise ValueError if there is a folder: what is kept on disk is what all ranks have."""
     if folder is not None and (name := _sharded(parts)):
@@ -51,14 +61,24 @@ def refuse_folder(parts: Mapping[str, Part | Shards], folder: Any) -> None:
             f"{name} has a shard on each rank, and folder= keeps what all ranks have: write "
             "checkpoints by torch.distributed.checkpoint"
         )
+    if folder is not None and (name := _of_some_ranks(parts)):
+        raise ValueError(
+            f"{name} is a model of some of the ranks, and folder= keeps what all ranks have: write "
+            "checkpoints of your own"
+        )
 
 
 def refuse_another_size(parts: Mapping[str, Part | Shards], before: int, size: int) -> None:
-    """Raise ValueError if another number of ranks had committed shards."""
+    """Raise ValueError if another number of ranks had committed what not all ranks have."""
     if before != size and (name := _sharded(parts)):
         raise ValueError(
             f"{name} has shards, and {before} ranks had committed them: with {size} ranks load a "
             "checkpoint of torch.distributed.checkpoint"
+        )
+    if before != size and (name := _of_some_ranks(parts)):
+        raise ValueError(
+            f"{name} is a model of some of the ranks, and {before} ranks had committed it: {size} "
+            "ranks cannot tell which of them has it"
         )
 
 

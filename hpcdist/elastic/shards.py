@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,10 @@ class Shards:
         self._zero = zero
         self._copies = copies
         self._group = zero.process_group
+
+    def is_lost(self) -> bool:
+        """Whether the group was not made again after a recovery."""
+        return self._group not in world.groups
 
     @property
     def of_world(self) -> bool:
@@ -105,16 +109,34 @@ class Shards:
         """Return as bytes the copy of a rank's shard in what :meth:`take` returned."""
         return _pack(taken["held"][place])
 
-    @staticmethod
+    def about(self, taken: dict[str, Any]) -> dict[str, Any]:
+        """Return what a former spare needs of :meth:`take`'s beside the copies of neighbours.
+
+        That is the shard itself where another group has too few ranks for all copies.
+        """
+        found = {name: taken[name] for name in ("size", "groups")}
+        if not self.of_world and taken["size"] <= self._copies:
+            found["shard"] = taken["held"][self._group.rank()]
+        return found
+
     def join(
-        place: int, packed: torch.Tensor | None, size: int, groups: list[dict[str, Any]]
+        self, place: int, packed: torch.Tensor | None, about: dict[str, Any]
     ) -> dict[str, Any]:
         """Return what :meth:`take` would have on the rank whose shard it is, without copies.
 
-        Without the shard, too, where that is still with a neighbour in its group.
+        Parameters
+        ----------
+        place : int
+            The rank.
+        packed : torch.Tensor or None
+            From :meth:`copy_of`; None where that is still with a neighbour in another group.
+        about : dict
+            From :meth:`about`.
         """
         held = {} if packed is None else {place: _unpack(packed)}
-        return {"held": held, "size": size, "groups": groups}
+        if "shard" in about:
+            held[self._group.rank()] = about["shard"]
+        return {"held": held, "size": about["size"], "groups": about["groups"]}
 
     def resume(self, size: int, shards: dict[int, dict[str, Any]], same: bool) -> None:
         """Put back what :meth:`own` returned in an earlier start of the job.
@@ -136,12 +158,14 @@ class Shards:
         if not same:
             all_gather_object(everyone, groups)
             groups = next(each for each in everyone if each is not None)
-        self.restore({"held": held, "size": size, "groups": groups}, whole=not same)
+        problem = self.restore({"held": held, "size": size, "groups": groups}, whole=not same)
+        if problem:
+            raise StateLostError(problem)
 
-    def restore(self, taken: dict[str, Any], whole: bool = False) -> None:
+    def restore(self, taken: dict[str, Any], whole: bool = False) -> str:
         """Put the shards back; after a death the ranks that are left divide all of them anew.
 
-        All ranks must call it.
+        All ranks of the group must call it.
 
         Parameters
         ----------
@@ -150,24 +174,31 @@ class Shards:
         whole : bool
             Redistribute the shards even if the number of ranks has not changed.
 
-        Raises
-        ------
-        StateLostError
-            On all ranks, if a shard and all its copies are lost.
+        Returns
+        -------
+        str
+            On all ranks of the group which shards are lost with all their copies; "" if none.
         """
-        divides = whole or taken["size"] != self._group.size()
-        found = self._collect(taken["held"]) if divides else taken["held"]
-        self._check(sorted(set(range(taken["size"])) - set(found)) if divides else [])
-        if not divides:
-            own = found[self._group.rank()]
+        if not whole and taken["size"] == self._group.size():
+            own = taken["held"][self._group.rank()]
             self._zero.load_shard(copy.deepcopy(own), copy.deepcopy(taken["groups"]))
-            return
+            return ""
+        found = self._collect(taken["held"])
+        lost = sorted(set(range(taken["size"])) - set(found))
+        if lost:
+            where = "" if self.of_world else f" of the group {self._group.members.name!r}"
+            return (
+                f"the optimizer's shards of the former ranks {lost}{where} are lost: all "
+                f"{self._copies + 1} ranks that had them died. Load a checkpoint from disk, or "
+                "give State more copies"
+            )
         if taken["size"] == self._group.size():  # a former spare has its shard from here on
             taken["held"].setdefault(self._group.rank(), found[self._group.rank()])
         state: dict[int, Any] = {}
         for shard in found.values():
             state.update(shard)
         self._zero.reshard(state, copy.deepcopy(taken["groups"]))
+        return ""
 
     def _collect(self, held: dict[int, Any]) -> dict[int, Any]:
         """Return the shards that the members have together, by former rank in the group."""
@@ -178,19 +209,37 @@ class Shards:
             found.update(_unpack(torch.from_numpy(packed)))
         return found
 
-    def _check(self, lost: list[int]) -> None:
-        """Raise StateLostError on all ranks if some are lost, also those of another group."""
-        where = "" if self.of_world else f" of the group {self._group.members.name!r}"
-        problem = f"the former ranks {lost}{where}" if lost else ""
-        if not self.of_world:
-            everyone: list[Any] = [None] * world.comm.size
-            all_gather_object(everyone, problem)
-            problem = next(filter(None, everyone), "")
-        if problem:
-            raise StateLostError(
-                f"the optimizer's shards of {problem} are lost: all {self._copies + 1} ranks that "
-                "had them died. Load a checkpoint from disk, or give State more copies"
-            )
+
+def put_back_all(
+    parts: Mapping[str, Any], taken: Mapping[str, Any], rebuild: bool, whole: bool = False
+) -> None:
+    """Put all shards back; all ranks must call it, also those that have none.
+
+    Parameters
+    ----------
+    parts : mapping
+        Of a State, by name.
+    taken : mapping
+        By name, from :meth:`Shards.take`.
+    rebuild : bool
+        Whether shards may be over other groups, so that ranks know of different ones.
+    whole : bool
+        As for :meth:`Shards.restore`.
+
+    Raises
+    ------
+    StateLostError
+        On all ranks, if a shard and all its copies are lost.
+    """
+    shards = {name: part for name, part in parts.items() if isinstance(part, Shards)}
+    problems = [part.restore(taken[name], whole) for name, part in shards.items()]
+    problem = next(filter(None, problems), "")
+    if rebuild:
+        everyone: list[Any] = [None] * world.comm.size
+        all_gather_object(everyone, problem)
+        problem = next(filter(None, everyone), "")
+    if problem:
+        raise StateLostError(problem)
 
 
 def spread(

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcdist import _engine, log
-from hpcdist.elastic import alone, archive, handover, refusals
-from hpcdist.elastic.archive import Archive
+from hpcdist.elastic import handover, refusals
+from hpcdist.elastic.alone import names_of
+from hpcdist.elastic.archive import Archive, contents, put_back
 from hpcdist.elastic.batch import Batch
 from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.deaths import is_death
 from hpcdist.elastic.keep import gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
-from hpcdist.elastic.shards import Shards
+from hpcdist.elastic.shards import Shards, put_back_all
 from hpcdist.errors import DistError
-from hpcdist.groups import joining, rebuild
+from hpcdist.groups import joining
+from hpcdist.groups.rebuild import with_spares
 from hpcdist.groups.reconfigure import ReconfigureOptions, agree, follow, reconfigure
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
@@ -68,7 +70,8 @@ class State:
         otherwise they are lost.
     **parts : object
         Modules (also DistributedDataParallel), optimizers, tensors, and anything with
-        ``state_dict()`` and ``load_state_dict()``. They must be the same on all ranks.
+        ``state_dict()`` and ``load_state_dict()``. They must be the same on all ranks, unless ranks
+        with `rebuild` train different models in groups of their own.
 
     Attributes
     ----------
@@ -134,7 +137,6 @@ class State:
         self._ready: Commit | None = None
         self._copies = copies
         self.rebuild = rebuild
-        self._alone: frozenset[str] | None = None
         #: Its shares, where it stays when ranks die.
         self.batch = Batch(self, copies)
         #: Whether the commit is to be kept for the next start once the ranks have recovered.
@@ -166,14 +168,6 @@ class State:
             "archive": self.archive.progress,
             "batch": (self.batch.count, self.batch.homes),
         }
-
-    def alone(self) -> frozenset[str]:
-        """Return the names of the parts of which each rank alone has its copy; local."""
-        if not (self.rebuild and world.spares) or self.batch.count:
-            return frozenset()
-        if self._alone is None:
-            self._alone = alone.names_of(self.parts)
-        return self._alone
 
     def follow(self, progress: dict[str, Any]) -> None:
         """Go on with the commits of the others, whose :attr:`progress` this is; local."""
@@ -300,7 +294,7 @@ class State:
         found, where = self.archive.find()
         if found is None:
             return False
-        archive.put_back(self, found)
+        put_back(self, found)
         self.seconds += time.monotonic() - began
         if world.comm.rank == 0:
             _log.warning(
@@ -318,7 +312,7 @@ class State:
         commit = self.committed
         if commit is None:
             commit = self._take(alone=True)
-        own, shards = archive.contents(self, commit)
+        own, shards = contents(self, commit)
         for each in turns:
             each.keep(self.step, own, shards)
 
@@ -348,8 +342,10 @@ class State:
         assert commit is not None
         self.step = commit.step
         for name, part in self.parts.items():
-            if sharded or not isinstance(part, Shards):
+            if not isinstance(part, Shards):
                 part.restore(commit.parts[name])
+        if sharded:
+            put_back_all(self.parts, commit.parts, self.rebuild)
         self.set_values(commit.values)
         self.random.restore(commit.random)
         self.batch.put_back(commit)
@@ -368,8 +364,19 @@ class State:
         random, places = self.random.take(), list(range(size))
         self.batch.spread()
         live, others = self.batch.live, dict(self.batch.others)
-        mine = self.alone()
+        mine = self._alone()
         return Commit(parts, values, random, size, places, live=live, others=others, alone=mine)
+
+    def _alone(self) -> frozenset[str] | None:
+        """Return the names of the parts that differ between ranks; all ranks must call it.
+
+        None where all ranks have the same: without groups of their own, and where the batch stays.
+        """
+        if not (self.rebuild and world.spares) or self.batch.count:
+            return None
+        if self.committed is not None and self.committed.alone is not None:
+            return self.committed.alone
+        return frozenset().union(*gathered(sorted(names_of(self.parts))))
 
     def _accept(self) -> None:
         assert self._ready is not None
@@ -407,9 +414,8 @@ class State:
                 self._reconfigure()
             joins = False
             renewed = time.monotonic()
-            yes = True
             try:
-                self._return()
+                yes = self._return()
             except DistError as error:
                 if not is_death(error):
                     raise
@@ -432,10 +438,14 @@ class State:
             self.committed.places = [places[former] for former in renewed.ranks]
         self.batch.renew(renewed.ranks)
 
-    def _return(self) -> None:
-        """Return to the last commit, together with the ranks that have none yet."""
-        if world.spares and self.rebuild:
-            rebuild.with_spares(world.pg)
+    def _return(self) -> bool:
+        """Return to the last commit, together with the ranks that have none yet.
+
+        False if a rank has died meanwhile.
+        """
+        rebuilds = self.rebuild if world.joining is None else world.joining.rebuilds
+        if world.spares and rebuilds and not with_spares(world.pg):
+            return False
         follow(world.pg)
         if not world.spares:
             if self.committed is not None:
@@ -450,3 +460,4 @@ class State:
             handover.restore(self)
         if self.batch.count:
             self.batch.deal()
+        return True

@@ -7,7 +7,7 @@ process calls meanwhile would never end, or meet a call of the recovery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -39,6 +39,8 @@ class Joining:
 
     Attributes
     ----------
+    number : int
+        Of this process in that world.
     deferred : WeakSet
         Models and optimizers that were made without the other ranks: they get their values with
         the commit, which must contain them.
@@ -50,7 +52,8 @@ class Joining:
         self, real: Carrier, rank: int, size: int, places: Sequence[int], rebuilds: bool = False
     ) -> None:
         self._real = real
-        self.rank, self.size = rank, size
+        self.number = self.rank = rank
+        self.size = size
         self.places, self.rebuilds = places, rebuilds
         self.timeout = real.timeout
         self.deferred: WeakSet[Any] = WeakSet()
@@ -62,7 +65,12 @@ class Joining:
         if not callable(found):
             return found
         answered = next(filter(None, (answer(name) for answer in answers)), None)
-        return answered or _refusal(name)
+        return answered or _refusal(name, self.number)
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """Ranks on this node."""
+        return tuple(self.places[rank] for rank in self._real.node_ranks)
 
     def finished(self, outputs: list[Any]) -> Any:
         """Return the handle of an operation that is done."""
@@ -72,15 +80,13 @@ class Joining:
     def barrier(self, async_op: bool = False, **about: Any) -> None:
         """Return: the other ranks are at no barrier of the program."""
         if async_op:
-            _refusal("barrier(async_op=True)")()
+            _refusal("barrier(async_op=True)", self.number)()
 
     def refuse(self, *args: Any, **about: Any) -> None:
         """Send nothing: no other rank is in a call of the program."""
 
 
-def _refusal(call: str, hint: str = "") -> Callable[..., Any]:
-    rank = world.joining.rank
-
+def _refusal(call: str, rank: int, hint: str = "") -> Callable[..., Any]:
     def refused(*args: Any, **about: Any) -> Any:
         name = about.get("api") or call
         raise DistError(
@@ -125,7 +131,7 @@ def is_closed(pg: Any) -> bool:
 def refuse(pg: Any, call: str, hint: str = "") -> None:
     """Raise DistError where the other ranks make no such call."""
     if is_closed(pg):
-        _refusal(call, hint)()
+        _refusal(call, pg.carrier.number, hint)()
 
 
 def refuse_by_hand() -> None:
@@ -167,12 +173,17 @@ def opened() -> Iterator[None]:
             kept.timeout = group.carrier.timeout
     pg.members = Members(tuple(range(made.size)), pg.members.name, generation)
     pg.carrier = world.comm = made
-    keep_all(pg, stood.places, [])
+    old: list[Any] = []  # of groups that were made in an attempt to join which has failed
+    keep_all(pg, stood.places, old)
+    for backend in dict.fromkeys(old):
+        with suppress(DistError):
+            backend.free(0.0)
     try:
         yield
     finally:
         if world.joining is not None:
-            world.joining = Joining(made, made.rank, made.size, range(made.size), stood.rebuilds)
+            real = pg.carrier
+            world.joining = Joining(real, real.rank, real.size, range(real.size), stood.rebuilds)
             world.joining.deferred = stood.deferred
             pg.carrier = world.comm = cast(Carrier, world.joining)
 

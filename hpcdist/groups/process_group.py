@@ -401,10 +401,11 @@ class ProcessGroup(C10d):
         self.hooks.remove_abort(hook_id)
 
     def _hook(self, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
-        if not self._backends:
+        if not self._backends and self not in world.kept:
             raise ValueError(f"the process group {self.members.name!r} has been destroyed")
         self.hooks.add(kind, hook_id, hook)
-        self._use(self.hooks.carry(self._backends))
+        if self._backends:
+            self._use(self.hooks.carry(self._backends))
 
     def _unhook(self, kind: str, hook_id: int) -> None:
         self.hooks.remove(kind, hook_id, self.members.name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdist import _engine, log
 from hpcdist.backends.create import renewed
-from hpcdist.errors import DistBackendError, RankFailedError
+from hpcdist.errors import DistBackendError
 from hpcdist.groups.kept import lose
 from hpcdist.groups.world import world
 
@@ -154,30 +154,36 @@ def _connect(group: Any, new: _engine.Comm) -> None:
     world.kept.pop(group)
 
 
-def with_spares(pg: Any) -> None:
+class _Died(Exception):
+    """A rank has died; this one may not have heard of it in another way yet."""
+
+
+def with_spares(pg: Any) -> bool:
     """Make the kept groups again where former spares join; all ranks must call it.
+
+    Returns
+    -------
+    bool
+        False on all ranks if one has died: the groups wait for the next recovery.
 
     Raises
     ------
     DistTimeoutError
         If a rank does not call within the timeout: a former spare that is still to make its groups.
-    RankFailedError
-        On all ranks, if one has died: the groups wait for the next recovery.
     """
-    comm = pg.carrier.native
-    _engine.agree(comm, 1, comm.timeout)  # MPI's calls from here on expect all ranks
 
     def stop() -> None:
-        error = RankFailedError("a rank died while the groups were made again")
-        error.ranks = tuple(_engine.lost_ranks(comm))
-        raise error
+        raise _Died
 
-    rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, stop)
+    rebuilding = world.rebuilding = world.rebuilding or Rebuilding(pg, stop, meets=True)
     try:
         rebuilding.wait()
+    except _Died:
+        return False
     finally:
         if rebuilding.is_over:
             world.rebuilding = None
+    return True
 
 
 class Rebuilding:
@@ -191,11 +197,18 @@ class Rebuilding:
         The default group.
     recover : callable
         Repeats the recovery, because another rank has died; or raises.
+    broken : bool
+        Whether it must do so first.
+    meets : bool
+        Whether to wait until all ranks are here, because former spares come late: MPI's calls
+        expect all ranks.
     """
 
-    def __init__(self, pg: Any, recover: Callable[[], None], broken: bool = False) -> None:
+    def __init__(
+        self, pg: Any, recover: Callable[[], None], broken: bool = False, meets: bool = False
+    ) -> None:
         self._pg, self._recover = pg, recover
-        self._broken = broken
+        self._broken, self._meets = broken, meets
         self._first = threading.Lock()
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -221,6 +234,9 @@ class Rebuilding:
         if not self._first.acquire(blocking=False):
             return
         try:
+            if self._meets:
+                comm = self._pg.carrier.native
+                _engine.agree(comm, 1, comm.timeout)
             while self._broken or not attempt(self._pg):
                 self._broken = True
                 self._recover()

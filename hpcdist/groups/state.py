@@ -14,6 +14,7 @@ from typing import Any, NewType, cast
 from hpcdist import log
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
+from hpcdist.groups.kept import lose
 from hpcdist.groups.members import short
 from hpcdist.groups.numbers import whole
 from hpcdist.groups.process_group import ProcessGroup
@@ -107,6 +108,9 @@ def remove(pg: ProcessGroup, end: float = math.inf) -> None:
     `end`, of ``time.monotonic``, limits the wait for its outstanding operations.
     """
     leave_handler(pg)
+    if pg in world.kept:
+        lose(pg, "has been destroyed", [])
+        return
     world.groups.pop(pg, None)
     world.held.discard(pg)
     _log.info("group %r is being destroyed", pg.members.name)

@@ -25,10 +25,20 @@ class Waiting(joining.Joining):
     def __init__(self, rank: int, ranks: tuple[int, ...], timeout: float, check: int) -> None:
         default = world.joining
         super().__init__(default._real, rank, len(ranks), default.places, default.rebuilds)
+        self.number = default.number
         self.timeout, self.check = timeout, check
-        numbers = {default.places[each] for each in default._real.node_ranks}
-        self.node_ranks = tuple(i for i, each in enumerate(ranks) if each in numbers)
-        self.local_rank = self.node_ranks.index(rank)
+        self._ranks = ranks
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """Ranks of the group on this node."""
+        here = world.joining.node_ranks
+        return tuple(i for i, each in enumerate(self._ranks) if each in here)
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank among them."""
+        return self.node_ranks.index(self.rank)
 
 
 def make(

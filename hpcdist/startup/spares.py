@@ -158,9 +158,11 @@ def _wait(comm: _engine.Comm, name: str) -> Taken | None:
         comm, places, _, _, rebuilds = found
         rank, active, _ = _engine.world_place(comm)
         if rank < active:
-            variables.export_taken_place(comm)
+            taken = Taken(comm, places, before, bool(rebuilds))
+            seen = (places[rank], before) if taken.rebuilds else (rank, active)
+            variables.export_taken_place(comm, *seen)
             commits.expect_end(comm, rank)
-            return Taken(comm, places, before, bool(rebuilds))
+            return taken
 
 
 def _die() -> NoReturn:

@@ -61,10 +61,18 @@ def export_place(comm: Carrier, api: str, spares: int = 0) -> None:
     _export(values)
 
 
-def export_taken_place(comm: _engine.Comm) -> None:
-    """Set the variables of the place that this process, a spare until now, has taken; local."""
+def export_taken_place(comm: _engine.Comm, rank: int, size: int) -> None:
+    """Set the variables of the place that this process, a spare until now, has taken; local.
+
+    Parameters
+    ----------
+    comm : Comm
+        Of the default group.
+    rank, size : int
+        As the program of this process sees them.
+    """
     if _NODE in exported(os.environ):
-        place = (comm.rank, comm.size, comm.local_rank, len(comm.node_ranks))
+        place = (rank, size, comm.local_rank, len(comm.node_ranks))
         _export(dict(zip(PLACE, map(str, place), strict=False)))
 
 

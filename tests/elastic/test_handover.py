@@ -16,15 +16,17 @@ from hpcdist.groups.world import world
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
 
-def report(number: int = 0, **parts: object) -> handover._Report:
+def report(
+    number: int = 0, joins: bool = True, alone: list[str] | None = None, **parts: object
+) -> handover._Report:
     described = {name: part_of(thing, name).layout() for name, thing in parts.items()}
-    return handover._Report(False, True, number, described, 4, [], "")
+    return handover._Report(joins, not joins, number, described, alone, "", 4, [], "")
 
 
 def test_another_state_is_refused():
     model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 5)
     optimizer = torch.optim.SGD(model.parameters())
-    theirs = report(model=model, optimizer=optimizer)
+    theirs = report(joins=False, model=model, optimizer=optimizer)
     handover._check([theirs, report(model=model, optimizer=optimizer)], 0)
     for says, mine in {
         "its State has as 'optimizer' nothing, and rank 0 has a SGD": report(model=model),
@@ -36,6 +38,9 @@ def test_another_state_is_refused():
         with pytest.raises(ValueError, match="rank 1, a former spare, cannot join") as error:
             handover._check([theirs, mine], 0)
         assert says in str(error.value)
+    # what only some ranks have is compared with the copy of it
+    theirs = report(joins=False, alone=["model"], model=model, optimizer=optimizer)
+    handover._check([theirs, report(model=other, optimizer=optimizer)], 0)
 
 
 def test_a_loop_after_a_join_that_failed_says_why_again(monkeypatch):

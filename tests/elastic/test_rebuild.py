@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from lingering import preloaded, times
-
-from hpcdist import _engine
+from ulfm import only_ulfm
 
 FT = {"HPCDIST_FT": "1"}
 HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.jobs,
     pytest.mark.rare,
-    pytest.mark.skipif(
-        "Open MPI" not in _engine.library_version(), reason="this MPI has no fault tolerance"
-    ),
+    only_ulfm,
 ]
 
 

@@ -15,13 +15,10 @@ import pytest
 from jobs import Ended, run_job
 from kill_jobs import differing_with_spares, draw_with_spares, train
 from long_form import LONG, deadline, size
+from ulfm import OPEN_MPI, only_ulfm
 
-from hpcdist import _engine
-
-OPEN_MPI = "Open MPI" in _engine.library_version()
 PROGRAM = str(Path(__file__).with_name("spares.py"))
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
-only_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="this MPI has no fault tolerance: tested below")
 
 
 def run(

@@ -179,10 +179,12 @@ def with_deaths(kind: str, steps: int, copies: int, deaths: Deaths) -> None:
         Path(folder, when).touch()  # the next spare in that place lives
         die_after(delay)
     model, optimizer = build(kind)
-    state = State(model=model, optimizer=optimizer, copies=copies, rebuild=kind == HALVES)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    keep_batch = bool(os.environ.get("HPCDIST_TEST_KEEP_BATCH"))
+    state = State(copies=copies, rebuild=keep_batch or kind == HALVES, **parts)
     state.values.sizes = {}
     recovered = False
-    keep_batch = bool(os.environ.get("HPCDIST_TEST_KEEP_BATCH"))
     for step in elastic(state, steps, keep_batch=keep_batch):
         lost = len(state.lost)
         with step:
