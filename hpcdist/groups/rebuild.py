@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from hpcdist.groups.world import world
 
 _log = log.get_logger("group")
 
+#: Seconds between two looks at a thread.
+_STEP = 0.0002
 #: A group's name and ranks: it is the same group on all ranks where these are.
 Key = tuple[str, tuple[int, ...]]
 
@@ -186,6 +189,16 @@ def with_spares(pg: Any) -> bool:
     return True
 
 
+def wait_for(over: threading.Event) -> None:
+    """Wait until a thread says that it is over; signal handlers may raise meanwhile.
+
+    ``Event.wait`` would raise a RuntimeError in place of what a handler raises while it releases
+    its lock.
+    """
+    while not over.is_set():
+        time.sleep(_STEP)
+
+
 class Rebuilding:
     """Makes the groups again in a thread, in which no signal handler raises: the others wait.
 
@@ -217,7 +230,7 @@ class Rebuilding:
         """Do it, or wait until it is done; raise its error, after which it has a :meth:`next`."""
         if not self._over.is_set():
             threading.Thread(target=self._run, name="hpcdist-rebuild", daemon=True).start()
-            self._over.wait()
+            wait_for(self._over)
         if self.error is not None:
             raise self.error
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import reconfigure
+from hpcdist.groups.rebuild import wait_for
 from hpcdist.groups.world import world
 from hpcdist.startup import variables
 from hpcdist.torch import buckets, modules
@@ -71,7 +72,7 @@ class _Renewal:
         """Do it, or wait until it is done; raise its error."""
         if not self._over.is_set():
             threading.Thread(target=self._run, name="hpcdist-reconfigure", daemon=True).start()
-            self._over.wait()
+            wait_for(self._over)
         if self._error is not None:
             raise self._error
 

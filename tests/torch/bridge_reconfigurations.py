@@ -78,6 +78,8 @@ def main() -> None:
         refused(lambda: world.reconfigure(timeout=soon), hpcdist.DistTimeoutError, "rank 0 is ")
     else:
         time.sleep(1)
+    world.reconfigure()
+    sums()
     began = time.monotonic()
     world.reconfigure()
     usual = time.monotonic() - began
