@@ -30,7 +30,7 @@ def names_of(parts: Mapping[str, Part | Shards]) -> frozenset[str]:
         if isinstance(part, Shards):
             if not part.of_world:
                 found.append(name)
-        elif any(map(_is_of_all, part.modules())):
+        elif any(map(_is_parallel, part.modules())) and part.group() is world.pg:
             same.update(map(id, part.tensors()))
         elif not part.stepped():
             found.append(name)
@@ -40,9 +40,5 @@ def names_of(parts: Mapping[str, Part | Shards]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_of_all(module: object) -> bool:
-    """Whether a module is in DistributedDataParallel over the default group."""
-    if not isinstance(module, (DistributedDataParallel, StockParallel)):
-        return False
-    group = module.process_group
-    return getattr(group, "ours", group) is world.pg
+def _is_parallel(module: object) -> bool:
+    return isinstance(module, (DistributedDataParallel, StockParallel))

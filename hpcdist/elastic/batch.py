@@ -10,7 +10,7 @@ import torch
 
 from hpcdist.elastic.commit import Commit, packed, shares_of, unpacked
 from hpcdist.elastic.dealing import deal, exchange
-from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.exchange import gathered
 from hpcdist.elastic.refusals import refuse_second
 from hpcdist.elastic.shards import Shards
 from hpcdist.groups.world import world

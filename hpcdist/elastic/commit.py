@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from hpcdist import codec
+from hpcdist.elastic.exchange import spread
 from hpcdist.elastic.parts import Part
-from hpcdist.elastic.shards import Shards, spread
+from hpcdist.elastic.shards import Shards
 from hpcdist.parallel.host import on_cpu
 
 

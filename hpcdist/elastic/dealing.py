@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcdist.elastic.commit import packed, unpacked
-from hpcdist.elastic.keep import gathered
-from hpcdist.elastic.shards import StateLostError, swap
+from hpcdist.elastic.exchange import gathered, swap
+from hpcdist.elastic.shards import StateLostError
 from hpcdist.groups.world import world
 
 

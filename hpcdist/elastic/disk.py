@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from hpcdist import codec, log
-from hpcdist.elastic.keep import Found, gathered
+from hpcdist.elastic.exchange import gathered
+from hpcdist.elastic.keep import Found
 from hpcdist.groups.world import world
 from hpcdist.parallel.host import on_cpu
 

@@ -17,10 +17,9 @@ from torch.nn.parallel import DistributedDataParallel as StockParallel
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
 from hpcdist.elastic.commit import Commit, packed, unpacked
-from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.exchange import gathered, swap
 from hpcdist.elastic.refusals import refuse_fewer
-from hpcdist.elastic.shards import Shards, StateLostError, put_back_all, swap
-from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.elastic.shards import Shards, StateLostError, put_back_all
 from hpcdist.groups.world import world
 from hpcdist.parallel.ddp.module import DistributedDataParallel
 
@@ -142,12 +141,8 @@ def _report(state: Any) -> dict[str, Any]:
 def _lost(state: Any) -> str:
     """Return which part needs a group that was not made again; "" if none does."""
     for name, part in state.parts.items():
-        if isinstance(part, Shards):
-            lost = part.is_lost()
-        else:
-            groups = [getattr(each, "process_group", None) for each in part.modules()]
-            lost = any(isinstance(g, ProcessGroup) and g not in world.groups for g in groups)
-        if lost:
+        group = part.group()
+        if group is not None and group not in world.groups:
             return (
                 f"the group of {name} was not made again. All members must have it, and a former "
                 "spare must make as many groups of the same ranks before its State as the others"

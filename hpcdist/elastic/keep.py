@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from hpcdist import codec, log
-from hpcdist.collectives.objects import all_gather_object
+from hpcdist.elastic.exchange import gathered, swap
 from hpcdist.elastic.memory import DamagedError, Head, Memory, shape
-from hpcdist.elastic.shards import swap
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.launchers.pmi.server import node_of_this_process
@@ -46,13 +45,6 @@ class Found:
     own: Any
     shards: dict[int, Any]
     same: bool
-
-
-def gathered(thing: Any) -> list[Any]:
-    """Return what each rank gave."""
-    everyone: list[Any] = [None] * world.comm.size
-    all_gather_object(everyone, thing)
-    return everyone
 
 
 class Keeper:

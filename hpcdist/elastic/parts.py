@@ -17,6 +17,8 @@ from hpcdist.elastic.sharded import (
     with_shards,
     without_shards,
 )
+from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 
@@ -44,6 +46,13 @@ class Part(Protocol):
     def modules(self) -> list[torch.nn.Module]:
         """Return the module that it is, if it is one."""
 
+    def group(self) -> Any:
+        """Return hpcdist's group whose ranks train it together, in DistributedDataParallel say.
+
+        None if it has none. Of torch's groups it may be the default one: a recovery makes no other
+        again.
+        """
+
     def stepped(self) -> list[torch.Tensor]:
         """Return the parameters that it steps, if it is an optimizer."""
 
@@ -69,6 +78,9 @@ class _Shared:
 
     def modules(self) -> list[torch.nn.Module]:
         return []
+
+    def group(self) -> Any:
+        return None
 
     def stepped(self) -> list[torch.Tensor]:
         return []
@@ -124,6 +136,13 @@ class _Module:
 
     def modules(self) -> list[torch.nn.Module]:
         return [self._module]
+
+    def group(self) -> Any:
+        group = getattr(self._module, "process_group", None)
+        if isinstance(group, ProcessGroup):
+            return group
+        ours = getattr(group, "ours", None)
+        return ours if ours is world.pg else None
 
     def stepped(self) -> list[torch.Tensor]:
         return []

@@ -7,7 +7,6 @@ from typing import Any
 
 from hpcdist.elastic.parts import Part
 from hpcdist.elastic.shards import Shards, StateLostError
-from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import world
 
 #: The numbers of the States that have begun to commit, and whether only one may.
@@ -48,8 +47,8 @@ def _sharded(parts: Mapping[str, Part | Shards]) -> str:
 def _of_some_ranks(parts: Mapping[str, Part | Shards]) -> str:
     """Return the name of a model in DistributedDataParallel over fewer than all ranks, or ""."""
     for name, part in parts.items():
-        groups = [getattr(module, "process_group", None) for module in part.modules()]
-        if any(isinstance(g, ProcessGroup) and g.size() < world.comm.size for g in groups):
+        group = None if isinstance(part, Shards) else part.group()
+        if group is not None and group.size() < world.comm.size:
             return name
     return ""
 

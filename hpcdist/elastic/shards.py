@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hpcdist.backends.carrier import Carrier
 from hpcdist.collectives.objects import all_gather_object
+from hpcdist.elastic.exchange import gathered, spread
 from hpcdist.elastic.parts import shapes
 from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
-
-#: Of the messages to neighbours.
-TAG = 65_521
 
 
 class StateLostError(DistError):
@@ -51,9 +48,9 @@ class Shards:
         self._copies = copies
         self._group = zero.process_group
 
-    def is_lost(self) -> bool:
-        """Whether the group was not made again after a recovery."""
-        return self._group not in world.groups
+    def group(self) -> Any:
+        """Return the group that has them."""
+        return self._group
 
     @property
     def of_world(self) -> bool:
@@ -154,10 +151,8 @@ class Shards:
         """
         held = {rank: each["shard"] for rank, each in shards.items()}
         groups = next((each["groups"] for each in shards.values()), None)
-        everyone: list[Any] = [None] * world.comm.size
         if not same:
-            all_gather_object(everyone, groups)
-            groups = next(each for each in everyone if each is not None)
+            groups = next(each for each in gathered(groups) if each is not None)
         problem = self.restore({"held": held, "size": size, "groups": groups}, whole=not same)
         if problem:
             raise StateLostError(problem)
@@ -235,78 +230,6 @@ def put_back_all(
     problems = [part.restore(taken[name], whole) for name, part in shards.items()]
     problem = next(filter(None, problems), "")
     if rebuild:
-        everyone: list[Any] = [None] * world.comm.size
-        all_gather_object(everyone, problem)
-        problem = next(filter(None, everyone), "")
+        problem = next(filter(None, gathered(problem)), "")
     if problem:
         raise StateLostError(problem)
-
-
-def spread(
-    packed: torch.Tensor, copies: int, carrier: Carrier | None = None
-) -> dict[int, torch.Tensor]:
-    """Send bytes to the next ranks, and return what those before have sent; all must call it.
-
-    Parameters
-    ----------
-    packed : torch.Tensor
-        This rank's bytes.
-    copies : int
-        To how many ranks.
-    carrier : Carrier, optional
-        Of the group whose ranks these are; None means the default group.
-
-    Returns
-    -------
-    dict
-        Of bytes, by the rank that sent them.
-    """
-    carrier = carrier or world.comm
-    rank, size = carrier.rank, carrier.size
-    received = {}
-    for distance in range(1, min(copies, size - 1) + 1):
-        to, source = (rank + distance) % size, (rank - distance) % size
-        received[source] = swap(packed, to, [source], carrier)[source]
-    return received
-
-
-def swap(
-    packed: torch.Tensor | None,
-    to: int | None,
-    sources: Sequence[int],
-    carrier: Carrier | None = None,
-) -> dict[int, torch.Tensor]:
-    """Send bytes to one rank, or none, and receive those of others.
-
-    Parameters
-    ----------
-    packed : torch.Tensor or None
-        Bytes, for `to`.
-    to : int or None
-        Rank of the group.
-    sources : sequence of int
-        Ranks that send to this one.
-    carrier : Carrier, optional
-        Of the group; None means the default group.
-
-    Returns
-    -------
-    dict
-        What each of them sent.
-    """
-    carrier = carrier or world.comm
-    sizes = {source: torch.zeros(1, dtype=torch.int64, device="cpu") for source in sources}
-    works = [carrier.irecv(size, source, TAG) for source, size in sizes.items()]
-    if packed is not None and to is not None:
-        carrier.send(torch.tensor([packed.numel()], device="cpu"), to, TAG)
-    for work in works:
-        work.wait()
-    received = {
-        s: torch.empty(int(size), dtype=torch.uint8, device="cpu") for s, size in sizes.items()
-    }
-    works = [carrier.irecv(data, source, TAG) for source, data in received.items()]
-    if packed is not None and to is not None:
-        carrier.send(packed, to, TAG)
-    for work in works:
-        work.wait()
-    return received

@@ -16,7 +16,7 @@ from hpcdist.elastic.archive import Archive, contents, put_back
 from hpcdist.elastic.batch import Batch
 from hpcdist.elastic.commit import Commit
 from hpcdist.elastic.deaths import is_death
-from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.exchange import gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
 from hpcdist.elastic.shards import Shards, put_back_all
 from hpcdist.errors import DistError

@@ -11,7 +11,7 @@ from torch.distributed import checkpoint
 import hpcdist as dist
 from hpcdist.elastic import State, elastic
 from hpcdist.elastic.disk import Disk, _claimed, _load, _save
-from hpcdist.elastic.keep import gathered
+from hpcdist.elastic.exchange import gathered
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.testing import parallel_assert, parallel_raises
 

@@ -10,6 +10,7 @@ import torch
 
 import hpcdist as dist
 from hpcdist.elastic import keep, memory
+from hpcdist.elastic.exchange import gathered
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -39,7 +40,7 @@ def made(monkeypatch):
 
 
 def agreed(flag: bool) -> bool:
-    return all(keep.gathered(flag))
+    return all(gathered(flag))
 
 
 def own(step: int) -> dict:
@@ -54,7 +55,7 @@ def check(found: keep.Found | None, step: int) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     parallel_assert(found is not None and (found.step, found.size) == (step, size))
     parallel_assert(torch.equal(found.own["values"], own(step)["values"]))
-    together = {old: shard for each in keep.gathered(found.shards) for old, shard in each.items()}
+    together = {old: shard for each in gathered(found.shards) for old, shard in each.items()}
     parallel_assert(together == {old: ["shard", old, step] for old in range(size)}, rank)
 
 
