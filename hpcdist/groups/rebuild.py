@@ -7,8 +7,6 @@ member in common are made in one turn, by one call of MPI that all ranks of the 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +15,11 @@ from hpcdist import _engine, log
 from hpcdist.backends.create import renewed
 from hpcdist.errors import DistBackendError
 from hpcdist.groups.kept import lose
+from hpcdist.groups.uninterrupted import Uninterrupted
 from hpcdist.groups.world import world
 
 _log = log.get_logger("group")
 
-#: Seconds between two looks at a thread.
-_STEP = 0.0002
 #: A group's name and ranks: it is the same group on all ranks where these are.
 Key = tuple[str, tuple[int, ...]]
 
@@ -189,20 +186,8 @@ def with_spares(pg: Any) -> bool:
     return True
 
 
-def wait_for(over: threading.Event) -> None:
-    """Wait until a thread says that it is over; signal handlers may raise meanwhile.
-
-    ``Event.wait`` would raise a RuntimeError in place of what a handler raises while it releases
-    its lock.
-    """
-    while not over.is_set():
-        time.sleep(_STEP)
-
-
-class Rebuilding:
-    """Makes the groups again in a thread, in which no signal handler raises: the others wait.
-
-    If a handler raises while this rank waits for it, its next call waits for the same.
+class Rebuilding(Uninterrupted):
+    """Makes the groups again in a thread: the others wait.
 
     Parameters
     ----------
@@ -220,40 +205,19 @@ class Rebuilding:
     def __init__(
         self, pg: Any, recover: Callable[[], None], broken: bool = False, meets: bool = False
     ) -> None:
+        super().__init__(self._rebuild)
         self._pg, self._recover = pg, recover
         self._broken, self._meets = broken, meets
-        self._first = threading.Lock()
-        self._over = threading.Event()
-        self.error: BaseException | None = None
-
-    def wait(self) -> None:
-        """Do it, or wait until it is done; raise its error, after which it has a :meth:`next`."""
-        if not self._over.is_set():
-            threading.Thread(target=self._run, name="hpcdist-rebuild", daemon=True).start()
-            wait_for(self._over)
-        if self.error is not None:
-            raise self.error
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is done, or has failed."""
-        return self._over.is_set()
 
     def next(self) -> Rebuilding:
         """Return one that goes on where this one has failed."""
         return Rebuilding(self._pg, self._recover, self._broken)
 
-    def _run(self) -> None:
-        if not self._first.acquire(blocking=False):
-            return
-        try:
-            if self._meets:
-                comm = self._pg.carrier.native
-                _engine.agree(comm, 1, comm.timeout)
-            while self._broken or not attempt(self._pg):
-                self._broken = True
-                self._recover()
-                self._broken = False
-        except BaseException as error:
-            self.error = error
-        self._over.set()
+    def _rebuild(self) -> None:
+        if self._meets:
+            comm = self._pg.carrier.native
+            _engine.agree(comm, 1, comm.timeout)
+        while self._broken or not attempt(self._pg):
+            self._broken = True
+            self._recover()
+            self._broken = False

@@ -203,8 +203,11 @@ def reconfigure(
             "can: its ranks decide what the ranks of all others mean"
         )
     options, following = opts or ReconfigureOptions(), world.following
-    if not (world.renewal or following):
-        world.rebuilding = None  # of a reconfiguration that a follower's thread has ended
+    if world.rebuilding is not None and not (world.renewal or following):
+        # A follower's thread has ended that reconfiguration. Or, with spares, a signal handler
+        # raised in it, and its thread may still be in calls of MPI.
+        world.rebuilding.settle()
+        world.rebuilding = None
     if world.rebuilding is None:
         try:
             # else the others have the new world: an exception came in between

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch.distributed as dist
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import reconfigure
-from hpcdist.groups.rebuild import wait_for
+from hpcdist.groups.uninterrupted import Uninterrupted
 from hpcdist.groups.world import world
 from hpcdist.startup import variables
 from hpcdist.torch import buckets, modules
@@ -48,10 +47,8 @@ def follow(ours: Any) -> None:
         default.renewal.wait()
 
 
-class _Renewal:
-    """Renews what torch keeps, once, in a thread: no signal handler raises there.
-
-    The other ranks wait for this one. If a handler raises here, the next call waits for the same.
+class _Renewal(Uninterrupted):
+    """Renews what torch keeps, once: the other ranks wait for this one.
 
     Parameters
     ----------
@@ -62,29 +59,15 @@ class _Renewal:
     """
 
     def __init__(self, default: BridgeGroup, generation: int) -> None:
+        super().__init__(self._renew)
         self.generation = generation
         self._default = default
-        self._first = threading.Lock()
-        self._over = threading.Event()
-        self._error: BaseException | None = None
 
-    def wait(self) -> None:
-        """Do it, or wait until it is done; raise its error."""
-        if not self._over.is_set():
-            threading.Thread(target=self._run, name="hpcdist-reconfigure", daemon=True).start()
-            wait_for(self._over)
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        if not self._first.acquire(blocking=False):
-            return
+    def _renew(self) -> None:
         try:
             _renew(self._default)
-        except BaseException as error:
-            self._error = error
-        world.following = ()  # with an error, too: the next reconfiguration is another one
-        self._over.set()
+        finally:
+            world.following = ()  # with an error, too: the next reconfiguration is another one
 
 
 def _renew(default: BridgeGroup) -> None:
