@@ -98,7 +98,8 @@ def check_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
         if tensor.layout != torch.strided:
             raise ValueError(f"{name} has layout {tensor.layout}; only dense tensors are offered")
-        if any(st == 0 and n > 1 for st, n in zip(tensor.stride(), tensor.shape, strict=True)):
+        sides = zip(tensor.stride(), tensor.shape, strict=True)
+        if tensor.numel() and any(stride == 0 and n > 1 for stride, n in sides):
             raise ValueError(
                 f"{name} is expanded (shape {tuple(tensor.shape)}, stride {tensor.stride()}), so "
                 "its elements share memory; make it with .clone() or .contiguous()"

@@ -380,3 +380,20 @@ def test_losses_with_running_statistics(sync: bool) -> None:
     model = side_by_side(build, squares, data(), by_rank=True, forward_sync_buffers=sync)
     model.eval()
     parallel_assert(bool(torch.isfinite(squares(model, mine(data(1)[0])))))
+
+
+def test_an_empty_parameter_may_have_strides_of_zero() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.none = nn.Parameter(torch.empty_strided((3, 0), (0, 0)))
+            self.some = nn.Parameter(torch.ones(2))
+
+        def forward(self) -> torch.Tensor:
+            return self.some.sum() + self.none.sum()
+
+    model = DDP(Empty())
+    (model() * (dist.get_rank() + 1)).backward()
+    wanted = (dist.get_world_size() + 1) / 2
+    parallel_assert(torch.allclose(model.module.some.grad, torch.full((2,), wanted)))
+    parallel_assert(model.module.none.grad.shape == (3, 0))
