@@ -60,7 +60,8 @@ class Reducer:
     tail : int, optional
         See :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
     piece : int, optional
-        Reduce buckets in pieces of at least this many bytes, until a hook wants them whole.
+        Reduce buckets in pieces, see :class:`~hpcdist.parallel.reducer.schedule.Schedule`, until a
+        hook wants them whole.
     allocator : callable
         Allocates the buckets' memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
     stats : Stats, optional
@@ -94,6 +95,8 @@ class Reducer:
     ) -> None:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
+        self._own = set(map(id, self._parameters))
+        self._leaves: list[Any] = []  # hooks on other leaves that forward has returned
         self._find_unused, self._skips = find_unused, skip_unused
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
@@ -165,6 +168,8 @@ class Reducer:
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
         self._hooks, self._all_hooks = [], []
+        self._expected = False
+        self._let_go_of_leaves()
         self.before_backward = None  # may refer to this object
 
     # -- settings -----------------------------------------------------------------------------
@@ -272,16 +277,28 @@ class Reducer:
         tensors = [t for t in graph.find_tensors(output) if t.requires_grad]
         if not tensors:
             run_last(self._all_hooks, self._hooks)  # no output announces the pass
-        if self._pipeline.tracks or (self._static is not None and not any(self._static)):
+        searches = self._pipeline.tracks or (self._static is not None and not any(self._static))
+        if searches:
             self._usage.search(tensors, mark=self._find_unused)
+        self._let_go_of_leaves()
+        # A loss without any parameter may be a leaf; beside other outputs a leaf is an input.
+        leaves = searches and all(tensor.grad_fn is None for tensor in tensors)
         for tensor in tensors:
-            # A parameter that forward returns unchanged would keep the hook for ever.
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._arm)
+            elif leaves and id(tensor) not in self._own:
+                hook = tensor.register_post_accumulate_grad_hook(self._arm_by_leaf)
+                self._leaves.append(hook)
 
     def keep_local(self) -> None:
         """Announce that the next backward does not average gradients."""
         self._expected = False
+        self._let_go_of_leaves()
+
+    def _let_go_of_leaves(self) -> None:
+        """Remove the hooks on what an earlier forward has returned: a leaf keeps them for ever."""
+        while self._leaves:
+            self._leaves.pop().remove()
 
     # -- called by autograd --------------------------------------------------------------------
 
@@ -299,6 +316,12 @@ class Reducer:
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
             watch(self)
+
+    def _arm_by_leaf(self, _leaf: torch.Tensor) -> None:
+        """Arm the pass: backward has added to the gradient of a leaf that forward has returned."""
+        if self._task is None and self._expected:
+            self._arm()
+            self._accumulates = True
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it to the pipeline when it is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -356,3 +357,79 @@ def test_a_gradient_that_is_not_defined_stays_none(as_view: bool) -> None:
     parallel_assert(
         torch.allclose(model.module.shown.grad, torch.tensor(4.0 / dist.get_world_size()))
     )
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["search", "static"])
+def test_a_loss_that_is_a_leaf_counts_as_zeros(static: bool) -> None:
+    """A rank without data returns a loss of its own; the others train."""
+
+    class Perhaps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.loss = torch.zeros((), requires_grad=True)
+
+        def forward(self, trains: bool) -> torch.Tensor:
+            return self.weight.sum() if trains else self.loss
+
+    about = {"static_graph": True} if static else {"find_unused_parameters": True}
+    model = DDP(Perhaps(), **about)
+    size, trains = dist.get_world_size(), dist.get_rank() > 0
+    for _ in range(3):
+        model.zero_grad()
+        model(trains).backward()
+        wanted = torch.full((3,), (size - 1) / size) if size > 1 else None
+        found = model.module.weight.grad
+        parallel_assert(
+            found is None if wanted is None else torch.allclose(found, wanted), str(found)
+        )
+    hooks = model.module.loss._post_accumulate_grad_hooks
+    parallel_assert(trains or not hooks or len(hooks) == 1, "each forward has left a hook")
+    (model.module.loss * 2).backward()  # outside of the model: averages nothing
+    dist.barrier()
+
+
+def test_a_leaf_that_forward_returns_averages_nothing_by_itself() -> None:
+    """Without a search, or beside other outputs, where it may be an input."""
+
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, loss: bool) -> Any:
+            return (self.weight.sum() * x.sum(), x) if loss else x
+
+    for about in ({}, {"find_unused_parameters": True}):
+        model = DDP(Returns(), **about)
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(2):
+            model.zero_grad()
+            loss, same = model(x, True)
+            (same * same).sum().backward()
+            parallel_assert(model.module.weight.grad is None)
+            loss.backward()
+            parallel_assert(torch.allclose(model.module.weight.grad, torch.full((3,), 2.0)))
+    plain = DDP(Returns())
+    plain(x, False).sum().backward()
+    plain(x, False).backward(torch.ones(2))
+    parallel_assert(plain.module.weight.grad is None)
+
+
+def test_a_model_that_is_gone_leaves_no_hook_on_a_leaf() -> None:
+    class Leaf(nn.Module):
+        def __init__(self, loss: torch.Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.loss = [loss]
+
+        def forward(self) -> torch.Tensor:
+            return self.loss[0]
+
+    loss = torch.zeros((), requires_grad=True)
+    model = DDP(Leaf(loss), find_unused_parameters=True)
+    model()
+    del model
+    gc.collect()
+    loss.backward()
+    parallel_assert(not loss._post_accumulate_grad_hooks)
