@@ -166,7 +166,8 @@ class Uneven(Joinable):
         ----------
         divide_by_initial_world_size : bool
             Divide gradients by the number of ranks of the group, so that each input has the same
-            weight. False: by the number of ranks that still have inputs.
+            weight. False: by the number of ranks that still have inputs. A communication hook
+            divides by itself: those of hpcdist always by the ranks of their group.
         enable : bool
             False: do nothing, for inputs that are known to be even.
         throw_on_early_termination : bool
