@@ -11,7 +11,7 @@ import torch
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
-from hpcdist.parallel.reducer.copies import copy_each, deliver
+from hpcdist.parallel.reducer.copies import copy_each, deliver, where_it_lies
 
 API = counting("DistributedDataParallel", "backward pass")
 MIB = 1 << 20
@@ -152,8 +152,8 @@ class Bucket:
     parameters : sequence of torch.Tensor
         The parameters themselves, in the order of `members`; one dtype, one device.
     as_view : bool
-        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out. Without
-        effect where `dtype` differs from the parameters'.
+        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out, or be
+        reduced where it lies. Without effect where `dtype` differs from the parameters'.
     allocator : callable
         See :func:`allocate`.
     dtype : torch.dtype, optional
@@ -170,6 +170,8 @@ class Bucket:
         Gradients not yet there in this backward pass.
     piece : int
         Number of the piece, from 0, if a bucket is reduced in pieces.
+    reduced : torch.Tensor
+        What the reduction works on: `buffer`, or the memory of the only gradient.
     unused : list of int
         Indices in `parameters` of those that get no gradient in this backward pass on this rank.
     work : object or None
@@ -183,6 +185,7 @@ class Bucket:
         "parameters",
         "pending",
         "piece",
+        "reduced",
         "saved",
         "unused",
         "views",
@@ -204,6 +207,7 @@ class Bucket:
         first, numel = self.parameters[0], sum(p.numel() for p in self.parameters)
         self.as_view = as_view and dtype in (None, first.dtype)
         self.buffer = allocator(numel, dtype or first.dtype, first.device)
+        self.reduced = self.buffer
         self.views = self.cut(self.buffer)
         self.work: Any = None
         self.unused: list[int] = []
@@ -214,6 +218,16 @@ class Bucket:
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
         return self.buffer.numel() * self.buffer.element_size()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has one parameter, on the host, whose gradient no other hook reads.
+
+        Such a gradient may change as soon as it is there, like the views of other buckets.
+        """
+        if not self.as_view or len(self.parameters) > 1 or self.buffer.device.type != "cpu":
+            return False
+        return len(self.parameters[0]._post_accumulate_grad_hooks or ()) <= 1
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
@@ -254,16 +268,28 @@ class Bucket:
         """Prepare for the next backward pass. A Work still in flight keeps its own buffers."""
         self.pending = len(self.members)
         self.work = None
+        self.reduced = self.buffer
         if self.unused:
             self.unused = []
             self.saved.clear()
 
-    def pack(self) -> None:
+    def pack(self, in_place: bool = False) -> None:
         """Copy the gradients into the buffer; a parameter without one counts as zeros.
 
         With `as_view`, ``parameter.grad`` is the view afterwards, and a gradient that already was
         needs no copy. A parameter in `unused` keeps its ``grad`` for now.
+
+        Parameters
+        ----------
+        in_place : bool
+            With `as_view`, let the reduction work on the only gradient where it lies, if it can. It
+            is no view of the buffer then, which nothing touches.
         """
+        if in_place and self.is_alone and not self.unused:
+            there = where_it_lies(self.parameters[0].grad, self.views[0])
+            if there is not None:
+                self.reduced = there
+                return
         targets, sources = [], []
         for parameter, view in zip(self.parameters, self.views, strict=True):
             grad = parameter.grad
@@ -295,6 +321,14 @@ class Bucket:
         self.unused = list(range(len(self.members)))
         self.buffer.zero_()
 
+    def let_go(self) -> None:
+        """Set `grad` to None where it is reduced in its place: the pass has failed.
+
+        Its memory may still change.
+        """
+        if self.reduced is not self.buffer:
+            self.parameters[0].grad = None
+
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
         parameter, view = self.parameters[place], self.views[place]
@@ -303,7 +337,7 @@ class Bucket:
             parameter.grad = view
 
     def reduce(self, comm: Carrier, divisor: int | None, extra: int, wait: bool = False) -> Any:
-        """Average the buffer between ranks; without `divisor`, over all of them.
+        """Average what was packed between ranks; without `divisor`, over all of them.
 
         Parameters
         ----------
@@ -323,12 +357,12 @@ class Bucket:
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
         self._divide(divisor, before=True)
-        return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra)
+        return comm.all_reduce(self.reduced, op, not wait, api=API, extra=extra)
 
     def _divide(self, divisor: int | None, before: bool) -> None:
         """Divide, float16 before the sum: that may be infinite where the average is not."""
         if divisor is not None and before == (self.buffer.dtype == torch.float16):
-            self.buffer.div_(divisor)
+            self.reduced.div_(divisor)
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Distribute the result of the reduction.
@@ -345,6 +379,8 @@ class Bucket:
         if result is not None:
             deliver(result, self.buffer)
         self._divide(divisor, before=False)
+        if self.reduced is not self.buffer:
+            return
         if self.as_view:
             for place in self.unused:
                 if place not in keep:

@@ -76,6 +76,8 @@ class Failure:
             self._stats.failed(error)
         else:
             self.note(error)
+            for bucket in buckets:
+                bucket.let_go()
         # Operations in flight end soon, in one way or another, and their errors do not matter.
         # After other errors each bucket could take a timeout; but what a hook returns may fail
         # alone, and then the other ranks wait for this one behind them.
@@ -116,6 +118,8 @@ class Failure:
         comm = serving(self._transfer.comm, buckets[0].buffer)
         if self._barriers is not None:
             return
+        for bucket in buckets:
+            bucket.let_go()
         barriers = self._barriers = []
         missing = self._transfer.missing_calls(len(buckets), started, more)
         if missing and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums

@@ -121,10 +121,14 @@ class Pipeline:
         bucket.pending -= 1
         if self._streams is not None:
             self._streams.note(bucket, parameter.device.index)
-        if index in self._large:
+        if index in self._large and not self._stays(bucket):
             bucket.pack_one(self._large[index])
         if not bucket.pending:
             self._start_full()
+
+    def _stays(self, bucket: Any) -> bool:
+        """Whether the only gradient of a bucket is reduced where it lies, if that can be."""
+        return bucket.is_alone and self._transfer.in_place
 
     def leave_out(self, indices: Iterable[int]) -> None:
         """Continue without gradients that this rank does not compute in this pass."""
@@ -138,7 +142,8 @@ class Pipeline:
         """Add all gradients at once, except missing ones."""
         with torch.no_grad():
             for index in self._large.keys() - set(unused):  # one by one, to free their memory
-                self._bucket_of[index].pack_one(self._large[index])
+                if not self._stays(self._bucket_of[index]):
+                    self._bucket_of[index].pack_one(self._large[index])
         for bucket in self.buckets:
             bucket.pending = 0
         for index in unused:
@@ -162,7 +167,7 @@ class Pipeline:
                 return
         if self._streams is not None:
             self._streams.gather(bucket)
-        bucket.pack()
+        bucket.pack(self._transfer.in_place)
         last = index + 1 == len(self.buckets)
         if last and not self.tracks and self._transfer.may_wait(bucket):
             self._late = bucket

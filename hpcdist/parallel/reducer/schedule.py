@@ -5,8 +5,9 @@ roughly in that order. After the first backward pass the real order is known, an
 rebuilt in rank 0's order.
 
 Only a user's hook needs a bucket as a whole. Without a hook, a large bucket is divided into pieces,
-each reduced as soon as its gradients are ready, so that the network does not wait for the rest. The
-pieces lie end to end in the memory of one bucket.
+each reduced as soon as its gradients are ready, so that the network does not wait for the rest. A
+long gradient is a piece by itself, which can be reduced where it lies. The pieces lie end to end in
+the memory of one bucket.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Schedule:
     tail : int, optional
         See :func:`~hpcdist.parallel.reducer.bucket.assign_buckets`.
     piece : int, optional
-        Divide buckets into pieces of at least this many bytes.
+        Divide buckets into pieces of about this many bytes: a gradient of half as many, or of more,
+        is one by itself, and shorter ones are together until they have as many.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Schedule:
         self._dtype = dtype
         self._tail = tail
         self._piece = piece
+        self._order: Sequence[int] = ()
 
     def first(self) -> list[list[int]]:
         """Return the members of the buckets before any order is known."""
@@ -96,7 +99,9 @@ class Schedule:
 
     def assign(self, order: Sequence[int]) -> list[list[int]]:
         """Return the members of the buckets for an order in which gradients become ready."""
-        return assign_buckets(self._parameters, order, self._caps, self._sparse, self._tail)
+        self._order = order
+        buckets = assign_buckets(self._parameters, order, self._caps, self._sparse, self._tail)
+        return [[i for piece in self._pieces(members) for i in piece] for members in buckets]
 
     def make(self, members: Sequence[list[int]]) -> list[Any]:
         """Make the buckets themselves, or their pieces."""
@@ -108,40 +113,42 @@ class Schedule:
             yield SparseBucket(members, parameters)
             return
         dtype = self._dtype if parameters[0].is_floating_point() else None
-        ends = self._ends(parameters)
-        if len(ends) == 1:
+        pieces = self._pieces(members)
+        if len(pieces) == 1:
             yield Bucket(members, parameters, self._as_view, self._allocator, dtype)
             return
-        sizes = [p.numel() for p in parameters]
-        memory = self._allocator(sum(sizes), dtype or parameters[0].dtype, parameters[0].device)
-        start = 0
-        for number, end in enumerate(ends):
-            part, memory = memory.tensor_split([sum(sizes[start:end])])
-            bucket = Bucket(
-                members[start:end],
-                parameters[start:end],
-                self._as_view,
-                lambda *_, part=part: part,
-                dtype,
-            )
+        whole = sum(p.numel() for p in parameters)
+        memory = self._allocator(whole, dtype or parameters[0].dtype, parameters[0].device)
+        for number, piece in enumerate(pieces):
+            parameters = [self._parameters[i] for i in piece]
+            part, memory = memory.tensor_split([sum(p.numel() for p in parameters)])
+            bucket = Bucket(piece, parameters, self._as_view, lambda *_, part=part: part, dtype)
             bucket.piece = number
             yield bucket
-            start = end
 
-    def _ends(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Return the ends of a bucket's pieces, as indices into it."""
-        ends = []
+    def _pieces(self, members: list[int]) -> list[list[int]]:
+        """Divide the members of a bucket; of those in this order, into the same pieces."""
         # A launch on a GPU costs more than on a CPU, and NCCL wants large messages.
-        if self._piece is not None and parameters[0].device.type == "cpu":
-            size = 0
-            for place, p in enumerate(parameters):
-                size += p.numel() * p.itemsize
-                if size >= self._piece:
-                    ends.append(place + 1)
-                    size = 0
-        if not ends or ends[-1] < len(parameters):
-            ends.append(len(parameters))
-        return ends
+        if (
+            self._piece is None
+            or members[0] in self._sparse
+            or self._parameters[members[0]].device.type != "cpu"
+        ):
+            return [members]
+        pieces: list[list[int]] = []
+        short: list[int] = []
+        size = 0
+        for index in members:
+            nbytes = self._parameters[index].numel() * self._parameters[index].itemsize
+            if 2 * nbytes >= self._piece:
+                pieces.append([index])
+                continue
+            short.append(index)
+            size += nbytes
+            if size >= self._piece:
+                pieces.append(short)
+                short, size = [], 0
+        return [*pieces, short] if short else pieces
 
     def join(self, buckets: list[Any]) -> list[Any]:
         """Join pieces, now and in all buckets made later; gradients that are views move.
@@ -157,8 +164,10 @@ class Schedule:
             Buckets for a hook.
         """
         self._piece = None
-        members = self.members(buckets)
-        return buckets if len(members) == len(buckets) else self.exchange(buckets, members)
+        members = self.assign(self._order)  # without the pieces, in this order
+        if members == [bucket.members for bucket in buckets]:
+            return buckets
+        return self.exchange(buckets, members)
 
     @staticmethod
     def members(buckets: Sequence[Any]) -> list[list[int]]:

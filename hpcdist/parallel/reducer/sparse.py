@@ -101,7 +101,7 @@ class SparseBucket:
         self.work = None
         self.unused = []
 
-    def pack(self) -> None:
+    def pack(self, in_place: bool = False) -> None:
         """Take the gradient, if there is one."""
         gradient = self.parameters[0].grad
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)
@@ -110,6 +110,9 @@ class SparseBucket:
         """Contribute no entries, if this rank has not used the parameter."""
         self.unused = [0]
         self.buffer = self.zeros()
+
+    def let_go(self) -> None:
+        """Do nothing: the average becomes a gradient of its own."""
 
     def reduce(self, comm: Carrier, divisor: int | None, extra: int) -> Any:
         """Begin to average it between ranks."""

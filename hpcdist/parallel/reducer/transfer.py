@@ -76,6 +76,19 @@ class Transfer:
         """Whether a communication hook is registered."""
         return self._hook is not None
 
+    @property
+    def in_place(self) -> bool:
+        """Whether long gradients are best reduced where they lie.
+
+        They are where each byte goes through the node's memory in any case: within a node, and over
+        two levels. Elsewhere a bucket keeps memory that MPI has registered with the adapter.
+        """
+        native: Any = getattr(self.comm, "native", None)
+        if self._hook is not None or native is None:
+            return False
+        within = native.checks_through == "shared memory" and native.node_limit > 0
+        return within or native.node_memory > 0
+
     def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let `hook` move the buckets from now on."""
         self._hook, self._calls = (state, hook), None

@@ -96,6 +96,9 @@ class Note:
     def failed(self, error: BaseException) -> None:
         pass
 
+    def let_go(self) -> None:
+        pass
+
 
 def test_a_backward_that_is_cut_off_tells_the_others() -> None:
     """It raised AttributeError there, and the others waited for their timeouts."""
