@@ -176,6 +176,7 @@ class Comm:
         *,
         api: str | None = None,
         extra: int = 0,
+        source: TensorLike | None = None,
     ) -> Work: ...
     @overload
     def all_reduce(
@@ -186,6 +187,7 @@ class Comm:
         *,
         api: str | None = None,
         extra: int = 0,
+        source: TensorLike | None = None,
     ) -> Work | None: ...
     def all_reduce_coalesced(
         self, tensors: Iterable[TensorLike], op: Op = ReduceOp.SUM, async_op: bool = False

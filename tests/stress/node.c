@@ -116,22 +116,27 @@ static void begin(hd_job *j, hd_comm *c, int kind, const char *name, int op, int
     j->seq = (uint32_t)op + 1;
 }
 
-/* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. */
+/* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. Some ranks have
+ * an input apart from the output, which lies behind it. */
 static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, int64_t *data)
 {
     hd_job j;
+    const int apart = !direct && (op + self) % 3 == 0;
+    int64_t *from = data + (apart ? LONGEST : 0);
     int takes, rc;
     begin(&j, c, HD_ALL_REDUCE, "all_reduce", op, n, timeout);
     j.nout = 1;
     takes = hd_node_ready(c, &j);
     /* Not before: a rank that is late may write there until all have left the round. */
     if (direct && takes > 0)
-        data = arena + (int64_t)ROOM * self + op % 64 * (direct > 1 ? self + 1 : 0);
+        from = data = arena + (int64_t)ROOM * self + op % 64 * (direct > 1 ? self + 1 : 0);
     j.out[0].ptr = (char *)data;
     j.out[0].n = n;
     if (takes > 0)
-        contribute(data, op, self, n);
-    rc = takes <= 0 ? 0 : direct ? hd_direct(c, &j) : hd_node_all_reduce(c, &j, (char *)data, n);
+        contribute(from, op, self, n);
+    if (apart)
+        memset(data, -1, sizeof *data * (size_t)n);
+    rc = takes <= 0 ? 0 : direct ? hd_direct(c, &j) : hd_node_all_reduce(c, &j, (char *)from, (char *)data, n);
     if (takes < 0 || rc) {
         hd_job_clear(&j);
         return ERROR;

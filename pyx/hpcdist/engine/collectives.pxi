@@ -2,11 +2,13 @@
 
 
 cdef inline object one_tensor(
-    Comm comm, int kind, Api api, object tensor, object root, object op, object async_op, object extra
+    Comm comm, int kind, Api api, object tensor, object root, object op, object async_op, object extra,
+    object source=None
 ):
-    """all_reduce, reduce and broadcast: one tensor, which is input, output or both."""
+    """all_reduce, reduce and broadcast: one tensor, which is input, output or both; and what an all_reduce reads."""
     cdef hd_job j
     cdef hd_buf b
+    cdef hd_own own
     cdef bint written = True
     begin(&j, comm, kind, api)
     try:
@@ -15,6 +17,11 @@ cdef inline object one_tensor(
             written = (comm.c.rank == j.root) == (kind == HD_REDUCE)
         keep = fill(tensor, &b, written, "tensor")
         subject(&j, &b, True)
+        writes(&j, &b)
+        if source is not None:
+            keep = (reads_apart(&j, &b, comm.c.on_device, source), keep)
+            own.first, own.step, own.exact = 0, 0, True
+            input_outside_output(&j, j.out, 1, own, "source", "tensor")
         if kind != HD_BROADCAST:
             reduces(&j, as_reduce_op(op))
         j.extra = extra
@@ -23,7 +30,6 @@ cdef inline object one_tensor(
         raise
     if kind == HD_REDUCE:
         reads(&j, &b)
-    writes(&j, &b)
     return run(comm, &j, async_op, keep, None if async_op is False else [tensor])
 
 

@@ -262,10 +262,15 @@ cdef class Comm:
 
     # ---- reductions ----
 
-    def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0):
-        """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`."""
+    def all_reduce(self, tensor, op=ReduceOp.SUM, object async_op=False, *, api=None, extra=0, source=None):
+        """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`.
+
+        source : tensor, optional
+            What to reduce, of the same dtype, shape and strides, in host memory. It does not change; the result goes
+            to `tensor`. Other ranks need not pass one.
+        """
         api = ALL_REDUCE if api is None else api_named(api, ALL_REDUCE)
-        return one_tensor(self, HD_ALL_REDUCE, api, tensor, None, op, async_op, extra)
+        return one_tensor(self, HD_ALL_REDUCE, api, tensor, None, op, async_op, extra, source)
 
     def all_reduce_coalesced(self, tensors, op=ReduceOp.SUM, object async_op=False):
         """Reduces several tensors of one dtype with one entry check. See :func:`hpcdist.all_reduce_coalesced`."""

@@ -46,7 +46,7 @@ static const char *get(const hd_job *j, hd_seg to, const char *from)
 
 static void give_to_sum(const hd_comm *c, const hd_job *j, char *to)
 {
-    const int inputs = j->kind != HD_ALL_REDUCE, n = inputs ? j->nin : j->nout;
+    const int inputs = j->kind != HD_ALL_REDUCE || j->nin, n = inputs ? j->nin : j->nout;
     const hd_seg *list = inputs ? j->in : j->out;
     double factor = 1;
     const int first = hd_scales_first(c, j, &factor);

@@ -51,6 +51,8 @@ int hd_direct_finds(const hd_comm *c, const hd_job *j)
     if (!c->blocks || !c->check || c->on_device || c->size < 2 || c->size > RANKS)
         return 0;
     if (j->kind == HD_ALL_REDUCE) {
+        if (j->nin) /* it would be read where it lies, which may be in no block */
+            return 0;
         for (int i = 0; i < j->nout; i++)
             if (j->out[i].n && !hd_block_find(c, j->out[i].ptr, bytes_of(j, &j->out[i]), &place))
                 return 0;

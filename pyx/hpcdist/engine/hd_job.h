@@ -120,7 +120,8 @@ struct hd_job {
     int closing;          /* the last operation of the group: after it no rank reads what was
                            * sent */
     int nin, nout;
-    hd_seg *in, *out; /* point at in1/out1 or at allocated arrays */
+    hd_seg *in, *out; /* point at in1/out1 or at allocated arrays. An all_reduce without inputs
+                       * reads its outputs. */
     hd_seg in1, out1;
     struct hd_block **new_block; /* a barrier that makes memory for tensors puts the block there */
     char *scratch; /* where a result is made that would overwrite its own input, or NULL:

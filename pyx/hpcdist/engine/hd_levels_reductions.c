@@ -89,7 +89,7 @@ static int collect(hd_levels_run *r, int64_t k, char *to)
     return code;
 }
 
-/* ---- all_reduce: in place ---- */
+/* ---- all_reduce: the sums are made in the output, which may be the input ---- */
 
 static int begin_all_reduce(hd_levels_run *r, int64_t k, MPI_Request *rail)
 {
@@ -119,13 +119,10 @@ static int end_all_reduce(hd_levels_run *r, int64_t k)
     return collect(r, k, to);
 }
 
-int hd_levels_all_reduce(hd_comm *c, hd_job *j, hd_seg data)
+int hd_levels_all_reduce(hd_comm *c, hd_job *j, char *from, hd_seg to)
 {
-    hd_levels_run r = {.begin = begin_all_reduce,
-                       .end = end_all_reduce,
-                       .in = data.ptr,
-                       .out = data.ptr};
-    return hd_levels_go(&r, c, j, data.n, 1);
+    hd_levels_run r = {.begin = begin_all_reduce, .end = end_all_reduce, .in = from, .out = to.ptr};
+    return hd_levels_go(&r, c, j, to.n, 1);
 }
 
 /* ---- reduce: the sums are made in the slots, because the input must not change ---- */

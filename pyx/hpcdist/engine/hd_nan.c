@@ -18,7 +18,7 @@ void hd_nan_wish(int wanted) { hd_nan_wanted = wanted; }
 /* What a collective reads on this rank: its number of segments. */
 static int inputs(const hd_job *j, const hd_seg **list)
 {
-    const int in_place = j->kind == HD_ALL_REDUCE || j->kind == HD_BROADCAST;
+    const int in_place = (j->kind == HD_ALL_REDUCE && !j->nin) || j->kind == HD_BROADCAST;
     *list = in_place ? j->out : j->in;
     if (j->kind == HD_BROADCAST && j->comm->rank != j->root)
         return 0;

@@ -410,27 +410,27 @@ static void combine(const run *r, char *own, int64_t at, int64_t n)
     memcpy(to == own ? slot : own, to, bytes);
 }
 
-static int piece(run *r, char *data, int64_t n)
+static int piece(run *r, const char *from, char *to, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
     const int64_t item = r->item, a = hd_node_slice(r, n, me), b = hd_node_slice(r, n, me + 1);
     char *own = hd_node_slot(r, me);
     int code;
 
-    give(r, own, data, a);
-    give(r, own + b * item, data + b * item, n - b);
+    give(r, own, from, a);
+    give(r, own + b * item, from + b * item, n - b);
     hd_node_give(r);
-    if (r->first)
-        hd_scale_mul(data + a * item, data + a * item, b - a, r->j->dtype, r->factor);
+    if (r->first || from != to)
+        give(r, to + a * item, from + a * item, b - a);
     if ((code = hd_node_wait(r)))
         return code;
-    combine(r, data + a * item, a * item, b - a);
+    combine(r, to + a * item, a * item, b - a);
     if ((code = announce_out(r)))
         return code;
     for (int i = 1; i < size; i++) {
         const int q = (me + i) % size;
-        const int64_t from = hd_node_slice(r, n, q), to = hd_node_slice(r, n, q + 1);
-        memcpy(data + from * item, hd_node_slot(r, q) + from * item, (size_t)((to - from) * item));
+        const int64_t at = hd_node_slice(r, n, q), end = hd_node_slice(r, n, q + 1);
+        memcpy(to + at * item, hd_node_slot(r, q) + at * item, (size_t)((end - at) * item));
     }
     hd_node_next(r);
     r->node->done++;
@@ -482,12 +482,13 @@ void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
     r->step = c->node->piece / r->item;
 }
 
-int hd_node_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
+int hd_node_all_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n)
 {
     run r;
     hd_node_begin(&r, c, j);
     for (int64_t at = 0; at < n; at += r.step) {
-        const int code = piece(&r, data + at * r.item, n - at < r.step ? n - at : r.step);
+        const int64_t bytes = at * r.item, left = n - at;
+        const int code = piece(&r, from + bytes, to + bytes, left < r.step ? left : r.step);
         if (code)
             return code;
     }

@@ -27,6 +27,9 @@ static int64_t piece(const hd_comm *c, const hd_job *j)
     return n < 1 ? 1 : n > MOVE_MAX ? MOVE_MAX : n;
 }
 
+/* What an all_reduce reads for its output i: that itself, or an input apart from it. */
+static char *source(const hd_job *j, int i) { return j->nin ? j->in[i].ptr : j->out[i].ptr; }
+
 /* Through memory that the ranks of a node share. 0: not at all; -1: the job has failed. */
 static int through_nodes(hd_comm *c, hd_job *j)
 {
@@ -40,8 +43,8 @@ static int through_nodes(hd_comm *c, hd_job *j)
         takes = hd_levels_takes(c, j, n, 0);
     /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
     for (int i = 0; i < j->nout && takes > 0 && !code; i++)
-        code = by_node ? hd_node_all_reduce(c, j, j->out[i].ptr, j->out[i].n)
-                       : hd_levels_all_reduce(c, j, j->out[i]);
+        code = by_node ? hd_node_all_reduce(c, j, source(j, i), j->out[i].ptr, j->out[i].n)
+                       : hd_levels_all_reduce(c, j, source(j, i), j->out[i]);
     return code ? -1 : takes;
 }
 
@@ -58,7 +61,9 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     if (j->polls && hd_ring_qualifies(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             if (first)
-                hd_scale_mul(j->out[i].ptr, j->out[i].ptr, j->out[i].n, j->dtype, factor);
+                hd_scale_mul(j->out[i].ptr, source(j, i), j->out[i].n, j->dtype, factor);
+            else if (j->nin)
+                memcpy(j->out[i].ptr, source(j, i), (size_t)(j->out[i].n * item));
             if (hd_ring_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
             hd_scale_after(c, j, j->out[i].ptr, j->out[i].n);
@@ -67,12 +72,15 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     }
     for (int i = 0; i < j->nout; i++) {
         for (int64_t at = 0; at < j->out[i].n; at += step) {
-            char *p = j->out[i].ptr + at * item;
+            char *from = source(j, i) + at * item, *p = j->out[i].ptr + at * item;
             const int64_t left = j->out[i].n - at, n = left < step ? left : step;
             if (first)
-                hd_scale_mul(p, p, n, j->dtype, factor);
+                hd_scale_mul(p, from, n, j->dtype, factor);
+            else if (c->size == 1 && p != from)
+                memcpy(p, from, (size_t)(n * item));
             if (c->size > 1)
-                CALL(c, j, Allreduce, Iallreduce, MPI_IN_PLACE, p, (int)n, type, op, c->mpi);
+                CALL(c, j, Allreduce, Iallreduce, first || p == from ? MPI_IN_PLACE : (void *)from,
+                     p, (int)n, type, op, c->mpi);
             hd_scale_after(c, j, p, n); /* while the piece is in cache */
         }
     }

@@ -26,6 +26,19 @@ cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str ro
     return keep
 
 
+cdef object reads_apart(hd_job* j, hd_buf* b, bint on_device, object source):
+    """What an all_reduce reads instead of its tensor, and what keeps it alive."""
+    cdef hd_buf s
+    keep = fill(source, &s, False, "source")
+    same_dtype(s.dtype, b.dtype, "tensor", "source")
+    if s.shape != b.shape or s.strides != b.strides:
+        raise ValueError("source and tensor differ in their shapes, or in the order of their elements in memory")
+    if on_device:
+        raise ValueError("a source apart from the tensor can only be in host memory")
+    reads(j, &s)
+    return keep
+
+
 cdef int separate(hd_job* j, hd_seg* list, int n, str role) except -1:
     cdef int one = 0, other = 0
     cdef int found = hd_overlap(list, n, hd_itemsize(j.dtype), &one, &other)
