@@ -30,7 +30,7 @@ def names_of(parts: Mapping[str, Part | Shards]) -> frozenset[str]:
         if isinstance(part, Shards):
             if not part.of_world:
                 found.append(name)
-        elif any(map(_is_parallel, part.modules())) and part.group() is world.pg:
+        elif any(map(is_parallel, part.modules())) and part.group() is world.pg:
             same.update(map(id, part.tensors()))
         elif not part.stepped():
             found.append(name)
@@ -40,5 +40,6 @@ def names_of(parts: Mapping[str, Part | Shards]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_parallel(module: object) -> bool:
+def is_parallel(module: object) -> bool:
+    """Whether it is a DistributedDataParallel, hpcdist's or torch's."""
     return isinstance(module, (DistributedDataParallel, StockParallel))

@@ -12,16 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel as StockParallel
-
 from hpcdist import log
 from hpcdist.collectives.objects import broadcast_object_list
+from hpcdist.elastic.alone import is_parallel
 from hpcdist.elastic.commit import Commit, packed, unpacked
 from hpcdist.elastic.exchange import gathered, swap
 from hpcdist.elastic.refusals import refuse_fewer
 from hpcdist.elastic.shards import Shards, StateLostError, put_back_all
 from hpcdist.groups.world import world
-from hpcdist.parallel.ddp.module import DistributedDataParallel
 
 _log = log.get_logger("elastic")
 
@@ -160,7 +158,7 @@ def _uncovered(state: Any) -> str:
         if not isinstance(part, Shards):
             covered |= {id(tensor) for tensor in part.tensors()}
     for thing in world.joining.deferred:
-        if not isinstance(thing, (DistributedDataParallel, StockParallel)):
+        if not is_parallel(thing):
             if not any(part.is_of(thing) for part in shards):
                 return "a ZeroRedundancyOptimizer is not in the State: pass it to State"
             continue

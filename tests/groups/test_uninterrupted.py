@@ -26,7 +26,9 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_handler_ends_the_wait_and_not_the_work(alarm):
+@pytest.fixture
+def left(alarm):
+    """Return a work whose wait a handler has ended, what lets it go on, and what it has done."""
     go, done = threading.Event(), []
 
     def work():
@@ -36,6 +38,11 @@ def test_a_handler_ends_the_wait_and_not_the_work(alarm):
     one = Uninterrupted(work)
     with pytest.raises(Interrupted):
         one.wait()
+    return one, go, done
+
+
+def test_a_handler_ends_the_wait_and_not_the_work(left):
+    one, go, done = left
     assert not one.is_over
     go.set()
     one.wait()
@@ -43,16 +50,8 @@ def test_a_handler_ends_the_wait_and_not_the_work(alarm):
     assert one.is_over and done == [True], "it ran once, to its end"
 
 
-def test_settle_waits_for_what_has_begun(alarm):
-    go, done = threading.Event(), []
-
-    def work():
-        alarm()
-        done.append(go.wait(10))
-
-    one = Uninterrupted(work)
-    with pytest.raises(Interrupted):
-        one.wait()
+def test_settle_waits_for_what_has_begun(left):
+    one, go, done = left
     threading.Timer(0.05, go.set).start()
     one.settle()
     assert done == [True]
