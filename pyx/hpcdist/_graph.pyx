@@ -85,15 +85,23 @@ def run_last(list hooks not None, list numbers not None):
     numbers : list of int
         The key in each of them of the hook that becomes the last.
 
+    Returns
+    -------
+    bool
+        Whether the program has hooks on any of them.
+
     Notes
     -----
     A few ns per parameter that has no other hook.
     """
     cdef Py_ssize_t i
     cdef object each
+    cdef bint others = False
     for i, each in enumerate(hooks):
         if PyDict_Size(each) > 1:
+            others = True
             each[numbers[i]] = each.pop(numbers[i])  # autograd does not follow a move_to_end
+    return others
 
 
 cdef int by_address(const void* a, const void* b) noexcept nogil:

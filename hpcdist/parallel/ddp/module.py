@@ -279,6 +279,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 tail=self._tail,
                 piece=piece_size(group.size()),
                 stats=self._stats,
+                modules=module.modules(),
             )
             if self.static_graph:
                 self.reducer.set_static()

@@ -11,7 +11,7 @@ import torch
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
-from hpcdist.parallel.reducer.copies import copy_each, deliver, where_it_lies
+from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 API = counting("DistributedDataParallel", "backward pass")
 MIB = 1 << 20
@@ -152,8 +152,8 @@ class Bucket:
     parameters : sequence of torch.Tensor
         The parameters themselves, in the order of `members`; one dtype, one device.
     as_view : bool
-        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out, or be
-        reduced where it lies. Without effect where `dtype` differs from the parameters'.
+        Let ``parameter.grad`` be a view of this buffer, instead of copying in and out. Without
+        effect where `dtype` differs from the parameters'.
     allocator : callable
         See :func:`allocate`.
     dtype : torch.dtype, optional
@@ -171,7 +171,7 @@ class Bucket:
     piece : int
         Number of the piece, from 0, if a bucket is reduced in pieces.
     reduced : torch.Tensor
-        What the reduction works on: `buffer`, or the memory of the only gradient.
+        What the reduction writes to: `buffer`, or the memory of the only gradient.
     unused : list of int
         Indices in `parameters` of those that get no gradient in this backward pass on this rank.
     work : object or None
@@ -193,6 +193,8 @@ class Bucket:
     )
 
     sparse = False
+    #: Whether it is a :class:`~hpcdist.parallel.reducer.single.SingleBucket`.
+    single = False
 
     def __init__(
         self,
@@ -218,16 +220,6 @@ class Bucket:
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
         return self.buffer.numel() * self.buffer.element_size()
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it has one parameter, on the host, whose gradient no other hook reads.
-
-        Such a gradient may change as soon as it is there, like the views of other buckets.
-        """
-        if not self.as_view or len(self.parameters) > 1 or self.buffer.device.type != "cpu":
-            return False
-        return len(self.parameters[0]._post_accumulate_grad_hooks or ()) <= 1
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
@@ -273,7 +265,7 @@ class Bucket:
             self.unused = []
             self.saved.clear()
 
-    def pack(self, in_place: bool = False) -> None:
+    def pack(self, without_copy: bool = False) -> None:
         """Copy the gradients into the buffer; a parameter without one counts as zeros.
 
         With `as_view`, ``parameter.grad`` is the view afterwards, and a gradient that already was
@@ -281,15 +273,9 @@ class Bucket:
 
         Parameters
         ----------
-        in_place : bool
-            With `as_view`, let the reduction work on the only gradient where it lies, if it can. It
-            is no view of the buffer then, which nothing touches.
+        without_copy : bool
+            Whether gradients may be reduced from where they lie; those of several cannot.
         """
-        if in_place and self.is_alone and not self.unused:
-            there = where_it_lies(self.parameters[0].grad, self.views[0])
-            if there is not None:
-                self.reduced = there
-                return
         targets, sources = [], []
         for parameter, view in zip(self.parameters, self.views, strict=True):
             grad = parameter.grad
@@ -322,12 +308,7 @@ class Bucket:
         self.buffer.zero_()
 
     def let_go(self) -> None:
-        """Set `grad` to None where it is reduced in its place: the pass has failed.
-
-        Its memory may still change.
-        """
-        if self.reduced is not self.buffer:
-            self.parameters[0].grad = None
+        """Give up what a failed pass still works on, if that is no memory of the bucket's own."""
 
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
@@ -379,8 +360,6 @@ class Bucket:
         if result is not None:
             deliver(result, self.buffer)
         self._divide(divisor, before=False)
-        if self.reduced is not self.buffer:
-            return
         if self.as_view:
             for place in self.unused:
                 if place not in keep:

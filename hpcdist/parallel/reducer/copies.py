@@ -2,58 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-
-# Private to torch; without it every gradient is copied.
-_count = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def _references(tensor: torch.Tensor) -> tuple[int, int]:
-    """Count what refers to a tensor's memory: each tensor in it, and each user of its storage."""
-    storage = tensor.untyped_storage()
-    return _count(storage._cdata) if _count else 0, sys.getrefcount(storage)
-
-
-#: Of memory that one tensor has.
-_ALONE = _references(torch.empty(1, device="cpu"))
-
-
-def where_it_lies(gradient: torch.Tensor | None, view: torch.Tensor) -> torch.Tensor | None:
-    """View a gradient as the flat memory that a bucket has for it.
-
-    Parameters
-    ----------
-    gradient : torch.Tensor or None
-        The parameter's.
-    view : torch.Tensor
-        Its part of the bucket, which is the whole bucket.
-
-    Returns
-    -------
-    torch.Tensor or None
-        Shape ``(n,)``, elements in the bucket's order. None if the gradient is of another kind, or
-        if anything else refers to its memory, or may do so without torch, as NumPy: as part of
-        another gradient it would be averaged twice. Local.
-    """
-    if (
-        type(gradient) is not torch.Tensor
-        or gradient.layout is not torch.strided
-        or gradient.dtype != view.dtype
-        or gradient.device != view.device
-        or gradient.stride() != view.stride()
-        or gradient.is_conj()
-        or gradient.is_neg()
-        or not gradient.untyped_storage().resizable()  # torch's own, and not from elsewhere
-        or gradient.untyped_storage().is_shared()
-        or _count is None
-        or _references(gradient) != _ALONE
-    ):
-        return None
-    return gradient.as_strided((gradient.numel(),), (1,))
 
 
 def reals(flat: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The autograd graph behind a module's outputs: which parameters it leads to."""
+"""The autograd graph behind a module's outputs: which parameters it leads to, and hooks in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules import module as _all_modules
 
 from hpcdist import _graph
 
@@ -40,6 +41,19 @@ def find_tensors(value: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from find_tensors(getattr(value, field.name))
+
+
+def has_hooks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Return whether hooks of the program run in the backward of any of some modules.
+
+    Parameters
+    ----------
+    modules : iterable of torch.nn.Module
+        All of a model's. Hooks on tensors are not found.
+    """
+    if _all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks:
+        return True
+    return any(each._backward_hooks or each._backward_pre_hooks for each in modules)
 
 
 def reached(outputs: Iterable[torch.Tensor]) -> dict[int, Any]:

@@ -49,6 +49,8 @@ class Pipeline:
         Or pieces of them, in the order in which they are reduced.
     tracks : bool
         Whether it matters which parameters get gradients.
+    singles : list of SingleBucket
+        Those of one long gradient.
     skips : bool
         Whether this pass leaves out the buckets that no rank uses.
     after_last : callable or None
@@ -81,6 +83,7 @@ class Pipeline:
     def _set_buckets(self, buckets: list[Any]) -> None:
         self.buckets = buckets
         self._bucket_of = [buckets[0]] * len(self._parameters)
+        self.singles = [bucket for bucket in buckets if bucket.single]
         self._large: dict[int, int] = {}
         for bucket in buckets:
             for place, index in enumerate(bucket.members):
@@ -115,20 +118,21 @@ class Pipeline:
 
     # -- during backward -----------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """A pass begins: no gradient is there that it makes."""
+        for bucket in self.singles:
+            bucket.begin()
+
     def ready(self, index: int, parameter: torch.Tensor) -> None:
         """Add a gradient that is ready, and start every bucket that is next in order."""
         bucket = self._bucket_of[index]
         bucket.pending -= 1
         if self._streams is not None:
             self._streams.note(bucket, parameter.device.index)
-        if index in self._large and not self._stays(bucket):
+        if index in self._large and not (bucket.single and self._transfer.without_copy):
             bucket.pack_one(self._large[index])
         if not bucket.pending:
             self._start_full()
-
-    def _stays(self, bucket: Any) -> bool:
-        """Whether the only gradient of a bucket is reduced where it lies, if that can be."""
-        return bucket.is_alone and self._transfer.in_place
 
     def leave_out(self, indices: Iterable[int]) -> None:
         """Continue without gradients that this rank does not compute in this pass."""
@@ -142,8 +146,9 @@ class Pipeline:
         """Add all gradients at once, except missing ones."""
         with torch.no_grad():
             for index in self._large.keys() - set(unused):  # one by one, to free their memory
-                if not self._stays(self._bucket_of[index]):
-                    self._bucket_of[index].pack_one(self._large[index])
+                bucket = self._bucket_of[index]
+                if not (bucket.single and self._transfer.without_copy):
+                    bucket.pack_one(self._large[index])
         for bucket in self.buckets:
             bucket.pending = 0
         for index in unused:
@@ -167,7 +172,7 @@ class Pipeline:
                 return
         if self._streams is not None:
             self._streams.gather(bucket)
-        bucket.pack(self._transfer.in_place)
+        bucket.pack(self._transfer.without_copy)
         last = index + 1 == len(self.buckets)
         if last and not self.tracks and self._transfer.may_wait(bucket):
             self._late = bucket

@@ -18,7 +18,7 @@ graph is static: then the first backward pass counts, and its buckets start at i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ class Reducer:
         Allocates the buckets' memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
     stats : Stats, optional
         Where to keep figures.
+    modules : iterable of torch.nn.Module
+        Whose backward hooks may change gradients.
 
     Attributes
     ----------
@@ -92,7 +94,9 @@ class Reducer:
         piece: int | None = None,
         allocator: Allocator = allocate,
         stats: Stats | None = None,
+        modules: Iterable[torch.nn.Module] = (),
     ) -> None:
+        self._modules = tuple(modules)
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._own = set(map(id, self._parameters))
@@ -167,7 +171,7 @@ class Reducer:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
-        self._hooks, self._all_hooks = [], []
+        self._hooks, self._all_hooks, self._modules = [], [], ()
         self._expected = False
         self._let_go_of_leaves()
         self.before_backward = None  # may refer to this object
@@ -311,7 +315,12 @@ class Reducer:
         if self._task is None or (not self._running and self._task != task):
             if self.before_backward is not None:
                 self.before_backward()
-            run_last(self._all_hooks, self._hooks)
+            watched = run_last(self._all_hooks, self._hooks)
+            if self._pipeline.singles:
+                # Whoever ends a pass by hand may change gradients before that.
+                watched = watched or self.manual or graph.has_hooks(self._modules)
+                self._pipeline.begin()
+            self.transfer.watched = watched
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()

@@ -6,12 +6,13 @@ rebuilt in rank 0's order.
 
 Only a user's hook needs a bucket as a whole. Without a hook, a large bucket is divided into pieces,
 each reduced as soon as its gradients are ready, so that the network does not wait for the rest. A
-long gradient is a piece by itself, which can be reduced where it lies. The pieces lie end to end in
-the memory of one bucket.
+long gradient is a piece by itself, which can be reduced from where it lies. The other pieces lie
+end to end in the memory of one bucket.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, wholes
+from hpcdist.parallel.reducer.single import SingleBucket
 from hpcdist.parallel.reducer.sparse import SparseBucket
 
 API = "DistributedDataParallel: order of the buckets"
@@ -113,39 +115,45 @@ class Schedule:
             yield SparseBucket(members, parameters)
             return
         dtype = self._dtype if parameters[0].is_floating_point() else None
-        pieces = self._pieces(members)
-        if len(pieces) == 1:
-            yield Bucket(members, parameters, self._as_view, self._allocator, dtype)
-            return
-        whole = sum(p.numel() for p in parameters)
-        memory = self._allocator(whole, dtype or parameters[0].dtype, parameters[0].device)
-        for number, piece in enumerate(pieces):
+        together = sum(p.numel() for i, p in zip(members, parameters, strict=True)
+                       if not self._is_long(i))  # fmt: skip
+        memory = self._allocator(together, dtype or parameters[0].dtype, parameters[0].device)
+        for number, piece in enumerate(self._pieces(members)):
             parameters = [self._parameters[i] for i in piece]
-            part, memory = memory.tensor_split([sum(p.numel() for p in parameters)])
-            bucket = Bucket(piece, parameters, self._as_view, lambda *_, part=part: part, dtype)
+            bucket: Bucket
+            if self._is_long(piece[0]):
+                bucket = SingleBucket(piece, parameters, self._as_view, self._allocator, dtype)
+            else:
+                part, memory = memory.tensor_split([sum(p.numel() for p in parameters)])
+                bucket = Bucket(piece, parameters, self._as_view, lambda *_, part=part: part, dtype)
             bucket.piece = number
             yield bucket
 
+    def _limit(self, index: int) -> float:
+        """Return the bytes of a piece of the bucket with a parameter; infinity: it stays whole."""
+        # A launch on a GPU costs more than on a CPU, and NCCL wants large messages.
+        on_host = self._parameters[index].device.type == "cpu"
+        return self._piece if self._piece and on_host and index not in self._sparse else math.inf
+
+    def _is_long(self, index: int) -> bool:
+        """Whether a gradient is a piece by itself."""
+        p = self._parameters[index]
+        return 2 * p.numel() * p.itemsize >= self._limit(index)
+
     def _pieces(self, members: list[int]) -> list[list[int]]:
         """Divide the members of a bucket; of those in this order, into the same pieces."""
-        # A launch on a GPU costs more than on a CPU, and NCCL wants large messages.
-        if (
-            self._piece is None
-            or members[0] in self._sparse
-            or self._parameters[members[0]].device.type != "cpu"
-        ):
-            return [members]
+        limit = self._limit(members[0])
         pieces: list[list[int]] = []
         short: list[int] = []
         size = 0
         for index in members:
-            nbytes = self._parameters[index].numel() * self._parameters[index].itemsize
-            if 2 * nbytes >= self._piece:
+            if self._is_long(index):
                 pieces.append([index])
                 continue
+            p = self._parameters[index]
             short.append(index)
-            size += nbytes
-            if size >= self._piece:
+            size += p.numel() * p.itemsize
+            if size >= limit:
                 pieces.append(short)
                 short, size = [], 0
         return [*pieces, short] if short else pieces

@@ -73,6 +73,7 @@ class SparseBucket:
     __slots__ = ("buffer", "members", "parameters", "pending", "unused", "work")
 
     sparse = True
+    single = False
     piece = 0
     nbytes = 0  # nothing is kept between backward passes
 
@@ -101,7 +102,7 @@ class SparseBucket:
         self.work = None
         self.unused = []
 
-    def pack(self, in_place: bool = False) -> None:
+    def pack(self, without_copy: bool = False) -> None:
         """Take the gradient, if there is one."""
         gradient = self.parameters[0].grad
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
+from hpcdist.backends.hooked import Hooked
 from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -40,6 +41,10 @@ class Transfer:
         Called when the averages of this pass are in place; a hook puts them there.
     broken : DistMismatchError or None
         What the hook raised in this pass because a peer made other calls than this rank.
+    watched : bool
+        Whether hooks of the program run in this pass, and may look at gradients or change them.
+    without_copy : bool
+        Whether long gradients are reduced from where they lie in this pass.
     unused : callable
         Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
@@ -50,6 +55,7 @@ class Transfer:
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
         self.broken: DistMismatchError | None = None
+        self.watched = self.without_copy = False
         self.unused: Callable[[Any], Sequence[int] | None] = lambda _bucket: ()
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
@@ -76,19 +82,6 @@ class Transfer:
         """Whether a communication hook is registered."""
         return self._hook is not None
 
-    @property
-    def in_place(self) -> bool:
-        """Whether long gradients are best reduced where they lie.
-
-        They are where each byte goes through the node's memory in any case: within a node, and over
-        two levels. Elsewhere a bucket keeps memory that MPI has registered with the adapter.
-        """
-        native: Any = getattr(self.comm, "native", None)
-        if self._hook is not None or native is None:
-            return False
-        within = native.checks_through == "shared memory" and native.node_limit > 0
-        return within or native.node_memory > 0
-
     def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let `hook` move the buckets from now on."""
         self._hook, self._calls = (state, hook), None
@@ -102,6 +95,19 @@ class Transfer:
         self._first, self._ended = getattr(self.comm, "seq", 0), False
         self.broken = None
         self._generation = self.group.members.generation
+        self.without_copy = not self.watched and self._goes_through_memory()
+
+    def _goes_through_memory(self) -> bool:
+        """Whether each byte goes through the node's memory in any case: long gradients stay there.
+
+        It does within a node, and over two levels. Elsewhere a bucket keeps memory that MPI has
+        registered with the adapter. Hooks of the group are shown what a call reads.
+        """
+        native: Any = getattr(self.comm, "native", None)
+        if self._hook is not None or native is None or isinstance(self.comm, Hooked):
+            return False
+        within = native.checks_through == "shared memory" and native.node_limit > 0
+        return within or native.node_memory > 0
 
     def end(self) -> None:
         """It has ended well."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from ddp_cases import DDP, grads, in_pieces
 from ddp_network import all_close, assert_equal_everywhere, averages
+from long_gradients import Two, apart, backward, data, expected, on_one_node, one_memory, watched
 from torch import nn
 
 import hpcdist as dist
@@ -21,63 +21,6 @@ pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every gradient of 512 bytes be a piece."""
     in_pieces(monkeypatch, 1024)
-
-
-class Two(nn.Module):
-    """Two parameters of a piece each, and a short one."""
-
-    def __init__(self, meet: Callable[[Any, Any], torch.Tensor], dtype: torch.dtype) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.one = nn.Parameter(torch.randn(16, 24).to(dtype))
-        self.other = nn.Parameter(torch.randn(16, 24).to(dtype))
-        self.short = nn.Parameter(torch.randn(3).to(dtype))
-        self.meet = meet
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.meet(self.one, self.other) * x + self.short.sum()
-
-
-def data(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
-    return torch.randn(16, 24, generator=generator).to(dtype)
-
-
-def backward(module: nn.Module, x: torch.Tensor) -> None:
-    out = module(x)
-    (out * out.conj()).real.sum().backward()
-
-
-def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return one * one + other
-
-
-def one_memory(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Both gradients are views of one tensor."""
-    return (one.view(-1) + other.view(-1)).view(16, 24)
-
-
-def expected(meet: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    alone = Two(meet, inputs[0].dtype)
-    for x in inputs:
-        backward(alone, x)
-    return averages(grads(alone))
-
-
-def in_place(model: DDP) -> list[bool]:
-    return [bucket.reduced is not bucket.buffer for bucket in model.reducer.buckets]
-
-
-def on_one_node(model: DDP) -> bool:
-    return model.process_group.carrier.native.checks_through == "shared memory"
-
-
-def watched(model: DDP) -> list[list[bool]]:
-    """What was in place when the last gradient was there."""
-    seen: list[list[bool]] = []
-    finish = model.reducer._pipeline.finish
-    model.reducer._pipeline.finish = lambda: (seen.append(in_place(model)), finish())[1]
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -95,7 +38,7 @@ def test_long_gradients_are_averaged_where_they_lie(dtype: torch.dtype) -> None:
         assert_equal_everywhere([each.clone() for each in grads(model)])  # NumPy asks for memory
         model.zero_grad(set_to_none=bool(step % 2))
     if on_one_node(model):
-        parallel_assert(seen == [[True] * 3] * 3, str(seen))
+        parallel_assert(seen == [[True, True, False]] * 3, str(seen))
 
 
 def test_gradients_that_share_their_memory_are_copied() -> None:
@@ -205,7 +148,7 @@ def test_gradients_accumulate_under_no_sync() -> None:
         backward(model, first)
     backward(model, second)
     parallel_assert(all_close(grads(model), expected(apart, first, second)))
-    parallel_assert(not on_one_node(model) or seen == [[True] * 3], str(seen))
+    parallel_assert(not on_one_node(model) or seen == [[True, True, False]], str(seen))
 
 
 def test_strides_and_sizes_other_than_the_parameters() -> None:
@@ -244,7 +187,7 @@ def test_what_a_failed_pass_has_begun_is_not_in_the_next_one(to_none: bool) -> N
         raised = True
     parallel_assert(raised)
     buckets = model.reducer.buckets
-    begun = [each.parameters[0].grad for each in buckets if each.reduced is not each.buffer]
+    begun = [each.parameters[0].grad for each in buckets if each.single and each.in_place]
     parallel_assert(begun == [None] * len(begun), str(begun))
     parallel_assert(not on_one_node(model) or len(begun) > 0, "none was in place")
     model.zero_grad(set_to_none=to_none)
