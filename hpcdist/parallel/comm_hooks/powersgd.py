@@ -23,6 +23,7 @@ from hpcdist.parallel.comm_hooks._future import (
     group_of,
 )
 from hpcdist.parallel.comm_hooks.default import average
+from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -56,7 +57,9 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
     count_left_out(state, bucket)
-    return state._pipeline.start(_by_matrix(state, bucket, buffer), begins(bucket))
+    feedback = Feedback(state, bucket)
+    stages = _by_matrix(state, bucket, buffer, feedback)
+    return state._pipeline.start(stages, begins(bucket)).then(feedback.settle)
 
 
 def batched_powerSGD_hook(
@@ -88,7 +91,9 @@ def batched_powerSGD_hook(
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
     count_left_out(state, bucket)
-    return state._pipeline.start(_as_square(state, bucket, buffer), begins(bucket))
+    feedback = Feedback(state, bucket)
+    stages = _as_square(state, bucket, buffer, feedback)
+    return state._pipeline.start(stages, begins(bucket)).then(feedback.settle)
 
 
 def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
@@ -126,31 +131,6 @@ def _averaged(state: PowerSGDState, tensor: torch.Tensor) -> Any:
     AVG divides float16 before the sum, which may be infinite where the average is not.
     """
     return group_of(state.process_group).carrier.all_reduce(tensor, ReduceOp.AVG, True, api=API)
-
-
-def _layout(bucket: GradBucket) -> Layout:
-    """Where the parameters are in the buffer; empty for a bucket that is not DDP's."""
-    own = getattr(bucket, "_bucket", None)
-    if own is None:
-        return []
-    pairs = zip(own.members, own.parameters, strict=True)
-    return [[number, p.numel() * (2 if p.is_complex() else 1)] for number, p in pairs]
-
-
-def _with_error(state: PowerSGDState, index: int, gradients: torch.Tensor) -> torch.Tensor | None:
-    """Add what the last step lost, and keep a copy of what is to be sent now."""
-    if not state.use_error_feedback:
-        return None
-    error = state.error_dict.get(index)
-    if error is None:
-        error, _ = state._joined(state.error_pool, state.error_layout[index], gradients)
-        if error is not None:
-            error = torch.nn.functional.pad(error, (0, gradients.numel() - error.numel()))
-            state.error_dict[index] = error
-    # Another length: a bucket that is not DDP's. The error feedback then belongs to other elements.
-    if error is not None and error.numel() == gradients.numel():
-        gradients.add_(error.to(gradients.dtype))
-    return gradients.clone()
 
 
 def _memory(
@@ -226,11 +206,13 @@ def _divided(
     return large, small, numbers
 
 
-def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
+def _by_matrix(
+    state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor, feedback: Feedback
+) -> Stages:
     index = bucket.index()
-    layout = _layout(bucket)
+    layout = layout_of(bucket)
     state._follow(index, layout)
-    kept = _with_error(state, index, buffer)
+    feedback.add(buffer)
     large, small, numbers = _divided(state, bucket, layout)
     # A gradient that is not C-contiguous (channels last) is compressed from, and to, a copy.
     matrices = [gradient.reshape(gradient.shape[0], -1) for gradient in large]
@@ -277,21 +259,22 @@ def _by_matrix(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     for gradient, matrix in zip(large, matrices, strict=True):
         if matrix.data_ptr() != gradient.data_ptr():
             gradient.copy_(matrix.view(gradient.shape))
-    if kept is not None:
-        state.error_dict[index] = kept.sub_(buffer)
+    feedback.sent(buffer)
     state.maybe_increase_iter(bucket)
     return buffer
 
 
-def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -> Stages:
+def _as_square(
+    state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor, feedback: Feedback
+) -> Stages:
     index = bucket.index()
     count = buffer.numel()
     side = math.ceil(math.sqrt(count))
     rank = min(state.matrix_approximation_rank, side)
     state._count(count, 2 * side * rank)
-    state._follow(index, _layout(bucket))
+    state._follow(index, layout_of(bucket))
     square = torch.nn.functional.pad(buffer, (0, side * side - count))
-    kept = _with_error(state, index, square)
+    feedback.add(square)
     matrix = square.view(1, side, side)
     p_memory, q_memory, fresh = _memory(state, index, buffer, side * rank, side * rank, [])
     p, q = p_memory.view(1, side, rank), q_memory.view(1, side, rank)
@@ -304,8 +287,7 @@ def _as_square(state: PowerSGDState, bucket: GradBucket, buffer: torch.Tensor) -
     torch.bmm(matrix.transpose(1, 2), p, out=q)
     yield _averaged(state, q_memory)
     torch.bmm(p, q.transpose(1, 2), out=matrix)
-    if kept is not None:
-        state.error_dict[index] = kept.sub_(square)
+    feedback.sent(square)
     buffer.copy_(square[:count])
     state.maybe_increase_iter(bucket)
     return buffer
