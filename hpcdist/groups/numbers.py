@@ -1,4 +1,4 @@
-"""Numbers among the arguments: ranks, offsets, steps, rates, and the splits of a tensor."""
+"""Numbers among the arguments: ranks, offsets, steps, rates, yes or no, and a tensor's splits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import numbers
 import operator
 from typing import Any
+
+import numpy as np
 
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
@@ -30,6 +32,19 @@ def whole(value: Any, name: str) -> int:
         raise TypeError(
             f"{name} must be a whole number, not {type(value).__name__}: {value!r}"
         ) from None
+
+
+def yes_or_no(value: Any, name: str) -> bool:
+    """Return a boolean argument, also of NumPy, or 0 or 1.
+
+    Raises
+    ------
+    TypeError
+        If it is none. Python takes the text "False" for true.
+    """
+    if isinstance(value, (bool, int, np.bool_, np.integer)) and value in (0, 1):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {type(value).__name__}: {value!r}")
 
 
 def steps(value: Any, name: str) -> int | float:

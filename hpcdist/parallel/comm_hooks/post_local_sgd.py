@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hpcdist.groups.numbers import steps
+from hpcdist.groups.numbers import steps, yes_or_no
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
@@ -35,7 +35,8 @@ class PostLocalSGDState(Counting):
     Raises
     ------
     TypeError
-        If `start_localSGD_iter` is not a whole number.
+        If `start_localSGD_iter` is not a whole number, or `post_local_gradient_allreduce` not a
+        boolean.
 
     Notes
     -----
@@ -52,10 +53,11 @@ class PostLocalSGDState(Counting):
     ) -> None:
         self.start_localSGD_iter = steps(start_localSGD_iter, "start_localSGD_iter")
         self.process_group = process_group
-        if subgroup is None and post_local_gradient_allreduce:
+        averages = yes_or_no(post_local_gradient_allreduce, "post_local_gradient_allreduce")
+        if subgroup is None and averages:
             subgroup = new_subgroups(group=process_group)[0]
         self.subgroup = subgroup
-        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.post_local_gradient_allreduce = averages
         self.iter = 0
 
     def _count_step(self) -> None:

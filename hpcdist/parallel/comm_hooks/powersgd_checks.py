@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpcdist.groups.numbers import real, steps, whole
+from hpcdist.groups.numbers import real, steps, whole, yes_or_no
 
 #: Words in the state of NumPy's Mersenne Twister, and the largest position in them.
 _WORDS = 624
 
 
 def options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with numbers of Python's types.
+    """Return the options as numbers and booleans of Python's types.
 
     Raises
     ------
     TypeError
-        If one is no number, or no whole one where that is needed.
+        If one is no number, or no whole one or no boolean where that is needed.
     ValueError
-        If one is not a number (NaN) or too small.
+        If one is not a number (NaN), too small, or infinite where that means nothing.
     """
     found = dict(given)
+    for name in ("use_error_feedback", "warm_start", "batch_tensors_with_same_shape"):
+        found[name] = yes_or_no(given[name], name)
     rank = whole(given["matrix_approximation_rank"], "matrix_approximation_rank")
     start = steps(given["start_powerSGD_iter"], "start_powerSGD_iter")
     frequency = "compression_stats_logging_frequency"
     found[frequency] = max(1, steps(given[frequency], frequency))
     if rank < 1:
         raise ValueError(f"matrix_approximation_rank must be 1 or more, not {rank}")
-    if (given["use_error_feedback"] or given["warm_start"]) and start <= 1:
+    if (found["use_error_feedback"] or found["warm_start"]) and start <= 1:
         raise ValueError(
             f"start_powerSGD_iter must be 2 or more, not {start}, with "
             "use_error_feedback or warm_start: DDP rebuilds its buckets after the first step, "
@@ -40,22 +43,27 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
     found.update(matrix_approximation_rank=rank, start_powerSGD_iter=start)
     for name in ("min_compression_rate", "orthogonalization_epsilon"):
         found[name] = real(given[name], name)
+    epsilon = found["orthogonalization_epsilon"]
+    if not 0 <= epsilon < math.inf:  # infinite: all gradients would be zero
+        raise ValueError(f"orthogonalization_epsilon must be finite and 0 or more, not {epsilon}")
     return found
 
 
 def counter(value: Any, name: str) -> float:
-    """Return a saved counter, which an infinite number of steps may have made infinite.
+    """Return a saved counter.
 
     Raises
     ------
     TypeError
         If it is no whole number.
     ValueError
-        If it is negative.
+        If it is negative, or infinite: only the step of the next report may be, which is never.
     """
     number = steps(value, name)
     if number < 0:
         raise ValueError(f"{name} must be 0 or more, not {number}")
+    if number == math.inf and name != "next_stats_report":
+        raise ValueError(f"{name} must be finite: it counts what has been done")
     return number
 
 

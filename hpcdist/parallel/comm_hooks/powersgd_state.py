@@ -73,9 +73,10 @@ class PowerSGDState(Counting):
     Raises
     ------
     TypeError
-        If an option is no number, or no whole one where that is needed.
+        If an option is no number, or no whole one or no boolean where that is needed.
     ValueError
-        If `start_powerSGD_iter` is too small, or the approximation's rank is below 1.
+        If `start_powerSGD_iter` is too small, the approximation's rank below 1, or the epsilon
+        negative or infinite.
 
     Notes
     -----

@@ -7,10 +7,11 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from hpcdist.parallel.comm_hooks import PowerSGDState
+from hpcdist.parallel.comm_hooks import PostLocalSGDState, PowerSGDState
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -27,12 +28,22 @@ OPTIONS = [
     ("min_compression_rate", "2", TypeError),
     ("orthogonalization_epsilon", math.nan, ValueError),
     ("orthogonalization_epsilon", None, TypeError),
+    ("orthogonalization_epsilon", math.inf, ValueError),
+    ("orthogonalization_epsilon", -1e-8, ValueError),
     ("compression_stats_logging_frequency", "often", TypeError),
+    ("use_error_feedback", "False", TypeError),
+    ("warm_start", None, TypeError),
+    ("warm_start", 2, TypeError),
+    ("batch_tensors_with_same_shape", "no", TypeError),
+    ("batch_tensors_with_same_shape", torch.ones(2), TypeError),
 ]
 RNG = PowerSGDState(None).state_dict()["rng"]
 MEMORY: list[tuple[str, Any, type[Exception]]] = [
     ("iter", -1, ValueError),
     ("iter", 0.5, TypeError),
+    ("iter", math.inf, ValueError),
+    ("iter", math.nan, TypeError),
+    ("total_numel_after_compression", math.inf, ValueError),
     ("total_numel_before_compression", "0", TypeError),
     ("next_stats_report", math.nan, TypeError),
     ("error_dict", [torch.ones(2)], TypeError),
@@ -79,3 +90,14 @@ def test_what_a_state_has_saved_is_loaded() -> None:
         loaded.load_state_dict(saved.state_dict())
         assert loaded.state_dict() == saved.state_dict()
         assert loaded.rng.randn() == copy.deepcopy(saved.rng).randn()
+
+
+def test_booleans_of_other_types_are_taken() -> None:
+    state = PowerSGDState(None, use_error_feedback=np.False_, warm_start=0)  # type: ignore[arg-type]
+    assert (state.use_error_feedback, state.warm_start) == (False, False)
+    assert PowerSGDState(None, warm_start=np.int8(1)).warm_start is True  # type: ignore[arg-type]
+
+
+def test_post_local_sgd_takes_booleans_only() -> None:
+    with pytest.raises(TypeError, match="post_local_gradient_allreduce must be True or False"):
+        PostLocalSGDState(None, None, 3, "False")  # type: ignore[arg-type]
