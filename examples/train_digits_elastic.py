@@ -5,7 +5,8 @@
     python -m hpcdist launch -n 4 --max-restarts 2 examples/train_digits_elastic.py --kill 1 2
 
 With --keep-batch the others compute the dead ranks' shares of the batch too, and the model is, bit
-for bit, that of a run without deaths.
+for bit, that of a run without deaths. So it is with HPCDIST_SPARES=2 and -n 6 in the second one:
+the last two processes wait, and take the dead ranks' places.
 
 The same training as train_digits.py: the same model, data, batches and learning rates. At chosen
 moments ranks kill themselves with SIGKILL. The others go on from the last step that all had
@@ -27,7 +28,7 @@ from train_digits import DECAY, build_model, check_equal, evaluate, load_data
 from where import add_options, start
 
 import hpcdist as dist
-from hpcdist.elastic import State, elastic
+from hpcdist.elastic import State, elastic, joining
 
 
 def parse() -> argparse.Namespace:
@@ -63,6 +64,8 @@ def main() -> None:
         for place, rank in enumerate(arguments.kill)
     }
 
+    if joining():
+        deaths = {}  # a former spare does not die of what its place's first rank did
     state = State(model=parallel, optimizer=optimizer)
     began = time.perf_counter()
     for step in elastic(state, steps, keep_batch=arguments.keep_batch):

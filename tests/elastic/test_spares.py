@@ -18,6 +18,7 @@ from long_form import LONG, deadline, size
 from ulfm import OPEN_MPI, only_ulfm
 
 PROGRAM = str(Path(__file__).with_name("spares.py"))
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_digits_elastic.py")
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 
@@ -137,6 +138,18 @@ def test_a_job_whose_ranks_cannot_be_replaced_ends():
     assert "RuntimeError: of the program" in ended.text and not ends(ended.text), ended.text
     ended = run("all")
     assert "spares alone are left" in ended.text and not ends(ended.text), ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
+@pytest.mark.deadline(280)
+def test_each_rank_of_the_example_kills_itself_once():
+    """Not the former spares in their places again."""
+    env = {"HPCDIST_FT": "1", "HPCDIST_SPARES": "3"}
+    ended = run_job(6, EXAMPLE, "--epochs", "2", "--kill", "1", "2", env=env, ft=True, limit=120)
+    assert ended.code == 0 and "3 ranks began, 3 ended; 48 steps" in ended.text, ended.text
+    lost = re.findall(r"^lost: rank (\d)", ended.text, re.MULTILINE)
+    assert lost == ["1", "2"], ended.text
 
 
 @only_ulfm
