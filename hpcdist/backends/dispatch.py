@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from hpcdist._engine import withdraw
 from hpcdist.operations import OPERATIONS
 
 from .base import GroupBackend
@@ -77,12 +78,23 @@ class Dispatch:
     def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
         """Begin messages, those of one backend together; return handles in list order."""
         works: list[Any] = [None] * len(operations)
-        for backend in dict.fromkeys(self._backends.values()):
-            mine = [i for i, each in enumerate(operations) if self._backend_for(each[1]) is backend]
-            if mine:
+        places: dict[Any, list[int]] = {each: [] for each in self._backends.values()}
+        for place, (_, tensor, _, _) in enumerate(operations):
+            places[self._backend_for(tensor)].append(place)
+        places = {backend: mine for backend, mine in places.items() if mine}
+        if len(places) > 1:  # nothing begins if another backend would refuse its part
+            for backend, mine in places.items():
+                look = getattr(backend, "look_at_batch", None)
+                if look is not None:
+                    look([operations[i] for i in mine])
+        try:
+            for backend, mine in places.items():
                 begun = batch(backend, [operations[i] for i in mine])
                 for i, work in zip(mine, begun, strict=True):
                     works[i] = work
+        except BaseException:
+            withdraw(works)
+            raise
         return works
 
 
@@ -150,9 +162,13 @@ def batch(backend: Carrier, operations: Sequence[tuple[bool, Any, int, int]]) ->
     if together is not None:
         return list(together(operations))
     works: list[Any] = [None] * len(operations)
-    for sends in (False, True):
-        call = backend.isend if sends else backend.irecv
-        for place, (sent, tensor, peer, tag) in enumerate(operations):
-            if sent is sends:
-                works[place] = call(tensor, peer, tag)
+    try:
+        for sends in (False, True):
+            call = backend.isend if sends else backend.irecv
+            for place, (sent, tensor, peer, tag) in enumerate(operations):
+                if sent is sends:
+                    works[place] = call(tensor, peer, tag)
+    except BaseException:
+        withdraw(works)
+        raise
     return works

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from hpcdist._engine import withdraw
 from hpcdist.operations import OPERATIONS
 
 from .dispatch import Dispatch, agreeing
@@ -75,8 +76,12 @@ class Hooked(Dispatch):
             for sends, tensor, peer, tag in operations
         ]
         works = super().batch_isend_irecv(operations)
-        for each, work in zip(seen, works, strict=True):
-            self._hooks.has_begun(each, work)
+        try:
+            for each, work in zip(seen, works, strict=True):
+                self._hooks.has_begun(each, work)
+        except BaseException:  # nobody gets the handles
+            withdraw(works)
+            raise
         return works
 
     def barrier(self, *args: Any, **about: Any) -> Any:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from hpcdist._engine import Operation, Work, checks_operations, entry
+from hpcdist._engine import Operation, Work, checks_operations, entry, is_plain_operation
 from hpcdist.backends.dispatch import batch
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
@@ -227,6 +227,7 @@ def _checked(
     return pg, pg.members.ranks[place] if place >= 0 else -1, place
 
 
+@is_plain_operation
 class P2POp(Operation):
     """One send or receive of a batch, for :func:`batch_isend_irecv`.
 
@@ -247,7 +248,7 @@ class P2POp(Operation):
     ----------
     op, tensor, group, tag
         As given; the group is never None. The tensor and the tag may be changed until the batch
-        begins.
+        begins. In a derived class each may be a property, which the batch reads once.
     peer, group_peer : int
         The other rank, as a rank of the world and of the group; -1 outside the group.
 
@@ -300,7 +301,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     ValueError
         If the list contains anything other than P2POp, or operations of different groups; if a
         tensor is not C-contiguous, or a tag is out of range; if a tensor that is received shares
-        memory with another one of the batch. Nothing is sent then.
+        memory with another one of the batch. Nothing is sent or received then.
     TypeError
         If a tensor is of a type that cannot be sent.
 
@@ -324,7 +325,10 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         for each in p2p_op_list:
             warn_outside(each.op.__name__, 3)
         return []
-    operations = [
-        (each.op is isend, each.tensor, each.group_peer, each.tag) for each in p2p_op_list
-    ]
+    operations = []
+    for each in p2p_op_list:  # a derived class may have properties: each is read once
+        op = each.op
+        if op is not isend and op is not irecv:
+            raise ValueError(f"op must be hpcdist.isend or hpcdist.irecv, not {op!r}")
+        operations.append((op is isend, each.tensor, each.group_peer, each.tag))
     return batch(pg.carrier, operations)

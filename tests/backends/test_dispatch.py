@@ -83,3 +83,40 @@ def test_one_backend_stands_for_itself() -> None:
     backend = Backend("cuda")
     assert combine({"cpu": backend, "cuda": backend}) is backend
     assert isinstance(combine({"cpu": Backend("cpu"), "cuda": backend}), Dispatch)
+
+
+class Messages(Backend):
+    """Takes batches, and perhaps refuses them."""
+
+    def __init__(self, kind: str, begun: list[str], looks: bool) -> None:
+        super().__init__(kind)
+        self.begun = begun
+        if looks:
+            self.look_at_batch = self._look
+
+    def _look(self, operations: Any) -> None:
+        if any(peer > 5 for _, _, peer, _ in operations):
+            raise ValueError(f"no such rank of {self.kind}")
+
+    def batch_isend_irecv(self, operations: Any) -> list[str]:
+        self._look(operations)
+        self.begun.append(self.kind)
+        return [self.kind] * len(operations)
+
+
+@pytest.mark.parametrize(("looks", "begins"), [(True, []), (False, ["cpu"])])
+def test_no_part_of_a_batch_begins_if_another_backend_refuses_its_part(
+    looks: bool, begins: list[str]
+) -> None:
+    begun: list[str] = []
+    kinds = ("cpu", "cuda")
+    group = Dispatch({kind: Messages(kind, begun, looks) for kind in kinds})
+    far = Elsewhere(torch.device("cuda", 0))
+    assert group.batch_isend_irecv(
+        [(True, far, 1, 0), (False, torch.ones(1), 2, 0), (False, far, 3, 0)]
+    ) == ["cuda", "cpu", "cuda"]
+    assert begun == ["cpu", "cuda"]
+    begun.clear()
+    with pytest.raises(ValueError, match="no such rank of cuda"):
+        group.batch_isend_irecv([(False, torch.ones(1), 2, 0), (True, far, 9, 0)])
+    assert begun == begins

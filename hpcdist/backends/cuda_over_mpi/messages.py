@@ -10,14 +10,15 @@ wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from hpcdist._engine import ANNOUNCEMENT, DEVICE_LEAST, PIECE, disordered, tags
+from hpcdist._engine import ANNOUNCEMENT, DEVICE_LEAST, PIECE, check_tag, disordered, tags
 from hpcdist.backends import cuda
+from hpcdist.backends.overlaps import refuse_overlap
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 
 from . import aware, direct
@@ -76,13 +77,45 @@ class Messages(Core):
     def recv(self, tensor: Any, src: int = -1, tag: int = 0) -> int:
         return int(self._post(tensor, src, tag, False, False))
 
-    def _post(self, tensor: Any, peer: int, tag: int, sends: bool, asynchronous: bool) -> Any:
-        api = ("i" if asynchronous else "") + ("send" if sends else "recv")
+    def batch_isend_irecv(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+        """Begin messages, all receives before the first send, unless one of them is wrong."""
+        parts = self.look_at_batch(operations)
+        works: list[Any] = [None] * len(parts)
+        for now in (False, True):
+            for place, (sends, tensor, peer, tag) in enumerate(operations):
+                if sends is now:
+                    works[place] = self._begin_message(parts[place], tensor, peer, tag, sends, True)
+        return works
+
+    def look_at_batch(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[DeviceTensor]:
+        """Return the tensors of a batch as bytes; raise if it cannot begin."""
+        parts = [self._look_at(tensor, peer, tag, sends) for sends, tensor, peer, tag in operations]
+        refuse_overlap(operations, parts)
+        return parts
+
+    def _look_at(self, tensor: Any, peer: int, tag: int, sends: bool) -> DeviceTensor:
         part = DeviceTensor.inspect(tensor, "tensor", not sends)
         if part.strides is not None:
             raise disordered(sends)
         if peer >= self.size or peer < (0 if sends else -1):
             raise ValueError(f"rank {peer} is not in group {self.name!r} of {self.size} ranks")
+        check_tag(self._comm, tag)
+        return part
+
+    def _post(self, tensor: Any, peer: int, tag: int, sends: bool, asynchronous: bool) -> Any:
+        part = self._look_at(tensor, peer, tag, sends)
+        return self._begin_message(part, tensor, peer, tag, sends, asynchronous)
+
+    def _begin_message(
+        self,
+        part: DeviceTensor,
+        tensor: Any,
+        peer: int,
+        tag: int,
+        sends: bool,
+        asynchronous: bool,
+    ) -> Any:
+        api = ("i" if asynchronous else "") + ("send" if sends else "recv")
         self._ready(api, asynchronous)
         runtime = cuda.runtime()
         current = runtime.current(part.device)

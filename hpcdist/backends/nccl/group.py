@@ -238,6 +238,10 @@ class NcclGroup(GroupBackend):
         """Begin messages together, on the communicator of all ranks."""
         return messages.batch_isend_irecv(self.queue, operations)
 
+    def look_at_batch(self, operations: Sequence[tuple[bool, Any, int, int]]) -> None:
+        """Raise what batch_isend_irecv would raise before it begins anything."""
+        messages.look_at_batch(operations)
+
     # --- the end -----------------------------------------------------------------------------
 
     def free(self, drain: float = 5.0) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist import _nccl
-from hpcdist._engine import overlapping
 from hpcdist._nccl import Communicator, StreamQueue
+from hpcdist.backends.overlaps import refuse_overlap
 
 from .tensors import message_region
 
@@ -48,6 +48,18 @@ def _refuse_any_source(src: int) -> None:
         )
 
 
+def look_at_batch(operations: Sequence[tuple[bool, Any, int, int]]) -> list[Any]:
+    """Return the memory of a batch's tensors; raise if it cannot begin."""
+    regions = [
+        message_region(each, "batch_isend_irecv: tensor", sends) for sends, each, _, _ in operations
+    ]
+    for sends, _, peer, _ in operations:
+        if not sends:
+            _refuse_any_source(peer)
+    refuse_overlap(operations, regions)
+    return regions
+
+
 def batch_isend_irecv(
     queue: StreamQueue, operations: Sequence[tuple[bool, Any, int, int]]
 ) -> list[Any]:
@@ -65,13 +77,7 @@ def batch_isend_irecv(
     list
         One handle for each; they are done together.
     """
-    regions = [
-        message_region(each, "batch_isend_irecv: tensor", sends) for sends, each, _, _ in operations
-    ]
-    for sends, _, peer, _ in operations:
-        if not sends:
-            _refuse_any_source(peer)
-    _refuse_overlap(operations, regions)
+    regions = look_at_batch(operations)
 
     def enqueue(comm: Communicator, stream: int) -> None:
         with _nccl.Group(comm):
@@ -84,23 +90,3 @@ def batch_isend_irecv(
     shown: tuple[list[Any], list[Any]] = (list(operations), [])
     work = queue.launch("batch_isend_irecv", regions, tensors, enqueue, True, shown=shown)
     return [work] * len(operations)
-
-
-def _refuse_overlap(operations: Sequence[tuple[bool, Any, int, int]], regions: list[Any]) -> None:
-    """Raise ValueError if a batch receives into memory that another of its messages uses."""
-    spans = sorted(
-        (each.address, each.address + each.size, sends, peer)
-        for each, (sends, _, peer, _) in zip(regions, operations, strict=True)
-        if each.size
-    )
-    read = written = (0, 0, True, 0)  # of those so far the ones that end last
-    for span in spans:
-        begin, end, sends, peer = span
-        if begin < written[1]:
-            raise overlapping(peer, sends, written[3])
-        if not sends and begin < read[1]:
-            raise overlapping(read[3], True, peer)
-        if sends:
-            read = max(read, span, key=lambda each: each[1])
-        else:
-            written = max(written, span, key=lambda each: each[1])

@@ -36,6 +36,29 @@ cdef bint is_no_tensor(object tensor):
     return tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex))
 
 
+cdef object plain_operation = None  # hpcdist.P2POp
+
+
+def is_plain_operation(cls):
+    """Sets the class of which batches read the attributes in native code.
+
+    A class derived from it may have properties in their place.
+
+    Parameters
+    ----------
+    cls : type
+        Derived from Operation.
+
+    Returns
+    -------
+    type
+        The same class.
+    """
+    global plain_operation
+    plain_operation = cls
+    return cls
+
+
 cdef Comm usual_batch(object operations):
     """The communicator that a batch goes through; None: it is not a usual one."""
     cdef object group = None
@@ -43,9 +66,9 @@ cdef Comm usual_batch(object operations):
     if type(operations) is not list or not operations:
         return None
     for found in <list> operations:
-        if not isinstance(found, Operation):
+        if type(found) is not plain_operation:
             return None
-        each = found
+        each = <Operation> found
         if group is None:
             group = each.group
             if type(group) is not process_group:
@@ -60,7 +83,7 @@ def _batch_isend_irecv(p2p_op_list):
     cdef Comm comm = usual_batch(p2p_op_list)
     if comm is None:
         return in_python["batch_isend_irecv"](p2p_op_list)
-    return post_all(comm, list(p2p_op_list))
+    return post_all(comm, list(p2p_op_list), False)
 
 
 cdef struct Message:
@@ -68,15 +91,13 @@ cdef struct Message:
     int peer, tag, kind
 
 
-cdef list post_all(Comm comm, list operations):
+cdef list post_all(Comm comm, list operations, bint look_only):
     """A batch, of Operations or of tuples: nothing is posted unless all of it is valid."""
     cdef Py_ssize_t i, n = len(operations)
     cdef Message* m
     cdef Message* all = <Message*> malloc((n if n else 1) * sizeof(Message))
-    cdef list keeps = [], tensors = [], works = [None] * n
+    cdef list keeps = [], tensors = [], works = []
     cdef Operation one
-    cdef hd_job* posted = NULL
-    cdef int kind
     if all == NULL:
         raise MemoryError(f"no memory for a batch of {n} messages")
     try:
@@ -84,8 +105,8 @@ cdef list post_all(Comm comm, list operations):
         for i in range(n):
             m = &all[i]
             each = operations[i]
-            if isinstance(each, Operation):
-                one = each
+            if type(each) is plain_operation:
+                one = <Operation> each
                 sends, tensor, m.peer, tag = one.op is _isend, one.tensor, one.group_peer, one.tag
             else:
                 sends, tensor, m.peer, tag = each
@@ -97,20 +118,50 @@ cdef list post_all(Comm comm, list operations):
                 raise disordered(m.kind == HD_SEND)
             route(comm, m.peer, m.kind, True)
         disjoint(all, n)
-        enter(comm.c, True)
-        try:
-            for kind in (HD_RECV, HD_SEND):
-                for i in range(n):
-                    m = &all[i]
-                    if m.kind == kind:
-                        works[i] = post_now(comm, keeps[i], tensors[i], &m.b, m.peer, m.tag, kind,
-                                            ISEND if kind == HD_SEND else IRECV, False, 0, &posted)
-        finally:
-            hd_p2p_watch(posted)
-            hd_comm_exit(comm.c)
+        if not look_only:
+            works = post_checked(comm, all, keeps, tensors)
     finally:
         free(all)
     return works
+
+
+cdef list post_checked(Comm comm, Message* all, list keeps, list tensors):
+    """Receives first. If something raises in between, a signal's handler for example, none of them stays."""
+    cdef Py_ssize_t i, n = len(keeps)
+    cdef Message* m
+    cdef list works = [None] * n
+    cdef hd_job* posted = NULL
+    cdef int kind
+    enter(comm.c, True)
+    try:
+        for kind in (HD_RECV, HD_SEND):
+            for i in range(n):
+                m = &all[i]
+                if m.kind == kind:
+                    works[i] = post_now(comm, keeps[i], tensors[i], &m.b, m.peer, m.tag, kind,
+                                        ISEND if kind == HD_SEND else IRECV, False, 0, &posted)
+    except BaseException:
+        hd_p2p_watch(posted)
+        posted = NULL
+        withdraw(works)
+        raise
+    finally:
+        hd_p2p_watch(posted)
+        hd_comm_exit(comm.c)
+    return works
+
+
+def withdraw(works):
+    """Cancels the receives of a batch that cannot be completed; what was sent stays sent.
+
+    Parameters
+    ----------
+    works : list
+        Handles, also of other backends, and None for messages that have not begun.
+    """
+    for each in works:
+        if isinstance(each, Work):
+            (<Work> each).take_back([])
 
 
 cdef int disjoint(Message* all, Py_ssize_t n) except -1:

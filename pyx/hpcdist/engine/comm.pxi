@@ -430,7 +430,11 @@ cdef class Comm:
 
     def batch_isend_irecv(self, operations):
         """Starts messages, all receives before the first send. See :func:`hpcdist.backends.dispatch.batch`."""
-        return post_all(self, list(operations))
+        return post_all(self, list(operations), False)
+
+    def look_at_batch(self, operations):
+        """Raises what batch_isend_irecv would raise before it starts anything."""
+        post_all(self, list(operations), True)
 
     def __repr__(self):
         return f"<hpcdist._engine.Comm '{self.name}', rank {self.c.rank} of {self.c.size}>"

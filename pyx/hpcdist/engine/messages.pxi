@@ -53,7 +53,11 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
     else:
         hd_p2p_watch(job)
     if shown is not None:
-        end_shown(shown)
+        try:
+            end_shown(shown)
+        except BaseException:  # nobody gets the Work
+            work.take_back([])
+            raise
     return work
 
 
@@ -71,6 +75,11 @@ cdef int tag_of(Comm comm, object tag) except -1:
     if n < 0 or n > comm.c.tag_limit:
         raise ValueError(f"tag {n} is outside 0..{comm.c.tag_limit}, what this MPI leaves to users")
     return n
+
+
+def check_tag(Comm comm, tag):
+    """Raises TypeError or ValueError for a tag that this MPI does not leave to users."""
+    tag_of(comm, tag)
 
 
 def tags(Comm comm):

@@ -219,3 +219,27 @@ def test_a_long_message_that_is_received_after_hundreds_of_others(monkeypatch, n
             good &= bool((cpu(out) == tag).all())
     parallel_assert(good)
     dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("wrong", ["order", "peer", "tag", "memory"])
+def test_a_bad_batch_leaves_no_receive(wrong):
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.new_group()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    lost = [gpu(torch.zeros(4)) for _ in range(2)]
+    batch = [(False, each, before, 3) for each in lost]
+    batch.append(
+        {
+            "order": (True, gpu(torch.zeros(4, 4)).t(), after, 3),
+            "peer": (True, gpu(torch.zeros(4)), size, 3),
+            "tag": (True, gpu(torch.zeros(4)), after, -1),
+            "memory": (True, lost[0], after, 3),
+        }[wrong]
+    )
+    with parallel_raises(ValueError):
+        group.carrier.batch_isend_irecv(batch)
+    work = dist.isend(gpu(torch.full((4,), 1.0 + rank)), after, group, 3)
+    dist.recv(got := gpu(torch.zeros(4)), before, group, 3)
+    work.wait()
+    right = bool((cpu(got) == 1.0 + before).all()) and not any(bool(cpu(t).any()) for t in lost)
+    parallel_assert(right, lambda: f"{cpu(got)} {[cpu(t) for t in lost]}")
+    dist.destroy_process_group(group)
