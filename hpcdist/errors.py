@@ -103,7 +103,7 @@ class DistMismatchError(DistError):
     """The ranks of a group called different operations, or one operation with different arguments.
 
     Raised on all ranks of the group before any data has moved: the group stays usable, unless the
-    message says that a rank has destroyed it.
+    message says that a rank has destroyed it, or dropped all references to it.
     """
 
 

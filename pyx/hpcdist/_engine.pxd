@@ -286,7 +286,9 @@ cdef extern from "hd_spares.h" nogil:
 
 cdef extern from "hd_page_life.h" nogil:
     enum: HD_KEEP, HD_TOGETHER, HD_LATER
-    void hd_page_mark(hd_comm*, int64_t)
+    enum hd_closed: HD_DESTROYED, HD_DROPPED
+    int64_t HD_UNDRAINED
+    void hd_page_mark(hd_comm*, int64_t, hd_closed)
     int hd_page_leave(hd_comm*, int64_t, double)
 
 cdef extern from "hd_nan.h" nogil:

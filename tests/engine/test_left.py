@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +118,29 @@ def test_what_a_rank_has_begun_before_it_destroys_a_group_completes() -> None:
         dist.barrier()
 
 
+@pytest.mark.parametrize("name", list(CALLS))
+def test_calls_name_a_rank_whose_own_calls_had_not_ended(name: str) -> None:
+    """Its send is never received, so it does not free what it has of the group."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    group = dist.new_group(timeout=timedelta(seconds=LONG))
+    dist.barrier()
+    stays = ""
+    if rank == last:
+        sent = torch.ones(1 << 20)
+        dist.isend(sent, 0, group=group, tag=7)
+        group.timeout = timedelta(seconds=0.2)  # of destroy_process_group; the send has more
+        stays, _ = ended(lambda: dist.destroy_process_group(group))
+    dist.barrier()
+    text, took = "", 0.0
+    if rank != last:
+        text, took = ended(lambda: CALLS[name](group, last))
+        dist.destroy_process_group(group)
+    dist.barrier()
+    parallel_assert(rank != last or "did not end within" in stays, stays)
+    named = f"rank {last} of group '{group.name}' has destroyed it"
+    parallel_assert(rank == last or (named in text and took < SOON), f"{text!r} {took:.1f}")
+
+
 WINDOW: dict[str, Callable[[dist.Window, int], object]] = {
     "put": lambda window, last: window.put(ones(), last),
     "get": lambda window, last: window.get(ones(), last),
@@ -146,6 +172,34 @@ def test_memory_of_a_rank_that_has_destroyed_the_group_is_not_used(name: str) ->
     dist.barrier()
     parallel_assert(not said, said)
     parallel_assert(rank == last or memory.tolist() == [1.0] * 3, f"{memory}")
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "recv", "a long send", "put", "signal"])
+def test_a_rank_that_has_dropped_the_group_is_not_said_to_have_destroyed_it(name: str) -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    group: Any = dist.new_group(timeout=timedelta(seconds=LONG))
+    window: Any = group.new_window(dist.zeros(3, group=group))
+    called = group.name if rank != last else ""  # a group whose name was asked for is kept
+    dist.barrier()
+    text = ""
+    if rank == last:
+        del group, window
+        gc.collect()
+        dist.barrier()
+    else:
+        dist.barrier()
+        until = time.monotonic() + LONG
+        while not text and time.monotonic() < until:  # the last rank leaves with its next call
+            text, _ = ended(
+                partial(WINDOW[name], window, last)
+                if name in WINDOW
+                else partial(CALLS[name], group, last)
+            )
+    if rank == last:
+        dist.destroy_process_group(dist.new_group([rank], use_local_synchronization=True))
+    dist.barrier()
+    named = f"rank {last} of group '{called}' has dropped all references to it"
+    parallel_assert(rank == last or named in text, text)
 
 
 def test_a_receive_from_any_rank_names_those_that_have_destroyed_the_group() -> None:

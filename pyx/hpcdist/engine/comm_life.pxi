@@ -167,7 +167,7 @@ def leave(Comm comm):
     open_comms.pop(<size_t> comm.c, None)
     with nogil:
         if comm.c.page != NULL:
-            hd_page_mark(comm.c, hd_comm_unread(comm.c))
+            hd_page_mark(comm.c, hd_comm_unread(comm.c), HD_DROPPED)
         hd_comm_free(comm.c, 1, HD_LATER if comm.c.size > 1 else HD_TOGETHER)
     bury(NULL)
     return True
@@ -193,6 +193,8 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
         raised = error
     open_comms.pop(<size_t> comm.c, None)
     with nogil:
+        if not empty and comm.c.page != NULL and not hd_in_child():  # the others no longer wait for this rank
+            hd_page_mark(comm.c, HD_UNDRAINED, HD_DESTROYED)
         code = hd_comm_free(comm.c, empty, agreed)
     bury(NULL)
     if code:

@@ -139,7 +139,7 @@ static int fail_abandoned(visit *v, int late)
         (how = hd_session_gone(c->session, c->node_slot[by])))
         return hd_fail_gone(c, j, by, how); /* it was not a late rank that ended it */
     if (!(noted && note.why == HD_REFUSED) && (closed = find_closed(v)) >= 0)
-        return hd_fail_closed(c, j, closed);
+        return hd_fail_closed(c, j, closed, hd_page_way(hd_page_closed(c, closed)));
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     if (noted && note.why == HD_REFUSED) {
@@ -233,8 +233,9 @@ static int lose_member(visit *v, int r)
     hd_text missing;
 
     hd_text_init(&missing, names, sizeof names);
-    return abandon(v, HD_GAVE_UP, HD_ERR_MISMATCH, &missing) ? hd_fail_closed(v->c, v->j, r)
-                                                             : HD_OK;
+    if (!abandon(v, HD_GAVE_UP, HD_ERR_MISMATCH, &missing))
+        return HD_OK;
+    return hd_fail_closed(v->c, v->j, r, hd_page_way(hd_page_closed(v->c, r)));
 }
 
 /* A rank of the session has died, which may be in other groups only. */

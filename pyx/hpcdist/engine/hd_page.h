@@ -83,6 +83,8 @@ typedef struct hd_note {
     char text[HD_DESC] __attribute__((aligned(8)));
 } hd_note;
 
+enum hd_closed { HD_OPEN = 0, HD_DESTROYED, HD_DROPPED }; /* no reference was left */
+
 /* What a rank reports in words; on slow paths only. */
 typedef struct hd_words {
     uint32_t seq[2]; /* the check that text[] belongs to */
@@ -92,7 +94,7 @@ typedef struct hd_words {
                            * first (high half) and the last */
     int64_t unread;       /* once closed: see hd_comm.unread */
     int32_t refused_code; /* of all of that run; HD_ERR_MISMATCH if they differ */
-    int32_t closed;       /* this rank has left the group */
+    int32_t closed;       /* this rank has left the group: enum hd_closed */
 } __attribute__((aligned(HD_LINE))) hd_words;
 
 struct hd_page {
@@ -129,10 +131,18 @@ static inline int hd_page_arrived(const hd_comm *c, int rank, uint32_t n)
 }
 
 /* Whether `rank` has left the group for good, and goes on without it: it has ended all its calls,
- * and makes no other. Who leaves the group of all ranks leaves the job: hd_session_gone(). */
-static inline int hd_page_closed(const hd_comm *c, int rank)
+ * or waits for none of them any more, and makes no other. Who leaves the group of all ranks leaves
+ * the job: hd_session_gone(). */
+static inline enum hd_closed hd_page_closed(const hd_comm *c, int rank)
 {
-    return !c->as_world && __atomic_load_n(&hd_words_of(c)[rank].closed, __ATOMIC_ACQUIRE);
+    if (c->as_world)
+        return HD_OPEN;
+    return (enum hd_closed)__atomic_load_n(&hd_words_of(c)[rank].closed, __ATOMIC_ACQUIRE);
+}
+
+static inline const char *hd_page_way(enum hd_closed closed)
+{
+    return closed == HD_DROPPED ? "dropped all references to it" : "destroyed it";
 }
 
 /* What a rank that has published its fields of n, or is about to, sees of another rank. */

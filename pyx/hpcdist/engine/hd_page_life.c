@@ -27,11 +27,11 @@ void hd_page_close(hd_comm *c)
     c->page = NULL;
 }
 
-void hd_page_mark(hd_comm *c, int64_t unread)
+void hd_page_mark(hd_comm *c, int64_t unread, enum hd_closed how)
 {
     hd_words *mine = hd_words_of(c) + c->rank;
     mine->unread = unread;
-    __atomic_store_n(&mine->closed, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&mine->closed, how, __ATOMIC_RELEASE);
 }
 
 int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
@@ -40,7 +40,7 @@ int hd_page_leave(hd_comm *c, int64_t unread, double seconds)
     int64_t left = 0;
     hd_waiter w;
 
-    hd_page_mark(c, unread);
+    hd_page_mark(c, unread, HD_DESTROYED);
     hd_waiter_init(&w, hd_session_spin(c->session, 0), seconds);
     for (int r = 0; r < c->size; r++) {
         while (!__atomic_load_n(&all[r].closed, __ATOMIC_ACQUIRE)) {

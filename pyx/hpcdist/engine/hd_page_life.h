@@ -3,11 +3,14 @@
 #define HD_PAGE_LIFE_H
 
 #include "hd_comm.h"
+#include "hd_page.h"
 
 /* Collective over the group; leaves page NULL if it cannot be made. Returns MPI's error code. */
 int hd_page_open(hd_comm *c);
 void hd_page_close(hd_comm *c);
-void hd_page_mark(hd_comm *c, int64_t unread); /* this member has left */
+void hd_page_mark(hd_comm *c, int64_t unread, enum hd_closed how); /* this member has left */
+/* `unread` of a member with calls that have not ended: the sum is never 0. */
+#define HD_UNDRAINED ((int64_t)1 << 40)
 /* MPI's communicator is kept, unless all members free the group and no message is left, so that the
  * sum of their `unread` is 0: MPI would give its number to the next communicator, and with it the
  * messages that are still on their way. HD_LATER: this member has shown that it leaves, and not all

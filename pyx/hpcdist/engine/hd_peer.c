@@ -55,16 +55,23 @@ int hd_peer_gone(hd_job *j)
     return 1;
 }
 
-/* Whether the peer, or each rank that could be it, has left the group. Where this rank is leaving
- * it, too, its messages end with that. */
-static int has_closed(const hd_comm *c, int peer)
+/* Whether and how the peer, or each rank that could be it, has left the group. Where this rank is
+ * leaving it, too, its messages end with that. */
+static enum hd_closed has_closed(const hd_comm *c, int peer)
 {
+    enum hd_closed how = HD_OPEN;
     if (!c->page || peer == c->rank || __atomic_load_n(&c->closing, __ATOMIC_ACQUIRE))
-        return 0;
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank && (peer < 0 || peer == r) && !hd_page_closed(c, r))
-            return 0;
-    return 1;
+        return HD_OPEN;
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank || (peer >= 0 && peer != r))
+            continue;
+        const enum hd_closed one = hd_page_closed(c, r);
+        if (!one)
+            return HD_OPEN;
+        if (how != HD_DESTROYED)
+            how = one;
+    }
+    return how;
 }
 
 int hd_peer_closed(hd_job *j)
@@ -73,7 +80,8 @@ int hd_peer_closed(hd_job *j)
     const int peer = j->message.peer;
     char who[HD_DESC];
     hd_text t;
-    if (!has_closed(c, peer))
+    const enum hd_closed way = has_closed(c, peer);
+    if (!way)
         return 0;
     if (!j->message.left)
         j->message.left = hd_now();
@@ -85,9 +93,8 @@ int hd_peer_closed(hd_job *j)
     else
         say_others(&t, c);
     hd_fail(j, HD_ERR_MISMATCH,
-            "%s of group '%s' ha%s destroyed it: %s %s it cannot complete (this is rank %d, tag "
-            "%d%s%s)",
-            who, c->name, peer < 0 && c->size > 2 ? "ve" : "s", j->api,
+            "%s of group '%s' ha%s %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)", who,
+            c->name, peer < 0 && c->size > 2 ? "ve" : "s", hd_page_way(way), j->api,
             j->kind == HD_SEND ? "to" : "from", c->rank, j->message.tag,
             j->site[0] ? ", called at " : "", j->site);
     return 1;
@@ -95,8 +102,8 @@ int hd_peer_closed(hd_job *j)
 
 int hd_peer_has_withdrawn(const hd_comm *c, int rank)
 {
-    return rank != c->rank &&
-           (hd_session_gone(c->session, c->node_slot[rank]) != HD_HERE || has_closed(c, rank));
+    return rank != c->rank && (hd_session_gone(c->session, c->node_slot[rank]) != HD_HERE ||
+                               has_closed(c, rank) != HD_OPEN);
 }
 
 void hd_peer_withdrawn(hd_job *j, int rank)
@@ -109,7 +116,7 @@ void hd_peer_withdrawn(hd_job *j, int rank)
     if (how)
         hd_say_gone(&t, c, rank, how);
     else
-        hd_say(&t, "has destroyed it");
+        hd_say(&t, "has %s", hd_page_way(hd_page_closed(c, rank)));
     hd_fail(j, how ? HD_ERR_FAILED : HD_ERR_MISMATCH,
             "rank %d of group '%s' %s: %s to it cannot complete (this is rank %d)", rank, c->name,
             way, j->api, c->rank);

@@ -179,13 +179,13 @@ int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how)
     return j->code;
 }
 
-int hd_fail_closed(hd_comm *c, hd_job *j, int rank)
+int hd_fail_closed(hd_comm *c, hd_job *j, int rank, const char *way)
 {
     char buffer[HD_TEXT];
     hd_text t;
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "rank %d of group '%s' has destroyed it and will not join ", rank, c->name);
+    hd_say(&t, "rank %d of group '%s' has %s and will not join ", rank, c->name, way);
     hd_say_call(&t, c, j);
     hd_say(&t, ". ");
     hd_say_last(&t, "Nothing was transferred. The group cannot be used any more: destroy it on all "

@@ -23,8 +23,8 @@ void hd_say_unharmed(hd_text *t, const hd_comm *c);
 /* One text per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how);
-/* A member has left the group, and the job goes on. */
-int hd_fail_closed(hd_comm *c, hd_job *j, int rank);
+/* A member has left the group, and the job goes on; `way`: it "has" done what. */
+int hd_fail_closed(hd_comm *c, hd_job *j, int rank, const char *way);
 /* A rank of the session has died. */
 int hd_fail_broken(hd_comm *c, hd_job *j);
 /* Another rank has given up: if it did so because one has died, this rank soon sees that, too. */
