@@ -25,6 +25,7 @@ STEPS, FATAL = 8, 4
 #: The ranks that die in step FATAL, by case; rank 1 in all others.
 VICTIMS = {"neighbours": (1, 2), "none": (), "all": (0, 1, 2)}
 CASES = sys.argv[1].split(",")
+INTERRUPTED = Path(os.environ.get("HPCDIST_TEST_FOLDER", ""), "interrupted")
 FATAL_BEGUN = Path(os.environ.get("HPCDIST_TEST_FOLDER", ""), "fatal")
 
 
@@ -171,6 +172,33 @@ def loops(state: State, step: Callable[[int], None]) -> None:
                 step(each.index)
 
 
+class Raised(Exception):
+    """Of a signal handler."""
+
+
+def interrupted(index: int) -> None:
+    """Let a signal handler raise on rank 2 while it waits for rank 0, which comes afterwards."""
+
+    def raises(*_: object) -> None:
+        raise Raised
+
+    if "handler" not in CASES or index != FATAL - 1 or INTERRUPTED.exists():
+        return
+    here = dist.get_rank()
+    if here == 2:
+        signal.signal(signal.SIGALRM, raises)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+    elif here == 0:
+        while not INTERRUPTED.exists():
+            time.sleep(0.01)
+    try:
+        dist.barrier()
+    except Raised:
+        INTERRUPTED.touch()
+        raise
+    raise AssertionError("the barrier ended")
+
+
 def own_loop(state: State, step: Callable[[int], None]) -> None:
     """A loop of the program's own, which counts its steps itself."""
     state.values.done = 0
@@ -181,9 +209,13 @@ def own_loop(state: State, step: Callable[[int], None]) -> None:
     while state.values.done < STEPS:
         well = True
         try:
+            interrupted(state.values.done)
             step(state.values.done)
             state.values.done += 1
-        except dist.RankFailedError:
+        except (dist.RankFailedError, Raised):
+            well = False
+        except dist.DistTimeoutError as error:
+            assert "where a signal handler raised" in str(error), error
             well = False
         state.commit(yes=well)
     state.step = state.values.done

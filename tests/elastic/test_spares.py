@@ -97,6 +97,16 @@ def test_the_rank_that_has_the_copy_dies_when_a_former_spare_has_got_it():
 
 @only_ulfm
 @pytest.mark.slow
+@pytest.mark.deadline(280)
+def test_ranks_go_on_with_their_spares_after_a_signal_handler_has_raised(tmp_path):
+    """All return to the last commit; none has died. In the step after that one does."""
+    ended = run("own,handler", env={"HPCDIST_TEST_FOLDER": str(tmp_path)})
+    assert ended.code == 0 and ends(ended.text) == wanted(), ended.text
+    assert "spares left: 1" in ended.text and "spares left: 0" in ended.text, ended.text
+
+
+@only_ulfm
+@pytest.mark.slow
 def test_spares_that_cannot_wait_any_more_end_and_the_job_goes_on(tmp_path):
     ended = run("wait", "2", 5, env={"HPCDIST_TEST_FOLDER": str(tmp_path)})
     assert ended.text.count("this spare cannot wait any more") == 2, ended.text
