@@ -9,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from patience import patience
@@ -91,6 +93,21 @@ def find_mpirun() -> str:
     return found
 
 
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the jobs of this process have their folders."""
+    return tempfile.TemporaryDirectory(prefix="hpcdist-jobs.", ignore_cleanup_errors=True)
+
+
+def own_files(folder: str) -> dict[str, str]:
+    """Return the environment in which Open MPI's mpirun has its files in a folder of its own.
+
+    By default they are in /tmp/ompi.PID. An mpirun that was killed leaves them there, and the next
+    one that gets that pid does not start: "The PMIx server's listener thread failed to start".
+    """
+    return {"PRTE_MCA_prte_tmpdir_base": folder}
+
+
 def mpirun_command(
     np: int, env: dict[str, str] | None = None, ft: bool = False
 ) -> tuple[list[str], dict[str, str]]:
@@ -110,6 +127,7 @@ def mpirun_command(
         full |= {"I_MPI_PIN": "off"}  # it ignores -bind-to none
     elif "HYDRA" not in version.stdout.upper():
         arguments = ["--oversubscribe", "--bind-to", "none", *(["--with-ft", "ulfm"] * ft)]
+        full |= own_files(tempfile.mkdtemp(dir=_folder().name))
         if os.getuid() == 0:
             full |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [mpirun, *arguments, "-n", str(np)], full

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from jobs import own_files
 from places import TESTS
 from turns import Turns
 
@@ -63,9 +64,9 @@ def run(stage: Stage, timeout: float, turns: Turns) -> None:
     """Run one stage and fill in what came of it."""
     turns.write(stage.name, f"\n=== {stage.name} (HPCDIST_TEST_SEED={stage.seed})\n".encode())
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report = Path(folder) / "report.json"
-        env = {**stage.env, "HPCDIST_TEST_REPORT": str(report)}
+        env = {**stage.env, "HPCDIST_TEST_REPORT": str(report), **own_files(folder)}
         # A session of its own, so that a timeout can end mpirun with all it started.
         # Not from the repository's root: `-m` puts the working directory in front of sys.path, and
         # the unbuilt source tree would hide the installed package.
