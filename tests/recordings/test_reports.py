@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from long_form import LONG, deadline
-from recorded_jobs import SLEEPER, pids_of, start
+from recorded_jobs import SLEEPER, pids_of, start, wait_till_hung
 
 from hpcdist.recordings import find, folder_of_user, read
 
@@ -116,9 +116,10 @@ def test_a_hang_is_explained(kinds, count):
 def test_a_signal_asks_for_a_report_with_native_stacks():
     job = start(SLEEPER.format(seconds=4))
     try:
-        pid = pids_of(job)[1]
-        time.sleep(0.5)
-        os.kill(pid, signal.SIGUSR2)
+        pids = pids_of(job)
+        wait_till_hung(pids)
+        time.sleep(0.2)  # to where the program sleeps
+        os.kill(pids[1], signal.SIGUSR2)
         text, _ = job.communicate(timeout=60)
     finally:
         job.kill()
@@ -143,18 +144,23 @@ def test_the_programs_own_handler_stays():
 def test_a_program_may_lie_in_a_folder_named_hpcdist(tmp_path):
     program = tmp_path / "hpcdist" / "train.py"
     program.parent.mkdir()
+    # The ranks start at different times, and rank 1 is late until rank 0 has given up.
     program.write_text("""
-import time, hpcdist
+import hpcdist, os, sys
 from datetime import timedelta
-hpcdist.init_process_group(timeout=timedelta(seconds=1.2))
+hpcdist.init_process_group()
 if hpcdist.get_rank() == 1:
-    time.sleep(2.6)
+    open(sys.argv[1]).read()
 try:
-    hpcdist.barrier()
+    hpcdist.barrier(timeout=timedelta(seconds=1.2))
 except hpcdist.DistError as error:
     print(error, flush=True)
+if hpcdist.get_rank() == 0:
+    open(sys.argv[1], "w").close()
 """)
-    ended = run_job(2, str(program))
+    fifo = tmp_path / "given up"
+    os.mkfifo(fifo)
+    ended = run_job(2, str(program), str(fifo))
     assert ended.code == 0, ended.text
     assert re.search(r"rank 1: .*, now at hpcdist/train.py:6 in <module>", ended.text), ended.text
 
@@ -169,7 +175,7 @@ def test_a_killed_rank_leaves_its_recorder():
     job = start(SLEEPER.format(seconds=30))
     try:
         pids = pids_of(job)
-        time.sleep(0.3)
+        wait_till_hung(pids)
         os.kill(pids[1], signal.SIGKILL)
         text, _ = job.communicate(timeout=60)
     finally:

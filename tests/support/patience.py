@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,14 @@ def patience() -> float:
     """
     sharing = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return min(max(1.0, sharing), MOST)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for a condition, and fail if it has not come after so many seconds."""
+    until = time.monotonic() + seconds * patience()
+    while not condition():
+        assert time.monotonic() < until, f"not so after {seconds:g} s"
+        time.sleep(0.05)
 
 
 def hasty_group(seconds: float) -> hpcdist.ProcessGroup:

@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 from jobs import mpirun_command
+from patience import wait_for
 
-__all__ = ["SLEEPER", "pids_of", "start"]
+from hpcdist.recordings import rows_of
+
+__all__ = ["SLEEPER", "pids_of", "start", "wait_till_hung"]
 
 
 def start(program: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -40,3 +43,8 @@ def pids_of(job: subprocess.Popen[str]) -> dict[int, int]:
             _, rank, pid = line.split()
             found[int(rank)] = int(pid)
     return found
+
+
+def wait_till_hung(pids: dict[int, int]) -> None:
+    """Wait until rank 0 of `SLEEPER` is in its barrier, and rank 1 in none."""
+    wait_for(lambda: [row["inside"] for row in rows_of(str(pids[0]), False)] == [True, False])
