@@ -41,11 +41,12 @@ def ticks() -> int:
 
 what = sys.argv[1]
 faulthandler.dump_traceback_later(40, exit=True)
-dist.init_process_group(timeout=timedelta(seconds=2))
+dist.init_process_group(timeout=timedelta(seconds=30))
 rank = dist.get_rank()
 if rank == 0:
     fill_stderr()
 dist.barrier()
+dist.group.WORLD.timeout = timedelta(seconds=2)
 if rank == 0:
     began, text = time.monotonic(), ""
     try:

@@ -23,9 +23,10 @@ def stop() -> None:
 
 
 faulthandler.dump_traceback_later(60, exit=True)
-dist.init_process_group(timeout=timedelta(seconds=5))
+dist.init_process_group(timeout=timedelta(seconds=50))
 rank = dist.get_rank()
 dist.barrier()
+dist.group.WORLD.timeout = timedelta(seconds=5)
 print(f"began {time.time()}", flush=True)
 if rank == 3:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -21,6 +21,8 @@ import numpy as np
 import hpcdist as dist
 
 LARGE = 25 << 18  # float32 elements: 25 MiB
+#: For the ranks to start, of which the driver waits for as long.
+FIRST = timedelta(seconds=90)
 #: Calls between two looks at whether to stop, which all ranks take together.
 CALLS = 8
 
@@ -127,7 +129,7 @@ def starts(log: Log, timeout: timedelta, folder: Path) -> None:
     i = 0
     while True:
         log.say("calls", i)
-        dist.init_process_group(timeout=timeout)
+        dist.init_process_group(timeout=timeout if i else FIRST)
         log.say("started", i)
         stop = np.array([(folder / "stop").exists()])
         dist.broadcast(stop, 0)
@@ -139,8 +141,10 @@ def starts(log: Log, timeout: timedelta, folder: Path) -> None:
 
 def calls(log: Log, operation: str, timeout: timedelta, folder: Path) -> None:
     log.say("calls", "init_process_group")
-    dist.init_process_group(timeout=timeout)
+    dist.init_process_group(timeout=FIRST)
     call = CALL[operation]()
+    dist.barrier()
+    dist.group.WORLD.timeout = timeout
     i = 0
     while True:
         log.say("calls", i)
