@@ -21,6 +21,10 @@ from hpcdist.elastic import State, elastic, handover, joining
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.recordings import read
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from patience import patience  # noqa: E402
+
 STEPS, FATAL = 8, 4
 #: The ranks that die in step FATAL, by case; rank 1 in all others.
 VICTIMS = {"neighbours": (1, 2), "none": (), "all": (0, 1, 2)}
@@ -49,7 +53,7 @@ def calls() -> None:
         try:
             call()
         except dist.DistError as error:
-            said = "elastic.joining()" in str(error) and time.monotonic() - began < 1
+            said = "elastic.joining()" in str(error) and time.monotonic() - began < patience()
             print(f"refused {name} {said}", flush=True)
     dist.barrier()
     print(f"place {dist.get_rank()} {dist.get_world_size()} {os.environ['RANK']}", flush=True)

@@ -305,22 +305,27 @@ def ends_with_messages(rank: int, how: str) -> None:
     say("ends")
 
 
+def pid_of_rank_1() -> int:
+    """Return it on all ranks."""
+    pid = np.array([os.getpid()])
+    dist.broadcast(pid, 1)
+    return int(pid[0])
+
+
 def stopped(rank: int) -> None:
-    """Rank 1 is stopped (SIGSTOP) for a while; rank 0 names it in time."""
-    if rank == 1:
-        child = os.fork()
-        if child == 0:  # wakes its parent up later
-            time.sleep(4)
-            os.kill(os.getppid(), signal.SIGCONT)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.waitpid(child, 0)
+    """Rank 1 is stopped (SIGSTOP) until rank 0 has named it, in time."""
+    pid = pid_of_rank_1()
     dist.group.WORLD.carrier.timeout = 2.5
+    if rank == 1:
+        os.kill(pid, signal.SIGSTOP)
+    while rank == 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
     began = time.monotonic()
     try:
         dist.barrier()
     except dist.DistTimeoutError as error:
         say(f"rank {rank} after {time.monotonic() - began:.1f} s: {error}")
+    os.kill(pid, signal.SIGCONT)
     dist.group.WORLD.carrier.timeout = 20
     dist.barrier()
     say(f"rank {rank} went on")
@@ -329,15 +334,14 @@ def stopped(rank: int) -> None:
 def stopped_at_work(rank: int) -> None:
     """Rank 1 is stopped while 64 MiB after 64 MiB are reduced, and wakes up when rank 0 gave up."""
     comm, tensor = dist.group.WORLD.carrier, np.zeros(1 << 24, np.float32)
+    pid = pid_of_rank_1()
     dist.all_reduce(tensor)
     comm.timeout = 2.5
     if rank == 1:
         child = os.fork()
         if child == 0:
             time.sleep(0.3)
-            os.kill(os.getppid(), signal.SIGSTOP)
-            time.sleep(4)
-            os.kill(os.getppid(), signal.SIGCONT)
+            os.kill(pid, signal.SIGSTOP)
             os._exit(0)
     began = time.monotonic()
     try:
@@ -346,6 +350,7 @@ def stopped_at_work(rank: int) -> None:
             dist.all_reduce(tensor)
     except (dist.DistTimeoutError, dist.DistMismatchError) as error:
         say(f"rank {rank} after {time.monotonic() - began:.1f} s: {error}")
+    os.kill(pid, signal.SIGCONT)
     if rank == 1:
         os.waitpid(child, 0)
     comm.timeout = 20

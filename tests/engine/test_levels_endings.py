@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Ended, run_job
+from patience import patience
 
 pytestmark = pytest.mark.jobs
 
@@ -29,7 +30,7 @@ def end_of(operation: str, how: str, even: bool) -> Ended:
     ended = run_job(size, PROGRAM, operation, how, env=env, limit=40)
     assert ended.code != 0 and "went on" not in ended.text, ended.text
     assert not ended.orphans and not ended.shm, (ended.orphans, ended.shm, ended.text)
-    assert ended.seconds < AT_MOST, (ended.seconds, ended.text)
+    assert ended.seconds < AT_MOST * patience(), (ended.seconds, ended.text)
     return ended
 
 

@@ -21,6 +21,7 @@ import hpcdist as dist
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from breaking import breaking, interrupting  # noqa: E402
+from patience import patience  # noqa: E402
 
 LENGTH = 100_000
 
@@ -61,7 +62,7 @@ def one_is_late(world: dist.ProcessGroup) -> None:
             check("the default group is being reconfigured" in str(error), f"{error}")
         else:
             check(False, "the barrier ended")
-        check(time.monotonic() - began < 5, f"{time.monotonic() - began:.2f} s")
+        check(time.monotonic() - began < 5 * patience(), f"{time.monotonic() - began:.2f} s")
     world.reconfigure()
     dist.barrier()
 
@@ -135,11 +136,12 @@ def each_line_raises(world: dist.ProcessGroup) -> None:
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(100 * patience(), exit=True)
     dist.init_process_group(timeout=timedelta(seconds=30))
     world, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     pair = sorted({rank // 2 * 2, min(rank // 2 * 2 + 1, size - 1)})
     seconds = sorted(one_round(world) for _ in range(int(sys.argv[1]) if sys.argv[1:] else 20))
+    allowed = 0.2 * patience()  # as busy as the cores are now
     one_is_late(world)
     for _ in range(5):
         groups_are_made_meanwhile(world, [list(range(size)), pair])
@@ -150,7 +152,8 @@ def main() -> None:
     for _ in range(5):
         groups_are_made_meanwhile(world, [[rank]] * 3)
     if rank == 0:
-        print(f"half of them took less than {usual:.3f} s", flush=True)
+        took = f"half of them took less than {usual:.3f} s, of {allowed:.3f} allowed"
+        print(took, flush=True)
     dist.destroy_process_group()
 
 

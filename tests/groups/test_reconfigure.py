@@ -66,9 +66,9 @@ def test_a_world_without_a_death_is_reconfigured_soon(transport, count):
     env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport}
     ended = run_job(3, program, "20", env=env, ft=True)
     assert ended.code == 0, ended.text
-    took = re.search(r"half of them took less than ([0-9.]+) s", ended.text)
+    took = re.search(r"half of them took less than ([0-9.]+) s, of ([0-9.]+) allowed", ended.text)
     assert took, ended.text
-    assert float(took[1]) < 0.2 * patience(), ended.text
+    assert float(took[1]) < float(took[2]), ended.text
     count(20)
 
 
@@ -123,7 +123,8 @@ def test_a_job_that_cannot_go_on_says_so_at_its_start():
 def test_a_job_that_was_not_asked_to_go_on_ends_with_the_rank():
     ended = run_job(2, ENDINGS, "killed", "collective", env={"HPCDIST_FT": ""}, ft=True)
     # this mpirun ends with status 0, also after MPI_Abort
-    assert ended.seconds < 10 and not ended.orphans, (ended.seconds, ended.orphans, ended.text)
+    assert ended.seconds < 10 * patience(), (ended.seconds, ended.text)
+    assert not ended.orphans, (ended.orphans, ended.text)
     assert "died without leaving its process group" in ended.text, ended.text
     assert "will end this job" not in ended.text, ended.text
 
@@ -132,6 +133,6 @@ def test_a_job_that_was_not_asked_to_go_on_ends_with_the_rank():
 def test_a_rank_that_is_stopped_in_a_recovery_is_given_up():
     ended = run_job(4, str(Path(__file__).with_name("stops_in_recovery.py")), env=FT, ft=True)
     assert ended.code == 0 and not ended.orphans, (ended.code, ended.orphans, ended.text)
-    assert ended.seconds < 25, (ended.seconds, ended.text)
+    assert ended.seconds < 25 * patience(), (ended.seconds, ended.text)
     assert re.search(r"rank 1 \(pid \d+\) has been stopped for", ended.text), ended.text
     assert ended.text.count("2 go on") == 2, ended.text

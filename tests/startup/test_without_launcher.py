@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from patience import patience
 from ulfm import OPEN_MPI, only_ulfm
 
 pytestmark = pytest.mark.jobs
@@ -142,7 +143,7 @@ def test_a_rank_that_dies_ends_the_others(how, tmp_path):
     assert ended[0][0] == 71, text
     died = float(re.search(r"^dies ([\d.]+)$", text, re.MULTILINE)[1])
     # the issue asks for 5 s; a busy machine takes its time besides
-    assert time.time() - died < 8, text
+    assert time.time() - died < 8 * patience(), text
     assert re.search(r"rank 1 \(pid \d+\) (has )?died", text), text
 
 

@@ -6,23 +6,43 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import hpcdist
 
 #: Beyond this a limit would no longer end what hangs.
-MOST = 4.0
+MOST = 6.0
+#: Seconds of a core that `_work` takes on the machine for which the limits were chosen.
+USUAL = 0.012
 
 
 def patience() -> float:
     """Return by how much limits of time are stretched now.
 
-    1 where every process has a core; else how many share one, at most ``MOST``. The ranks of a job
-    count as well, but a job that hangs only ends later for that.
+    1 where every process has a core as fast as usual; else how many share one, times how much
+    slower it is, at most ``MOST``. The ranks of a job count as well, but a job that hangs only ends
+    later for that.
     """
-    sharing = os.getloadavg()[0] / len(os.sched_getaffinity(0))
-    return min(max(1.0, sharing), MOST)
+    minute, _, _, running, _ = Path("/proc/loadavg").read_text().split()
+    # What has begun within this minute counts in part only among what ran in it.
+    busy = max(float(minute), float(running.partition("/")[0]))
+    return min(max(1.0, busy / len(os.sched_getaffinity(0))) * slowness(), MOST)
+
+
+@cache
+def slowness() -> float:
+    """Return how much slower than usual a core is, at least 1, whatever else runs on it."""
+    return max(1.0, min(_work() for _ in range(3)) / USUAL)
+
+
+def _work() -> float:
+    began, total = time.thread_time(), 0
+    for i in range(100_000):
+        total += i * i % 7
+    return time.thread_time() - began
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

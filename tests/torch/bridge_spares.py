@@ -13,11 +13,16 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as td
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from patience import patience  # noqa: E402
 
 CASE, _, START = sys.argv[1].partition(",")
 STEPS, DEATHS = 6, {2: 1, 4: 0}
@@ -54,7 +59,7 @@ def calls() -> None:
         try:
             call()
         except RuntimeError as error:
-            said = "elastic.joining()" in str(error) and time.monotonic() - began < 1
+            said = "elastic.joining()" in str(error) and time.monotonic() - began < patience()
             print(f"refused {name} {said}", flush=True)
     td.barrier()
     print(f"place {td.get_rank()} {size} {os.environ['RANK']}", flush=True)

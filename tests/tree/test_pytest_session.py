@@ -10,6 +10,7 @@ import sys
 import pytest
 from closing import error_of
 from jobs import run_job
+from patience import patience
 from places import TESTS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
@@ -103,7 +104,7 @@ def test_outcomes_that_differ_between_ranks(session, tmp_path):
     report = tmp_path / "report.json"
     ended = session(3, OUTCOMES, "-rfP", env={"HPCDIST_TEST_REPORT": str(report)})
     text = ended.text
-    assert ended.code != 0 and ended.seconds < 60
+    assert ended.code != 0
     # and only rank 0 counts
     assert text.count("5 failed, 5 passed, 1 skipped") == 1 and text.count(" passed") == 1, text
     assert "failed on ranks [1]" in text and "[rank 1] E       AssertionError: only here" in text
@@ -118,6 +119,8 @@ def test_outcomes_that_differ_between_ranks(session, tmp_path):
     # What tests/run.py reads has all ranks' reports, the cause before what it has led to.
     kept = json.loads(report.read_text())
     assert [kept[name] for name in ("failed", "passed", "skipped")] == [5, 5, 1]
+    # One test waits for the group's timeout; the ranks' imports before them take what they take.
+    assert sum(seconds for seconds, _ in kept["slowest"]) < 20 * patience(), kept["slowest"]
     told = {name.rpartition("::")[2]: error_of(text) for name, text in kept["failures"]}
     assert told["test_alone"].startswith("rank 1: / AssertionError: only here"), told
     assert told["test_setup"].startswith("rank 1: / OSError: no disk"), told
@@ -133,14 +136,14 @@ def test_a_hang_ends_with_all_stacks(session):
         2,
         "@pytest.mark.deadline(1)\n"
         "def test_hang():\n"
-        "    if dist.get_rank() == 1: time.sleep(60)\n"
-        "    dist.group.WORLD.timeout = __import__('datetime').timedelta(seconds=50)\n"
+        "    if dist.get_rank() == 1: time.sleep(600)\n"
+        "    dist.group.WORLD.timeout = __import__('datetime').timedelta(seconds=500)\n"
         "    dist.barrier()\n"
         "def test_never(): all_here()\n",
     )
-    assert ended.code != 0 and ended.seconds < 40
-    for rank, where in [(0, "dist.barrier()"), (1, "time.sleep(60)")]:
-        assert re.search(rf"\[rank {rank} of 2\] the deadline of [1-4]\b\S* s has", ended.text)
+    assert ended.code != 0 and ended.seconds < 40 * patience()
+    for rank, where in [(0, "dist.barrier()"), (1, "time.sleep(600)")]:
+        assert re.search(rf"\[rank {rank} of 2\] the deadline of [1-6]\b\S* s has", ended.text)
         assert f"[rank {rank} of 2]     " in ended.text and where in ended.text
     assert "test_hang" in ended.text and "passed in" not in ended.text
 
@@ -155,4 +158,4 @@ def test_ranks_with_different_tests_do_not_hang(session):
     )
     ended = session(2, body)
     assert ended.code != 0 and "run different tests" in ended.text, ended.text
-    assert ended.seconds < 40
+    assert ended.seconds < 40 * patience()
