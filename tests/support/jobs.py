@@ -38,7 +38,8 @@ class Ended:
         From the program's own ``began <time>`` line, if it printed one, to mpirun's end; else from
         mpirun's start.
     orphans : list of str
-        Command lines of the job's processes that were still there two seconds later.
+        Command lines of the job's processes that were still there two seconds later, or more where
+        cores are shared.
     shm : list of str
         Files that the job left in shared memory, of those it said it uses by ``shm NAME`` lines.
     """
@@ -190,7 +191,7 @@ def run_job(
     ended = time.time()
     own = re.search(r"^began ([0-9.]+)$", text, re.MULTILINE)
     orphans = _marked(marker)
-    while orphans and time.time() < ended + 2:
+    while orphans and time.time() < ended + 2 * patience():
         time.sleep(0.05)
         orphans = _marked(marker)
     used = set(re.findall(r"^shm (\S+)$", text, re.MULTILINE))
