@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from jobs import find_mpirun
+from ports import free_port
 from slurm import CLUSTER, Cluster
 
 pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
@@ -20,8 +20,7 @@ PROGRAMS = str(Path(__file__).with_name("slurm_programs.py"))
 
 def test_an_address_is_enough_for_mpich_on_two_nodes(cluster: Cluster) -> None:
     """srun starts plain processes; tcp:// makes one MPI world of them, twice."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     options = ("-N2", "-n4", "--ntasks-per-node=2", "--kill-on-bad-exit=1")
     ended = cluster.srun(*options, PROGRAMS, "meets", port, mpi="none")
     if cluster.plugin == "pmix":

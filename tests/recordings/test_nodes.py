@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from slurm import CLUSTER
 
 from hpcdist.recordings import read
@@ -33,10 +33,7 @@ def line_of(mark: str) -> int:
 @pytest.fixture(scope="module")
 def job(cluster) -> Iterator[tuple[str, str, int]]:
     """A job whose rank 1, on the second node, is late: its number, the page, the reports' port."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as probe:
-        port = probe.getsockname()[1]  # free for IPv4 and for IPv6: the server takes both
+    port = free_port()
     command = ["srun", f"--mpi={cluster.plugin}", "-N2", "-n2", sys.executable, str(PROGRAM)]
     process = subprocess.Popen(
         [CLUSTER, "run", "--dir", str(cluster.folder), "--", *command, "hang", str(SECONDS)],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 
 import pytest
+from ports import free_port
 
 import hpcdist
 from hpcdist import DistNetworkError, register_rendezvous_handler, rendezvous
@@ -191,9 +191,7 @@ def test_env_under_an_mpi_launcher_needs_no_variables(no_launcher):
 
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
 def test_a_store_comes_with_rank_and_size(no_launcher, scheme, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     no_launcher.setenv("HPCDIST_STORE_KEY", "ab" * 32)
     no_launcher.setenv("MASTER_ADDR", "127.0.0.1")
     no_launcher.setenv("MASTER_PORT", str(port))

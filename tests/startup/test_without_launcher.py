@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 from jobs import plain_environment, run_job
 from patience import patience
+from ports import free_port
 from ulfm import OPEN_MPI, only_ulfm
 
 pytestmark = pytest.mark.jobs
@@ -34,12 +34,6 @@ def short_folder():
     """For TMPDIR: a path of a socket may have 107 characters, and pytest's folders are deep."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         yield Path(name)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def run(command: list[str], **more: str) -> tuple[int, str]:
@@ -91,7 +85,7 @@ def test_torchrun():
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
 def test_plain_processes(scheme, tmp_path):
     """mpi4py, imported later, is in the same world; groups are made anew over the same address."""
-    port = free_port()
+    port = str(free_port())
     urls = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meeting", "env": ""}
     places = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     if scheme == "env":
@@ -106,7 +100,7 @@ def test_plain_processes(scheme, tmp_path):
 @mpich_only
 def test_multiprocessing():
     """With the start method spawn, as torch.multiprocessing.spawn, and with fork."""
-    code, text = run([sys.executable, STARTS, "multiprocessing", free_port()])
+    code, text = run([sys.executable, STARTS, "multiprocessing", str(free_port())])
     assert code == 0 and "well" in text, text
     assert text.count("rank 0 of 2") == text.count("rank 1 of 2") == 2, text
 
@@ -126,7 +120,7 @@ def test_a_job_inside_a_rank():
 @mpich_only
 def test_the_template_of_torchs_tutorials():
     """backend="gloo", MASTER_ADDR and MASTER_PORT set by the script, rank and world_size given."""
-    code, text = run([sys.executable, STARTS, "tutorial", free_port()])
+    code, text = run([sys.executable, STARTS, "tutorial", str(free_port())])
     assert code == 0 and "well" in text, text
     assert text.count("uses 'mpi'") == 1, text
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 from patience import patience
+from ports import free_port
 from tcp_stores import KEY, SERVER, client, master, program, remote, states, stats, until
 
 import hpcdist
@@ -116,8 +117,7 @@ def test_waiting_for_workers():
     with pytest.raises(StoreTimeoutError, match=r"Timed out after 0.2 seconds .* 1/2 clients"):
         master(size=2, timeout=timedelta(milliseconds=200))
     assert 0.15 < time.monotonic() - began < 0.8 * patience()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     made = []
 
     def worker():
@@ -135,8 +135,7 @@ def test_waiting_for_workers():
 
 
 def test_a_client_waits_for_its_server():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     found = []
     thread = threading.Thread(
         target=lambda: found.append(
@@ -325,8 +324,7 @@ def test_it_answers_while_python_computes():
 
 def test_many_clients_at_once():
     """The short form of tests/perf/stores.py."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     made = []
 
     def work():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from ports import free_port
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
@@ -115,9 +115,7 @@ def test_mpi_as_the_init_method_alone() -> None:
 
 def test_torchrun_and_children() -> None:
     """MPICH makes one job of processes that were started otherwise; Open MPI says what to do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", PROGRAM, "backend")
     for command in ((*torchrun, "gloo"), (*torchrun, "mpi"), (PROGRAM, "children", port)):
         code, text = alone(*command, **TAKE_OVER)

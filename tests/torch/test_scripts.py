@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from jobs import plain_environment, run_job
 from places import ROOT
+from ports import free_port
 
 from hpcdist import _engine
 from hpcdist.launchers import mpi_family
-from hpcdist.startup.variables import free_port
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 

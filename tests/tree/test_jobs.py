@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 
 import pytest
 from jobs import mpirun_command
+from ports import free_port
 
 pytestmark = [pytest.mark.jobs, pytest.mark.any_mpi]
 
@@ -24,3 +26,13 @@ def test_a_job_starts_with_the_pid_of_an_mpirun_that_was_killed(tmp_path):
     done = subprocess.run(started, env=env, capture_output=True, text=True, timeout=60)
     assert "started" in done.stdout, done.stdout + done.stderr
     assert list(tmp_path.glob("ompi.*/pmix.*")), "it made no such files"
+
+
+def test_a_free_port_is_none_that_a_connection_gets():
+    """One that waits for its server would now and then be connected to itself."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                server.accept()[0].close()
+                assert port < client.getsockname()[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import long_form
 import nccl_faults
 import pytest
 import standin
+from ports import free_port
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare, pytest.mark.any_mpi]
 
@@ -24,9 +24,7 @@ PROGRAM = str(Path(__file__).with_name("nccl_ranks.py"))
 def run(size: int, *case: str) -> list[tuple[int, str]]:
     """Exit status and output of each rank."""
     standin.build()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
