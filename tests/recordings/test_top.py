@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,21 @@ pytestmark = pytest.mark.jobs
 SURVIVORS = str(Path(__file__).with_name("survivors.py"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def began() -> float:
-    """Before what comes after it."""
+    """When no job had started yet."""
     return time.monotonic()
 
 
-@pytest.fixture
-def hung(request):
+@pytest.fixture(scope="module")
+def hung(began):
     """A job whose rank 1 sleeps while rank 0 waits in a barrier: the pids of its ranks."""
-    program = getattr(request, "param", SLEEPER)
+    with hung_job(SLEEPER) as pids:
+        yield pids
+
+
+@contextmanager
+def hung_job(program: str) -> Iterator[dict[int, int]]:
     job = start(program.format(seconds=600))
     pids: dict[int, int] = {}
     try:
@@ -50,7 +56,6 @@ def hung(request):
     finally:
         for pid in pids.values():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGTERM)
         job.communicate(timeout=60)
 
@@ -98,13 +103,13 @@ def test_a_hung_job(began, hung):
     assert 0 < rows[0]["seconds"] < time.monotonic() - began
 
 
-@pytest.mark.parametrize("hung", [SLEEPER.replace("d.all_reduce(np.ones(3))", "")], indirect=True)
-def test_a_rank_that_misses_the_first_collective(hung):
+def test_a_rank_that_misses_the_first_collective():
     """The collectives of init_process_group do not count as the program's first ones."""
-    rows = rows_of(str(hung[0]), stacks=False)
+    with hung_job(SLEEPER.replace("d.all_reduce(np.ones(3))", "")) as pids:
+        rows = rows_of(str(pids[0]), stacks=False)
+        found = readable(find(folder_of_user()), None)  # those of other jobs come and go
     (one,) = hangs(rows, least=0.0)
     assert (one["group"], one["number"], one["missing"]) == ("world", 1, [1])
-    found = readable(find(folder_of_user()), None)  # those of other jobs come and go
     (apart,) = divergences([one for one in found if one.job == rows[0]["job"]])
     assert (apart.kind, apart.collective.seq, apart.collective.absent) == ("absent", 1, [1])
 
@@ -118,8 +123,11 @@ def test_stacks_of_a_hung_job(hung):
 
 def test_a_stopped_rank_is_shown_as_such(hung):
     os.kill(hung[1], signal.SIGSTOP)
-    # it cannot answer, and is not waited for for long
-    wait_for(lambda: "no sign of life for" in top(str(hung[0]), "--stacks").stdout)
+    try:
+        # it cannot answer, and is not waited for for long
+        wait_for(lambda: "no sign of life for" in top(str(hung[0]), "--stacks").stdout)
+    finally:
+        os.kill(hung[1], signal.SIGCONT)
 
 
 def test_other_nodes_through_a_command(hung, tmp_path):
