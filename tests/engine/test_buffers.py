@@ -58,6 +58,7 @@ def test_layouts_that_differ_between_ranks(rng):
             call()
 
 
+@pytest.mark.once  # torch imports much for them
 def test_tensors_inside_a_transform_are_named():
     """torch.vmap and torch.func hand out tensors that stand for others."""
     check = Check()
