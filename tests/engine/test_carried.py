@@ -17,9 +17,9 @@ from hpcdist.testing import parallel_raises
 
 pytestmark = pytest.mark.ranks
 
-#: Bytes of a contribution that travel in a rank's slot, and with the check at all; between nodes,
-#: of what all ranks share or have together.
-SMALL, CARRIED = 8, 1024
+#: Bytes of a contribution that travel in a rank's slot, and with the check at all on a node; and
+#: between nodes, of what all ranks share or have together.
+SMALL, CARRIED, LETTER = 8, 1024, 3840
 SYNC = pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 
 
@@ -27,7 +27,7 @@ def sizes(itemsize: int) -> list[int]:
     """Elements around both limits, where a contribution is one part and where it is all parts."""
     ranks = here()[1]
     around = {1}
-    for limit in (SMALL, CARRIED):
+    for limit in (SMALL, CARRIED, LETTER):
         for parts in {1, ranks, ranks**2}:
             at = limit // itemsize // parts
             around |= {at, at + 1}
@@ -68,7 +68,7 @@ def test_the_other_check_levels(rng, group, level):
     check = Check()
     dist.barrier(group)
     group.carrier.check = level
-    for n in (1, 16, CARRIED // 4 + 1):
+    for n in (1, 16, CARRIED // 4 + 1, LETTER // 4 + 1):
         for form in MOVES:
             form(rng, check, torch.float32, n, False, group)
         for form in REDUCTIONS:

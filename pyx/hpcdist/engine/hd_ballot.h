@@ -11,8 +11,10 @@
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
 /* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. It
- * may not depend on what the ranks called before: a sum would get other bits. */
-#define HD_LETTER 1024
+ * may not depend on what the ranks called before: a sum would get other bits. With all that MPI and
+ * the check put before it, a ballot stays below the 4 KiB up to which Open MPI sends at once
+ * between processes of a machine: a longer one would need the help of a rank that may have left. */
+#define HD_LETTER 3840
 
 /* Bytes with which they are sent and copied: whole words. */
 #define HD_LETTER_WORDS(bytes) (((size_t)(bytes) + 7) & ~(size_t)7)
