@@ -21,6 +21,16 @@
 
 #define SCATTER_WHOLE (64ll << 20) /* bytes: longer reduce_scatters go block by block */
 
+/* Shorter lists of a reduce_scatter are copied to one block, and so are tensors that a factor
+ * changes before the sum: otherwise each rank's part is a call of its own. Open MPI's calls for two
+ * and three ranks take no longer than that: docs/performance.md. */
+#define PACKED (64 << 10) /* bytes, for all ranks together */
+#ifdef OPEN_MPI
+#define PACKING_RANKS 4
+#else
+#define PACKING_RANKS 2
+#endif
+
 static int64_t piece(const hd_comm *c, const hd_job *j)
 {
     int64_t n = c->chunk / (int64_t)hd_itemsize(j->dtype);
@@ -131,10 +141,10 @@ int hd_reduce(hd_comm *c, hd_job *j)
 }
 
 /* All blocks in one call. */
-static int reduce_scatter_whole(hd_comm *c, hd_job *j, char *to, int64_t n)
+static int reduce_scatter_whole(hd_comm *c, hd_job *j, const char *in, char *to, int64_t n)
 {
-    CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, j->in[0].ptr, to, (int)n,
-         hd_mpi_type(j->dtype), hd_mpi_op(j->redop, j->dtype), c->mpi);
+    CALL(c, j, Reduce_scatter_block, Ireduce_scatter_block, in, to, (int)n, hd_mpi_type(j->dtype),
+         hd_mpi_op(j->redop, j->dtype), c->mpi);
     hd_scale_after(c, j, to, n);
     return HD_OK;
 }
@@ -175,6 +185,34 @@ static int reduce_scatter_by_block(hd_comm *c, hd_job *j, char *to)
     return j->text ? j->code : HD_OK;
 }
 
+/* As the ranks have agreed on the sizes. */
+static int is_packed(const hd_comm *c, const hd_job *j)
+{
+    const int64_t n = j->out[0].n;
+    return c->size >= PACKING_RANKS && !c->on_device && n > 0 &&
+           n <= PACKED / (int64_t)hd_itemsize(j->dtype) / c->size && hd_all_equal(j->in, j->nin);
+}
+
+static int reduce_scatter_packed(hd_comm *c, hd_job *j, char *to, int64_t n)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    double factor = 1;
+    const int first = hd_scales_first(c, j, &factor);
+    char *const in = hd_stage(c, j, c->size * n * item);
+    char *at = in;
+
+    if (!in)
+        return j->code;
+    for (int i = 0; i < j->nin; i++) {
+        if (first)
+            hd_scale_mul(at, j->in[i].ptr, j->in[i].n, j->dtype, factor);
+        else
+            memcpy(at, j->in[i].ptr, (size_t)(j->in[i].n * item));
+        at += j->in[i].n * item;
+    }
+    return reduce_scatter_whole(c, j, in, to, n);
+}
+
 int hd_reduce_scatter(hd_comm *c, hd_job *j)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
@@ -188,7 +226,8 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
     if (out.n == 0 && !j->listed)
         return HD_OK;
     code = takes              ? hd_levels_reduce_scatter(c, j, to)
-           : goes_whole(c, j) ? reduce_scatter_whole(c, j, to, out.n)
+           : goes_whole(c, j) ? reduce_scatter_whole(c, j, j->in[0].ptr, to, out.n)
+           : is_packed(c, j)  ? reduce_scatter_packed(c, j, to, out.n)
                               : reduce_scatter_by_block(c, j, to);
     if (j->scratch && !code)
         memcpy(out.ptr, to, (size_t)(out.n * item));
