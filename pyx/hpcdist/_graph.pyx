@@ -9,6 +9,9 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport qsort
 
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(object thing)
+
 
 cdef struct Span:
     uintptr_t begin
@@ -102,6 +105,38 @@ def run_last(list hooks not None, list numbers not None):
             others = True
             each[numbers[i]] = each.pop(numbers[i])  # autograd does not follow a move_to_end
     return others
+
+
+def references_to_gradient(object parameter not None):
+    """Counts the references to a parameter's gradient as :func:`move_gradient` does."""
+    gradient = parameter.grad
+    return Py_REFCNT(gradient)
+
+
+def move_gradient(object parameter not None, object data not None, Py_ssize_t known):
+    """Gives a parameter's gradient other memory, unless something in Python refers to it.
+
+    No other thread, and no handler of a signal, runs in between.
+
+    Parameters
+    ----------
+    parameter : torch.Tensor
+        Its gradient stays the same object.
+    data : torch.Tensor
+        Whose memory the gradient gets.
+    known : int
+        What :func:`references_to_gradient` counts if nothing else refers to it.
+
+    Returns
+    -------
+    bool
+        Whether it was done.
+    """
+    gradient = parameter.grad
+    if gradient is None or Py_REFCNT(gradient) != known:
+        return False
+    gradient.data = data
+    return True
 
 
 cdef int by_address(const void* a, const void* b) noexcept nogil:

@@ -27,6 +27,7 @@ from hpcdist.parallel.ddp.precision import Precision
 from hpcdist.parallel.ddp.settings import Settings
 from hpcdist.parallel.ddp.shadow import Uneven
 from hpcdist.parallel.describe import describe
+from hpcdist.parallel.reducer import graph
 from hpcdist.parallel.reducer.bucket import API
 from hpcdist.parallel.reducer.reducer import Reducer
 from hpcdist.parallel.reducer.schedule import piece_size
@@ -243,6 +244,12 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             if group.size() > 1:
                 send(group, packed(t for _, t in named), 0, API)
 
+    def _looks_for_hooks(self) -> Callable[[], bool]:
+        """Return what tells of hooks in backward, and does not refer to this object."""
+        modules = tuple(self.module.modules())
+        own = (self._backward_hooks, self._backward_pre_hooks)
+        return lambda: any(own) or graph.has_hooks(modules)
+
     def _set_up(self) -> None:
         """Make the local state: the reducer and its hooks."""
         self._norms = TorchLayers(self._modules)
@@ -279,7 +286,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 tail=self._tail,
                 piece=piece_size(group.size()),
                 stats=self._stats,
-                modules=module.modules(),
+                has_hooks=self._looks_for_hooks(),
             )
             if self.static_graph:
                 self.reducer.set_static()

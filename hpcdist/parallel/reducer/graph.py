@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules import module as _all_modules
+from torch.nn.modules import module as _torch_module
 
 from hpcdist import _graph
 
@@ -51,7 +51,7 @@ def has_hooks(modules: Iterable[torch.nn.Module]) -> bool:
     modules : iterable of torch.nn.Module
         All of a model's. Hooks on tensors are not found.
     """
-    if _all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks:
+    if _torch_module._global_backward_hooks or _torch_module._global_backward_pre_hooks:
         return True
     return any(each._backward_hooks or each._backward_pre_hooks for each in modules)
 

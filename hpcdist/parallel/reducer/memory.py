@@ -1,4 +1,8 @@
-"""Whether a gradient has its memory to itself, so that it may be averaged there or exchanged."""
+"""The memory of a gradient while a reduction works there: lent, taken back, or exchanged.
+
+A gradient that lends its memory has it through an alias, a storage of its own. So what a program
+does to the gradient meanwhile, such as to move it to shared memory, frees nothing that is read.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +10,54 @@ import sys
 
 import torch
 
+from hpcdist._graph import move_gradient, references_to_gradient
+
 # Private to torch; without them every gradient is copied.
-_count = getattr(torch._C, "_storage_Use_Count", None)
-_count_users = getattr(torch.Tensor, "_use_count", None)
+_count_users = getattr(torch._C, "_storage_Use_Count", None)
+_count_holders = getattr(torch.Tensor, "_use_count", None)
 
 
-def _references(tensor: torch.Tensor) -> tuple[int, int]:
+def _users(tensor: torch.Tensor) -> tuple[int, int]:
     """Count what refers to a tensor's memory: each tensor in it, and each user of its storage."""
     storage = tensor.untyped_storage()
-    return _count(storage._cdata) if _count else 0, sys.getrefcount(storage)
+    return _count_users(storage._cdata) if _count_users else 0, sys.getrefcount(storage)
 
 
-def _holders(parameter: torch.Tensor) -> tuple[int, int]:
-    """Count what refers to the gradient of a parameter: in torch, and in Python."""
-    gradient = parameter.grad
-    assert gradient is not None
-    return _count_users(gradient) if _count_users else 0, sys.getrefcount(gradient)
+def _holders(tensor: torch.Tensor) -> int:
+    """Count what refers to a tensor outside of Python, and Python as one."""
+    return _count_holders(tensor) if _count_holders else 0
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor as its elements in the order of memory, without a reference to it.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Of `n` elements.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape ``(n,)``. Local.
-    """
-    return tensor.as_strided((tensor.numel(),), (1,)).data
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """View a dense tensor as its elements in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).data  # not a view, which would refer to it
 
 
-def _samples() -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Count the references to a gradient that nothing else uses: without and with :func:`flat`."""
+def _shaped(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """View flat memory in the shape and the strides of a tensor."""
+    return memory.as_strided(like.shape, like.stride()).data
+
+
+def _samples() -> tuple[tuple[int, int], int, int, tuple[int, int]]:
+    """Count the references to a gradient that only its parameter uses, and to memory it lends."""
     parameter = torch.nn.Parameter(torch.empty(1, device="cpu"))
     parameter.grad = torch.empty(1, device="cpu")
-    alone = _references(parameter.grad)
-    view = flat(parameter.grad)
-    return alone, _references(view), _holders(parameter)
+    memory = _flat(parameter.grad)
+    parameter.grad.data = torch.from_dlpack(memory)
+    known = references_to_gradient(parameter)
+    return _users(parameter.grad), _holders(parameter.grad), known, _users(memory)
 
 
-_ALONE, _WITH_VIEW, _HELD = _samples()
+_ALONE, _HELD, _KNOWN, _LENT = _samples()
 
 
-def where_it_lies(gradient: torch.Tensor | None, view: torch.Tensor) -> torch.Tensor | None:
-    """View a gradient as the flat memory that a bucket has for it.
+def lend(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor | None:
+    """Let a reduction work in the memory of a gradient, if nothing else refers to that.
 
     Parameters
     ----------
-    gradient : torch.Tensor or None
-        The parameter's.
+    parameter : torch.Tensor
+        Whose gradient it is.
     view : torch.Tensor
         Its part of the bucket, which is the whole bucket.
 
@@ -66,9 +65,10 @@ def where_it_lies(gradient: torch.Tensor | None, view: torch.Tensor) -> torch.Te
     -------
     torch.Tensor or None
         Shape ``(n,)``, elements in the bucket's order. None if the gradient is of another kind, or
-        if anything else refers to its memory, or may do so without torch, as NumPy: as part of
-        another gradient it would be averaged twice. Local.
+        if anything else refers to it or its memory, or may do so without torch, as NumPy: as part
+        of another gradient it would be averaged twice. Local.
     """
+    gradient = parameter.grad
     if (
         type(gradient) is not torch.Tensor
         or gradient.layout is not torch.strided
@@ -77,8 +77,11 @@ def where_it_lies(gradient: torch.Tensor | None, view: torch.Tensor) -> torch.Te
         or gradient.stride() != view.stride()
         or gradient.is_conj()
         or gradient.is_neg()
-        or _count is None
-        or _references(gradient) != _ALONE
+        or gradient._is_zerotensor()
+        or _count_users is None
+        or _count_holders is None
+        or _users(gradient) != _ALONE
+        or _holders(gradient) != _HELD
     ):
         return None
     storage = gradient.untyped_storage()
@@ -86,23 +89,61 @@ def where_it_lies(gradient: torch.Tensor | None, view: torch.Tensor) -> torch.Te
         return None
     if storage.nbytes() != gradient.nbytes:  # a gradient of one part of something longer
         return None
-    return flat(gradient)
+    memory = _flat(gradient)
+    alias = _shaped(torch.from_dlpack(memory), gradient)
+    del gradient, storage
+    return memory if move_gradient(parameter, alias, _KNOWN) else None
 
 
-def is_only_user(parameter: torch.Tensor, view: torch.Tensor) -> bool:
-    """Return whether nothing but a parameter and a view refers to its gradient and the memory.
+def lies_there(parameter: torch.Tensor, memory: torch.Tensor) -> bool:
+    """Return whether a gradient still has the memory that it has lent."""
+    gradient = parameter.grad
+    return gradient is not None and gradient.data_ptr() == memory.data_ptr()
+
+
+def take_back(parameter: torch.Tensor, memory: torch.Tensor, view: torch.Tensor) -> None:
+    """Let a gradient have the memory that it has lent without the alias, unless that is in use.
+
+    Parameters
+    ----------
+    parameter, view : torch.Tensor
+        As for :func:`lend`. If the gradient has gone or has other memory, there is a new one.
+    memory : torch.Tensor
+        From :func:`lend`.
+    """
+    own = _shaped(memory, view)
+    if lies_there(parameter, memory):
+        move_gradient(parameter, own, _KNOWN)
+    else:
+        parameter.grad = own
+
+
+def exchange(
+    parameter: torch.Tensor, memory: torch.Tensor, average: torch.Tensor
+) -> torch.Tensor | None:
+    """Give a gradient the memory of its average, unless something else refers to it.
 
     Parameters
     ----------
     parameter : torch.Tensor
-        With a gradient.
-    view : torch.Tensor
-        From :func:`where_it_lies`, of the gradient that the parameter had then.
+        Whose gradient it is. The gradient stays the same object.
+    memory : torch.Tensor
+        From :func:`lend`.
+    average : torch.Tensor
+        Of the gradient's shape and strides, in memory that nothing else uses from now on.
+
+    Returns
+    -------
+    torch.Tensor or None
+        As much memory, which nobody else uses: for the next average. None if nothing was done.
     """
+    if not lies_there(parameter, memory):
+        return None
     gradient = parameter.grad
-    if gradient is None or gradient.data_ptr() != view.data_ptr():
-        return False
+    assert gradient is not None
+    held = _holders(gradient) != _HELD or _users(gradient) != _ALONE or _users(memory) != _LENT
     del gradient
-    if _count_users is None or _references(view) != _WITH_VIEW:
-        return False
-    return _holders(parameter) == _HELD
+    if held or not move_gradient(parameter, average, _KNOWN):
+        return None
+    # Another thread may have taken a view after the look.
+    return memory if _users(memory) == _ALONE else torch.empty_like(memory)

@@ -18,7 +18,7 @@ graph is static: then the first backward pass counts, and its buckets start at i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -66,8 +66,8 @@ class Reducer:
         Allocates the buckets' memory, see :func:`hpcdist.parallel.reducer.bucket.allocate`.
     stats : Stats, optional
         Where to keep figures.
-    modules : iterable of torch.nn.Module
-        Whose backward hooks may change gradients.
+    has_hooks : callable, optional
+        Whether hooks of the program on modules may change gradients in this backward.
 
     Attributes
     ----------
@@ -94,9 +94,9 @@ class Reducer:
         piece: int | None = None,
         allocator: Allocator = allocate,
         stats: Stats | None = None,
-        modules: Iterable[torch.nn.Module] = (),
+        has_hooks: Callable[[], bool] | None = None,
     ) -> None:
-        self._modules = tuple(modules)
+        self._has_hooks = has_hooks or (lambda: False)
         self._names = [name for name, _ in named_parameters]
         self._parameters = [p for _, p in named_parameters]
         self._own = set(map(id, self._parameters))
@@ -171,10 +171,11 @@ class Reducer:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
         for parameter, number in zip(self._parameters, self._hooks, strict=False):
             (parameter._post_accumulate_grad_hooks or {}).pop(number, None)  # as a handle does
-        self._hooks, self._all_hooks, self._modules = [], [], ()
+        self._hooks, self._all_hooks = [], []
         self._expected = False
         self._let_go_of_leaves()
         self.before_backward = None  # may refer to this object
+        self._has_hooks = lambda: False
 
     # -- settings -----------------------------------------------------------------------------
 
@@ -318,7 +319,7 @@ class Reducer:
             watched = run_last(self._all_hooks, self._hooks)
             if self._pipeline.singles:
                 # Whoever ends a pass by hand may change gradients before that.
-                watched = watched or self.manual or graph.has_hooks(self._modules)
+                watched = watched or self.manual or self._has_hooks()
                 self._pipeline.begin()
             self.transfer.watched = watched
             self._task = task

@@ -11,15 +11,20 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import API, Bucket
-from hpcdist.parallel.reducer.memory import is_only_user, where_it_lies
+from hpcdist.parallel.reducer.memory import exchange, lend, lies_there, take_back
+
+
+def _version_of(parameter: torch.Tensor) -> int:
+    """Return how often autograd has seen the gradient change."""
+    return 0 if parameter.grad is None else parameter.grad._version
 
 
 class SingleBucket(Bucket):
     """A bucket with one parameter, in host memory.
 
-    With `as_view` the gradient is reduced in place. Without, the reduction reads it where it lies
-    and writes to the buffer, so that it stays as it is until the end of backward. Then the two
-    exchange their memory, and the buffer is ready for the next pass.
+    The gradient lends its memory. With `as_view` it is reduced in place. Without, the reduction
+    reads it and writes to the buffer, so that it stays as it is until the end of backward. Then
+    the two exchange their memory, and the buffer is ready for the next pass.
     """
 
     __slots__ = ("_is_new", "_version", "source")
@@ -58,16 +63,23 @@ class SingleBucket(Bucket):
             super().pack()
 
     def _is_lent(self) -> bool:
-        gradient = self.parameters[0].grad
-        there = where_it_lies(gradient, self.views[0])
-        if there is None or gradient is None:
+        parameter = self.parameters[0]
+        if not (self.as_view or self._is_new):  # the program may know the address of its own
+            return False
+        memory = lend(parameter, self.views[0])
+        if memory is None:
             return False
         if self.as_view:
-            self.reduced = there
+            self.reduced = memory
             return True
-        if self._is_new:  # the program may know the address of one of its own
-            self.source, self._version = there, gradient._version
-        return self._is_new
+        if not self.buffer.untyped_storage().resizable():  # not torch's own: see allocate()
+            self._move_to(torch.empty_like(self.buffer))
+        self.source, self._version = memory, _version_of(parameter)
+        return True
+
+    def _move_to(self, memory: torch.Tensor) -> None:
+        self.buffer = self.reduced = memory
+        self.views = self.cut(memory)
 
     def let_go(self) -> None:
         """Set `grad` to None where it is reduced in place: the pass has failed.
@@ -85,7 +97,10 @@ class SingleBucket(Bucket):
         if self.source is None:
             return super().reduce(comm, divisor, extra, wait)
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
-        return comm.all_reduce(self.buffer, op, not wait, api=API, extra=extra, source=self.source)
+        assert comm.native is not None, "only its memory is read from"
+        return comm.native.all_reduce(
+            self.buffer, op, not wait, api=API, extra=extra, source=self.source
+        )
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
         """Let the parameter have the average; see :meth:`Bucket.take`.
@@ -96,28 +111,26 @@ class SingleBucket(Bucket):
             If the gradient has changed while it was read.
         """
         source, self.source = self.source, None
+        parameter = self.parameters[0]
         if self.in_place:
             self._divide(divisor, before=False)
-        elif source is None or not self._may_exchange(source):
-            super().take(result, keep, divisor)
-        else:
-            self._divide(divisor, before=False)
+            take_back(parameter, self.reduced, self.views[0])
+            return
+        if source is not None:
+            self._refuse_changed(source)
             average = self.views[0].data
-            self.buffer = self.reduced = source
-            self.views = self.cut(source)
-            self.parameters[0].grad = average
+            memory = exchange(parameter, source, average)
+            if memory is not None:
+                self._divide(divisor, before=False)
+                self._move_to(memory)
+                return
+        super().take(result, keep, divisor)
 
-    def _may_exchange(self, source: torch.Tensor) -> bool:
-        """Whether nothing but the parameter uses the gradient that was read."""
+    def _refuse_changed(self, source: torch.Tensor) -> None:
         parameter = self.parameters[0]
-        gradient = parameter.grad
-        if gradient is None:
-            return True
-        if gradient.data_ptr() == source.data_ptr() and gradient._version != self._version:
+        if lies_there(parameter, source) and _version_of(parameter) != self._version:
             raise DistError(
                 f"the gradient of a parameter of shape {tuple(parameter.shape)} was changed in "
                 "place during backward, while DistributedDataParallel averaged it. Change "
                 "gradients after backward, or in a hook of that parameter"
             )
-        del gradient
-        return is_only_user(parameter, source)

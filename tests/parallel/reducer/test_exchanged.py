@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -128,6 +130,55 @@ def test_a_gradient_that_the_program_keeps_gets_the_average(kind: str) -> None:
     parallel_assert(not on_one_node(model) or seen == [READ], str(seen))
 
 
+def test_the_gradient_stays_the_same_object() -> None:
+    model = two()
+    weak: list[weakref.ref[torch.Tensor]] = []
+
+    def mark(parameter: torch.Tensor) -> None:
+        weak.append(weakref.ref(parameter.grad))
+        parameter.grad.mark = len(weak)
+
+    Behind(model, mark)
+    for step in range(3):
+        backward(model, data(torch.float64, step))
+        gradient = model.module.other.grad
+        parallel_assert(weak[-1]() is gradient and gradient.mark == step + 1, f"step {step}")
+        parallel_assert(all_close(grads(model), expected(apart, data(torch.float64, step))))
+        del gradient
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_a_gradient_that_moves_to_other_memory_while_it_is_read(as_view: bool) -> None:
+    model = two(gradient_as_bucket_view=as_view)
+    Behind(model, lambda parameter: parameter.grad.share_memory_())
+    for step in range(3):
+        if dist.get_rank():  # so that the other ranks still read
+            time.sleep(0.05)
+        backward(model, data(torch.float64, step))
+        parallel_assert(all_close(grads(model), expected(apart, data(torch.float64, step))))
+        model.zero_grad()
+
+
+def test_memory_that_is_being_read_cannot_be_freed() -> None:
+    model = two()
+    texts: list[str] = []
+
+    def free(parameter: torch.Tensor) -> None:
+        try:
+            parameter.grad.untyped_storage().resize_(0)
+        except RuntimeError as error:
+            texts.append(str(error))
+
+    Behind(model, free)
+    backward(model, data(torch.float64))
+    parallel_assert(not on_one_node(model) or "not resizable" in texts[0], str(texts))
+    if on_one_node(model):
+        parallel_assert(all_close(grads(model), expected(apart, data(torch.float64))))
+        model.module.one.grad.untyped_storage().resize_(0)  # afterwards it can
+        parallel_assert(model.module.one.grad.untyped_storage().nbytes() == 0)
+
+
 def test_hooks_see_this_rank_s_gradient_until_the_end() -> None:
     model = two()
     looked: list[torch.Tensor] = []
@@ -153,6 +204,25 @@ def test_a_gradient_that_is_taken_away_comes_back() -> None:
         backward(model, data(torch.float64, step))
         parallel_assert(all_close(grads(model), expected(apart, data(torch.float64, step))))
         model.zero_grad()
+
+
+def test_a_gradient_that_is_taken_away_and_kept_stays_this_rank_s() -> None:
+    model = two()
+    kept: list[torch.Tensor] = []
+
+    def take(parameter: torch.Tensor) -> None:
+        kept.append(parameter.grad)
+        parameter.grad = None
+
+    Behind(model, take)
+    for step in range(3):
+        backward(model, data(torch.float64, step))
+        parallel_assert(all_close(grads(model), expected(apart, data(torch.float64, step))))
+        model.zero_grad()
+    for step in range(3):
+        alone = Two(apart, torch.float64)
+        backward(alone, data(torch.float64, step))
+        parallel_assert(torch.equal(kept[step], alone.other.grad), f"that of step {step} changed")
 
 
 def test_a_gradient_that_is_replaced_gets_the_average() -> None:
@@ -183,7 +253,7 @@ def test_a_gradient_that_changes_while_it_is_read_is_an_error() -> None:
     parallel_assert(wanted in text, text)
 
 
-@pytest.mark.parametrize("where", ["parameter", "module", "all modules"])
+@pytest.mark.parametrize("where", ["parameter", "wrapper", "module", "all modules"])
 def test_gradients_that_hooks_may_change_are_copied(where: str) -> None:
     """What a hook does to the gradient of another parameter is lost, as with torch."""
     model = two()
@@ -198,6 +268,8 @@ def test_gradients_that_hooks_may_change_are_copied(where: str) -> None:
 
     if where == "parameter":
         handle = model.module.one.register_post_accumulate_grad_hook(change)
+    elif where == "wrapper":
+        handle = model.register_full_backward_pre_hook(change)
     elif where == "module":
         handle = model.module.register_full_backward_pre_hook(change)
     else:
@@ -288,6 +360,7 @@ def test_a_rank_that_uses_one_of_them(options: dict[str, bool]) -> None:
 def test_a_divisor_and_zeros_of_ranks_that_are_done() -> None:
     """Joined ranks reduce zeros in place, while the others read their gradients."""
     model = two()
+    right = []
     steps = 2 + 2 * dist.get_rank()
     with model.join(divide_by_initial_world_size=False):
         for step in range(steps):
@@ -302,6 +375,6 @@ def test_a_divisor_and_zeros_of_ranks_that_are_done() -> None:
                 backward(alone, x)
                 sums = [a + b for a, b in zip(sums, grads(alone), strict=True)]
             left = dist.get_world_size() - len(done)
-            assert all_close(grads(model), [each / left for each in sums]), f"step {step}"
+            right.append(all_close(grads(model), [each / left for each in sums]))
             model.zero_grad()
-    parallel_assert(True)
+    parallel_assert(right == [True] * steps, str(right))
