@@ -74,17 +74,14 @@ class Carrier(Protocol):
     # (The last of several forms, without a mark, is the one that `inspect` sees.)
     @overload
     def all_reduce(
-        self, tensor: _Tensor, op: Op, async_op: Literal[True], *,
-        api: _Api = None, extra: int = 0, source: _Tensor | None = None
+        self, tensor: _Tensor, op: Op, async_op: Literal[True], *, api: _Api = None, extra: int = 0
     ) -> Work: ...
     @overload
     def all_reduce(
-        self, tensor: _Tensor, op: Op, async_op: bool = False, *,
-        api: _Api = None, extra: int = 0, source: _Tensor | None = None
+        self, tensor: _Tensor, op: Op, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def all_reduce(
-        self, tensor: _Tensor, op: Op, async_op: bool = False, *,
-        api: _Api = None, extra: int = 0, source: _Tensor | None = None
+        self, tensor: _Tensor, op: Op, async_op: bool = False, *, api: _Api = None, extra: int = 0
     ) -> _Handle: ...
     def all_reduce_coalesced(self, tensors: _List, op: Op, async_op: bool = False) -> _Handle: ...
     @overload

@@ -86,11 +86,10 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
             const int64_t left = j->out[i].n - at, n = left < step ? left : step;
             if (first)
                 hd_scale_mul(p, from, n, j->dtype, factor);
-            else if (c->size == 1 && p != from)
+            else if (p != from) /* MPI wants it in place on all ranks, or on none */
                 memcpy(p, from, (size_t)(n * item));
             if (c->size > 1)
-                CALL(c, j, Allreduce, Iallreduce, first || p == from ? MPI_IN_PLACE : (void *)from,
-                     p, (int)n, type, op, c->mpi);
+                CALL(c, j, Allreduce, Iallreduce, MPI_IN_PLACE, p, (int)n, type, op, c->mpi);
             hd_scale_after(c, j, p, n); /* while the piece is in cache */
         }
     }
@@ -185,7 +184,7 @@ static int reduce_scatter_by_block(hd_comm *c, hd_job *j, char *to)
     return j->text ? j->code : HD_OK;
 }
 
-/* As the ranks have agreed on the sizes. */
+/* The same on all ranks, which have agreed on the sizes. */
 static int is_packed(const hd_comm *c, const hd_job *j)
 {
     const int64_t n = j->out[0].n;

@@ -15,6 +15,9 @@ typedef struct ballot {
     hd_first first; /* not in the second round */
 } ballot;
 
+/* With MPI's own header it must be sent at once: see HD_LETTER. */
+_Static_assert(sizeof(ballot) + 64 <= 4096, "a ballot exceeds MPI's eager limit");
+
 typedef struct hd_partner {
     int rank;
     uint64_t taken; /* the number of the last ballot that it sent and this rank has taken */
