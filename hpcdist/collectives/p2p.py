@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from hpcdist._engine import Operation, Work, checks_operations, entry, is_plain_operation
+from hpcdist._engine import Operation, Work, checks_operations, entry, reads_natively
 from hpcdist.backends.dispatch import batch
 from hpcdist.groups.resolve import resolve
 from hpcdist.groups.state import ProcessGroup
@@ -227,7 +227,7 @@ def _checked(
     return pg, pg.members.ranks[place] if place >= 0 else -1, place
 
 
-@is_plain_operation
+@reads_natively
 class P2POp(Operation):
     """One send or receive of a batch, for :func:`batch_isend_irecv`.
 
@@ -248,7 +248,7 @@ class P2POp(Operation):
     ----------
     op, tensor, group, tag
         As given; the group is never None. The tensor and the tag may be changed until the batch
-        begins. In a derived class each may be a property, which the batch reads once.
+        begins. In a derived class they may be properties; the batch reads op, tensor and tag once.
     peer, group_peer : int
         The other rank, as a rank of the world and of the group; -1 outside the group.
 

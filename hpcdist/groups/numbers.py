@@ -40,7 +40,7 @@ def yes_or_no(value: Any, name: str) -> bool:
     Raises
     ------
     TypeError
-        If it is none. Python takes the text "False" for true.
+        If it is not a boolean. Python takes the text "False" for true.
     """
     if isinstance(value, (bool, int, np.bool_, np.integer)) and value in (0, 1):
         return bool(value)

@@ -128,6 +128,7 @@ def test_a_stopped_rank_is_shown_as_such(hung):
         wait_for(lambda: "no sign of life for" in top(str(hung[0]), "--stacks").stdout)
     finally:
         os.kill(hung[1], signal.SIGCONT)
+    wait_for(lambda: "no sign of life for" not in top(str(hung[0]), "--once").stdout)
 
 
 def test_other_nodes_through_a_command(hung, tmp_path):

@@ -47,9 +47,10 @@ def _work() -> float:
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for a condition, and fail if it has not come after so many seconds."""
-    until = time.monotonic() + seconds * patience()
+    seconds *= patience()
+    until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, f"not so after {seconds:g} s"
+        assert time.monotonic() < until, f"not so after {seconds:.3g} s"
         time.sleep(0.05)
 
 

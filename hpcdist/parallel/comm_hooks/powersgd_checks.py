@@ -23,7 +23,7 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
     TypeError
         If one is no number, or no whole one or no boolean where that is needed.
     ValueError
-        If one is not a number (NaN), too small, or infinite where that means nothing.
+        If one is not a number (NaN), too small, or infinite where that has no meaning.
     """
     found = dict(given)
     for name in ("use_error_feedback", "warm_start", "batch_tensors_with_same_shape"):
@@ -57,7 +57,7 @@ def counter(value: Any, name: str) -> float:
     TypeError
         If it is no whole number.
     ValueError
-        If it is negative, or infinite: only the step of the next report may be, which is never.
+        If it is negative, or infinite: only the step of the next report may be (no more reports).
     """
     number = steps(value, name)
     if number < 0:

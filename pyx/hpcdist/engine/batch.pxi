@@ -39,7 +39,7 @@ cdef bint is_no_tensor(object tensor):
 cdef object plain_operation = None  # hpcdist.P2POp
 
 
-def is_plain_operation(cls):
+def reads_natively(cls):
     """Sets the class of which batches read the attributes in native code.
 
     A class derived from it may have properties in their place.
@@ -157,7 +157,7 @@ def withdraw(works):
     Parameters
     ----------
     works : list
-        Handles, also of other backends, and None for messages that have not begun.
+        Handles, and None for messages that have not begun. Those of other backends than MPI go on.
     """
     for each in works:
         if isinstance(each, Work):

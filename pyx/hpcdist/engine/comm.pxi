@@ -266,8 +266,8 @@ cdef class Comm:
         """Reduces a tensor over all ranks, in place. See :func:`hpcdist.all_reduce`.
 
         source : tensor, optional
-            What to reduce, of the same dtype, shape and strides, in host memory. It does not change; the result goes
-            to `tensor`. Other ranks need not pass one.
+            What to reduce instead, of the same dtype, shape and strides, in host memory. It does not change; the
+            result goes to `tensor`. Other ranks need not pass one.
         """
         api = ALL_REDUCE if api is None else api_named(api, ALL_REDUCE)
         return one_tensor(self, HD_ALL_REDUCE, api, tensor, None, op, async_op, extra, source)

@@ -83,7 +83,7 @@ typedef struct hd_note {
     char text[HD_DESC] __attribute__((aligned(8)));
 } hd_note;
 
-enum hd_closed { HD_OPEN = 0, HD_DESTROYED, HD_DROPPED }; /* no reference was left */
+enum hd_closed { HD_OPEN = 0, HD_DESTROYED, HD_DROPPED /* no reference was left */ };
 
 /* What a rank reports in words; on slow paths only. */
 typedef struct hd_words {
