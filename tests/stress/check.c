@@ -87,9 +87,10 @@ static void prepare(call *x, hd_job *j, int64_t op)
     j->nin = j->nout = 1;
     x->in[0] = (hd_seg){.ptr = (char *)in, .n = 8};
     x->out[0] = (hd_seg){.ptr = (char *)out, .n = 8 * w->ranks};
-    if (x->form < GATHER) {
-        contribute(out, op, self, sum_of(x->form));
-        x->out[0].n = j->count = sum_of(x->form);
+    if (x->form < GATHER) { /* in place, or of an input apart from the output */
+        j->nin = (op + self) % 3 == 0;
+        x->in[0].n = x->out[0].n = j->count = sum_of(x->form);
+        contribute(j->nin ? in : out, op, self, j->count);
     } else if (x->form == GATHER) {
         contribute(in, op, self, j->count = 8);
     } else {
