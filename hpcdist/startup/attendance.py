@@ -169,7 +169,9 @@ class Watch:
         if "MPICH" not in launchers.mpi_family(_engine.library_version()):
             return False  # before the look at all sockets, which is made at each tick
         here = self._here()
-        return len(here) >= launch.local_size and len({shm for _, shm in here.values()}) > 1
+        if not 1 < launch.local_size == len(here):  # more: nodes that share a network namespace
+            return False
+        return len({shm for _, shm in here.values()}) > 1
 
     def _end_job(self, why: str) -> None:
         launch = self._launch

@@ -15,8 +15,9 @@ import pytest
 from jobs import mpirun_command, run_job
 from patience import patience
 
-from hpcdist import _engine
+from hpcdist import _engine, launchers
 from hpcdist.launchers import mpi_family
+from hpcdist.startup.attendance import Watch
 
 pytestmark = pytest.mark.jobs
 
@@ -132,3 +133,21 @@ def test_python_finds_no_socket_left_open():
     assert ended.code == 0, ended.text
     assert ended.text.count("went on") == 2, ended.text
     assert "ResourceWarning" not in ended.text, ended.text
+
+
+@pytest.mark.parametrize(
+    ("local_size", "here", "says"),
+    [(2, "one", False), (2, "two", True), (2, "many", False), (1, "two", False)],
+)
+def test_ranks_with_a_dev_shm_each_are_told_if_they_are_those_of_one_node(
+    monkeypatch, local_size, here, says
+):
+    """Not while some are missing, nor where more nodes show in one network namespace."""
+    ranks = {"one": {0: ("p", "a")}, "two": {0: ("p", "a"), 1: ("p", "b")}}
+    ranks["many"] = {**ranks["two"], 2: ("p", "c")}
+    monkeypatch.delenv("MPIR_CVAR_NOLOCAL", raising=False)
+    monkeypatch.setattr(launchers, "mpi_family", lambda version: "MPICH")
+    watch = Watch(5)
+    watch._launch = launchers.Launch("mpirun", 0, 4, 0, local_size)
+    watch._here = lambda: ranks[here]
+    assert watch._waits_for_ever() == says
