@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,22 @@ class OpenMpi(Starter):
         options += ["-x", f"OMP_NUM_THREADS={layout.threads}"] if layout.threads else []
         options += ["--output", "tag"] if layout.label else []
         return [*options, "-n", str(layout.ranks)]
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """Variables with which Open MPI's mpirun has its files in a folder, which must exist.
+
+    By default they are in ``ompi.PID``, which an mpirun that was killed leaves behind. One that
+    gets the same pid later ends there: "The PMIx server's listener thread failed to start".
+    """
+    return {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}
+
+
+def files_apart(pid: int) -> dict[str, str]:
+    """The same for an mpirun with this pid, if the files of an earlier one are in its way."""
+    if not Path(tempfile.gettempdir(), f"ompi.{pid}").exists():
+        return {}
+    return files_in(Path(tempfile.mkdtemp(prefix="hpcdist-ompi-")))
 
 
 class Hydra(Starter):

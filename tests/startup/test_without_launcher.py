@@ -229,6 +229,16 @@ def test_launch(tmp_path):
     assert code == 3 and "'--flag', '-n', '5'" in text, text
 
 
+@pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI's mpirun names a folder by its pid")
+def test_launch_beside_the_files_of_a_dead_mpirun(short_folder):
+    """One that was killed leaves them; that of the same pid, as in a container, did not start."""
+    left = 'mkdir "$TMPDIR/ompi.$$" && touch "$TMPDIR/ompi.$$/pmix.vm.tool"'
+    script = f'unset PRTE_MCA_prte_tmpdir_base; {left} && exec "$0" "$@"'
+    launch = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "hpcdist_alone"]
+    code, text = run(["sh", "-c", script, *launch], TMPDIR=str(short_folder))
+    assert code == 0 and text.count("well") == 2, text
+
+
 def test_launch_ends_with_ctrl_c():
     command = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "sleeping"]
     job = subprocess.Popen(
