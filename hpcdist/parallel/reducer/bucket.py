@@ -208,13 +208,16 @@ class Bucket:
         self.parameters = list(parameters)
         first, numel = self.parameters[0], sum(p.numel() for p in self.parameters)
         self.as_view = as_view and dtype in (None, first.dtype)
-        self.buffer = allocator(numel, dtype or first.dtype, first.device)
-        self.reduced = self.buffer
-        self.views = self.cut(self.buffer)
+        self.move_to(allocator(numel, dtype or first.dtype, first.device))
         self.work: Any = None
         self.unused: list[int] = []
         self.saved: dict[int, torch.Tensor] = {}
         self.pending, self.piece = len(members), 0
+
+    def move_to(self, memory: torch.Tensor) -> None:
+        """Take memory of the bucket's size for its buffer."""
+        self.buffer = self.reduced = memory
+        self.views = self.cut(memory)
 
     @property
     def nbytes(self) -> int:
@@ -338,7 +341,10 @@ class Bucket:
         """
         op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
         self._divide(divisor, before=True)
-        return comm.all_reduce(self.reduced, op, not wait, api=API, extra=extra)
+        return self._all_reduce(comm, op, not wait, extra)
+
+    def _all_reduce(self, comm: Carrier, op: Any, async_op: bool, extra: int) -> Any:
+        return comm.all_reduce(self.reduced, op, async_op, api=API, extra=extra)
 
     def _divide(self, divisor: int | None, before: bool) -> None:
         """Divide, float16 before the sum: that may be infinite where the average is not."""

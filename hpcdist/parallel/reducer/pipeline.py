@@ -129,10 +129,16 @@ class Pipeline:
         bucket.pending -= 1
         if self._streams is not None:
             self._streams.note(bucket, parameter.device.index)
-        if index in self._large and not (bucket.single and self._transfer.without_copy):
-            bucket.pack_one(self._large[index])
+        if index in self._large:
+            self._move(index)
         if not bucket.pending:
             self._start_full()
+
+    def _move(self, index: int) -> None:
+        """Move a large gradient into its bucket, unless it is reduced from where it lies."""
+        bucket = self._bucket_of[index]
+        if not (bucket.single and self._transfer.without_copy):
+            bucket.pack_one(self._large[index])
 
     def leave_out(self, indices: Iterable[int]) -> None:
         """Continue without gradients that this rank does not compute in this pass."""
@@ -146,9 +152,7 @@ class Pipeline:
         """Add all gradients at once, except missing ones."""
         with torch.no_grad():
             for index in self._large.keys() - set(unused):  # one by one, to free their memory
-                bucket = self._bucket_of[index]
-                if not (bucket.single and self._transfer.without_copy):
-                    bucket.pack_one(self._large[index])
+                self._move(index)
         for bucket in self.buckets:
             bucket.pending = 0
         for index in unused:

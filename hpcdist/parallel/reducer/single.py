@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.bucket import API, Bucket
@@ -73,13 +72,9 @@ class SingleBucket(Bucket):
             self.reduced = memory
             return True
         if not self.buffer.untyped_storage().resizable():  # not torch's own: see allocate()
-            self._move_to(torch.empty_like(self.buffer))
+            self.move_to(torch.empty_like(self.buffer))
         self.source, self._version = memory, _version_of(parameter)
         return True
-
-    def _move_to(self, memory: torch.Tensor) -> None:
-        self.buffer = self.reduced = memory
-        self.views = self.cut(memory)
 
     def let_go(self) -> None:
         """Set `grad` to None where it is reduced in place: the pass has failed.
@@ -94,12 +89,14 @@ class SingleBucket(Bucket):
         if self.source is not None and divisor is not None and self.buffer.dtype == torch.float16:
             self.buffer.copy_(self.source)  # to be divided before the sum
             self.source = None
+        return super().reduce(comm, divisor, extra, wait)
+
+    def _all_reduce(self, comm: Carrier, op: Any, async_op: bool, extra: int) -> Any:
         if self.source is None:
-            return super().reduce(comm, divisor, extra, wait)
-        op = ReduceOp.AVG if divisor is None else ReduceOp.SUM
+            return super()._all_reduce(comm, op, async_op, extra)
         assert comm.native is not None, "only its memory is read from"
         return comm.native.all_reduce(
-            self.buffer, op, not wait, api=API, extra=extra, source=self.source
+            self.buffer, op, async_op, api=API, extra=extra, source=self.source
         )
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
@@ -122,7 +119,7 @@ class SingleBucket(Bucket):
             memory = exchange(parameter, source, average)
             if memory is not None:
                 self._divide(divisor, before=False)
-                self._move_to(memory)
+                self.move_to(memory)
                 return
         super().take(result, keep, divisor)
 
