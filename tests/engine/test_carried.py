@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 from cases import FLOATS, MOVED, Check, finish, here, pairs, poison
 from forms import MOVES, REDUCTIONS
-from worlds import between_nodes
+from worlds import group_for
 
 import hpcdist as dist
 from hpcdist.testing import parallel_raises
@@ -36,11 +35,8 @@ def sizes(itemsize: int) -> list[int]:
 
 @pytest.fixture(params=["memory", "letters"])
 def group(request):
-    seconds = timedelta(seconds=10)
-    letters = request.param == "letters"
-    made = between_nodes(seconds) if letters else dist.new_group(timeout=seconds)
-    yield made
-    dist.destroy_process_group(made)
+    with group_for(request.param == "letters", seconds=10) as made:
+        yield made
 
 
 @SYNC

@@ -1,12 +1,10 @@
 """Lists of short tensors, which a reduce_scatter moves as one block, and those too long for it."""
 
-from datetime import timedelta
-
 import pytest
 import torch
 from cases import MOVED, OPS, Check, draw, here, pairs, poison, reference
 from forms import all_gather, all_gather_coalesced, reduce_scatter, reduce_scatter_tensor
-from worlds import between_nodes
+from worlds import group_for
 
 import hpcdist as dist
 
@@ -24,11 +22,8 @@ def sizes(itemsize: int) -> list[int]:
 
 @pytest.fixture(params=["node", "nodes"])
 def group(request):
-    seconds = timedelta(seconds=20)
-    nodes = request.param == "nodes"
-    made = between_nodes(seconds) if nodes else dist.new_group(timeout=seconds)
-    yield made
-    dist.destroy_process_group(made)
+    with group_for(request.param == "nodes", seconds=20) as made:
+        yield made
 
 
 @pytest.mark.parametrize("form", [all_gather, all_gather_coalesced], ids=lambda f: f.__name__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -64,6 +66,15 @@ def between_nodes(timeout: timedelta | None = None) -> dist.ProcessGroup:
         return dist.new_group(timeout=timeout)
     finally:
         del os.environ["HPCDIST_CHECK_TRANSPORT"]
+
+
+@contextmanager
+def group_for(nodes: bool, seconds: float) -> Iterator[dist.ProcessGroup]:
+    """A group of all ranks with a timeout: on this node, or as if each were on its own."""
+    timeout = timedelta(seconds=seconds)
+    made = between_nodes(timeout) if nodes else dist.new_group(timeout=timeout)
+    yield made
+    dist.destroy_process_group(made)
 
 
 #: Blocks; ranks in turn; a long node and one of a single rank; 0, 1, 1, 0, so that the nodes'

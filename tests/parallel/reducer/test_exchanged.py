@@ -193,20 +193,7 @@ def test_hooks_see_this_rank_s_gradient_until_the_end() -> None:
         model.zero_grad()
 
 
-def test_a_gradient_that_is_taken_away_comes_back() -> None:
-    model = two()
-
-    def take_away(parameter: torch.Tensor) -> None:
-        parameter.grad = None
-
-    Behind(model, take_away)
-    for step in range(3):
-        backward(model, data(torch.float64, step))
-        parallel_assert(all_close(grads(model), expected(apart, data(torch.float64, step))))
-        model.zero_grad()
-
-
-def test_a_gradient_that_is_taken_away_and_kept_stays_this_rank_s() -> None:
+def test_a_gradient_that_is_taken_away_comes_back_and_what_is_kept_stays_this_rank_s() -> None:
     model = two()
     kept: list[torch.Tensor] = []
 
